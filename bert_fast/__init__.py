@@ -1,0 +1,1 @@
+"""BERT training kernels, drop-in modules and a C++ WordPiece tokenizer."""

@@ -1,0 +1,165 @@
+"""THE place where the implementation of an op is chosen.
+
+One table names, for every op, its implementations in order of preference. Each is a module that holds `<op>_fwd` and
+`<op>_bwd`; modules are named by string and imported on first use, so a CPU machine never imports Triton.
+
+A request comes from, in this order: the `backend` argument of an op, the `use_backend` context, the environment
+variable `BERT_FAST_BACKEND`. A request that cannot be met raises `BackendError` with every reason; it never falls back.
+Without a request the first implementation without a reason against it is taken; the list always ends at the reference.
+"""
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+
+from bert_fast.env import SETTINGS
+from bert_fast.errors import BackendError
+
+__all__ = ["AUTO", "BACKENDS", "Implementation", "OpSpec", "explain", "implementation", "requested", "resolve", "use_backend"]
+
+AUTO = "auto"
+BACKENDS = ("triton", "torch", "reference")
+
+_TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What decides who can run a call: where its tensors live, their dtype, and op-specific sizes and flags."""
+
+    device: torch.device
+    dtype: torch.dtype
+    details: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, x: torch.Tensor, **details: object) -> "OpSpec":
+        """The spec of a call whose leading tensor is `x`."""
+        return cls(x.device, x.dtype, details)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run an op: back-end name, module that holds it, and what speaks against it for a given call."""
+
+    backend: str
+    module: str
+    unsupported_reasons: Callable[[OpSpec], list[str]]
+
+
+def _no_reasons(spec: OpSpec) -> list[str]:
+    return []
+
+
+def _triton_reasons(spec: OpSpec) -> list[str]:
+    reasons = []
+    if importlib.util.find_spec("triton") is None:
+        reasons.append("the package triton is not installed")
+    if spec.device.type == "cpu" and not SETTINGS.triton_interpret:
+        reasons.append("tensors are on the CPU and TRITON_INTERPRET is not 1")
+    elif spec.device.type not in ("cpu", "cuda"):
+        reasons.append(f"device type {spec.device.type} is neither cuda (NVIDIA, ROCm) nor cpu under the interpreter")
+    if spec.dtype not in _TRITON_DTYPES:
+        reasons.append(f"dtype {spec.dtype} is none of {', '.join(map(str, _TRITON_DTYPES))}")
+    return reasons
+
+
+def _triton_dropout_add_layer_norm_reasons(spec: OpSpec) -> list[str]:
+    reasons = _triton_reasons(spec)
+    hidden_size = spec.details.get("hidden_size")
+    if isinstance(hidden_size, int) and hidden_size > 8192:
+        reasons.append(f"hidden size {hidden_size} exceeds 8192, the longest row that a program keeps in registers")
+    return reasons
+
+
+def _implementation(backend: str, op: str, reasons: Callable[[OpSpec], list[str]] = _no_reasons) -> Implementation:
+    folder = {"triton": "kernels", "torch": "aten", "reference": "reference"}[backend]
+    return Implementation(backend, f"bert_fast.{folder}.{op}", reasons)
+
+
+_TABLE: dict[str, tuple[Implementation, ...]] = {
+    "attention": (_implementation("torch", "attention"), _implementation("reference", "attention")),
+    "dropout": (_implementation("torch", "dropout"), _implementation("reference", "dropout")),
+    "dropout_add_layer_norm": (
+        _implementation("triton", "dropout_add_layer_norm", _triton_dropout_add_layer_norm_reasons),
+        _implementation("torch", "dropout_add_layer_norm"),
+        _implementation("reference", "dropout_add_layer_norm"),
+    ),
+    "linear_gelu": (_implementation("torch", "linear_gelu"), _implementation("reference", "linear_gelu")),
+    "qkv_projection": (_implementation("torch", "qkv_projection"), _implementation("reference", "qkv_projection")),
+}
+
+
+class _Request(threading.local):
+    backend: str | None = None
+
+
+_request = _Request()
+
+
+def _check_name(name: str) -> None:
+    if name not in BACKENDS:
+        raise BackendError(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Within the context every op of this thread runs on the named back-end, or raises `BackendError`.
+
+    The choice is recorded in the autograd graph: backward runs where forward ran.
+    """
+    _check_name(name)
+    previous, _request.backend = _request.backend, name
+    try:
+        yield
+    finally:
+        _request.backend = previous
+
+
+def requested(argument: str | None = None) -> str:
+    """The name asked for by argument, context or environment, in this order; `AUTO` when nobody asked."""
+    name = argument or _request.backend or SETTINGS.backend or AUTO
+    if name != AUTO:
+        _check_name(name)
+    return name
+
+
+def implementation(op: str, spec: OpSpec, request: str = AUTO) -> Implementation:
+    """The implementation that runs `op` for this spec.
+
+    Raises:
+        BackendError: the requested back-end does not hold the op or cannot run the call.
+    """
+    candidates = _TABLE[op]
+    if request == AUTO:
+        return next(candidate for candidate in candidates if not candidate.unsupported_reasons(spec))
+    for candidate in candidates:
+        if candidate.backend == request:
+            reasons = candidate.unsupported_reasons(spec)
+            if reasons:
+                raise BackendError(f"{op}: back-end {request!r} cannot run this call: {'; '.join(reasons)}")
+            return candidate
+    held = ", ".join(candidate.backend for candidate in candidates)
+    raise BackendError(f"{op}: no {request!r} implementation exists; there are: {held}")
+
+
+def resolve(op: str, spec: OpSpec, request: str = AUTO) -> ModuleType:
+    """The module that holds `<op>_fwd` and `<op>_bwd` for this spec; raises as `implementation` does."""
+    return importlib.import_module(implementation(op, spec, request).module)
+
+
+def explain(op: str, x: torch.Tensor, **details: object) -> str:
+    """Says, a line per implementation of `op`, whether it can run a call led by `x`, why not, and which is taken."""
+    spec = OpSpec.of(x, **details)
+    taken = implementation(op, spec, AUTO)
+    lines = []
+    for candidate in _TABLE[op]:
+        reasons = candidate.unsupported_reasons(spec)
+        state = "; ".join(reasons) if reasons else ("taken" if candidate is taken else "can run")
+        lines.append(f"{op}: {candidate.backend}: {state}")
+    return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""Every environment variable that bert_fast reads, read once at import; `bert-fast doctor` prints them.
+
+Build-time variables (`BERT_FAST_NATIVE`, `BERT_FAST_CUDA`) are read by `setup.py`; `BERT_FAST_NATIVE` also here, so that
+an installed extension can be switched off.
+"""
+
+import os
+from dataclasses import dataclass
+
+__all__ = ["SETTINGS", "VARIABLES", "Settings"]
+
+VARIABLES = {
+    "BERT_FAST_BACKEND": "back-end of every op: reference, torch or triton; default: the first that can run the call",
+    "BERT_FAST_NATIVE": "0: neither build nor load the C++ extension (slower tokenizer and dropout, same results)",
+    "BERT_FAST_DEBUG": "1: value checks that need a device sync (ids, labels and lengths in range)",
+    "TRITON_INTERPRET": "1: Triton kernels run on CPU tensors in Triton's interpreter (for tests)",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment said at import."""
+
+    backend: str | None
+    native: bool
+    debug: bool
+    triton_interpret: bool
+
+
+def _read() -> Settings:
+    return Settings(
+        backend=os.environ.get("BERT_FAST_BACKEND") or None,
+        native=os.environ.get("BERT_FAST_NATIVE", "1") != "0",
+        debug=os.environ.get("BERT_FAST_DEBUG", "0") == "1",
+        triton_interpret=os.environ.get("TRITON_INTERPRET", "0") == "1",
+    )
+
+
+SETTINGS = _read()

@@ -1,0 +1,14 @@
+"""Exceptions of the public API.
+
+Bad arguments raise the built-in `TypeError` and `ValueError`; these classes name what the built-in ones cannot.
+"""
+
+__all__ = ["BackendError", "CheckpointError"]
+
+
+class BackendError(RuntimeError):
+    """A back-end was asked for by name and cannot run the call; the message lists every reason."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, truncated or does not fit the model; the message names the file and the keys."""

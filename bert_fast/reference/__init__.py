@@ -1,0 +1,1 @@
+"""Textbook PyTorch BERT: the specification that every other path is judged by."""

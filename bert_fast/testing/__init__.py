@@ -1,0 +1,1 @@
+"""Tolerances, comparisons, shapes and inputs, for tests and benchmarks only."""

