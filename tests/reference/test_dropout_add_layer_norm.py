@@ -1,0 +1,102 @@
+"""The reference of dropout-add-LayerNorm: against torch's own LayerNorm, fp64 gradcheck, and its documented edges."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_fast.reference.dropout import dropout_scale, keep_mask
+from bert_fast.reference.dropout_add_layer_norm import dropout_add_layer_norm_bwd, dropout_add_layer_norm_fwd
+from bert_fast.testing.tolerances import tolerance
+
+SEED = torch.tensor([0x1234_5678_9ABC_DEF], dtype=torch.int64)
+SITE = 2
+
+
+def _coords(num_tokens: int) -> Tensor:
+    """Two sequences, so that rows and positions both vary."""
+    index = torch.arange(num_tokens, dtype=torch.int32)
+    return torch.stack([index // 3, index % 3], dim=1)
+
+
+class _Explicit(torch.autograd.Function):
+    """Forward and the explicit backward, as gradcheck wants them."""
+
+    @staticmethod
+    def forward(ctx, x, residual, x_bias, weight, bias, dropout_p, coords):  # type: ignore[override]
+        y, h, mean, rstd = dropout_add_layer_norm_fwd(
+            x, residual, x_bias, weight, bias, 1e-12, dropout_p, SEED, coords, SITE
+        )
+        ctx.save_for_backward(h, mean, rstd, weight, coords)
+        ctx.dropout_p, ctx.has_bias = dropout_p, x_bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[override]
+        h, mean, rstd, weight, coords = ctx.saved_tensors
+        dx, dresidual, dx_bias, dweight, dbias = dropout_add_layer_norm_bwd(
+            dy, h, mean, rstd, weight, ctx.dropout_p, SEED, coords, SITE
+        )
+        return dx, dresidual, dx_bias if ctx.has_bias else None, dweight, dbias, None, None
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gradcheck(dropout_p: float, has_bias: bool) -> None:
+    x, residual = torch.randn(2, 5, 11, dtype=torch.float64).unbind()
+    x_bias, weight, bias = torch.randn(3, 11, dtype=torch.float64).unbind()
+    inputs = [t.clone().requires_grad_() for t in (x, residual, x_bias, weight, bias)]
+    if not has_bias:
+        inputs[2] = None
+    assert torch.autograd.gradcheck(_Explicit.apply, (*inputs, dropout_p, _coords(5)))
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+def test_forward_is_torch_layer_norm_of_the_masked_sum(dropout_p: float) -> None:
+    x, residual = torch.randn(2, 7, 24, dtype=torch.float64).unbind()
+    x_bias, weight, bias = torch.randn(3, 24, dtype=torch.float64).unbind()
+    coords = _coords(7)
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(
+        x, residual, x_bias, weight, bias, 1e-5, dropout_p, SEED, coords, SITE
+    )
+    keep = keep_mask(SEED, SITE, coords, 24, dropout_p)
+    expected_h = residual + (x + x_bias) * keep * dropout_scale(dropout_p)
+    expected_y = torch.nn.functional.layer_norm(expected_h, (24,), weight, bias, 1e-5)
+    floor = tolerance("dropout_add_layer_norm", "y", torch.float64).floor
+    assert (h - expected_h).abs().max() <= floor
+    assert (y - expected_y).abs().max() <= floor
+    assert (mean - expected_h.mean(1)).abs().max() <= floor
+    assert (rstd - (expected_h.var(1, unbiased=False) + 1e-5).rsqrt()).abs().max() <= floor
+    assert (~keep).any() == (dropout_p > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x, residual, dy = torch.randn(3, 4, 16).to(dtype).unbind()
+    weight, bias = torch.randn(2, 16).unbind()
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(x, residual, None, weight, bias, 1e-12, 0.1, SEED, _coords(4), SITE)
+    assert (y.dtype, h.dtype, mean.dtype, rstd.dtype) == (dtype, dtype, torch.float32, torch.float32)
+    grads = dropout_add_layer_norm_bwd(dy, h, mean, rstd, weight, 0.1, SEED, _coords(4), SITE)
+    assert [g.dtype for g in grads] == [dtype, dtype, torch.float32, torch.float32, torch.float32]
+
+
+def test_without_dropout_dx_is_dresidual() -> None:
+    h, dy = torch.randn(2, 4, 8).unbind()
+    grads = dropout_add_layer_norm_bwd(dy, h, h.mean(1), h.std(1), torch.ones(8), 0.0, None, None, SITE)
+    assert grads[0] is grads[1]
+
+
+def test_everything_dropped_leaves_the_residual_even_where_x_is_not_finite() -> None:
+    x = torch.tensor([[float("inf"), float("nan"), 1.0, 2.0]])
+    residual = torch.randn(1, 4)
+    weight, bias = torch.ones(4), torch.zeros(4)
+    _, h, _, _ = dropout_add_layer_norm_fwd(x, residual, None, weight, bias, 1e-12, 1.0, SEED, _coords(1), SITE)
+    assert torch.equal(h, residual)
+
+
+def test_no_rows() -> None:
+    empty = torch.empty(0, 8)
+    weight, bias = torch.ones(8), torch.zeros(8)
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(empty, empty, None, weight, bias, 1e-12, 0.1, SEED, _coords(0), SITE)
+    assert y.shape == h.shape == (0, 8) and mean.shape == rstd.shape == (0,)
+    grads = dropout_add_layer_norm_bwd(y, h, mean, rstd, weight, 0.1, SEED, _coords(0), SITE)
+    assert all(not g.any() for g in grads)
