@@ -1,0 +1,24 @@
+// The Python module bert_fast._native. Each part of the core has one bind function in a file of its own beside this one;
+// this folder alone includes pybind11.
+
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+#ifdef BERT_FAST_BIND_WORDPIECE
+void bind_wordpiece(py::module_& module);
+#endif
+#ifdef BERT_FAST_BIND_DROPOUT
+void bind_dropout(py::module_& module);
+#endif
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "C++ core of bert_fast: WordPiece tokenizer and counter-based dropout on raw buffers.";
+  module.attr("__version__") = BERT_FAST_VERSION;
+#ifdef BERT_FAST_BIND_WORDPIECE
+  bind_wordpiece(module);
+#endif
+#ifdef BERT_FAST_BIND_DROPOUT
+  bind_dropout(module);
+#endif
+}

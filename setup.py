@@ -1,0 +1,87 @@
+"""Builds `bert_fast._native` with CMake and ninja; everything else about the package is in `pyproject.toml`.
+
+Environment:
+    BERT_FAST_NATIVE=0   builds a package without the extension.
+    BERT_FAST_CUDA=1     passed on to CMake as -DBERT_FAST_CUDA=ON.
+    CMAKE_ARGS           further arguments of CMake's configure step, split as a shell would.
+    CMAKE_BUILD_PARALLEL_LEVEL   number of compile jobs (CMake's own variable).
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class CMakeExtension(Extension):
+    """An extension whose sources only CMake knows."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, sources=[])
+
+
+class CMakeBuild(build_ext):
+    """Configures and builds with CMake into the place where setuptools wants the module."""
+
+    def build_extension(self, ext: CMakeExtension) -> None:
+        target = (ROOT / self.get_ext_fullpath(ext.name)).resolve()
+        build_dir = (ROOT / self.build_temp / ext.name).resolve()
+        build_dir.mkdir(parents=True, exist_ok=True)
+        cmake = _find_tool("cmake")
+        configure = [
+            cmake,
+            f"-S{ROOT}",
+            f"-B{build_dir}",
+            "-GNinja",
+            f"-DCMAKE_MAKE_PROGRAM={_find_tool('ninja')}",
+            f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={_pybind11_cmake_dir()}",
+            f"-DBERT_FAST_MODULE_DIR={target.parent}",
+            f"-DBERT_FAST_MODULE_FILE={target.name.removesuffix(sysconfig.get_config_var('EXT_SUFFIX'))}",
+            f"-DBERT_FAST_CUDA={'ON' if os.environ.get('BERT_FAST_CUDA') == '1' else 'OFF'}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+        ]
+        _run(configure)
+        _run([cmake, "--build", str(build_dir), "--target", "_native"])
+
+
+def _find_tool(name: str) -> str:
+    """The tool beside this interpreter first (an environment that is not activated), then on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise SystemExit(f"bert_fast: {name} is not on PATH; `pip install {name}`, or build with BERT_FAST_NATIVE=0")
+    return found
+
+
+def _pybind11_cmake_dir() -> str:
+    try:
+        import pybind11
+    except ImportError:
+        raise SystemExit("bert_fast: `pip install pybind11` first, or build with BERT_FAST_NATIVE=0") from None
+    return pybind11.get_cmake_dir()
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True)
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(
+            f"bert_fast: the C++ extension did not build (exit {error.returncode}; the compiler's message is above). "
+            "BERT_FAST_NATIVE=0 installs the package without it: same results, slower tokenizer and dropout."
+        ) from None
+
+
+if os.environ.get("BERT_FAST_NATIVE", "1") == "0":
+    setup()
+else:
+    setup(ext_modules=[CMakeExtension("bert_fast._native")], cmdclass={"build_ext": CMakeBuild})
