@@ -1,0 +1,184 @@
+"""y = LayerNorm(residual + dropout(x + x_bias)), forward and backward, on any back-end.
+
+Registered as `bert_fast::dropout_add_layer_norm_fwd` and `_bwd`, so `torch.compile` sees two opaque ops and autograd
+saves exactly h, mean and rstd (T * H elements and 2 * T fp32 numbers) besides parameters, seed and coords. The request
+for a back-end travels as the last argument: backward runs where forward was asked to run.
+"""
+
+import torch
+from torch import Tensor
+
+from bert_fast import backend as backends
+from bert_fast.checks import check_dropout_p, check_dtype, check_same_device, check_shape
+
+__all__ = ["dropout_add_layer_norm"]
+
+_OP = "dropout_add_layer_norm"
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@torch.library.custom_op("bert_fast::dropout_add_layer_norm_fwd", mutates_args=())
+def _fwd(
+    x: Tensor,
+    residual: Tensor,
+    x_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    coords: Tensor | None,
+    site: int,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    module = backends.resolve(_OP, backends.OpSpec.of(x, hidden_size=x.shape[1]), backend)
+    y, h, mean, rstd = module.dropout_add_layer_norm_fwd(
+        x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site
+    )
+    # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.
+    return y.contiguous(), h.contiguous(), mean, rstd
+
+
+@_fwd.register_fake
+def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, backend):  # type: ignore[no-untyped-def]
+    statistics_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y, h = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    mean, rstd = (x.new_empty(x.shape[:1], dtype=statistics_dtype) for _ in range(2))
+    return y, h, mean, rstd
+
+
+@torch.library.custom_op("bert_fast::dropout_add_layer_norm_bwd", mutates_args=())
+def _bwd(
+    dy: Tensor,
+    h: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    dropout_p: float,
+    seed: Tensor | None,
+    coords: Tensor | None,
+    site: int,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    module = backends.resolve(_OP, backends.OpSpec.of(h, hidden_size=h.shape[1]), backend)
+    dx, dresidual, dx_bias, dweight, dbias = module.dropout_add_layer_norm_bwd(
+        dy, h, mean, rstd, weight, dropout_p, seed, coords, site
+    )
+    if dropout_p == 0.0:  # dx is dresidual, and two outputs of an op may not share memory: see `_backward`
+        dresidual = dx.new_empty(0)
+    return dx.contiguous(), dresidual.contiguous(), dx_bias, dweight, dbias
+
+
+@_bwd.register_fake
+def _(dy, h, mean, rstd, weight, dropout_p, seed, coords, site, backend):  # type: ignore[no-untyped-def]
+    dx = torch.empty_like(h, memory_format=torch.contiguous_format)
+    dresidual = dx.new_empty(0) if dropout_p == 0.0 else torch.empty_like(dx)
+    dx_bias, dweight, dbias = (torch.empty_like(weight) for _ in range(3))
+    return dx, dresidual, dx_bias, dweight, dbias
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _, _, x_bias, weight, _, _, dropout_p, seed, coords, site, backend = inputs
+    _, h, mean, rstd = output
+    ctx.mark_non_differentiable(h, mean, rstd)
+    ctx.set_materialize_grads(False)  # or autograd would fill a [T, H] gradient of h with zeros
+    ctx.save_for_backward(h, mean, rstd, weight, seed, coords)
+    ctx.has_x_bias = x_bias is not None
+    ctx.arguments = (dropout_p, site, backend)
+
+
+def _backward(ctx, dy, *_):  # type: ignore[no-untyped-def]
+    h, mean, rstd, weight, seed, coords = ctx.saved_tensors
+    dropout_p, site, backend = ctx.arguments
+    dx, dresidual, dx_bias, dweight, dbias = _bwd(dy, h, mean, rstd, weight, dropout_p, seed, coords, site, backend)
+    if dropout_p == 0.0:
+        dresidual = dx
+    return dx, dresidual, dx_bias if ctx.has_x_bias else None, dweight, dbias, None, None, None, None, None, None
+
+
+_fwd.register_autograd(_backward, setup_context=_setup_context)
+
+
+def dropout_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    x_bias: Tensor | None = None,
+    eps: float = 1e-12,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    coords: Tensor | None = None,
+    site: int = 0,
+    backend: str | None = None,
+) -> Tensor:
+    """y = LayerNorm(residual + dropout(x + x_bias)) * weight + bias, over the last dimension.
+
+    x, residual (Tensor [T, H], fp32/fp16/bf16/fp64, one dtype): any strides; H up to 8,192 on the Triton back-end.
+    weight, bias (Tensor [H]), x_bias (Tensor [H] or None): one dtype, that of x or fp32.
+    eps: added to the variance as given.
+    dropout_p: probability of dropping, rounded to a multiple of 2**-16; 0 in evaluation.
+    seed (Tensor [1], int64), coords (Tensor [T, 2], int32): what names the mask, with site (see
+        `reference/dropout.py`): the seed of this forward pass, and every token's (row, position) in the original
+        batch. Needed when dropout_p > 0. No sync: the seed is read on the device.
+    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+    Returns: y (Tensor [T, H], dtype of x), contiguous, never an alias of an input.
+    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
+    Differentiable once, in x, residual, weight, bias and x_bias. Deterministic: two-stage sums, no atomics.
+    Autocast: x and residual are cast to the autocast dtype (fp64 stays), so the residual stream stays in it; parameters
+        keep theirs and all arithmetic inside is fp32.
+    Saves h = residual + dropout(x + x_bias), mean and rstd: T * H elements and 2 * T fp32 numbers. Nothing under
+        `torch.no_grad`.
+    """
+    if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, residual = x.to(dtype), residual.to(dtype)
+    _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)
+    if dropout_p == 0.0:
+        seed = coords = None  # nothing to replay, nothing to save
+    request = backends.requested(backend)
+    return _fwd(x, residual, x_bias, weight, bias, float(eps), float(dropout_p), seed, coords, int(site), request)[0]
+
+
+def _check(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x_bias: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    coords: Tensor | None,
+    site: int,
+) -> None:
+    check_shape("x", x, ("T", "H"))
+    num_tokens, hidden_size = x.shape
+    if hidden_size == 0:
+        raise ValueError("x: expected at least one column, got shape [T, 0]")
+    check_dtype("x", x, _DTYPES)
+    check_shape("residual", residual, (num_tokens, hidden_size))
+    check_dtype("residual", residual, (x.dtype,))
+    check_same_device("residual", residual, "x", x)
+    check_shape("weight", weight, (hidden_size,))
+    check_dtype("weight", weight, (x.dtype,) if x.dtype in (torch.float32, torch.float64) else (x.dtype, torch.float32))
+    check_same_device("weight", weight, "x", x)
+    for name, parameter in (("bias", bias), ("x_bias", x_bias)):
+        if parameter is not None or name == "bias":
+            check_shape(name, parameter, (hidden_size,))
+            check_dtype(name, parameter, (weight.dtype,))
+            check_same_device(name, parameter, "x", x)
+    check_dropout_p("dropout_p", dropout_p)
+    if dropout_p == 0.0:
+        return
+    if seed is None or coords is None:
+        missing = "seed" if seed is None else "coords"
+        raise ValueError(f"{missing}: expected a Tensor since dropout_p is {dropout_p}, got None")
+    check_shape("seed", seed, (1,))
+    check_dtype("seed", seed, (torch.int64,))
+    check_same_device("seed", seed, "x", x)
+    check_shape("coords", coords, (num_tokens, 2))
+    check_dtype("coords", coords, (torch.int32,))
+    check_same_device("coords", coords, "x", x)
+    if not 0 <= site < 2**31:
+        raise ValueError(f"site: expected a number in [0, 2**31), got {site}")
