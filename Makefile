@@ -1,0 +1,66 @@
+# Every target that needs packages sets them up first, in the virtual environment $(VENV); a second call is quick.
+# PYTHON is the interpreter that the environment is made from. `make gpu` uses $(GPU_PYTHON) as it is, installs nothing
+# and reaches for no network: it is meant for a machine that has torch, triton and the build tools already.
+PYTHON ?= python3
+VENV ?= .venv
+VENV_PYTHON := $(VENV)/bin/python
+GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
+
+.PHONY: help demo test lint format cpp bench gpu gpu-status docs clean distclean setup setup-demo
+
+help:
+	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
+	@echo "make test        lint, type checks, C++ tests under sanitizers, all Python tests"
+	@echo "make lint        ruff, mypy and clang-format, checks only;  make format  rewrites"
+	@echo "make cpp         the C++ tests alone, under sanitizers"
+	@echo "make bench       benchmarks on this machine's own device"
+	@echo "make gpu         GPU tests and benchmarks;  make gpu-status  kernels without a result for their present source"
+	@echo "make docs        checks the links of the documentation and renders it to build/docs"
+	@echo "make clean       removes what was built;  make distclean  the environment as well"
+
+setup:
+	@$(PYTHON) tools/setup_environment.py test --venv $(VENV)
+
+setup-demo:
+	@$(PYTHON) tools/setup_environment.py demo --venv $(VENV)
+
+demo: setup-demo
+	@$(VENV_PYTHON) -m bert_fast.cli.main demo
+
+test: setup
+	@$(VENV_PYTHON) tools/check.py
+
+lint: setup
+	@$(VENV_PYTHON) tools/check.py lint
+
+cpp: setup
+	@$(VENV_PYTHON) tools/check.py cpp
+
+format: setup
+	@$(VENV_PYTHON) -m ruff check --fix
+	@$(VENV_PYTHON) -m ruff format
+	@find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(VENV)/bin/clang-format -i
+
+bench: setup-demo
+	@$(VENV_PYTHON) -m benchmarks.run
+
+gpu:
+	@$(GPU_PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
+	  || { echo "make gpu: no CUDA or ROCm device that torch of $(GPU_PYTHON) can use; nothing was run"; exit 1; }
+	@$(GPU_PYTHON) setup.py -q build_ext --inplace
+	@$(GPU_PYTHON) -m pytest -q -m gpu
+	@$(GPU_PYTHON) -m benchmarks.run
+
+gpu-status:
+	@$(PYTHON) -m benchmarks.gpu_status
+
+docs: setup
+	@$(VENV_PYTHON) tools/build_docs.py
+
+clean:
+	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bert_fast.egg-info
+	rm -f bert_fast/_native*.so
+	find bert_fast benchmarks tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,141 @@
+"""Runs the project's checks one after another and ends with one line that sums them up.
+
+    .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter]      (default: all)
+
+    lint         ruff, mypy and clang-format, nothing is rewritten
+    cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension
+    python       pytest, all but the interpreter tests, on at most two processes
+    interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (one process cannot mix it with compiled ones)
+
+Every check runs even when an earlier one failed; the exit status is 1 if any did.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+SANITIZE_DIR = ROOT / "build" / "sanitize"
+JOBS = min(2, os.cpu_count() or 1)
+
+# Set by a user for other runs; here they would change what is tested.
+CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
+
+
+@dataclass
+class Outcome:
+    """One command of one check: what it is called, its exit status, how long it took, the last line it wrote."""
+
+    name: str
+    status: int
+    seconds: float
+    last_line: str
+
+
+def lint() -> list[Outcome]:
+    cpp_files = sorted(str(path) for path in (ROOT / "csrc").rglob("*") if path.suffix in {".cpp", ".h"})
+    commands = {
+        "ruff check": [_tool("ruff"), "check"],
+        "ruff format": [_tool("ruff"), "format", "--check"],
+        "mypy": [sys.executable, "-m", "mypy"],
+        "clang-format": [_tool("clang-format"), "--dry-run", "-Werror", *cpp_files],
+    }
+    return [_run(name, command) for name, command in commands.items()]
+
+
+def cpp() -> list[Outcome]:
+    gcc = shutil.which("g++")
+    configure = [
+        _tool("cmake"),
+        f"-S{ROOT}",
+        f"-B{SANITIZE_DIR}",
+        "-GNinja",
+        f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DBERT_FAST_MODULE=OFF",
+        "-DBERT_FAST_TESTS=ON",
+        "-DBERT_FAST_SANITIZE=ON",
+        *([f"-DCMAKE_CXX_COMPILER={gcc}"] if gcc else []),
+    ]
+    commands = {
+        "C++ configure": configure,
+        "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
+        # No test at all is a failure: it would mean that none was found.
+        "C++ tests": [_tool("ctest"), "--test-dir", str(SANITIZE_DIR), "--output-on-failure", "--no-tests=error"],
+    }
+    outcomes = []
+    for name, command in commands.items():
+        outcomes.append(_run(name, command))
+        if outcomes[-1].status != 0:
+            break
+    return outcomes
+
+
+def python() -> list[Outcome]:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not interpreter", "--durations=10"]
+    if JOBS > 1:
+        command += ["-n", str(JOBS), "--dist", "worksteal"]
+    # One thread per worker: two workers share two cores.
+    return [_run("pytest", command, {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {})]
+
+
+def interpreter() -> list[Outcome]:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "interpreter", "tests/kernels"]
+    return [_run("interpreter tests", command, {"TRITON_INTERPRET": "1"})]
+
+
+CHECKS = {"lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter}
+
+
+def _tool(name: str) -> str:
+    """The tool of this environment, else the one on PATH."""
+    found = shutil.which(name, path=os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]))
+    if found is None:
+        raise SystemExit(f"{name} is not installed; `make test` sets it up")
+    return found
+
+
+def _run(name: str, command: list[str], environment: dict[str, str] | None = None) -> Outcome:
+    """Runs a command at the project's root, its output shown as it comes."""
+    shown = command if len(command) <= 12 else [*command[:12], "..."]
+    print(f"\n== {name}: {' '.join(shown)}", flush=True)
+    env = {key: value for key, value in os.environ.items() if key not in CLEARED_VARIABLES} | (environment or {})
+    start = time.monotonic()
+    last_line = b""
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        while chunk := process.stdout.read1():  # by what is there, not by line: pytest's dots appear at once
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            last_line = (last_line + chunk)[-4096:]
+    lines = last_line.decode(errors="replace").strip().splitlines()
+    return Outcome(name, process.returncode, time.monotonic() - start, lines[-1].strip("= ") if lines else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.checks if name not in CHECKS]
+    if unknown:
+        parser.error(f"no check {', '.join(unknown)}; there are: {', '.join(CHECKS)}")
+    start = time.monotonic()
+    outcomes = [outcome for name in arguments.checks or CHECKS for outcome in CHECKS[name]()]
+    print("\n" + "-" * 78)
+    for outcome in outcomes:
+        state = "ok" if outcome.status == 0 else f"FAILED (exit {outcome.status})"
+        print(f"{outcome.name:<18} {state:<18} {outcome.seconds:7.1f} s   {outcome.last_line[:100]}")
+    failed = [outcome.name for outcome in outcomes if outcome.status != 0]
+    verdict = f"FAILED: {', '.join(failed)}" if failed else "PASSED"
+    print(f"{verdict} ({len(outcomes) - len(failed)} of {len(outcomes)} checks, {time.monotonic() - start:.0f} s)")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

