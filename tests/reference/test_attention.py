@@ -1,0 +1,253 @@
+"""Attention: gradcheck of the explicit backward with every extra, against torch's own attention, and its edges."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert_fast.reference.attention import (
+    AttentionExtras,
+    attention_bwd,
+    attention_extras_bwd,
+    attention_extras_fwd,
+    attention_fwd,
+)
+from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
+from bert_fast.testing.explicit import explicit_function
+from bert_fast.testing.tolerances import tolerance
+
+SEED = torch.tensor([-0x1234_5678_9ABC_DEF], dtype=torch.int64)
+SITE = 9
+HEADS, HEAD_DIM = 2, 3
+SCALE = 1 / math.sqrt(HEAD_DIM)
+ROWS = 4  # rows of the batch that the ragged sequences below come from
+LENGTH = 6  # and its padded length
+
+
+def _rand(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def _pack(kept_positions: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """cu_seqlens and coords of the sequences whose kept positions are given, one list per row."""
+    lengths = [0, *(len(row) for row in kept_positions)]
+    coords = [(row, position) for row, positions in enumerate(kept_positions) for position in positions]
+    return (
+        torch.tensor(lengths).cumsum(0).int(),
+        torch.tensor(coords, dtype=torch.int32).reshape(-1, 2),
+    )
+
+
+# padding on the right, none, an empty sequence, padding on the left with a hole
+RAGGED = _pack([[0, 1, 2], [0, 1, 2, 3, 4, 5], [], [2, 4, 5]])
+# keys of another length: more, fewer, some without queries, none at all for the last
+RAGGED_KEYS = _pack([[0, 1, 2, 3], [1, 2], [0, 3], []])
+BIAS = {
+    "per pair": (ROWS, HEADS, LENGTH, LENGTH),
+    "per key": (ROWS, 1, 1, LENGTH),
+    "shared by rows": (1, HEADS, LENGTH, LENGTH),
+    "one number": (1, 1, 1, 1),
+}
+HEAD_MASKS = {"per head": (1, HEADS, 1, 1), "per pair": (ROWS, HEADS, LENGTH, LENGTH)}
+
+
+def _explicit(packing, keys, dropout_p, causal, key_term):
+    (cu_q, coords_q), (cu_k, coords_k) = packing, keys
+    common = (cu_q, cu_k, SCALE, dropout_p, SEED, coords_q, coords_k, SITE, causal)
+
+    def forward(q, k, v, bias, head_mask, table):
+        extras = AttentionExtras(bias, head_mask, table, key_term)
+        result = attention_extras_fwd(q, k, v, *common, extras)
+        return (result.out,), (q.detach(), k.detach(), v.detach(), result.out.detach(), result.lse.detach(), extras)
+
+    def backward(saved, dout):
+        *tensors, extras = saved
+        return attention_extras_bwd(dout, *tensors, *common, extras)
+
+    return explicit_function(forward, backward)
+
+
+def _gradcheck(
+    packing=RAGGED, keys=None, dropout_p=0.0, causal=False, key_term=False, bias=None, head_mask=None, table=None
+) -> None:
+    keys = keys or packing
+    num_queries, num_keys = int(packing[0][-1]), int(keys[0][-1])
+    q, k, v = _rand(num_queries, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM)
+    function = _explicit(packing, keys, dropout_p, causal, key_term)
+    assert torch.autograd.gradcheck(function, (q, k, v, bias, head_mask, table))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_gradcheck_plain(dropout_p: float, causal: bool) -> None:
+    _gradcheck(dropout_p=dropout_p, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_gradcheck_other_keys(dropout_p: float, causal: bool) -> None:
+    _gradcheck(keys=RAGGED_KEYS, dropout_p=dropout_p, causal=causal)
+
+
+@pytest.mark.parametrize("shape", BIAS.values(), ids=BIAS)
+def test_gradcheck_bias(shape: tuple[int, ...]) -> None:
+    _gradcheck(dropout_p=0.3, bias=_rand(*shape))
+
+
+@pytest.mark.parametrize("shape", HEAD_MASKS.values(), ids=HEAD_MASKS)
+def test_gradcheck_head_mask(shape: tuple[int, ...]) -> None:
+    _gradcheck(dropout_p=0.3, head_mask=_rand(*shape))
+
+
+@pytest.mark.parametrize("key_term", [False, True])
+def test_gradcheck_relative_positions(key_term: bool) -> None:
+    _gradcheck(dropout_p=0.3, table=_rand(2 * LENGTH - 1, HEAD_DIM), key_term=key_term)
+
+
+def test_gradcheck_everything_at_once() -> None:
+    extras = {"bias": _rand(ROWS, HEADS, LENGTH, LENGTH), "head_mask": _rand(1, HEADS, 1, 1)}
+    _gradcheck(
+        keys=RAGGED_KEYS, dropout_p=0.3, causal=True, key_term=True, table=_rand(2 * LENGTH - 1, HEAD_DIM), **extras
+    )
+
+
+def test_explicit_backward_equals_autograd_with_masked_entries() -> None:
+    """gradcheck cannot step over -inf; autograd through the forward can, and a query with no key left gives no NaN."""
+    bias = torch.randn(ROWS, 1, LENGTH, LENGTH, dtype=torch.float64)
+    bias[0, :, 1] = -torch.inf  # query 1 of row 0: nothing left
+    bias[1, :, :, 2] = -torch.inf
+    bias.requires_grad_()
+    q, k, v = (_rand(int(RAGGED[0][-1]), HEADS, HEAD_DIM) for _ in range(3))
+    common = (RAGGED[0], RAGGED[0], SCALE, 0.3, SEED, RAGGED[1], RAGGED[1], SITE, False)
+    extras = AttentionExtras(bias)
+    result = attention_extras_fwd(q, k, v, *common, extras)
+    dout = torch.randn_like(result.out)
+    expected = torch.autograd.grad(result.out, (q, k, v, bias), dout)
+    with torch.no_grad():
+        got = attention_extras_bwd(dout, q, k, v, result.out, result.lse, *common, extras)
+    for gradient, wanted in zip(got[:4], expected, strict=True):
+        assert torch.isfinite(wanted).all()
+        torch.testing.assert_close(gradient, wanted)
+    assert not result.out[1].any() and (result.lse[:, 1] == -torch.inf).all()
+    assert not got.dq[1].any() and not got.dbias[0, :, 1].any() and not got.dbias[1, :, :, 2].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
+def test_equals_padded_softmax_attention(dropout_p: float, causal: bool) -> None:
+    """Written once more on the padded batch, with torch's softmax and logsumexp."""
+    cu, coords = RAGGED
+    q, k, v = (_rand(int(cu[-1]), HEADS, HEAD_DIM).detach() for _ in range(3))
+    arguments = (cu, cu, 6, 6, SCALE, dropout_p, SEED, coords, coords, SITE, causal)
+    out, lse = attention_fwd(q, k, v, *arguments)
+    rows, positions = coords.long().unbind(1)
+
+    def padded(x: Tensor) -> Tensor:
+        return torch.zeros(ROWS, LENGTH, HEADS, HEAD_DIM, dtype=x.dtype).index_put((rows, positions), x).transpose(1, 2)
+
+    removed = torch.ones(ROWS, LENGTH, dtype=torch.bool).index_put((rows, positions), torch.tensor(False))
+    scores = (padded(q) @ padded(k).transpose(2, 3) * SCALE).masked_fill(removed[:, None, None], -torch.inf)
+    if causal:
+        scores = scores.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -torch.inf)
+    names = torch.cartesian_prod(torch.arange(ROWS), torch.arange(LENGTH)).int()
+    keep = torch.stack(
+        [attention_keep_mask(SEED, SITE, n, torch.arange(LENGTH), HEADS, dropout_p) for n in names.chunk(ROWS)]
+    )
+    weights = scores.softmax(-1) * keep * dropout_scale(dropout_p)
+    expected = (weights @ padded(v)).transpose(1, 2)[rows, positions]
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, scores.logsumexp(-1).transpose(1, 2)[rows, positions].T)
+
+
+def test_equals_scaled_dot_product_attention() -> None:
+    q, k, v = (_rand(2 * 5, HEADS, HEAD_DIM) for _ in range(3))
+    cu = torch.tensor([0, 5, 10], dtype=torch.int32)
+    arguments = (cu, cu, 5, 5, SCALE, 0.0, None, None, None, 0, True)
+    out, lse = attention_fwd(q, k, v, *arguments)
+    batched = [x.unflatten(0, (2, 5)).transpose(1, 2) for x in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*batched, is_causal=True).transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(out, expected)
+    dout = torch.randn_like(out)
+    wanted = torch.autograd.grad(expected, (q, k, v), dout)
+    with torch.no_grad():
+        got = attention_bwd(dout, q, k, v, out, lse, *arguments)
+    for gradient, want in zip(got, wanted, strict=True):
+        torch.testing.assert_close(gradient, want)
+
+
+def test_without_coords_tokens_are_counted_from_zero() -> None:
+    cu, coords = _pack([[0, 1, 2], [0, 1]])
+    q, k, v = torch.randn(3, 5, HEADS, HEAD_DIM).unbind()
+    bias = torch.randn(2, HEADS, 3, 3)
+    extras = AttentionExtras(bias, None, torch.randn(5, HEAD_DIM), True)
+    named = attention_extras_fwd(q, k, v, cu, cu, SCALE, 0.0, None, coords, coords, SITE, True, extras)
+    counted = attention_extras_fwd(q, k, v, cu, cu, SCALE, 0.0, None, None, None, SITE, True, extras)
+    assert torch.equal(named.out, counted.out) and torch.equal(named.lse, counted.lse)
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    cu, coords = RAGGED
+    q, k, v = (torch.randn(int(cu[-1]), HEADS, HEAD_DIM) for _ in range(3))
+    arguments = (cu, cu, 6, 6, SCALE, 0.1, SEED, coords, coords, SITE, False)
+    before, _ = attention_fwd(q, k, v, *arguments)
+    for x in (q, k, v):
+        x[3:9] += 1.0  # the second sequence
+    after, _ = attention_fwd(q, k, v, *arguments)
+    others = torch.tensor([0, 1, 2, 9, 10, 11])
+    assert torch.equal(before[others], after[others]) and not torch.equal(before[3:9], after[3:9])
+
+
+def test_probabilities_are_those_multiplied_with_v() -> None:
+    cu, coords = RAGGED
+    q, k, v = (torch.randn(int(cu[-1]), HEADS, HEAD_DIM) for _ in range(3))
+    head_mask = torch.tensor([1.0, 0.0]).view(1, HEADS, 1, 1)
+    common = (cu, cu, SCALE, 0.3, SEED, coords, coords, SITE, False)
+    result = attention_extras_fwd(q, k, v, *common, AttentionExtras(head_mask=head_mask))
+    assert [tuple(p.shape) for p in result.probabilities] == [(2, 3, 3), (2, 6, 6), (2, 0, 0), (2, 3, 3)]
+    first = result.probabilities[1] @ v[3:9].transpose(0, 1)
+    torch.testing.assert_close(result.out[3:9], first.transpose(0, 1))
+    assert not result.probabilities[1][1].any() and not result.out[:, 1].any()
+
+
+@pytest.mark.parametrize("num_keys", [0, 4])
+@pytest.mark.parametrize("num_queries", [0, 3])
+def test_nothing_to_attend(num_queries: int, num_keys: int) -> None:
+    q, k, v = (torch.randn(n, HEADS, HEAD_DIM) for n in (num_queries, num_keys, num_keys))
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (num_queries, num_keys))
+    coords_q, coords_k = (torch.stack([torch.zeros(n), torch.arange(n)], 1).int() for n in (num_queries, num_keys))
+    arguments = (cu_q, cu_k, num_queries, num_keys, SCALE, 0.1, SEED, coords_q, coords_k, SITE, False)
+    out, lse = attention_fwd(q, k, v, *arguments)
+    dq, dk, dv = attention_bwd(torch.ones_like(out), q, k, v, out, lse, *arguments)
+    assert out.shape == q.shape and lse.shape == (HEADS, num_queries)
+    if num_keys == 0:
+        assert not out.any() and (lse == -torch.inf).all() and not dq.any()
+    if num_queries == 0:
+        assert not dk.any() and not dv.any()
+
+
+def test_no_sequences() -> None:
+    empty, cu = torch.randn(0, HEADS, HEAD_DIM), torch.zeros(1, dtype=torch.int32)
+    out, lse = attention_fwd(empty, empty, empty, cu, cu, 0, 0, SCALE, 0.0, None, None, None, 0, False)
+    assert out.shape == empty.shape and lse.shape == (HEADS, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    cu, coords = RAGGED
+    q, k, v, dout = (torch.randn(int(cu[-1]), HEADS, HEAD_DIM).to(dtype) for _ in range(4))
+    arguments = (cu, cu, 6, 6, SCALE, 0.1, SEED, coords, coords, SITE, False)
+    out, lse = attention_fwd(q, k, v, *arguments)
+    truth, _ = attention_fwd(q.double(), k.double(), v.double(), *arguments)
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(out.double(), truth, rtol=torch.finfo(dtype).eps, atol=tolerance("", "", dtype).floor)
+    assert {g.dtype for g in attention_bwd(dout, q, k, v, out, lse, *arguments)} == {dtype}
+
+
+def test_scores_of_any_size() -> None:
+    """exp neither overflows nor loses its row where scores are in the thousands."""
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    q, k, v = torch.randn(3, 4, HEADS, HEAD_DIM).unbind()
+    out, lse = attention_fwd(q * 1e3, k * 1e3, v, cu, cu, 4, 4, SCALE, 0.0, None, None, None, 0, False)
+    assert torch.isfinite(out).all() and torch.isfinite(lse).all()
