@@ -5,7 +5,7 @@
     lint         ruff, mypy and clang-format, nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension
     python       pytest, all but the interpreter tests, on at most two processes
-    interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (one process cannot mix it with compiled ones)
+    interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
 
 Every check runs even when an earlier one failed; the exit status is 1 if any did.
 """

@@ -1,5 +1,5 @@
-// The Python module bert_fast._native. Each part of the core has one bind function in a file of its own beside this one;
-// this folder alone includes pybind11.
+// The Python module bert_fast._native. Each part of the core has one bind function in a file of its own beside this
+// one; this folder alone includes pybind11.
 
 #include <pybind11/pybind11.h>
 
