@@ -1,0 +1,30 @@
+"""When the C++ routines can stand in for a chain of PyTorch operators: fp32, on the CPU, extension loaded."""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from bert_fast import native
+from bert_fast.reference.dropout import dropout_scale, dropout_threshold
+
+__all__ = ["address", "dropout_arguments", "routines"]
+
+
+def routines(*tensors: Tensor | None) -> ModuleType | None:
+    """The extension if it can work on these tensors (fp32 on the CPU), else None."""
+    if all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors):
+        return native.load()
+    return None
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's first element lies; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def dropout_arguments(p: float, seed: Tensor | None, site: int) -> tuple[int, int, int, float]:
+    """(seed, site, threshold, scale) as the routines take them; threshold 0 means no dropout."""
+    if p == 0.0 or seed is None:
+        return 0, site, 0, 1.0
+    return int(seed) & 0xFFFFFFFFFFFFFFFF, site, dropout_threshold(p), dropout_scale(p)

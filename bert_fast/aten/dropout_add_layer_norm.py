@@ -1,0 +1,70 @@
+"""LN(residual + dropout(x + x_bias)) from PyTorch's operators; on the CPU in fp32 one pass of the C++ routine."""
+
+import torch
+from torch import Tensor
+
+from bert_fast.aten._native import address, dropout_arguments, routines
+from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
+
+__all__ = ["dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd"]
+
+
+def dropout_add_layer_norm_fwd(
+    x: Tensor, residual: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
+    dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
+    lib = routines(x, residual, x_bias, weight, bias)
+    if lib is not None:
+        x, residual = x.contiguous(), residual.contiguous()
+        y, h = torch.empty_like(x), torch.empty_like(x)
+        mean, rstd = x.new_empty(len(x)), x.new_empty(len(x))
+        key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
+        lib.dropout_add_layer_norm_fwd(
+            x.data_ptr(), address(x_bias), residual.data_ptr(), weight.data_ptr(), bias.data_ptr(),
+            y.data_ptr(), h.data_ptr(), mean.data_ptr(), rstd.data_ptr(), x.shape[0], x.shape[1], eps,
+            address(coords), key, site, threshold, scale, torch.get_num_threads(),
+        )  # fmt: skip
+        return y, h, mean, rstd
+    if x_bias is not None:
+        x = x + x_bias
+    if dropout_p > 0.0:
+        x = dropout_fwd(x, dropout_p, seed, coords, site)
+    h = residual + x
+    y, mean, rstd = torch.native_layer_norm(*_layer_norm_operands(h, h.shape[-1:], weight, bias), eps)
+    return y.to(h.dtype), h, mean.squeeze(-1), rstd.squeeze(-1)
+
+
+def dropout_add_layer_norm_bwd(
+    dy: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dx, dresidual, dx_bias, dweight, dbias), as `reference.dropout_add_layer_norm`."""
+    lib = routines(dy, h, mean, rstd, weight)
+    if lib is not None:
+        dy, h = dy.contiguous(), h.contiguous()
+        dresidual = torch.empty_like(h)
+        dx = torch.empty_like(h) if dropout_p > 0.0 else dresidual
+        dx_bias, dweight, dbias = (torch.empty_like(weight) for _ in range(3))
+        key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
+        lib.dropout_add_layer_norm_bwd(
+            dy.data_ptr(), h.data_ptr(), mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(),
+            dresidual.data_ptr(), address(dx if dropout_p > 0.0 else None), dx_bias.data_ptr(), dweight.data_ptr(), dbias.data_ptr(),
+            h.shape[0], h.shape[1], address(coords), key, site, threshold, scale, torch.get_num_threads(),
+        )  # fmt: skip
+        return dx, dresidual, dx_bias, dweight, dbias
+    wide_dy, wide_h, wide_weight = _layer_norm_operands(dy, h, weight)
+    dresidual, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        wide_dy, wide_h, h.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), wide_weight, wide_weight, [True] * 3
+    )
+    dresidual = dresidual.to(h.dtype)
+    dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if dropout_p > 0.0 else dresidual
+    return dx, dresidual, dx.sum(0, dtype=dweight.dtype).to(weight.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+
+
+def _layer_norm_operands(*operands):
+    """The operands as they are, or in fp32 where PyTorch's CPU operator would keep its statistics in half precision."""
+    first = operands[0]
+    if first.device.type != "cpu" or first.dtype in (torch.float32, torch.float64):
+        return operands
+    return tuple(o.float() if isinstance(o, Tensor) else o for o in operands)

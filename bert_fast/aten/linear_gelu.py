@@ -1,0 +1,20 @@
+"""gelu(x W^T + b) with the pre-activation saved: one library GEMM, one GELU; backward: two GEMMs."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
+
+
+def linear_gelu_fwd(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> tuple[Tensor, Tensor]:
+    """(y, pre), as `reference.linear_gelu`."""
+    pre = torch.nn.functional.linear(x, weight, bias)
+    return torch.nn.functional.gelu(pre, approximate=approximate), pre
+
+
+def linear_gelu_bwd(
+    dy: Tensor, x: Tensor, weight: Tensor, pre: Tensor, approximate: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, dweight, dbias), as `reference.linear_gelu`."""
+    dpre = torch.ops.aten.gelu_backward(dy, pre, approximate=approximate)
+    return dpre @ weight, dpre.t() @ x, dpre.sum(0)

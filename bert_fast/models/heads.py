@@ -1,0 +1,291 @@
+"""BERT with a task on top: masked LM, pre-training, sequence classification.
+
+Heads work on the packed hidden states and only on the rows they need: the masked-LM head on the rows that carry a label
+(15 % in pre-training), the pooler on first tokens.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_fast.checks import check_dtype, check_shape
+from bert_fast.models.bert import BertModel, BertPreTrainedModel
+from bert_fast.models.config import BertConfig
+from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
+from bert_fast.modules.layer import ACTIVATIONS
+from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
+from bert_fast.ops.linear_gelu import linear_gelu
+from bert_fast.ops.packing import Packing
+
+__all__ = ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"]
+
+IGNORE_INDEX = -100
+_GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+class BertPredictionHeadTransform(nn.Module):
+    """LN(act(dense(x))), before the vocabulary projection."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.hidden_act = config.hidden_act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M, H] to [M, H]."""
+        if isinstance(self.hidden_act, str) and self.hidden_act in _GELUS:
+            x = linear_gelu(x, self.dense.weight, self.dense.bias, approximate=_GELUS[self.hidden_act])
+        else:
+            x = (self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act])(self.dense(x))
+        return self.LayerNorm(x)
+
+
+class BertLMPredictionHead(nn.Module):
+    """Hidden states to vocabulary logits; the decoder's bias is one parameter under Hugging Face's two names."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = self.decoder.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M, H] to [M, V]."""
+        return self.decoder(self.transform(x))
+
+
+class BertOnlyMLMHead(nn.Module):
+    """`cls` of BertForMaskedLM."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+
+
+class BertPreTrainingHeads(BertOnlyMLMHead):
+    """`cls` of BertForPreTraining: masked LM and next sentence."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class _MaskedLMModel(BertPreTrainedModel):
+    """What the two models with a masked-LM head share."""
+
+    bert: BertModel
+    cls: BertOnlyMLMHead
+
+    def tie_weights(self) -> None:
+        """Makes the decoder share the word embedding table, unless config.tie_word_embeddings is False."""
+        if self.config.tie_word_embeddings:
+            self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+        self.cls.predictions.bias = self.cls.predictions.decoder.bias
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The vocabulary projection."""
+        return self.cls.predictions.decoder
+
+    def masked_lm(
+        self,
+        hidden: Tensor,
+        packing: Packing,
+        labels: Tensor | None,
+        masked_lm_positions: Tensor | None,
+        output_logits: bool | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(loss or None, logits or None) from packed hidden states [T, H]."""
+        if masked_lm_positions is not None:
+            check_shape("masked_lm_positions", masked_lm_positions, ("M",))
+            if labels is not None:
+                check_shape("labels", labels, (len(masked_lm_positions),))
+            rows = packing.unpack(hidden).flatten(0, -2).index_select(0, masked_lm_positions.long())
+            logits = self.cls.predictions(rows)
+            return None if labels is None else _cross_entropy(logits, labels), logits
+        loss, logits = None, None
+        if output_logits is None:
+            output_logits = labels is None or not self.training
+        if labels is not None:
+            check_shape("labels", labels, packing.padded_shape or (hidden.shape[0],))
+            packed_labels = packing.pack(labels)
+        if output_logits:
+            logits = self.cls.predictions(hidden)  # [T, V]
+            if labels is not None:
+                loss = _cross_entropy(logits, packed_labels)
+            return loss, packing.unpack(logits)
+        if labels is not None:
+            rows = (packed_labels != IGNORE_INDEX).nonzero().squeeze(1)
+            loss = _cross_entropy(self.cls.predictions(hidden.index_select(0, rows)), packed_labels[rows])
+        return loss, None
+
+
+class BertForMaskedLM(_MaskedLMModel):
+    """BERT with the masked-LM head."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.init_weights()
+        self.tie_weights()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        masked_lm_positions: Tensor | None = None,
+        output_logits: bool | None = None,
+        dropout_seed: Tensor | None = None,
+    ) -> MaskedLMOutput | tuple:
+        """Masked-LM loss and logits; the arguments of `BertModel.forward` and:
+
+        labels (Tensor like input_ids, int64): token to predict, -100 elsewhere; mean cross-entropy over the labelled
+            tokens, 0 where there is none. With masked_lm_positions: Tensor [M].
+        masked_lm_positions (Tensor [M], int64): indices into the flattened tokens ([B * S] or [T]); only these rows go
+            through the head, and logits are [M, V].
+        output_logits: compute logits for all tokens. Default: yes, except in training with labels, where only labelled
+            rows go through the vocabulary projection and logits are None.
+        """
+        hidden, packing, states, _ = self.bert.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
+            bool(output_hidden_states or (output_hidden_states is None and self.config.output_hidden_states)),
+            cu_seqlens, max_seqlen, dropout_seed,
+        )  # fmt: skip
+        loss, logits = self.masked_lm(hidden, packing, labels, masked_lm_positions, output_logits)
+        output = MaskedLMOutput(loss, logits, tuple(packing.unpack(state) for state in states) or None)
+        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+
+
+class BertForPreTraining(_MaskedLMModel):
+    """BERT with the masked-LM and the next-sentence head, as pre-trained."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertPreTrainingHeads(config)
+        self.init_weights()
+        self.tie_weights()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        masked_lm_positions: Tensor | None = None,
+        output_logits: bool | None = None,
+        dropout_seed: Tensor | None = None,
+    ) -> BertForPreTrainingOutput | tuple:
+        """Masked-LM plus next-sentence loss; the arguments of `BertForMaskedLM.forward` and:
+
+        next_sentence_label (Tensor [B], int64): 0 where the second part follows the first, 1 where it is random. As in
+            Hugging Face, `loss` needs both kinds of labels.
+        """
+        hidden, packing, states, _ = self.bert.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
+            bool(output_hidden_states or (output_hidden_states is None and self.config.output_hidden_states)),
+            cu_seqlens, max_seqlen, dropout_seed,
+        )  # fmt: skip
+        assert self.bert.pooler is not None
+        relationship = self.cls.seq_relationship(self.bert.pooler(packing.first_tokens(hidden)))
+        loss, logits = self.masked_lm(hidden, packing, labels, masked_lm_positions, output_logits)
+        if loss is not None and next_sentence_label is not None:
+            loss = loss + _cross_entropy(relationship, next_sentence_label.flatten(), "next_sentence_label")
+        else:
+            loss = None
+        output = BertForPreTrainingOutput(
+            loss, logits, relationship, tuple(packing.unpack(state) for state in states) or None
+        )
+        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+
+
+class BertForSequenceClassification(BertPreTrainedModel):
+    """BERT with a linear layer on the dropped-out pooled first token: classification or regression."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = BertModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        given = config.classifier_dropout
+        self.dropout_p = config.hidden_dropout_prob if given is None else given
+        self.init_weights()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        dropout_seed: Tensor | None = None,
+    ) -> SequenceClassifierOutput | tuple:
+        """Logits [B, num_labels] and a loss by config.problem_type; the arguments of `BertModel.forward` and:
+
+        labels (Tensor [B] of class ids, [B] or [B, 1] of numbers for regression, [B, num_labels] of 0/1 for
+            multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
+        """
+        hidden, packing, states, seed = self.bert.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
+            bool(output_hidden_states or (output_hidden_states is None and self.config.output_hidden_states)),
+            cu_seqlens, max_seqlen, dropout_seed,
+        )  # fmt: skip
+        assert self.bert.pooler is not None
+        pooled = self.bert.pooler(packing.first_tokens(hidden))  # [B, H]
+        if self.training:
+            rows = torch.arange(len(pooled), dtype=torch.int32, device=pooled.device)
+            coords = torch.stack((rows, torch.zeros_like(rows)), dim=1)
+            pooled = dropout(pooled, self.dropout_p, seed=seed, coords=coords, site=dropout_site(DropoutSite.HEAD))
+        logits = self.classifier(pooled)
+        loss = None if labels is None else self._loss(logits, labels)
+        output = SequenceClassifierOutput(loss, logits, tuple(packing.unpack(state) for state in states) or None)
+        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem = self.config.problem_type
+        if problem is None:
+            integers = labels.dtype in (torch.int64, torch.int32)
+            single = "single_label_classification" if integers else "multi_label_classification"
+            problem = "regression" if self.num_labels == 1 else single
+        if problem == "regression":
+            return F.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
+        if problem == "single_label_classification":
+            return _cross_entropy(logits, labels.flatten())
+        check_shape("labels", labels, tuple(logits.shape))
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
+    """Mean cross-entropy in fp32 over rows whose label is not -100; 0 (with zero gradients) where there is none."""
+    check_shape(name, labels, (logits.shape[0],))
+    check_dtype(name, labels, (torch.int64, torch.int32))
+    labels = labels.long()
+    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
+        low, high = labels.aminmax()
+        used = labels[labels != IGNORE_INDEX] if int(low) < 0 else labels
+        if int(high) >= logits.shape[1] or (used.numel() and int(used.min()) < 0):
+            bad = int(high) if int(high) >= logits.shape[1] else int(used.min())
+            raise ValueError(f"{name}: expected {IGNORE_INDEX} or a class in [0, {logits.shape[1]}), got {bad}")
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / (labels != IGNORE_INDEX).sum().clamp(min=1)

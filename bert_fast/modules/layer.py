@@ -1,0 +1,48 @@
+"""One BERT layer on packed tokens: attention, then the MLP; parameters named as in Hugging Face's BertLayer."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_fast.modules.attention import BertAttention, BertSelfOutput
+from bert_fast.ops.dropout import DropoutSite
+from bert_fast.ops.linear_gelu import linear_gelu
+from bert_fast.ops.packing import Packing
+
+__all__ = ["ACTIVATIONS", "BertIntermediate", "BertLayer"]
+
+# The activations that have no fused op; GELU in its two forms goes through `linear_gelu`.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": F.tanh}
+_GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+class BertIntermediate(nn.Module):
+    """act(dense(x)): the widening half of the MLP."""
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.hidden_act = config.hidden_act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] to [T, I]."""
+        if isinstance(self.hidden_act, str) and self.hidden_act in _GELUS:
+            return linear_gelu(x, self.dense.weight, self.dense.bias, approximate=_GELUS[self.hidden_act])
+        act = self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act]
+        return act(self.dense(x))
+
+
+class BertLayer(nn.Module):
+    """x -> LN(x + attention(x)) -> LN(. + MLP(.)): post-LayerNorm, as published (Devlin et al. 2019)."""
+
+    def __init__(self, config, layer: int) -> None:
+        super().__init__()
+        self.attention = BertAttention(config, layer)
+        self.intermediate = BertIntermediate(config)
+        self.output = BertSelfOutput(config.intermediate_size, config, DropoutSite.MLP_OUTPUT, layer)
+
+    def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
+        """[T, H] to [T, H]."""
+        x = self.attention(x, packing, seed)
+        return self.output(self.intermediate(x), x, packing, seed)

@@ -1,0 +1,132 @@
+"""Padding-free attention with dropout as one differentiable op."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import check_dtype, check_same_device, check_shape
+from bert_fast.ops.dropout import check_dropout_state
+
+__all__ = ["attention"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    coords_q: Tensor | None = None,
+    coords_k: Tensor | None = None,
+    site: int = 0,
+    backend: str | None = None,
+) -> Tensor:
+    """out = dropout(softmax(scale * q k^T)) v, every sequence on its own.
+
+    q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; last dim contiguous, other
+        strides free.
+    cu_seqlens_q, cu_seqlens_k (Tensor [B + 1], int32): start of every sequence, then T; k's default is q's.
+    max_seqlen_q, max_seqlen_k (int): an upper bound of the lengths.
+    softmax_scale (float): default 1 / sqrt(D). causal: a key after its query is masked (by the positions in coords).
+    dropout_p, seed (Tensor [1], int64), coords_q, coords_k (Tensor [T, 2], int32), site: as in `ops.dropout`; mask
+        columns are head * 65536 + key position. coords are needed with dropout and with causal.
+    Returns: out (Tensor [Tq, A, D], dtype of q); a query without keys gives exactly 0 and gets zero gradients.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or devices do not fit.
+        BackendError: the forced back-end cannot run the call.
+
+    Precision: softmax in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements), no probabilities.
+    Deterministic. Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et
+    al. 2022 (arXiv:2205.14135), appendix B.
+    """
+    check_shape("q", q, ("Tq", "A", "D"))
+    check_shape("k", k, ("Tk", q.shape[1], q.shape[2]))
+    check_shape("v", v, tuple(k.shape))
+    for name, tensor in (("k", k), ("v", v)):
+        check_dtype(name, tensor, (q.dtype,))
+        check_same_device(name, tensor, "q", q)
+    if cu_seqlens_k is None:
+        cu_seqlens_k, max_seqlen_k, coords_k = cu_seqlens_q, max_seqlen_q, coords_q if coords_k is None else coords_k
+    if max_seqlen_k is None:
+        raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
+    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_shape(name, cu_seqlens, (len(cu_seqlens_q),))
+        check_dtype(name, cu_seqlens, (torch.int32,))
+    check_dropout_state(dropout_p, seed, coords_q, q.shape[0], "coords_q")
+    check_dropout_state(dropout_p, seed, coords_k, k.shape[0], "coords_k")
+    if causal and (coords_q is None or coords_k is None):
+        raise ValueError("coords_q, coords_k: expected Tensors [T, 2] where causal is True, got None")
+    if softmax_scale is None:
+        softmax_scale = 1.0 / math.sqrt(q.shape[2])
+    return _forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
+        coords_k, site, causal, requested(backend),
+    )[0]  # fmt: skip
+
+
+@torch.library.custom_op("bert_fast::attention_fwd", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
+    site: int, causal: bool, backend: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
+    return implementation.attention_fwd(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
+        coords_k, site, causal,
+    )  # fmt: skip
+
+
+@_forward.register_fake
+def _(q, k, v, cu_seqlens_q, *_arguments) -> tuple[Tensor, Tensor]:
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=statistics)
+
+
+@torch.library.custom_op("bert_fast::attention_bwd", mutates_args=())
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
+    site: int, causal: bool, backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
+    return implementation.attention_bwd(
+        dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,
+        seed, coords_q, coords_k, site, causal,
+    )  # fmt: skip
+
+
+@_backward.register_fake
+def _(dout, q, k, v, *_arguments) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale, dropout_p, seed, coords_q, coords_k, *rest = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, seed, coords_q, coords_k)
+    ctx.numbers = (max_q, max_k, scale, dropout_p), rest
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx, dout, _dlse):
+    if dout is None:
+        return (None,) * 15
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, seed, coords_q, coords_k = ctx.saved_tensors
+    sizes, rest = ctx.numbers
+    gradients = _backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *sizes, seed, coords_q, coords_k, *rest)
+    return *gradients, *(None,) * 12
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,0 +1,79 @@
+"""Counter-based dropout as a differentiable op, and the names of its sites."""
+
+import torch
+from torch import Tensor
+
+from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import check_dropout_p, check_dtype, check_same_device, check_shape
+from bert_fast.reference.dropout import DropoutSite, dropout_site
+
+__all__ = ["DropoutSite", "check_dropout_state", "draw_seed", "dropout", "dropout_site"]
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A dropout seed from PyTorch's generator of that device: Tensor [1], int64; no device sync."""
+    return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
+
+
+def check_dropout_state(
+    dropout_p: float, seed: Tensor | None, coords: Tensor | None, num_tokens: int, coords_name: str = "coords"
+) -> None:
+    """Raises unless dropout_p is a probability and, where it is not 0, seed is int64 [1] and coords int32 [T, 2]."""
+    check_dropout_p("dropout_p", dropout_p)
+    if dropout_p == 0.0:
+        return
+    if seed is None or coords is None:
+        missing = "seed" if seed is None else coords_name
+        raise ValueError(f"{missing}: expected a Tensor where dropout_p is {dropout_p}, got None")
+    check_shape("seed", seed, (1,))
+    check_dtype("seed", seed, (torch.int64,))
+    check_shape(coords_name, coords, (num_tokens, 2))
+    check_dtype(coords_name, coords, (torch.int32,))
+    check_same_device(coords_name, coords, "seed", seed)
+
+
+def dropout(
+    x: Tensor, dropout_p: float, *, seed: Tensor | None, coords: Tensor | None, site: int, backend: str | None = None
+) -> Tensor:
+    """y = x * keep / (1 - p), keep a pure function of (seed, site, row, position, column).
+
+    x (Tensor [T, H], floating): input.
+    seed (Tensor [1], int64): of this forward pass, see `draw_seed`. coords (Tensor [T, 2], int32): (row, position).
+    site (int): of the call, see `dropout_site`. Both may be None where dropout_p is 0.
+    Returns: y (Tensor [T, H], dtype of x); x itself where dropout_p is 0.
+
+    Raises:
+        ValueError, TypeError: dropout_p outside [0, 1], wrong shape or dtype.
+        BackendError: the forced back-end cannot run the call.
+
+    Saves seed and coords, never a mask.
+    Source: Salmon et al. 2011 (Philox); `reference/dropout.py` is the definition.
+    """
+    check_shape("x", x, ("T", "H"))
+    check_dropout_state(dropout_p, seed, coords, x.shape[0])
+    if dropout_p == 0.0:
+        return x
+    return _forward(x, dropout_p, seed, coords, site, requested(backend))
+
+
+@torch.library.custom_op("bert_fast::dropout", mutates_args=())
+def _forward(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, backend: str) -> Tensor:
+    return resolve("dropout", OpSpec.of(x), backend).dropout_fwd(x, dropout_p, seed, coords, site)
+
+
+@_forward.register_fake
+def _(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, backend: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    _, ctx.dropout_p, seed, coords, ctx.site, ctx.backend = inputs
+    ctx.save_for_backward(seed, coords)
+
+
+def _autograd(ctx, dy):
+    seed, coords = ctx.saved_tensors
+    return _forward(dy, ctx.dropout_p, seed, coords, ctx.site, ctx.backend), None, None, None, None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

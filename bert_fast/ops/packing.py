@@ -1,0 +1,134 @@
+"""Removing padding once and putting it back once.
+
+A batch of B sequences is worked on as `[T, ...]`, T = kept tokens, sequence after sequence. `Packing` remembers where
+each token came from:
+
+    keep_mask = [[1, 1, 0],          cu_seqlens = [0, 2, 3]      (int32 [B + 1])
+                 [0, 1, 0]]          coords     = [[0, 0], [0, 1], [1, 1]]   (original row and position, int32 [T, 2])
+                                     indices    = [0, 1, 4]      (into the flattened [B * S] batch)
+
+`coords` name tokens in dropout masks, so padded and packed runs of one batch draw the same mask.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert_fast.checks import check_dtype, check_shape
+from bert_fast.env import SETTINGS
+
+__all__ = ["Packing"]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Layout of a packed batch; make one with `from_keep_mask`, `full` or `from_cu_seqlens`.
+
+    cu_seqlens (Tensor [B + 1], int32): start of every sequence, then T.
+    max_seqlen (int): tokens in the longest sequence (kept ones).
+    coords (Tensor [T, 2], int32): original (row, position) of every kept token.
+    indices (Tensor [T], int64, or None): of the kept tokens in the flattened padded batch; None when all are kept.
+    padded_shape ((B, S) or None): of the padded batch; None when the input came packed.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    coords: Tensor
+    indices: Tensor | None
+    padded_shape: tuple[int, int] | None
+
+    @classmethod
+    def from_keep_mask(cls, keep_mask: Tensor) -> "Packing":
+        """Packing of a padded batch; costs one device sync.
+
+        keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; padding may stand anywhere.
+        """
+        check_shape("keep_mask", keep_mask, ("B", "S"))
+        batch_size, length = keep_mask.shape
+        kept = keep_mask != 0
+        indices = kept.flatten().nonzero().squeeze(1)  # the one sync
+        if len(indices) == batch_size * length:
+            return cls.full(batch_size, length, keep_mask.device)
+        lengths = kept.sum(1)
+        # Only CPU tensors are asked for their longest length; on a device it is bounded by S, without a second sync.
+        max_seqlen = int(lengths.max()) if keep_mask.device.type == "cpu" and len(indices) else length
+        coords = torch.stack((indices // max(length, 1), indices % max(length, 1)), dim=1).int()
+        return cls(_cumulative(lengths), max_seqlen, coords, indices, (batch_size, length))
+
+    @classmethod
+    def full(cls, batch_size: int, length: int, device: torch.device) -> "Packing":
+        """Packing of a batch without padding: [B, S, ...] is only reshaped."""
+        cu_seqlens = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * length
+        rows = torch.arange(batch_size, dtype=torch.int32, device=device)
+        positions = torch.arange(length, dtype=torch.int32, device=device)
+        coords = torch.stack((rows.repeat_interleave(length), positions.repeat(batch_size)), dim=1)
+        return cls(cu_seqlens, length, coords, None, (batch_size, length))
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> "Packing":
+        """Packing of an input that came packed; no device sync, so it can be captured in a CUDA graph.
+
+        cu_seqlens (Tensor [B + 1], int32): 0, then the end of every sequence; the last entry is num_tokens.
+
+        Raises:
+            TypeError, ValueError: wrong dtype or shape; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also offsets that
+                do not rise from 0 to num_tokens, or a sequence longer than max_seqlen.
+        """
+        check_shape("cu_seqlens", cu_seqlens, ("B + 1",))
+        check_dtype("cu_seqlens", cu_seqlens, (torch.int32,))
+        if len(cu_seqlens) == 0:
+            raise ValueError("cu_seqlens: expected at least one entry (the leading 0), got none")
+        if cu_seqlens.device.type == "cpu" or SETTINGS.debug:
+            _check_offsets(cu_seqlens, max_seqlen, num_tokens)
+        token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+        row = torch.searchsorted(cu_seqlens[1:], token, right=True, out_int32=True)
+        return cls(cu_seqlens, max_seqlen, torch.stack((row, token - cu_seqlens[row]), dim=1), None, None)
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.cu_seqlens) - 1
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[B, S, ...] to [T, ...]; a packed input is returned as it is."""
+        if self.padded_shape is None:
+            return x
+        flat = x.flatten(0, 1)
+        return flat if self.indices is None else flat.index_select(0, self.indices)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """[T, ...] to [B, S, ...] with exact zeros on padding; a batch that came packed stays packed."""
+        if self.padded_shape is None:
+            return x
+        if self.indices is None:
+            return x.unflatten(0, self.padded_shape)
+        batch_size, length = self.padded_shape
+        padded = x.new_zeros((batch_size * length, *x.shape[1:]))
+        return padded.index_copy(0, self.indices, x).unflatten(0, self.padded_shape)
+
+    def first_tokens(self, x: Tensor) -> Tensor:
+        """Rows of x [T, H] that start a sequence, [B, H] (BERT's [CLS]); exactly 0 for a sequence without tokens."""
+        starts = self.cu_seqlens[:-1].long()
+        if self.padded_shape is None or self.indices is not None:
+            if not len(x):
+                return x.new_zeros((self.num_sequences, *x.shape[1:]))
+            empty = self.cu_seqlens[1:] == self.cu_seqlens[:-1]
+            rows = x.index_select(0, starts.clamp(max=len(x) - 1))
+            return rows.masked_fill(empty.unsqueeze(1), 0.0)
+        return x.unflatten(0, self.padded_shape)[:, 0]
+
+
+def _cumulative(lengths: Tensor) -> Tensor:
+    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def _check_offsets(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> None:
+    lengths = cu_seqlens.diff()
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_tokens or bool((lengths < 0).any()):
+        raise ValueError(
+            f"cu_seqlens: expected offsets that rise from 0 to the number of tokens ({num_tokens}), got {cu_seqlens.tolist()}"
+        )
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest > max_seqlen:
+        raise ValueError(f"max_seqlen: expected at least the longest sequence ({longest}), got {max_seqlen}")

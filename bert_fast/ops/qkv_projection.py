@@ -1,0 +1,77 @@
+"""Query, key and value of self-attention from one input, as one differentiable op."""
+
+import torch
+from torch import Tensor
+
+from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import check_same_device, check_shape
+from bert_fast.ops._autocast import cast_to_autocast
+
+__all__ = ["qkv_projection"]
+
+
+def qkv_projection(
+    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v = x W^T + b for each of the three projections.
+
+    x (Tensor [T, H], floating): input. wq, wk, wv (Tensor [N, H]), bq, bk, bv (Tensor [N]): N = A * D.
+    Returns: q, k, v (Tensor [T, N] each, dtype of x; autocast's dtype under autocast).
+
+    Raises:
+        ValueError: shapes do not fit or devices differ.
+        BackendError: the forced back-end cannot run the call.
+
+    Saves x and the weights.
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
+    """
+    check_shape("x", x, ("T", "H"))
+    for name, weight, bias in (("q", wq, bq), ("k", wk, bk), ("v", wv, bv)):
+        check_shape(f"w{name}", weight, ("N", x.shape[1]))
+        check_shape(f"b{name}", bias, (weight.shape[0],))
+        check_same_device(f"w{name}", weight, "x", x)
+    x, wq, bq, wk, bk, wv, bv = cast_to_autocast(x, wq, bq, wk, bk, wv, bv)
+    return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
+
+
+@torch.library.custom_op("bert_fast::qkv_projection_fwd", mutates_args=())
+def _forward(
+    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return resolve("qkv_projection", OpSpec.of(x), backend).qkv_projection_fwd(x, wq, bq, wk, bk, wv, bv)
+
+
+@_forward.register_fake
+def _(
+    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(x.new_empty((x.shape[0], w.shape[0])) for w in (wq, wk, wv))
+
+
+@torch.library.custom_op("bert_fast::qkv_projection_bwd", mutates_args=())
+def _backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, backend: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return resolve("qkv_projection", OpSpec.of(x), backend).qkv_projection_bwd(dq, dk, dv, x, wq, wk, wv)
+
+
+@_backward.register_fake
+def _(
+    dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, backend: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    weights = [(torch.empty_like(w), w.new_empty(w.shape[0])) for w in (wq, wk, wv)]
+    return torch.empty_like(x), *weights[0], *weights[1], *weights[2]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, wq, _, wk, _, wv, _, ctx.backend = inputs
+    ctx.save_for_backward(x, wq, wk, wv)
+
+
+def _autograd(ctx, dq, dk, dv):
+    x, wq, wk, wv = ctx.saved_tensors
+    dx, dwq, dbq, dwk, dbk, dwv, dbv = _backward(dq, dk, dv, x, wq, wk, wv, ctx.backend)
+    return dx, dwq, dbq, dwk, dbk, dwv, dbv, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)
