@@ -1,9 +1,9 @@
 """What the models return: a dataclass, a dictionary and a tuple in one, with Hugging Face's class and field names.
 
-`out.logits`, `out["logits"]`, `out[0]`, `out[:2]`, `out.to_tuple()` and `**out` all work. A field that is None is absent
-from keys, indices, slices, `len` and iteration, so `out[0]` is the loss where labels were given and the logits where
-not. As with any dictionary (and with Hugging Face's classes), iterating gives the keys; unpack `out.to_tuple()` or
-`out[:2]` to get values.
+`out.logits`, `out["logits"]`, `out[0]`, `out[:2]`, `out.to_tuple()` and `**out` all work. A field that is None is
+absent from keys, indices, slices, `len` and iteration, so `out[0]` is the loss where labels were given and the logits
+where not. As with any dictionary (and with Hugging Face's classes), iterating gives the keys; unpack `out.to_tuple()`
+or `out[:2]` to get values.
 
 Every class is a node of `torch.utils._pytree`, so DDP, activation checkpointing and `torch.compile` see the tensors.
 """
@@ -100,7 +100,7 @@ class ModelOutput(OrderedDict[str, Any]):
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(f"{type(self).__name__}: fields cannot be deleted or merged; assign to them (None removes one)")
 
-    __delitem__ = pop = popitem = setdefault = update = clear = _refuse  # type: ignore[assignment]
+    __delitem__ = pop = popitem = setdefault = update = clear = _refuse
 
 
 def _rebuild(cls: type[ModelOutput], values: Iterable[Any], keys: Iterable[str]) -> ModelOutput:
