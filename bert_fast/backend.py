@@ -21,7 +21,19 @@ import torch
 from bert_fast.env import SETTINGS
 from bert_fast.errors import BackendError
 
-__all__ = ["AUTO", "BACKENDS", "Implementation", "OpSpec", "explain", "implementation", "requested", "resolve", "use_backend"]
+__all__ = [
+    "AUTO",
+    "BACKENDS",
+    "Implementation",
+    "OpSpec",
+    "explain",
+    "implementation",
+    "implementations",
+    "op_names",
+    "requested",
+    "resolve",
+    "use_backend",
+]
 
 AUTO = "auto"
 BACKENDS = ("triton", "torch", "reference")
@@ -93,6 +105,16 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
     "linear_gelu": (_implementation("torch", "linear_gelu"), _implementation("reference", "linear_gelu")),
     "qkv_projection": (_implementation("torch", "qkv_projection"), _implementation("reference", "qkv_projection")),
 }
+
+
+def op_names() -> tuple[str, ...]:
+    """The names of all ops."""
+    return tuple(_TABLE)
+
+
+def implementations(op: str) -> tuple[Implementation, ...]:
+    """The implementations of `op`, in order of preference."""
+    return _TABLE[op]
 
 
 class _Request(threading.local):
