@@ -1,0 +1,47 @@
+"""The command `bert-fast`: one table of subcommands, each a module of this folder that is imported when it is called.
+
+A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> exit status`, and a line in `COMMANDS`.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from bert_fast._version import __version__
+from bert_fast.errors import BackendError, CheckpointError
+
+__all__ = ["COMMANDS", "main"]
+
+# name (also the module's) -> what `bert-fast --help` says
+COMMANDS = {
+    "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
+    "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit status (2 for wrong arguments, 130 when interrupted)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="bert-fast", description="BERT training kernels and tokenizer: command line")
+    parser.add_argument("--version", action="version", version=f"bert_fast {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        # Only the module that is asked for is imported: `--help` and `--version` stay instant.
+        if argv[:1] == [name]:
+            module = importlib.import_module(f"bert_fast.cli.{name}")
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except (BackendError, CheckpointError) as error:
+        print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The command `bert-fast` itself; the subcommands have tests of their own."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from bert_fast._version import __version__
+from bert_fast.cli import doctor, main
+from bert_fast.errors import BackendError
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out.strip() == f"bert_fast {__version__}"
+
+
+@pytest.mark.parametrize("argv", [[], ["no-such-command"], ["doctor", "--no-such-option"]])
+def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(argv)
+    assert exit_info.value.code == 2
+    assert "usage: bert-fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_is_a_module_that_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"bert_fast.cli.{name}")
+    assert callable(module.add_arguments)
+    assert callable(module.run)
+    with pytest.raises(SystemExit) as exit_info:
+        main.main([name, "--help"])
+    assert exit_info.value.code == 0
+    assert f"usage: bert-fast {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("error", "status"), [(BackendError("no GPU here"), 1), (KeyboardInterrupt(), 130)])
+def test_expected_errors_are_one_line(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(doctor, "run", fail)
+    assert main.main(["doctor"]) == status
+    assert capsys.readouterr().err == (f"bert-fast doctor: {error}\n" if status == 1 else "")
+
+
+def test_module_can_be_run() -> None:
+    command = [sys.executable, "-m", "bert_fast.cli.main", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert all(name in result.stdout for name in main.COMMANDS)
