@@ -187,18 +187,25 @@ class BertConfig:
             if not found:
                 raise CheckpointError(f"{path}: the directory holds neither {CONFIG_NAMES[0]} nor {CONFIG_NAMES[1]}")
             path = found[0]
-        config = cls.from_json_file(path)
-        values = config.to_dict()
+        return cls.from_json_file(path).with_overrides(**overrides)
+
+    def with_overrides(self, **overrides: Any) -> "BertConfig":
+        """A copy with some fields replaced; a new `num_labels` or label mapping replaces all of the old labels.
+
+        Raises:
+            TypeError: a name that this configuration does not have. TypeError, ValueError: a wrong value.
+        """
+        values = self.to_dict()
         unknown = overrides.keys() - values.keys() - {"num_labels", "torch_dtype"}
         if unknown:
-            raise TypeError(f"from_pretrained: BertConfig has no field {', '.join(sorted(unknown))}")
-        if overrides.get("num_labels") == config.num_labels:
+            raise TypeError(f"overrides: BertConfig has no field {', '.join(sorted(unknown))}")
+        if overrides.get("num_labels") == self.num_labels:
             del overrides["num_labels"]
-        if any(overrides.get(name) is not None for name in _LABEL_KEYS):  # they replace the file's names together
+        if any(overrides.get(name) is not None for name in _LABEL_KEYS):
             values = {name: value for name, value in values.items() if name not in _LABEL_KEYS}
         if "torch_dtype" in overrides:
             del values["dtype"]
-        return cls(**{**values, **overrides})
+        return type(self)(**{**values, **overrides})
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> "BertConfig":

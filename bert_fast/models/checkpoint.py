@@ -1,0 +1,299 @@
+"""Checkpoints: reading every format in which BERT was published, loading into a model, and saving without a gap.
+
+Reading never runs code from a file: pickles are loaded by PyTorch's weights-only reader, which refuses anything but
+tensors and plain containers. All errors are `CheckpointError`s that name the file and the cause.
+"""
+
+import json
+import os
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from bert_fast.errors import CheckpointError
+from bert_fast.models.keys import match_keys
+
+__all__ = [
+    "INDEX_SUFFIX",
+    "WEIGHTS_NAMES",
+    "LoadReport",
+    "Mismatch",
+    "find_weights",
+    "list_names",
+    "load_checkpoint",
+    "load_into",
+    "load_state_dict_file",
+]
+
+INDEX_SUFFIX = ".index.json"
+# In order of preference, as in transformers.
+WEIGHTS_NAMES = (
+    "model.safetensors",
+    "model.safetensors" + INDEX_SUFFIX,
+    "pytorch_model.bin",
+    "pytorch_model.bin" + INDEX_SUFFIX,
+)
+_OTHER_FRAMEWORKS = ("tf_model.h5", "flax_model.msgpack", "bert_model.ckpt.index", "model.onnx")
+_LFS_POINTER = b"version https://git-lfs"
+_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+_NESTED = ("state_dict", "model")  # where training frameworks put the weights among their other state
+_MAX_NAMES = 20  # in one message
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A parameter whose value in the file does not fit: its name, and what the model has and the file holds."""
+
+    name: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: expected {self.expected}, got {self.actual}"
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading left over.
+
+    missing: parameters of the model that the file does not hold; they keep their values.
+    unexpected: keys of the file that the model has no use for.
+    mismatched: parameters skipped because of their shape (only with `ignore_mismatched_sizes`).
+    """
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[Mismatch, ...] = ()
+
+
+def find_weights(directory: str | os.PathLike[str]) -> Path:
+    """The weights file, or index of shards, of a checkpoint directory.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    directory = Path(directory)
+    for name in WEIGHTS_NAMES:
+        if (directory / name).is_file():
+            return directory / name
+    others = [name for name in _OTHER_FRAMEWORKS if (directory / name).exists()]
+    hint = f" ({', '.join(others)}: the format of another framework, convert it first)" if others else ""
+    raise CheckpointError(f"{directory}: the directory holds none of {', '.join(WEIGHTS_NAMES)}{hint}")
+
+
+def load_checkpoint(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Reads all weights of a checkpoint.
+
+    Args:
+        path: a directory, a weights file, or an index of shards (`*.index.json`); nothing is downloaded.
+        dtype: floating-point tensors are cast to it; None keeps what is stored.
+
+    Returns: key -> Tensor on the CPU, keys as in the file. Tensors of safetensors files may be read-only maps of the
+        file until they are copied: treat them as constants.
+
+    Raises:
+        CheckpointError: missing, empty, truncated or corrupt files, shards that are absent, pickles that hold code.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = find_weights(path)
+    state = _load_shards(path) if path.name.endswith(INDEX_SUFFIX) else load_state_dict_file(path)
+    if dtype is not None:
+        state = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    return state
+
+
+def load_state_dict_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Reads one weights file: safetensors by its suffix, else a file written by `torch.save`.
+
+    Raises:
+        CheckpointError: as in `load_checkpoint`.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path}: no such file or directory (hub names are not fetched; give a local path)"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if not start:
+        raise CheckpointError(f"{path}: the file is empty")
+    if start == _LFS_POINTER:
+        raise CheckpointError(f"{path}: a Git LFS pointer, not the weights themselves (run `git lfs pull`)")
+    return _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
+
+
+def _load_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not iterable)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a complete safetensors file (truncated or corrupt): {error}") from error
+
+
+def _load_torch(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        refused = _REFUSED_GLOBAL.search(str(error))
+        if refused:
+            raise CheckpointError(
+                f"{path}: refused, because it holds Python objects that could run code ({refused[1]}); "
+                "only tensors are read"
+            ) from error
+        raise CheckpointError(f"{path}: not a complete PyTorch file (truncated or corrupt): {error}") from error
+    except Exception as error:  # the reader of a damaged pickle raises whatever its bytes lead it to
+        raise CheckpointError(
+            f"{path}: not a complete PyTorch file (truncated or corrupt): {type(error).__name__}: {error}"
+        ) from error
+    for name in _NESTED:
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+            break
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: expected a dictionary of tensors, got {type(state).__name__}")
+    strange = [key for key, value in state.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if strange:
+        raise CheckpointError(f"{path}: expected a dictionary of tensors, but these are none: {list_names(strange)}")
+    return dict(state)
+
+
+def _load_shards(index_path: Path) -> dict[str, Tensor]:
+    weight_map = _read_index(index_path)
+    shards = sorted(set(weight_map.values()))
+    absent = [name for name in shards if not (index_path.parent / name).is_file()]
+    if absent:
+        raise CheckpointError(f"{index_path}: lists files that are not there: {list_names(absent)}")
+    state: dict[str, Tensor] = {}
+    for name in shards:
+        for key, tensor in load_state_dict_file(index_path.parent / name).items():
+            if weight_map.get(key, name) == name:
+                state[key] = tensor
+    lost = [f"{key} ({weight_map[key]})" for key in weight_map if key not in state]
+    if lost:
+        raise CheckpointError(f"{index_path}: lists keys that their files do not hold: {list_names(lost)}")
+    return state
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        index: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: expected an object with a non-empty 'weight_map'")
+    for key, name in weight_map.items():
+        # A name with a path in it could make us read files outside the checkpoint.
+        if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX_SUFFIX):
+            raise CheckpointError(f"{path}: weight_map[{key!r}]: expected a file name, got {name!r}")
+    return weight_map
+
+
+def load_into(
+    model: nn.Module,
+    state_dict: Mapping[str, Tensor],
+    *,
+    strict: bool = False,
+    ignore_mismatched_sizes: bool = False,
+    source: str | os.PathLike[str] = "state_dict",
+) -> LoadReport:
+    """Copies weights into a model in place, matching names by `keys.canonical_key`.
+
+    Keys with and without the `bert.` prefix, LayerNorm `gamma`/`beta` and stored index buffers are understood. Values
+    are cast to the model's dtype and moved to its device. A tied parameter counts as loaded when any of its names is.
+
+    Args:
+        model: any module with Hugging Face's parameter names.
+        state_dict: key -> Tensor, as from `load_checkpoint`.
+        strict: raise when anything is missing or unexpected.
+        ignore_mismatched_sizes: skip and report parameters of another shape instead of raising.
+        source: named in messages.
+
+    Raises:
+        CheckpointError: parameters of another shape (every one is listed), keys that contradict each other, nothing
+            that fits at all, or leftovers with `strict`. The model is untouched in all these cases.
+    """
+    targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    if any(target.is_meta for target in targets.values()):
+        raise ValueError("model: expected parameters with storage, got some on the meta device (call to_empty first)")
+    try:
+        match = match_keys(state_dict, targets)
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}") from error
+    mismatched = [
+        mismatch
+        for key, file_key in match.source.items()
+        if (mismatch := _compare(key, targets[key], state_dict[file_key]))
+    ]
+    if mismatched and not ignore_mismatched_sizes:
+        lines = "".join(f"\n  {mismatch}" for mismatch in mismatched)
+        raise CheckpointError(f"{source}: does not fit {type(model).__name__}:{lines}")
+    skipped = {mismatch.name for mismatch in mismatched}
+    sources = {key: file_key for key, file_key in match.source.items() if key not in skipped}
+    if not sources:
+        raise CheckpointError(
+            f"{source}: no key fits {type(model).__name__}; "
+            f"the file holds {list_names(list(state_dict), 5)}; the model expects {list_names(list(targets), 5)}"
+        )
+    _check_tied(targets, sources, state_dict, source)
+    loaded = {_storage(targets[key]) for key in sources}
+    report = LoadReport(
+        missing=tuple(key for key in match.missing if _storage(targets[key]) not in loaded),
+        unexpected=match.unexpected,
+        mismatched=tuple(mismatched),
+    )
+    if strict and (report.missing or report.unexpected):
+        raise CheckpointError(
+            f"{source}: does not fit {type(model).__name__} exactly: "
+            f"missing {list_names(report.missing)}; unexpected {list_names(report.unexpected)}"
+        )
+    # Through the modules' own loading, so that one which stores its parameters differently can translate them.
+    model.load_state_dict({key: state_dict[file_key] for key, file_key in sources.items()}, strict=False)
+    return report
+
+
+def _compare(name: str, target: Tensor, value: Tensor) -> Mismatch | None:
+    if target.shape != value.shape:
+        return Mismatch(name, str(list(target.shape)), str(list(value.shape)))
+    if target.is_floating_point() and not value.is_floating_point():  # quantised values mean nothing without scales
+        return Mismatch(name, "floating-point values", str(value.dtype).removeprefix("torch."))
+    return None
+
+
+def _storage(tensor: Tensor) -> tuple[Any, ...]:
+    # Equal for two names of one tied parameter.
+    return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (id(tensor),)
+
+
+def _check_tied(
+    targets: Mapping[str, Tensor], sources: Mapping[str, str], state_dict: Mapping[str, Tensor], source: object
+) -> None:
+    # Two different values for one tied parameter: loading either would silently change the model.
+    first: dict[tuple[Any, ...], str] = {}
+    for key, file_key in sources.items():
+        other = sources[first.setdefault(_storage(targets[key]), key)]
+        a, b = state_dict[other], state_dict[file_key]
+        if other != file_key and _storage(a) != _storage(b) and not torch.equal(a, b):
+            raise CheckpointError(
+                f"{source}: {other} and {file_key} differ, but the model ties them to one parameter; "
+                "load it with tie_word_embeddings=False"
+            )
+
+
+def list_names(names: Sequence[object], limit: int = _MAX_NAMES) -> str:
+    """Names for a message: the first `limit` of them and the number of the others."""
+    shown = ", ".join(str(name) for name in names[:limit]) or "nothing"
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,173 @@
+"""Saving a checkpoint directory so that a reader finds the old one or the new one, never a mixture.
+
+Everything is first written under temporary names; a full disk or a killed process therefore leaves the old files as
+they were. Then names change: a single model.safetensors by one atomic rename; shards under names the old index does
+not use, and after them the index, by one atomic rename. config.json follows; old shards are removed last.
+"""
+
+import copy
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bert_fast.errors import CheckpointError
+from bert_fast.models.checkpoint import INDEX_SUFFIX
+from bert_fast.models.config import CONFIG_NAMES, BertConfig
+from bert_fast.models.files import TEMPORARY_SUFFIX, replace_file, temporary_path
+
+__all__ = ["save_checkpoint"]
+
+_SINGLE = "model.safetensors"
+_INDEX = _SINGLE + INDEX_SUFFIX
+_SHARD = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
+_METADATA = {"format": "pt"}  # transformers refuses files without it
+# Of a tied pair transformers stores the other one.
+_STORED_LAST = re.compile(r"^cls\.predictions\.decoder\.(weight|bias)$")
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_ABANDONED_AFTER_S = 3600  # a temporary file this old belongs to a killed process
+
+
+def save_checkpoint(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    config: BertConfig | Any,
+    *,
+    max_shard_size: int | str = "50GB",
+) -> Path:
+    """Writes config.json and model.safetensors (or shards with an index) for bert_fast and transformers alike.
+
+    Args:
+        directory: made if missing; other files in it are left alone. One process may write to it at a time.
+        model: its `state_dict()` is saved, tied parameters once; wrappers of DDP and torch.compile are taken off.
+        config: a BertConfig (ours or transformers'); saved with the model's class name and dtype filled in.
+        max_shard_size: bytes per file, as an int or as "5GB"; a single larger tensor gets a file of its own.
+
+    Returns: the directory.
+
+    Raises:
+        CheckpointError: a file could not be written; the old files are unchanged.
+        ValueError: `max_shard_size` or the configuration is wrong.
+    """
+    limit = _bytes(max_shard_size)
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        model = inner
+    tensors = _tensors_to_store(model.state_dict())
+    config = copy.deepcopy(BertConfig.from_hf(config))
+    config.architectures = [type(model).__name__]
+    config.dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), None)
+    config.validate()
+    config_text = config.to_json_string()
+
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(directory)
+        _write(directory, _split(tensors, limit), config_text)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory}: the checkpoint could not be written: {error}") from error
+    return directory
+
+
+def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -> None:
+    if len(shards) == 1:
+        names, weights_name = [_SINGLE], _SINGLE
+    else:
+        names, weights_name = _shard_names(directory, len(shards)), _INDEX
+    staged: list[tuple[Path, Path]] = []  # (temporary, final), in the order of renaming
+
+    def stage(name: str) -> Path:
+        staged.append((temporary_path(directory / name), directory / name))
+        return staged[-1][0]
+
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            save_file(shard, stage(name), metadata=_METADATA)
+        if weights_name == _INDEX:
+            stage(_INDEX).write_text(_index_text(names, shards), encoding="utf-8")
+        stage(CONFIG_NAMES[0]).write_text(config_text, encoding="utf-8")
+        for temporary, path in staged:
+            replace_file(temporary, path)
+    finally:
+        for temporary, _ in staged:
+            temporary.unlink(missing_ok=True)
+    # Readers prefer the single file to the index, so the one not written now must go.
+    (directory / (_INDEX if weights_name == _SINGLE else _SINGLE)).unlink(missing_ok=True)
+    for path in directory.iterdir():
+        if _SHARD.fullmatch(path.name) and path.name not in names:
+            path.unlink()
+
+
+def _tensors_to_store(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Each tied parameter once; every tensor with a contiguous storage of its own, as safetensors demands.
+    owners: dict[tuple[Any, ...], str] = {}
+    kept: dict[str, Tensor] = {}
+    for key in sorted(state_dict, key=lambda key: _STORED_LAST.match(key) is not None):  # stable: else in model order
+        tensor = state_dict[key]
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and owners.setdefault(place, key) != key:
+            continue
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensor = tensor.clone()
+        kept[key] = tensor
+    return kept
+
+
+def _split(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for key, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > limit:
+            shards.append({})
+            size = 0
+        shards[-1][key] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def _shard_names(directory: Path, count: int) -> list[str]:
+    # The usual names, unless a shard of the old checkpoint has one: it must stay readable until the index changes.
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    if any((directory / name).exists() for name in names):
+        generation = os.urandom(4).hex()
+        names = [name.replace("model-", f"model-{generation}-", 1) for name in names]
+    return names
+
+
+def _index_text(names: list[str], shards: list[dict[str, Tensor]]) -> str:
+    tensors = [tensor for shard in shards for tensor in shard.values()]
+    index = {
+        "metadata": {
+            "total_parameters": sum(tensor.numel() for tensor in tensors),
+            "total_size": sum(tensor.nbytes for tensor in tensors),
+        },
+        "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
+    }
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+
+def _bytes(size: int | str) -> int:
+    if isinstance(size, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", size.strip().upper())
+        value = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    else:
+        value = size
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"max_shard_size: expected a positive number of bytes or a size like '5GB', got {size!r}")
+    return value
+
+
+def _remove_abandoned(directory: Path) -> None:
+    for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
+        if re.fullmatch(r"\.(model.*|config)\.(safetensors|json)(\.index\.json)?\.[0-9a-f]{8}\.tmp", path.name) and (
+            time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S
+        ):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""`from_pretrained` and `save_pretrained` for every model class."""
+
+import inspect
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bert_fast.errors import CheckpointError
+from bert_fast.models.checkpoint import LoadReport, list_names, load_checkpoint, load_into
+from bert_fast.models.checkpoint_writer import save_checkpoint
+from bert_fast.models.config import BertConfig
+
+__all__ = ["PretrainedMixin"]
+
+ModelT = TypeVar("ModelT", bound="PretrainedMixin")
+
+# Arguments of transformers that choose where to download from or how to compute; here they change nothing.
+_WITHOUT_MEANING_HERE = frozenset(
+    (
+        "attn_implementation",
+        "cache_dir",
+        "force_download",
+        "local_files_only",
+        "low_cpu_mem_usage",
+        "revision",
+        "token",
+        "use_safetensors",
+    )
+)
+
+
+class PretrainedMixin:
+    """Loading from and saving to a checkpoint directory, for a module whose constructor takes a `BertConfig`."""
+
+    config: BertConfig
+
+    @classmethod
+    def from_pretrained(
+        cls: type[ModelT],
+        path: str | os.PathLike[str],
+        *,
+        config: BertConfig | Any | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        ignore_mismatched_sizes: bool = False,
+        **overrides: Any,
+    ) -> ModelT:
+        """Builds the model and loads its weights; parameters that the file lacks keep their random initial values.
+
+        Warns with the names of parameters that the file lacks and of its entries that the model has no use for.
+
+        Args:
+            path: a checkpoint directory, or a weights file with a configuration beside it; nothing is downloaded.
+            config: replaces the configuration stored beside the weights; ours or transformers'.
+            dtype: of the parameters; None (or "auto"): as the configuration says, else as stored.
+            device: where the parameters go; None: the CPU.
+            ignore_mismatched_sizes: parameters of another shape, such as a head for another number of classes, keep
+                their initial values, with a warning, instead of raising.
+            **overrides: fields of the configuration (`num_labels=3`) and further arguments of the constructor.
+
+        Returns: the model in evaluation mode.
+
+        Raises:
+            CheckpointError: files missing, broken or not fitting the model; the message names them.
+            TypeError, ValueError: a wrong configuration or argument.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise CheckpointError(f"{path}: no such file or directory (hub names are not fetched; give a local path)")
+        if "torch_dtype" in overrides:  # the name before transformers 4.56
+            old_dtype = overrides.pop("torch_dtype")
+            dtype = old_dtype if dtype is None else dtype
+        overrides = {name: value for name, value in overrides.items() if name not in _WITHOUT_MEANING_HERE}
+        accepted = list(inspect.signature(cls).parameters)[1:]  # all but the configuration
+        arguments = {name: overrides.pop(name) for name in accepted if name in overrides}
+        if config is None:
+            config = BertConfig.from_pretrained(path if path.is_dir() else path.parent, **overrides)
+        else:
+            config = BertConfig.from_hf(config).with_overrides(**overrides)
+        state_dict = load_checkpoint(path)
+        model = cls(config, **arguments)  # type: ignore[call-arg]
+        assert isinstance(model, nn.Module)
+        model.to(device=device, dtype=_resolve_dtype(dtype, config, state_dict))
+        report = load_into(model, state_dict, ignore_mismatched_sizes=ignore_mismatched_sizes, source=path)
+        _warn(cls.__name__, path, report)
+        model.eval()
+        return model
+
+    def save_pretrained(self, directory: str | os.PathLike[str], *, max_shard_size: int | str = "50GB") -> Path:
+        """Writes a directory that `from_pretrained` and `transformers.AutoModel.from_pretrained` open.
+
+        See `checkpoint_writer.save_checkpoint` for arguments, errors and what a reader sees if it is interrupted.
+        """
+        assert isinstance(self, nn.Module)
+        return save_checkpoint(directory, self, self.config, max_shard_size=max_shard_size)
+
+
+def _resolve_dtype(
+    dtype: torch.dtype | str | None, config: BertConfig, state_dict: Mapping[str, Tensor]
+) -> torch.dtype | None:
+    if dtype is None or dtype == "auto":
+        stored = next((tensor.dtype for tensor in state_dict.values() if tensor.is_floating_point()), None)
+        return config.dtype or stored
+    resolved = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
+        raise ValueError(f"dtype: expected a floating-point torch.dtype, its name or 'auto', got {dtype!r}")
+    return resolved
+
+
+def _warn(model_name: str, path: Path, report: LoadReport) -> None:
+    notes = []
+    if report.missing:
+        notes.append(f"not in the file, left at their initial values: {list_names(report.missing)}")
+    if report.unexpected:
+        notes.append(f"in the file, not used: {list_names(report.unexpected)}")
+    if report.mismatched:
+        notes.append(f"of another shape, left at their initial values: {list_names(report.mismatched)}")
+    if notes:
+        warnings.warn(f"{model_name} from {path}: " + "; ".join(notes), stacklevel=3)
