@@ -1,0 +1,172 @@
+"""Imports flow one way. The table below is the rule; every other edge fails."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "bert_fast"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# A part is a folder of bert_fast or a file directly in it. part -> the other parts that it may import.
+BASE = {"_version", "checks", "env", "errors", "native"}
+OPS = BASE | {"backend", "reference"}
+MODULES = OPS | {"ops"}
+MODELS = MODULES | {"modules"}
+DATA = MODELS | {"models", "tokenization"}
+TRAINING = DATA | {"data"}
+CLI = TRAINING | {"training", "__init__"}
+ALLOWED = {
+    "_version": set(),
+    "errors": set(),
+    "env": set(),
+    "checks": {"errors", "env"},
+    "native": {"errors", "env"},
+    "reference": {"errors", "checks"},
+    "aten": BASE | {"reference"},
+    # Kernels stand beside aten, not on it; `backend` alone reaches both, by name (see the test of dynamic imports).
+    "kernels": BASE | {"reference"},
+    "backend": BASE,
+    "ops": OPS,
+    "modules": MODULES,
+    "models": MODELS,
+    "tokenization": BASE | {"reference"},
+    "data": DATA,
+    "training": TRAINING,
+    "cli": CLI,
+    # For tests and benchmarks: may import all, and nothing imports it.
+    "testing": CLI | {"aten", "kernels", "cli"},
+    # Re-exports of the public API.
+    "__init__": TRAINING | {"training"},
+}
+
+# Packages that a part may import beyond the standard library and torch, anywhere in its files.
+ALLOWED_PACKAGES = {
+    "reference": set(),
+    "kernels": {"triton"},
+    "tokenization": {"numpy"},
+}
+# The exception: the tokenizer's oracle has the interface of the C++ class, which returns NumPy arrays.
+PACKAGE_EXCEPTIONS = {("reference/wordpiece.py", "numpy")}
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names that a file imports, lazily or not, also by a literal `import_module`; with their lines."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
+                yield node.args[0].value, node.lineno
+
+
+def target_part(name: str) -> str:
+    """The part that a dotted name of bert_fast belongs to; names that `bert_fast/__init__.py` holds are its own."""
+    words = name.split(".")
+    if len(words) > 1 and ((PACKAGE / words[1]).is_dir() or (PACKAGE / f"{words[1]}.py").is_file()):
+        return words[1]
+    return "native" if words[1:2] == ["_native"] else "__init__"
+
+
+def test_every_part_is_in_the_table() -> None:
+    assert {part_of(path) for path in SOURCES} <= set(ALLOWED), "a new part needs its line in ALLOWED"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_imports_follow_the_order(path: Path) -> None:
+    part = part_of(path)
+    wrong = []
+    for name, line in imported_names(path):
+        top = name.split(".")[0]
+        if top in {"tests", "benchmarks", "tools"}:
+            wrong.append(f"line {line}: {name} is not part of the package")
+        elif top == "bert_fast":
+            target = target_part(name)
+            if target != part and target not in ALLOWED[part]:
+                wrong.append(f"line {line}: {part} must not import {name}")
+            if (
+                part == "tokenization"
+                and target == "reference"
+                and not name.startswith("bert_fast.reference.wordpiece")
+            ):
+                wrong.append(f"line {line}: tokenization may import reference.wordpiece only, not {name}")
+        elif top == "triton" and part != "kernels":
+            wrong.append(f"line {line}: only kernels imports triton")
+        elif part in ALLOWED_PACKAGES and top not in sys.stdlib_module_names and top not in {"torch", "__future__"}:
+            exception = (path.relative_to(PACKAGE).as_posix(), top)
+            if top not in ALLOWED_PACKAGES[part] and exception not in PACKAGE_EXCEPTIONS:
+                wrong.append(f"line {line}: {part} must not import {top}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_parser_sees_every_form_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    path = tmp_path / "bert_fast" / "ops" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "import bert_fast.a\nfrom bert_fast import b\nfrom . import c\nfrom ..d import e\nfrom .. import f\n"
+        "def g():\n    import bert_fast.h as i\n    importlib.import_module('bert_fast.j')\n"
+    )
+    assert {name for name, _ in imported_names(path)} == {
+        "bert_fast.a",
+        "bert_fast.b",
+        "bert_fast.ops.c",
+        "bert_fast.d.e",
+        "bert_fast.f",
+        "bert_fast.h",
+        "bert_fast.j",
+    }
+
+
+def loaded_by(statements: str) -> set[str]:
+    """Modules in sys.modules of a fresh process after some statements."""
+    code = f"import sys\n{statements}\nprint('\\n'.join(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+# What a user imports; the command line is not in it, since it may load what it likes when it is called.
+PUBLIC = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in SOURCES
+    if part_of(path) in {"ops", "modules", "models", "tokenization", "reference", "aten"} and path.name != "__init__.py"
+)
+
+
+@pytest.mark.parametrize("modules", [["bert_fast"], PUBLIC], ids=["bert_fast", "every public module"])
+def test_import_adds_little_beyond_torch(modules: list[str]) -> None:
+    before = loaded_by("import torch, numpy, safetensors.torch")
+    after = loaded_by("import torch, numpy, safetensors.torch\n" + "\n".join(f"import {name}" for name in modules))
+    added = {name.split(".")[0] for name in after - before}
+    strangers = added - {"bert_fast"} - set(sys.stdlib_module_names)
+    # pybind11 modules register helper modules of their own name.
+    strangers = {name for name in strangers if not name.startswith(("_native", "pybind11"))}
+    assert not strangers, f"importing bert_fast pulls in {sorted(strangers)}"
+    heavy = {
+        name for name in after - before if name.startswith(("torch._dynamo", "torch._inductor", "torch.distributed."))
+    }
+    assert not heavy, f"importing bert_fast pulls in {len(heavy)} modules of torch, among them {sorted(heavy)[:5]}"
+
+
+def test_command_line_starts_without_torch_extras() -> None:
+    after = loaded_by("import bert_fast.cli.main")
+    assert not {"triton", "transformers", "tokenizers", "rich", "matplotlib"} & after

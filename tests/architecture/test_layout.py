@@ -1,0 +1,163 @@
+"""One op, one name, the same file name in every folder; files stay short; nothing in them that does not belong."""
+
+import ast
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from bert_fast import backend, native
+from bert_fast._version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"triton": "kernels", "torch": "aten", "reference": "reference"}
+MAX_LINES = 450
+CODE_SUFFIXES = {".py", ".cpp", ".h", ".cu"}
+# Written by a script of tools/, and their first lines say so.
+GENERATED = re.compile(r"generated: do not edit", re.IGNORECASE)
+
+
+def repository_files() -> list[Path]:
+    """Files under version control, or not ignored by it; without git, all but the hidden and built ones."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        names = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+        paths = [ROOT / name for name in names if name]
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        skipped = {"build", "dist", "__pycache__"}
+        paths = [
+            path
+            for path in ROOT.rglob("*")
+            if not any(part in skipped or part.startswith(".") for part in path.relative_to(ROOT).parts)
+        ]
+    return sorted(path for path in paths if path.is_file())
+
+
+FILES = repository_files()
+SOURCES = [path for path in FILES if path.suffix in CODE_SUFFIXES]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parameters(path: Path, name: str) -> list[str]:
+    """Parameter names of a function defined in a file, or imported there from another file of bert_fast."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            arguments = node.args
+            return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+            return parameters(ROOT / f"{(node.module or '').replace('.', '/')}.py", original)
+    raise AssertionError(f"{relative(path)} defines no {name}")
+
+
+@pytest.mark.parametrize("op", backend.op_names())
+def test_op_has_its_files(op: str) -> None:
+    implementations = backend.implementations(op)
+    assert implementations[-1].backend == "reference", "the choice always ends at the reference"
+    expected = [ROOT / "bert_fast" / FOLDERS[one.backend] / f"{op}.py" for one in implementations]
+    assert [one.module for one in implementations] == [relative(path)[:-3].replace("/", ".") for path in expected]
+    expected.append(ROOT / "bert_fast" / "ops" / f"{op}.py")
+    if any(one.backend == "triton" for one in implementations):
+        expected.append(ROOT / "docs" / "kernels" / f"{op}.md")
+        expected.append(ROOT / "tests" / "kernels" / f"test_{op}.py")
+    missing = [relative(path) for path in expected if not path.is_file()]
+    assert not missing, f"{op}: no {', '.join(missing)}"
+    assert any((ROOT / "tests").rglob(f"test_{op}*.py")), f"{op}: no test file test_{op}*.py"
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("op", backend.op_names())
+def test_op_has_one_signature(op: str, direction: str) -> None:
+    found = {
+        one.backend: parameters(ROOT / f"{one.module.replace('.', '/')}.py", f"{op}_{direction}")
+        for one in backend.implementations(op)
+    }
+    assert all(names == found["reference"] for names in found.values()), found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_files_stay_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = text.count("\n")
+    if GENERATED.search(text[:400]) is None:
+        assert lines <= MAX_LINES, f"{lines} lines; split by family or by forward and backward"
+
+
+def test_only_bindings_know_python() -> None:
+    for path in (ROOT / "csrc").rglob("*"):
+        if path.suffix in CODE_SUFFIXES and path.parent.name != "bindings":
+            assert not re.search(r"#\s*include\s*[<\"](pybind11|Python\.h|torch)", path.read_text(encoding="utf-8")), (
+                path
+            )
+
+
+def test_parts_of_the_core_do_not_know_each_other() -> None:
+    parts = [path for path in (ROOT / "csrc").iterdir() if path.is_dir() and path.name not in {"bindings", "tests"}]
+    for part in parts:
+        others = "|".join(other.name for other in parts if other != part)
+        for path in part.rglob("*"):
+            if path.suffix in CODE_SUFFIXES:
+                assert not re.search(rf'#\s*include\s*"({others})/', path.read_text(encoding="utf-8")), path
+
+
+# Where packages and models are fetched from is the business of pip's configuration. The names are put together here so
+# that this file does not hold them.
+HOSTS = [".".join(words) for words in (("pypi", "org"), ("pythonhosted", "org"), ("pypi", "python", "org"),
+    ("download", "pytorch", "org"), ("anaconda", "org"), ("npmjs", "org"), ("crates", "io"), ("proxy", "golang", "org"),
+    ("docker", "io"), ("ghcr", "io"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_no_package_host_is_named(path: Path) -> None:
+    content = path.read_bytes().lower()
+    assert not [host for host in HOSTS if host.encode() in content]
+
+
+def uses_environment(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        and node.attr in {"environ", "getenv", "putenv"}
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bert_fast").rglob("*.py")), ids=relative)
+def test_environment_is_read_in_one_place(path: Path) -> None:
+    if path.name == "env.py" or path.parent.name == "cli":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lines = [node.lineno for node in ast.walk(tree) if uses_environment(node)]  # type: ignore[attr-defined]
+    assert not lines, f"lines {lines}: bert_fast/env.py reads the environment, once"
+
+
+TOLERANCE_ARGUMENTS = {"atol", "rtol", "abs", "rel", "delta"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=relative)
+def test_tolerances_live_in_one_table(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
+            value = keyword.value
+            if keyword.arg in TOLERANCE_ARGUMENTS and isinstance(value, ast.Constant) and value.value not in (0, 0.0):
+                wrong.append(f"line {node.lineno}: {keyword.arg}={value.value}")
+    assert not wrong, f"tolerances belong in bert_fast/testing/tolerances.py: {wrong}"
+
+
+def test_one_version_number() -> None:
+    assert metadata.version("bert_fast") == __version__, "stale metadata: `pip install -e .`"
+    extension = native.load()
+    if extension is not None:
+        assert extension.__version__ == __version__, "stale extension: `python setup.py build_ext --inplace`"
+    assert re.search(
+        rf"^## \[({re.escape(__version__)}|Unreleased)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
