@@ -1,0 +1,198 @@
+// Binds csrc/dropout: buffers are passed by address (tensor.data_ptr()), so the extension needs no knowledge of torch.
+// An address of 0 stands for "not there". Nothing here can check what an address points to: bert_fast/aten does.
+
+#include "dropout/dropout.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "dropout/kernels.h"
+#include "dropout/layer_norm.h"
+#include "dropout/softmax_dropout.h"
+
+namespace py = pybind11;
+namespace bfd = bert_fast::dropout;
+
+namespace {
+
+// A seed as Python holds it: any int, of which the low 64 bits count, so that a signed and an unsigned reading of a
+// seed tensor give the same key.
+struct Seed {
+  uint64_t bits = 0;
+};
+
+}  // namespace
+
+namespace pybind11::detail {
+template <>
+struct type_caster<Seed> {
+  PYBIND11_TYPE_CASTER(Seed, const_name("int"));
+  bool load(handle source, bool) {
+    if (!PyLong_Check(source.ptr())) return false;
+    value.bits = PyLong_AsUnsignedLongLongMask(source.ptr());
+    return true;
+  }
+};
+}  // namespace pybind11::detail
+
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+bfd::DropoutSpec make_spec(Seed seed, uint32_t site, uint32_t threshold, float scale) {
+  return {seed.bits, site, threshold, threshold == 0 ? 1.0f : scale};
+}
+
+void dropout(Address dst, Address src, int64_t num_rows, int64_t num_cols, int64_t src_row_stride, Address coords,
+             Seed seed, uint32_t site, uint32_t threshold, float scale, int num_threads) {
+  bfd::dropout(at<float>(dst), at<const float>(src), num_rows, num_cols, src_row_stride, at<const int32_t>(coords),
+               make_spec(seed, site, threshold, scale), num_threads);
+}
+
+void keep_mask(Address dst, int64_t num_rows, int64_t num_cols, Address coords, Seed seed, uint32_t site,
+               uint32_t threshold, int num_threads) {
+  bfd::keep_mask(at<uint8_t>(dst), num_rows, num_cols, at<const int32_t>(coords),
+                 make_spec(seed, site, threshold, 1.0f), num_threads);
+}
+
+void dropout_add_layer_norm_fwd(Address x, Address x_bias, Address residual, Address weight, Address bias, Address y,
+                                Address h, Address mean, Address rstd, int64_t num_rows, int64_t num_cols, float eps,
+                                Address coords, Seed seed, uint32_t site, uint32_t threshold, float scale,
+                                int num_threads) {
+  const bfd::LayerNormForward args{at<const float>(x),
+                                   at<const float>(x_bias),
+                                   at<const float>(residual),
+                                   at<const float>(weight),
+                                   at<const float>(bias),
+                                   at<float>(y),
+                                   at<float>(h),
+                                   at<float>(mean),
+                                   at<float>(rstd),
+                                   num_rows,
+                                   num_cols,
+                                   eps};
+  bfd::dropout_add_layer_norm_forward(args, at<const int32_t>(coords), make_spec(seed, site, threshold, scale),
+                                      num_threads);
+}
+
+void dropout_add_layer_norm_bwd(Address dy, Address h, Address mean, Address rstd, Address weight, Address dresidual,
+                                Address dx, Address dx_bias, Address dweight, Address dbias, int64_t num_rows,
+                                int64_t num_cols, Address coords, Seed seed, uint32_t site, uint32_t threshold,
+                                float scale, int num_threads) {
+  const bfd::LayerNormBackward args{at<const float>(dy),
+                                    at<const float>(h),
+                                    at<const float>(mean),
+                                    at<const float>(rstd),
+                                    at<const float>(weight),
+                                    at<float>(dresidual),
+                                    at<float>(dx),
+                                    at<float>(dx_bias),
+                                    at<float>(dweight),
+                                    at<float>(dbias),
+                                    num_rows,
+                                    num_cols};
+  bfd::dropout_add_layer_norm_backward(args, at<const int32_t>(coords), make_spec(seed, site, threshold, scale),
+                                       num_threads);
+}
+
+bfd::ScoreGroup make_group(int64_t num_groups, int64_t num_heads, int64_t max_q, int64_t max_k, Address starts_q,
+                           Address lens_q, Address starts_k, Address lens_k, int64_t lse_stride, float softmax_scale,
+                           Address coords_q, Address coords_k, bool causal) {
+  return {num_groups,
+          num_heads,
+          max_q,
+          max_k,
+          at<const int32_t>(starts_q),
+          at<const int32_t>(lens_q),
+          at<const int32_t>(starts_k),
+          at<const int32_t>(lens_k),
+          lse_stride,
+          softmax_scale,
+          bfd::Coords{at<const int32_t>(coords_q)},
+          bfd::Coords{at<const int32_t>(coords_k)},
+          causal};
+}
+
+void softmax_dropout_fwd(Address scores, Address lse, int64_t num_groups, int64_t num_heads, int64_t max_q,
+                         int64_t max_k, Address starts_q, Address lens_q, Address starts_k, Address lens_k,
+                         int64_t lse_stride, float softmax_scale, Address coords_q, Address coords_k, Seed seed,
+                         uint32_t site, uint32_t threshold, float scale, bool causal, int num_threads) {
+  bfd::softmax_dropout_forward(at<float>(scores), at<float>(lse),
+                               make_group(num_groups, num_heads, max_q, max_k, starts_q, lens_q, starts_k, lens_k,
+                                          lse_stride, softmax_scale, coords_q, coords_k, causal),
+                               make_spec(seed, site, threshold, scale), num_threads);
+}
+
+void softmax_dropout_bwd(Address scores, Address dp, Address lse, Address delta, int64_t num_groups, int64_t num_heads,
+                         int64_t max_q, int64_t max_k, Address starts_q, Address lens_q, Address starts_k,
+                         Address lens_k, int64_t lse_stride, float softmax_scale, Address coords_q, Address coords_k,
+                         Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal, int num_threads) {
+  bfd::softmax_dropout_backward(at<float>(scores), at<float>(dp), at<const float>(lse), at<const float>(delta),
+                                make_group(num_groups, num_heads, max_q, max_k, starts_q, lens_q, starts_k, lens_k,
+                                           lse_stride, softmax_scale, coords_q, coords_k, causal),
+                                make_spec(seed, site, threshold, scale), num_threads);
+}
+
+std::map<std::string, bool> cpu_features() {
+  std::map<std::string, bool> features;
+  for (const bfd::CpuFeature& feature : bfd::cpu_features()) features[feature.name] = feature.present;
+  return features;
+}
+
+}  // namespace
+
+void bind_dropout(py::module_& module) {
+  using py::arg;
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+
+  module.def("simd_levels", &bfd::simd_levels,
+             "Names of the instruction sets that these routines can use here, fastest first; the last is portable.");
+  module.def("simd_level", [] { return std::string(bfd::kernels().name); }, "The instruction set in use.");
+  module.def("force_simd_level", &bfd::force_simd_level, arg("name"),
+             "Uses the named instruction set from now on, \"auto\" the fastest. For tests; ValueError if unknown.");
+  module.def("cpu_features", &cpu_features, "What the choice of instruction set looks at; empty except on x86-64.");
+
+  module.def("dropout", &dropout, no_gil, arg("dst"), arg("src"), arg("num_rows"), arg("num_cols"),
+             arg("src_row_stride"), arg("coords"), arg("seed"), arg("site"), arg("threshold"), arg("scale"),
+             arg("num_threads"),
+             "dst [num_rows, num_cols] = src * keep * scale (fp32 addresses); dst may be src.\n\n"
+             "src_row_stride in floats; coords int32 [num_rows, 2]; num_threads <= 0: as many as there are.");
+  module.def("keep_mask", &keep_mask, no_gil, arg("dst"), arg("num_rows"), arg("num_cols"), arg("coords"), arg("seed"),
+             arg("site"), arg("threshold"), arg("num_threads"),
+             "dst [num_rows, num_cols] uint8 = 1 where bert_fast.reference.dropout keeps the element, else 0.");
+  module.def("dropout_add_layer_norm_fwd", &dropout_add_layer_norm_fwd, no_gil, arg("x"), arg("x_bias"),
+             arg("residual"), arg("weight"), arg("bias"), arg("y"), arg("h"), arg("mean"), arg("rstd"), arg("num_rows"),
+             arg("num_cols"), arg("eps"), arg("coords"), arg("seed"), arg("site"), arg("threshold"), arg("scale"),
+             arg("num_threads"),
+             "h = residual + dropout(x + x_bias); y = layer_norm(h) (fp32 addresses, contiguous).\n\n"
+             "x_bias, h, mean, rstd may be 0; coords may be 0 when threshold is 0; y and h may be x or residual.");
+  module.def("dropout_add_layer_norm_bwd", &dropout_add_layer_norm_bwd, no_gil, arg("dy"), arg("h"), arg("mean"),
+             arg("rstd"), arg("weight"), arg("dresidual"), arg("dx"), arg("dx_bias"), arg("dweight"), arg("dbias"),
+             arg("num_rows"), arg("num_cols"), arg("coords"), arg("seed"), arg("site"), arg("threshold"), arg("scale"),
+             arg("num_threads"),
+             "Gradients of dropout_add_layer_norm_fwd; dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
+             "The bits of the results do not depend on num_threads.");
+  module.def(
+      "softmax_dropout_fwd", &softmax_dropout_fwd, no_gil, arg("scores"), arg("lse"), arg("num_groups"),
+      arg("num_heads"), arg("max_q"), arg("max_k"), arg("starts_q"), arg("lens_q"), arg("starts_k"), arg("lens_k"),
+      arg("lse_stride"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
+      arg("threshold"), arg("scale"), arg("causal"), arg("num_threads"),
+      "scores [num_groups, num_heads, max_q, max_k] fp32, in place: softmax(softmax_scale * s) * keep * scale.\n\n"
+      "Elements outside lens_q, lens_k (int32 [num_groups]) become 0. lse[head * lse_stride + starts_q + row]\n"
+      "receives the log-sum-exp, -inf where there is no key.");
+  module.def("softmax_dropout_bwd", &softmax_dropout_bwd, no_gil, arg("scores"), arg("dp"), arg("lse"), arg("delta"),
+             arg("num_groups"), arg("num_heads"), arg("max_q"), arg("max_k"), arg("starts_q"), arg("lens_q"),
+             arg("starts_k"), arg("lens_k"), arg("lse_stride"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"),
+             arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"), arg("num_threads"),
+             "In place: P = exp(softmax_scale * s - lse); scores <- P * keep * scale;\n"
+             "dp <- softmax_scale * P * (dp * keep * scale - delta). Layouts as in softmax_dropout_fwd.");
+}

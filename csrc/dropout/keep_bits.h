@@ -1,0 +1,74 @@
+// Keep bits of the rows that the routines walk: tokens of a [T, H] tensor, and queries against the keys of a sequence.
+
+#ifndef BERT_FAST_DROPOUT_KEEP_BITS_H_
+#define BERT_FAST_DROPOUT_KEEP_BITS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "dropout/kernels.h"
+
+namespace bert_fast::dropout {
+
+// Coordinates: [T, 2] int32, (row in the original batch, position in the sequence) of every token.
+struct Coords {
+  const int32_t* data;
+  uint32_t row(int64_t token) const { return static_cast<uint32_t>(data[2 * token]); }
+  int32_t position(int64_t token) const { return data[2 * token + 1]; }
+};
+
+// The checks that every routine shares; they throw std::invalid_argument.
+void require_shape(int64_t num_rows, int64_t num_cols);
+void require_coords(const DropoutSpec& spec, const int32_t* coords);
+
+// Draws the keep bits of one token after the other into one buffer.
+class TokenKeepBits {
+ public:
+  TokenKeepBits(const Kernels& kernels, const DropoutSpec& spec, const int32_t* coords, int64_t num_cols);
+
+  // The bits of columns 0 .. num_cols - 1 of a token, valid until the next call; nullptr when nothing is dropped.
+  const uint8_t* draw(int64_t token);
+
+ private:
+  const Kernels& kernels_;
+  DropoutSpec spec_;
+  Coords coords_;
+  int64_t num_blocks_;
+  std::vector<uint8_t> bits_;
+};
+
+// The keys of one sequence as columns of its attention probabilities.
+struct KeyPositions {
+  int64_t first_token = 0;
+  int64_t count = 0;
+  int32_t min = 0;  // smallest and largest position
+  int32_t max = 0;
+  bool consecutive = true;  // min, min + 1, ...: the usual case
+};
+
+// Reads the positions of tokens first_token .. first_token + count - 1; coords.data nullptr: positions 0, 1, 2, ...
+// Throws std::invalid_argument for a position outside [0, 65536).
+KeyPositions key_positions(Coords coords, int64_t first_token, int64_t count);
+
+// Draws the keep bits of one query and head after the other. Column of the dropout's counter = head * 65536 + position
+// of the key; bit c of the result belongs to the c-th key.
+class ProbabilityKeepBits {
+ public:
+  ProbabilityKeepBits(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q, Coords coords_k,
+                      int64_t max_keys);
+
+  // Valid until the next call; nullptr when nothing is dropped.
+  const uint8_t* draw(int64_t query_token, int64_t head, const KeyPositions& keys);
+
+ private:
+  const Kernels& kernels_;
+  DropoutSpec spec_;
+  Coords coords_q_;
+  Coords coords_k_;
+  std::vector<uint8_t> drawn_;  // bits of whole blocks
+  std::vector<uint8_t> bits_;   // bits of the keys, where these are not the same
+};
+
+}  // namespace bert_fast::dropout
+
+#endif  // BERT_FAST_DROPOUT_KEEP_BITS_H_

@@ -1,0 +1,235 @@
+// The one body of every row kernel, a template over an instruction set V. Include it only from kernels_<name>.cpp, with
+// V in an unnamed namespace: every instantiation then stays inside its file, and no function compiled for a newer
+// processor can be linked in place of another file's. For the same reason nothing here uses the standard library's
+// templates.
+//
+// V has:
+//   F, kLanes                             a vector of floats, with + - * and, on comparison, a mask that selects
+//   load, store, load_first, store_first  the latter touch n lanes only; other lanes load as 0
+//   select_first(x, other, n)             x in the first n lanes, other in the rest
+//   set1, fma (a * b + c), fnma (c - a * b), reduce_add, reduce_max
+//   min, max                              the second argument where one is NaN
+//   zero_where_less(x, a, b)              x, but 0 where a < b
+//   keep(x, bits, column)                 x where the keep bit is 1, else 0; column % kLanes == 0
+//   power_of_two(magic)                   2^n from n + 1.5 * 2^23
+//   Words, kBlocks                        kBlocks Philox words, each in the low half of 64 bits, high half arbitrary
+//   words, block_words, multiply, high, mix, store_keep_bits
+
+#ifndef BERT_FAST_DROPOUT_KERNELS_BODY_H_
+#define BERT_FAST_DROPOUT_KERNELS_BODY_H_
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "dropout/kernels.h"
+
+#define BERT_FAST_INLINE inline __attribute__((always_inline))
+#define BERT_FAST_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace bert_fast::dropout {
+
+template <class V>
+struct RowKernels {
+  using F = typename V::F;
+  using Words = typename V::Words;
+
+  // How a row is read: whole vectors, then one vector of the n columns that are left.
+  struct Whole {
+    F load(const float* p) const { return V::load(p); }
+    void store(float* p, F x) const { V::store(p, x); }
+    F valid_or(F x, F) const { return x; }
+  };
+  struct Rest {
+    int n;
+    F load(const float* p) const { return V::load_first(p, n); }
+    void store(float* p, F x) const { V::store_first(p, x, n); }
+    F valid_or(F x, F other) const { return V::select_first(x, other, n); }
+  };
+
+  template <class Body>
+  static BERT_FAST_INLINE void for_columns(int64_t num_columns, Body body) {
+    int64_t column = 0;
+    for (; column + V::kLanes <= num_columns; column += V::kLanes) body(column, Whole{});
+    if (column < num_columns) body(column, Rest{static_cast<int>(num_columns - column)});
+  }
+
+  static BERT_FAST_INLINE F keep_and_scale(F x, const uint8_t* bits, int64_t column, F scale) {
+    return bits == nullptr ? x : V::keep(x, bits, column) * scale;
+  }
+
+  // e^x within 1.5 units in the last place for -87.33 <= x <= 88.37; 0 below (no subnormals), e^88.37 above, NaN for
+  // NaN. x = n ln 2 + r, |r| <= ln(2) / 2; e^r = 1 + r + r^2 q(r) with q of degree 4 fitted for least relative error
+  // of the whole (3.1e-9, far below rounding).
+  static BERT_FAST_INLINE F exp(F x) {
+    const F magic = V::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer held in the low bits
+    const F clamped = V::min(V::set1(88.37f), x);
+    const F shifted = V::fma(clamped, V::set1(1.44269504f), magic);
+    const F n = shifted - magic;
+    F r = V::fma(n, V::set1(-0.693359375f), clamped);  // ln 2 in two parts; the first has 9 bits, so n * it is exact
+    r = V::fma(n, V::set1(2.12194440e-4f), r);
+    F q = V::fma(r, V::set1(0.00138145406f), V::set1(0.00836874545f));
+    q = V::fma(q, r, V::set1(0.041668389f));
+    q = V::fma(q, r, V::set1(0.166665211f));
+    q = V::fma(q, r, V::set1(0.49999994f));
+    const F tail = V::fma(r * r, q, r);
+    const F power = V::power_of_two(shifted);
+    return V::zero_where_less(V::fma(power, tail, power), x, V::set1(-87.33f));
+  }
+
+  static void keep_bits(const DropoutSpec& spec, uint32_t row, uint32_t position, uint32_t first_block,
+                        int64_t num_blocks, uint8_t* bits) {
+    if (spec.threshold == 0 || spec.threshold > 65535) {
+      for (int64_t block = 0; block < num_blocks; ++block) bits[block] = spec.threshold == 0 ? 0xFF : 0;
+      return;
+    }
+    const Words position_words = V::words(position), row_words = V::words(row), site_words = V::words(spec.site);
+    for (int64_t block = 0; block < num_blocks; block += V::kBlocks) {
+      Words c0 = V::block_words(first_block + static_cast<uint32_t>(block));
+      Words c1 = position_words, c2 = row_words, c3 = site_words;
+      uint32_t k0 = static_cast<uint32_t>(spec.seed), k1 = static_cast<uint32_t>(spec.seed >> 32);
+      for (int round = 0; round < 7; ++round) {
+        const Words product0 = V::multiply(c0, 0xD2511F53u), product1 = V::multiply(c2, 0xCD9E8D57u);
+        c0 = V::mix(V::high(product1), c1, V::words(k0));
+        c2 = V::mix(V::high(product0), c3, V::words(k1));
+        c1 = product1;  // the low word; the high half is ignored by every reader
+        c3 = product0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+      }
+      V::store_keep_bits(c0, c1, c2, c3, spec.threshold, bits + block);
+    }
+  }
+
+  static void apply_keep_bits(float* dst, const float* src, const uint8_t* bits, float scale, int64_t num_columns) {
+    const F scale_f = V::set1(scale);
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      at.store(dst + c, keep_and_scale(at.load(src + c), bits, c, scale_f));
+    });
+  }
+
+  static LayerNormStatistics layer_norm_forward(const LayerNormForwardRow& row, int64_t num_columns) {
+    const LayerNormForwardRow r = row;  // a copy that stores through float* cannot change
+    const F scale = V::set1(r.scale);
+    F sum = V::set1(0.0f);
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      F x = at.load(r.x + c);
+      if (r.x_bias != nullptr) x = x + at.load(r.x_bias + c);
+      const F h = at.load(r.residual + c) + keep_and_scale(x, r.keep_bits, c, scale);
+      at.store(r.h + c, h);
+      sum = sum + h;
+    });
+    const float count = static_cast<float>(num_columns);
+    const float first_mean = V::reduce_add(sum) / count;
+
+    // Corrected two-pass variance (Chan, Golub and LeVeque 1983): the row is in cache by now, so a second
+    // pass costs less than the digits that E[h^2] - E[h]^2 loses, and the sum of the centred values, 0 if the first
+    // mean were exact, takes the rounding of the first sum out of both statistics.
+    const F first_mean_f = V::set1(first_mean), zero = V::set1(0.0f);
+    F squares = zero, excess = zero;
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F centred = at.valid_or(at.load(r.h + c) - first_mean_f, zero);
+      squares = V::fma(centred, centred, squares);
+      excess = excess + centred;
+    });
+    const float correction = V::reduce_add(excess) / count;
+    const float variance = V::reduce_add(squares) / count - correction * correction;
+    LayerNormStatistics statistics;
+    statistics.mean = first_mean + correction;
+    statistics.rstd = 1.0f / sqrtf((variance > 0.0f ? variance : 0.0f) + r.eps);
+
+    const F mean = V::set1(statistics.mean), rstd = V::set1(statistics.rstd);
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F normalized = (at.load(r.h + c) - mean) * rstd;
+      at.store(r.y + c, V::fma(normalized, at.load(r.weight + c), at.load(r.bias + c)));
+    });
+    return statistics;
+  }
+
+  // With n = (h - mean) * rstd and g = dy * weight: dresidual = rstd * (g - mean(g) - n * mean(g * n)).
+  static void layer_norm_backward(const LayerNormBackwardRow& row, int64_t num_columns) {
+    const LayerNormBackwardRow r = row;
+    const F mean = V::set1(r.statistics.mean), rstd = V::set1(r.statistics.rstd), scale = V::set1(r.scale);
+    F sum_g = V::set1(0.0f), sum_gn = V::set1(0.0f);
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F dy = at.load(r.dy + c);
+      const F normalized = (at.load(r.h + c) - mean) * rstd;
+      const F g = dy * at.load(r.weight + c);
+      sum_g = sum_g + g;
+      sum_gn = V::fma(g, normalized, sum_gn);  // g is 0 beyond the row, so normalized does not matter there
+      at.store(r.dweight_sum + c, V::fma(dy, normalized, at.load(r.dweight_sum + c)));
+      at.store(r.dbias_sum + c, at.load(r.dbias_sum + c) + dy);
+    });
+    const float count = static_cast<float>(num_columns);
+    const F mean_g = V::set1(V::reduce_add(sum_g) / count), mean_gn = V::set1(V::reduce_add(sum_gn) / count);
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F normalized = (at.load(r.h + c) - mean) * rstd;
+      const F g = at.load(r.dy + c) * at.load(r.weight + c);
+      const F dresidual = rstd * V::fnma(normalized, mean_gn, g - mean_g);
+      at.store(r.dresidual + c, dresidual);
+      const F dx = keep_and_scale(dresidual, r.keep_bits, c, scale);
+      if (r.dx != nullptr) at.store(r.dx + c, dx);
+      if (r.dx_bias_sum != nullptr) at.store(r.dx_bias_sum + c, at.load(r.dx_bias_sum + c) + dx);
+    });
+  }
+
+  static void fill_zero(float* p, int64_t num_columns) {
+    for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA { at.store(p + c, V::set1(0.0f)); });
+  }
+
+  static float softmax_forward(float* scores, const SoftmaxRow& row) {
+    const SoftmaxRow r = row;
+    const float minus_infinity = -INFINITY;
+    const F softmax_scale = V::set1(r.softmax_scale);
+    F lane_max = V::set1(minus_infinity);
+    for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      lane_max = V::max(lane_max, at.valid_or(at.load(scores + c) * softmax_scale, lane_max));
+    });
+    const float max = V::reduce_max(lane_max);
+    if (max == minus_infinity) {
+      fill_zero(scores, r.width);
+      return minus_infinity;
+    }
+    const F max_f = V::set1(max);
+    const F zero = V::set1(0.0f);
+    F lane_sum = zero;
+    for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F e = exp(at.load(scores + c) * softmax_scale - max_f);
+      at.store(scores + c, e);
+      lane_sum = lane_sum + at.valid_or(e, zero);
+    });
+    const float sum = V::reduce_add(lane_sum);
+    const F factor = V::set1((r.keep_bits == nullptr ? 1.0f : r.scale) / sum);
+    for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F e = at.load(scores + c);
+      at.store(scores + c, (r.keep_bits == nullptr ? e : V::keep(e, r.keep_bits, c)) * factor);
+    });
+    fill_zero(scores + r.num_keys, r.width - r.num_keys);
+    return max + logf(sum);
+  }
+
+  static void softmax_backward(float* scores, float* dp, float lse, float delta, const SoftmaxRow& row) {
+    const SoftmaxRow r = row;
+    const F softmax_scale = V::set1(r.softmax_scale), lse_f = V::set1(lse), delta_f = V::set1(delta);
+    const F scale = V::set1(r.scale);
+    const bool empty = lse == -INFINITY;  // nothing to attend to: P is 0, not e^inf
+    const int64_t num_keys = empty ? 0 : r.num_keys;
+    for_columns(num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F p = exp(at.load(scores + c) * softmax_scale - lse_f);
+      const F dp_kept = keep_and_scale(at.load(dp + c), r.keep_bits, c, scale);
+      at.store(scores + c, keep_and_scale(p, r.keep_bits, c, scale));
+      at.store(dp + c, p * softmax_scale * (dp_kept - delta_f));
+    });
+    fill_zero(scores + num_keys, r.width - num_keys);
+    fill_zero(dp + num_keys, r.width - num_keys);
+  }
+
+  static constexpr Kernels table(const char* name) {
+    return {
+        name, keep_bits, apply_keep_bits, layer_norm_forward, layer_norm_backward, softmax_forward, softmax_backward};
+  }
+};
+
+}  // namespace bert_fast::dropout
+
+#endif  // BERT_FAST_DROPOUT_KERNELS_BODY_H_

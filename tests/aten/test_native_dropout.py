@@ -1,0 +1,373 @@
+"""Native dropout routines, per instruction set: masks against the specification to the bit, arithmetic against fp64."""
+
+import itertools
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_fast import native as native_loader
+from bert_fast.reference import dropout as spec
+from bert_fast.testing.compare import assert_close_to_truth
+
+SITE = spec.dropout_site(spec.DropoutSite.MLP_OUTPUT, layer=11)
+SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0)
+PROBABILITIES = (0.0, 0.1, 0.5, 1 - 2**-16, 1.0)
+EPS = 1e-12
+
+
+@pytest.fixture(params=["avx512", "avx2", "portable"])
+def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The extension with one instruction set forced."""
+    module = native_loader.load()
+    if module is None:
+        pytest.skip(str(native_loader.unavailable_reason()))
+    if request.param not in module.simd_levels():
+        pytest.skip(f"this processor or build has no {request.param}")
+    module.force_simd_level(request.param)
+    yield module
+    module.force_simd_level("auto")
+
+
+def random_coords(num_rows: int) -> Tensor:
+    """Coordinates that no rule connects: rows of a batch of 1000, positions of sequences of 512."""
+    rows, positions = torch.randint(0, 1000, (num_rows,)), torch.randint(0, 512, (num_rows,))
+    return torch.stack([rows, positions], dim=1).to(torch.int32)
+
+
+def random_arguments(p: float) -> tuple[Tensor, dict[str, int | float]]:
+    """A seed tensor and the keyword arguments by which the routines draw the same mask."""
+    seed = int(torch.randint(-(2**62), 2**62, (1,)))
+    common = {"seed": seed, "site": SITE, "threshold": spec.dropout_threshold(p), "scale": spec.dropout_scale(p)}
+    return torch.tensor([seed]), common
+
+
+@pytest.mark.parametrize("num_columns", [1, 7, 8, 9, 31, 63, 64, 65, 129, 384, 768, 1000])
+@pytest.mark.parametrize("p", PROBABILITIES)
+def test_keep_mask_is_the_specification(native: ModuleType, num_columns: int, p: float) -> None:
+    coords = random_coords(5)
+    for seed, site in itertools.product(SEEDS, (0, SITE, 2**31)):
+        mask = torch.full((5, num_columns), 7, dtype=torch.uint8)
+        for reading in (seed, seed % 2**64):  # as a signed and as an unsigned number
+            native.keep_mask(
+                mask.data_ptr(), 5, num_columns, coords.data_ptr(), reading, site, spec.dropout_threshold(p), 1
+            )
+        expected = spec.keep_mask(torch.tensor([seed]), site, coords, num_columns, p)
+        assert torch.equal(mask, expected.to(torch.uint8)), f"seed {seed}, site {site}"
+
+
+@pytest.mark.parametrize("num_columns", [1, 5, 16, 17, 384, 771])
+@pytest.mark.parametrize("p", PROBABILITIES)
+def test_dropout_is_the_specification_to_the_bit(native: ModuleType, num_columns: int, p: float) -> None:
+    coords, (seed, common) = random_coords(9), random_arguments(p)
+    wide = torch.randn(9, num_columns + 3)
+    x = wide[:, :num_columns]
+    expected = spec.dropout_fwd(x, p, seed, coords, SITE)
+    out = torch.full((9, num_columns), torch.nan)
+    native.dropout(
+        out.data_ptr(), x.data_ptr(), 9, num_columns, x.stride(0), coords.data_ptr(), **common, num_threads=1
+    )
+    assert torch.equal(out, expected)
+    in_place = x.contiguous().clone()
+    native.dropout(
+        in_place.data_ptr(),
+        in_place.data_ptr(),
+        9,
+        num_columns,
+        num_columns,
+        coords.data_ptr(),
+        **common,
+        num_threads=2,
+    )
+    assert torch.equal(in_place, expected)
+
+
+def layer_norm_inputs(num_rows: int, num_columns: int) -> SimpleNamespace:
+    def rows() -> Tensor:
+        return torch.randn(num_rows, num_columns)
+
+    def columns() -> Tensor:
+        return torch.randn(num_columns)
+
+    return SimpleNamespace(
+        x=rows(),
+        x_bias=columns(),
+        residual=rows() - 20,  # E[h^2] - E[h]^2 would lose most digits
+        weight=columns(),
+        bias=columns(),
+        dy=rows(),
+        coords=random_coords(num_rows),
+    )
+
+
+def composed_layer_norm(inputs: SimpleNamespace, keep: Tensor, scale: float, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Forward and backward by PyTorch's own operators and autograd."""
+    leaves = {
+        name: getattr(inputs, name).to(dtype).clone().requires_grad_()
+        for name in ("x", "x_bias", "residual", "weight", "bias")
+    }
+    h = leaves["residual"] + (leaves["x"] + leaves["x_bias"]) * keep.to(dtype) * scale
+    y = torch.nn.functional.layer_norm(h, h.shape[1:], leaves["weight"], leaves["bias"], EPS)
+    y.backward(inputs.dy.to(dtype))
+    variance = h.detach().var(dim=1, unbiased=False)
+    values = {"y": y, "h": h, "mean": h.mean(dim=1), "rstd": (variance + EPS).rsqrt()}
+    gradients = {"dx": "x", "dx_bias": "x_bias", "dresidual": "residual", "dweight": "weight", "dbias": "bias"}
+    return {n: v.detach() for n, v in values.items()} | {n: leaves[leaf].grad for n, leaf in gradients.items()}
+
+
+def native_layer_norm(
+    native: ModuleType, inputs: SimpleNamespace, common: dict[str, int | float], num_threads: int
+) -> dict[str, Tensor]:
+    num_rows, num_columns = inputs.x.shape
+    by_element = {n: torch.full_like(inputs.x, torch.nan) for n in ("y", "h", "dresidual", "dx")}
+    by_row = {n: torch.full((num_rows,), torch.nan) for n in ("mean", "rstd")}
+    by_column = {n: torch.full((num_columns,), torch.nan) for n in ("dx_bias", "dweight", "dbias")}
+    out = by_element | by_row | by_column
+    address = {n: t.data_ptr() for n, t in (vars(inputs) | out).items()}
+    size = {"num_rows": num_rows, "num_cols": num_columns, "coords": address["coords"], "num_threads": num_threads}
+    forward = ("x", "x_bias", "residual", "weight", "bias", "y", "h", "mean", "rstd")
+    native.dropout_add_layer_norm_fwd(**{n: address[n] for n in forward}, **size, **common, eps=EPS)
+    backward = ("dy", "h", "mean", "rstd", "weight", "dresidual", "dx", "dx_bias", "dweight", "dbias")
+    native.dropout_add_layer_norm_bwd(**{n: address[n] for n in backward}, **size, **common)
+    return out
+
+
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (3, 7), (4, 16), (67, 65), (130, 384), (257, 768)])
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_dropout_add_layer_norm(native: ModuleType, num_rows: int, num_columns: int, p: float) -> None:
+    inputs = layer_norm_inputs(num_rows, num_columns)
+    seed, common = random_arguments(p)
+    keep = spec.keep_mask(seed, SITE, inputs.coords, num_columns, p)
+    out = native_layer_norm(native, inputs, common, num_threads=2)
+    plain, truth = (
+        composed_layer_norm(inputs, keep, spec.dropout_scale(p), dtype) for dtype in (torch.float32, torch.float64)
+    )
+    if num_columns == 1:
+        # The variance is 0, and 1 / sqrt(eps) = 1e6 magnifies the rounding of h: only these are well defined.
+        names = {"h", "mean", "dbias"}
+    else:
+        names = set(out)
+    for name in sorted(names):
+        assert_close_to_truth("native_dropout_add_layer_norm", name, out[name], plain[name], truth[name])
+    assert not out["dx"][~keep].any(), "a dropped element has a gradient"
+
+
+@pytest.mark.parametrize("alias", ["x", "residual"])
+def test_layer_norm_forward_in_place_without_saving(native: ModuleType, alias: str) -> None:
+    inputs = layer_norm_inputs(33, 100)
+    expected = native_layer_norm(native, inputs, {"seed": 0, "site": 0, "threshold": 0, "scale": 1.0}, num_threads=1)
+    address = {n: t.data_ptr() for n, t in vars(inputs).items()}
+    native.dropout_add_layer_norm_fwd(
+        **{n: address[n] for n in ("x", "x_bias", "residual", "weight", "bias")},
+        **{"y": address[alias], "h": 0, "mean": 0, "rstd": 0, "num_rows": 33, "num_cols": 100, "eps": EPS},
+        **{"coords": 0, "seed": 0, "site": 0, "threshold": 0, "scale": 1.0, "num_threads": 1},
+    )
+    assert torch.equal(getattr(inputs, alias), expected["y"])
+
+
+def test_layer_norm_bits_do_not_depend_on_threads(native: ModuleType) -> None:
+    inputs = layer_norm_inputs(700, 200)
+    _, common = random_arguments(0.1)
+    one, many = (native_layer_norm(native, inputs, common, num_threads) for num_threads in (1, 5))
+    for name in one:
+        assert torch.equal(one[name], many[name]), name
+
+
+def attention_case(positions: str, lens: list[tuple[int, int]], num_heads: int) -> SimpleNamespace:
+    """A group of sequences inside packed tensors, with queries and keys of the given lengths.
+
+    positions: "plain" 0, 1, 2, ..; "shifted" 3, 4, 5, ..; "gaps" increasing with holes; "shuffled" in any order.
+    """
+    lens_q, lens_k = (torch.tensor(side, dtype=torch.int32) for side in zip(*lens, strict=True))
+    # The group starts at token 5 of the queries and token 2 of the keys: others come before and after it.
+    starts_q, starts_k = (
+        (torch.cumsum(side, 0) - side + first).to(torch.int32) for side, first in ((lens_q, 5), (lens_k, 2))
+    )
+
+    def token_coords(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
+        coords = torch.full((total, 2), 65535, dtype=torch.int32)
+        for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            choice = {
+                "plain": torch.arange(length),
+                "shifted": torch.arange(length) + 3,
+                "gaps": torch.randperm(3 * length)[:length].sort().values + 9,
+                "shuffled": torch.randperm(length + 40)[:length],
+            }[positions]
+            coords[start : start + length, 0] = 7 * row + 1
+            coords[start : start + length, 1] = choice.to(torch.int32)
+        return coords
+
+    max_q, max_k = int(lens_q.max()) + 2, int(lens_k.max()) + 3
+    total_q, total_k = int(lens_q.sum()) + 9, int(lens_k.sum()) + 4
+    return SimpleNamespace(
+        num_heads=num_heads,
+        max_q=max_q,
+        max_k=max_k,
+        starts_q=starts_q,
+        lens_q=lens_q,
+        starts_k=starts_k,
+        lens_k=lens_k,
+        coords_q=token_coords(starts_q, lens_q, total_q),
+        coords_k=token_coords(starts_k, lens_k, total_k),
+        scores=torch.randn(len(lens), num_heads, max_q, max_k) * 20,
+        dp=torch.randn(len(lens), num_heads, max_q, max_k),
+        delta=torch.randn(num_heads, total_q),
+        softmax_scale=0.3,
+    )
+
+
+def composed_softmax(
+    case: SimpleNamespace, index: int, seed: Tensor, p: float, causal: bool, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Sequence `index` by PyTorch's own operators: each [A, Sq, Sk]; lse [A, Sq]."""
+    start_q, len_q, start_k, len_k = (
+        int(side[index]) for side in (case.starts_q, case.lens_q, case.starts_k, case.lens_k)
+    )
+    coords_q = case.coords_q[start_q : start_q + len_q]
+    key_positions = case.coords_k[start_k : start_k + len_k, 1]
+    s = case.scores[index, :, :len_q, :len_k].to(dtype) * case.softmax_scale
+    if causal:
+        s = s.masked_fill(key_positions[None, None, :] > coords_q[None, :, 1:2], -torch.inf)
+    lse = s.logsumexp(dim=-1) if len_k else torch.full(s.shape[:2], -torch.inf, dtype=dtype)
+    probabilities = torch.where(torch.isneginf(lse)[..., None], 0.0, (s - lse[..., None]).exp())
+    keep = spec.attention_keep_mask(seed, SITE, coords_q, key_positions, case.num_heads, p)
+    scale = keep.to(dtype) * spec.dropout_scale(p)
+    delta = case.delta[:, start_q : start_q + len_q, None].to(dtype)
+    dp = case.dp[index, :, :len_q, :len_k].to(dtype)
+    return {
+        "dropped": probabilities * scale,
+        "lse": lse,
+        "ds": case.softmax_scale * probabilities * (dp * scale - delta),
+    }
+
+
+def native_softmax(
+    native: ModuleType, case: SimpleNamespace, common: dict[str, int | float], causal: bool, num_threads: int = 2
+) -> dict[str, Tensor]:
+    """Forward and backward on copies whose padding is poisoned with NaN."""
+    padding = torch.ones_like(case.scores, dtype=torch.bool)
+    for index, (len_q, len_k) in enumerate(zip(case.lens_q.tolist(), case.lens_k.tolist(), strict=True)):
+        padding[index, :, :len_q, :len_k] = False
+    dropped, recomputed, ds = (t.masked_fill(padding, torch.nan) for t in (case.scores, case.scores, case.dp))
+    lse = torch.full_like(case.delta, torch.nan)
+    sides = ("starts_q", "lens_q", "starts_k", "lens_k", "coords_q", "coords_k")
+    arguments = {name: getattr(case, name).data_ptr() for name in sides} | {
+        "num_groups": len(case.lens_q),
+        "num_heads": case.num_heads,
+        "max_q": case.max_q,
+        "max_k": case.max_k,
+        "lse_stride": lse.shape[1],
+        "softmax_scale": case.softmax_scale,
+        "causal": causal,
+        "num_threads": num_threads,
+    }
+    native.softmax_dropout_fwd(scores=dropped.data_ptr(), lse=lse.data_ptr(), **arguments, **common)
+    native.softmax_dropout_bwd(
+        **{"scores": recomputed.data_ptr(), "dp": ds.data_ptr(), "lse": lse.data_ptr()},
+        **{"delta": case.delta.data_ptr()},
+        **arguments,
+        **common,
+    )
+    for name, tensor in (("dropped", dropped), ("recomputed", recomputed), ("ds", ds)):
+        assert (tensor[padding] == 0).all(), f"{name}: padding is not exactly 0"
+    return {"dropped": dropped, "recomputed": recomputed, "ds": ds, "lse": lse}
+
+
+LENGTHS = {
+    "one": [(1, 1)],
+    "odd": [(5, 5), (0, 0), (17, 17), (33, 33)],
+    "cross": [(7, 70), (3, 0), (9, 129)],
+    "blocks": [(64, 64), (24, 24)],
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("positions", ["plain", "shifted", "gaps", "shuffled"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_softmax_dropout(native: ModuleType, lengths: str, positions: str, causal: bool, p: float) -> None:
+    case = attention_case(positions, LENGTHS[lengths], num_heads=3)
+    seed, common = random_arguments(p)
+    out = native_softmax(native, case, common, causal)
+    for index, (len_q, len_k) in enumerate(LENGTHS[lengths]):
+        plain, truth = (
+            composed_softmax(case, index, seed, p, causal, dtype) for dtype in (torch.float32, torch.float64)
+        )
+        start = int(case.starts_q[index])
+        actual = {name: out[name][index, :, :len_q, :len_k] for name in ("dropped", "recomputed", "ds")}
+        lse = out["lse"][:, start : start + len_q]
+        dead = torch.isneginf(truth["lse"])
+        assert torch.equal(torch.isneginf(lse), dead)
+        assert_close_to_truth("native_softmax_dropout", "lse", lse[~dead], plain["lse"][~dead], truth["lse"][~dead])
+        for name, expected in (("dropped", "dropped"), ("recomputed", "dropped"), ("ds", "ds")):
+            assert_close_to_truth("native_softmax_dropout", name, actual[name], plain[expected], truth[expected])
+        # The mask itself, not just values near 0: whatever is not tiny is kept or dropped as specified.
+        large = truth["dropped"] > 1e-30
+        assert ((actual["dropped"] != 0) >= large).all()
+        assert (actual["dropped"][truth["dropped"] == 0] == 0).all()
+    untouched = torch.ones_like(out["lse"], dtype=torch.bool)
+    for start, length in zip(case.starts_q.tolist(), case.lens_q.tolist(), strict=True):
+        untouched[:, start : start + length] = False
+    assert out["lse"][untouched].isnan().all(), "lse was written outside the group"
+
+
+def test_softmax_bits_do_not_depend_on_threads(native: ModuleType) -> None:
+    case = attention_case("plain", [(150, 150), (20, 150), (0, 3), (80, 90)], num_heads=4)
+    _, common = random_arguments(0.1)
+    one, many = (native_softmax(native, case, common, causal=False, num_threads=n) for n in (1, 5))
+    for name in one:
+        assert torch.equal(one[name], many[name]) or name == "lse"
+    assert torch.equal(one["lse"].nan_to_num(7.0), many["lse"].nan_to_num(7.0))
+
+
+def test_softmax_of_extreme_scores(native: ModuleType) -> None:
+    case = attention_case("plain", [(4, 40)], num_heads=1)
+    case.softmax_scale = 1.0
+    case.scores[0, 0, 0] = 3e38  # all equal, far beyond exp's range
+    case.scores[0, 0, 1] = -3e38
+    case.scores[0, 0, 2, :20] = -1e4  # underflows beside the other half
+    case.scores[0, 0, 2, 20:] = 0.0
+    case.scores[0, 0, 3, 7] = torch.nan
+    out = native_softmax(native, case, {"seed": 0, "site": 0, "threshold": 0, "scale": 1.0}, causal=False)
+    p = out["dropped"][0, 0]
+    assert torch.allclose(p[:2, :40], torch.full((2, 40), 1 / 40), rtol=1e-6, atol=0.0)
+    assert (p[2, :20] == 0).all() and torch.allclose(p[2, 20:40], torch.full((20,), 1 / 20), rtol=1e-6, atol=0.0)
+    assert p[3, :40].isnan().all(), "a NaN among the scores must not be hidden"
+
+
+def test_bad_arguments_are_named(native: ModuleType) -> None:
+    x = torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="coords"):
+        native.dropout(x.data_ptr(), x.data_ptr(), 2, 8, 8, 0, 0, 0, 6554, 1.0, 1)
+    with pytest.raises(ValueError, match="threshold"):
+        native.keep_mask(x.data_ptr(), 2, 8, x.data_ptr(), 0, 0, 65537, 1)
+    with pytest.raises(ValueError, match="num_rows"):
+        native.keep_mask(x.data_ptr(), -1, 8, x.data_ptr(), 0, 0, 1, 1)
+    with pytest.raises(ValueError, match=r"simd level.*portable"):
+        native.force_simd_level("neon")
+    case = attention_case("plain", [(4, 4)], num_heads=1)
+    case.lens_k += 100
+    with pytest.raises(ValueError, match="lens_k"):
+        native_softmax(native, case, {"seed": 0, "site": 0, "threshold": 0, "scale": 1.0}, causal=False)
+    case = attention_case("plain", [(4, 4)], num_heads=1)
+    case.coords_k[:, 1] = 65536
+    with pytest.raises(ValueError, match="coords_k"):
+        native_softmax(native, case, {"seed": 0, "site": 0, "threshold": 1, "scale": 1.0}, causal=False)
+
+
+def test_empty_tensors(native: ModuleType) -> None:
+    native.dropout(0, 0, 0, 8, 8, 1, 0, 0, 6554, 1.0, 2)
+    native.keep_mask(0, 0, 8, 1, 0, 0, 6554, 2)
+    columns = torch.full((3, 4), torch.nan)
+    native.dropout_add_layer_norm_bwd(
+        *(0, 0, 0, 0, 0, 0, 0), *(c.data_ptr() for c in columns), 0, 4, 1, 0, 0, 6554, 1.0, 2
+    )
+    assert (columns == 0).all(), "column sums over no rows are 0"
+
+
+def test_every_level_is_listed_and_portable_is_last(native: ModuleType) -> None:
+    assert native.simd_levels()[-1] == "portable"
+    assert native.simd_level() in native.simd_levels()
+    assert all(isinstance(present, bool) for present in native.cpu_features().values())
