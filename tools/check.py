@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter]      (default: all)
 
-    lint         ruff, mypy and clang-format, nothing is rewritten
+    lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
@@ -45,6 +45,7 @@ def lint() -> list[Outcome]:
         "ruff format": [_tool("ruff"), "format", "--check"],
         "mypy": [sys.executable, "-m", "mypy"],
         "clang-format": [_tool("clang-format"), "--dry-run", "-Werror", *cpp_files],
+        "documentation": [sys.executable, "tools/build_docs.py", "--check"],
     }
     return [_run(name, command) for name, command in commands.items()]
 
