@@ -197,7 +197,7 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path}: expected an object with a non-empty 'weight_map'")
     for key, name in weight_map.items():
         # A name with a path in it could make us read files outside the checkpoint.
-        if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX_SUFFIX):
+        if not isinstance(name, str) or not name or Path(name).name != name or name.endswith(INDEX_SUFFIX):
             raise CheckpointError(f"{path}: weight_map[{key!r}]: expected a file name, got {name!r}")
     return weight_map
 
@@ -249,9 +249,14 @@ def load_into(
             f"the file holds {list_names(list(state_dict), 5)}; the model expects {list_names(list(targets), 5)}"
         )
     _check_tied(targets, sources, state_dict, source)
-    loaded = {_storage(targets[key]) for key in sources}
+    known = {_storage(targets[key]) for key in sources}
+    missing = []
+    for key in match.missing:  # a tied parameter under its first name only, and not at all if another name is loaded
+        if (storage := _storage(targets[key])) not in known:
+            known.add(storage)
+            missing.append(key)
     report = LoadReport(
-        missing=tuple(key for key in match.missing if _storage(targets[key]) not in loaded),
+        missing=tuple(missing),
         unexpected=match.unexpected,
         mismatched=tuple(mismatched),
     )
