@@ -1,0 +1,59 @@
+"""Cross entropy of class scores, averaged over the rows that carry a label.
+
+For a row z [C] with label c, smoothing s, and lse = log sum exp(z):
+
+    loss_row = (1 - s) * (lse - z_c) + s * (lse - mean(z))
+    loss     = sum of loss_row over labelled rows / number of labelled rows
+    dz       = dloss / number * (softmax(z) - (1 - s) * onehot(c) - s / C),     0 for rows without a label
+
+Saved for backward: logits and lse. Rows labelled `ignore_index` count for nothing; where no row is left, loss and
+gradient are 0 (torch says NaN, which would end a training run over one batch without a masked word).
+Source of smoothing: Szegedy et al. 2016 (arXiv:1512.00567), section 7. Precision: fp32 (fp64 for fp64 logits), the
+loss too.
+"""
+
+import torch
+from torch import Tensor
+
+from bert_fast.reference.precision import wide
+
+__all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
+
+
+def _labelled(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """labels with 0 for ignored rows, which rows count [N] (bool), their number (at least 1, so that 0 / it is 0)."""
+    valid = labels != ignore_index
+    return labels.masked_fill(~valid, 0).long(), valid, valid.sum().clamp(min=1)
+
+
+def cross_entropy_fwd(
+    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The mean cross entropy of labelled rows.
+
+    logits (Tensor [N, C]); labels (Tensor [N], int): a class, or ignore_index.
+    Returns: loss (Tensor [], fp32; fp64 for fp64 logits); lse (Tensor [N], likewise).
+    """
+    z = wide(logits)
+    classes, valid, number = _labelled(labels, ignore_index)
+    lse = torch.logsumexp(z, dim=1)
+    rows = lse - (1.0 - label_smoothing) * z.gather(1, classes[:, None]).squeeze(1)
+    if label_smoothing > 0.0:
+        rows = rows - label_smoothing * z.mean(dim=1)
+    return torch.where(valid, rows, 0.0).sum() / number, lse
+
+
+def cross_entropy_bwd(
+    dloss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """dlogits (Tensor [N, C], dtype of logits) for dloss (Tensor [])."""
+    z = wide(logits)
+    classes, valid, number = _labelled(labels, ignore_index)
+    onehot = torch.zeros_like(z).scatter_(1, classes[:, None], 1.0)
+    dz = torch.exp(z - lse[:, None]) - (1.0 - label_smoothing) * onehot - label_smoothing / z.shape[1]
+    return (torch.where(valid[:, None], dz, 0.0) * (dloss / number)).to(logits.dtype)
