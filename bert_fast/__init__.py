@@ -1,1 +1,27 @@
 """BERT training kernels, drop-in modules and a C++ WordPiece tokenizer."""
+
+from bert_fast import ops
+from bert_fast._version import __version__
+from bert_fast.backend import explain, use_backend
+from bert_fast.errors import BackendError, CheckpointError
+from bert_fast.models import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+)
+
+__all__ = [
+    "BackendError",
+    "BertConfig",
+    "BertForMaskedLM",
+    "BertForPreTraining",
+    "BertForSequenceClassification",
+    "BertModel",
+    "CheckpointError",
+    "__version__",
+    "explain",
+    "ops",
+    "use_backend",
+]

@@ -4,6 +4,9 @@ Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again
 k and lse, so 4 tensors [T, A, D] and one [A, T] are saved, and the working set of one sequence stays in the cache.
 """
 
+import itertools
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,11 +24,12 @@ def attention_fwd(
     """(out, lse), as `reference.attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=_statistics_dtype(q))
-    rows = _RowOps(q, lse, softmax_scale, dropout_p, seed, coords_q, coords_k, site, causal)
-    for span_q, span_k in _spans(cu_seqlens_q, cu_seqlens_k):
+    rows = _RowOps(q, lse, cu_seqlens_q, cu_seqlens_k, softmax_scale, dropout_p, seed, coords_q, coords_k, site, causal)
+    for sequence in rows.sequences:
+        q_b, k_b, v_b = _heads(q, sequence.q), _heads(k, sequence.k), _heads(v, sequence.k)
         # [A, Sq, D] x [A, D, Sk] -> [A, Sq, Sk]
-        probs = rows.softmax_dropout(_matmul(_heads(q, span_q), _heads(k, span_k).transpose(1, 2)), span_q, span_k)
-        out[slice(*span_q)] = _matmul(probs, _heads(v, span_k)).transpose(0, 1)
+        probs = rows.softmax_dropout(torch.bmm(q_b, k_b.transpose(1, 2)), sequence)
+        out[sequence.q] = torch.bmm(probs, v_b).transpose(0, 1)
     return out, lse
 
 
@@ -37,102 +41,123 @@ def attention_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dq, dk, dv), as `reference.attention`."""
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    # delta = rowsum(dout * out) = rowsum(P * dP): the term that the softmax's normalisation takes back. [A, Tq]
-    delta = (dout.to(lse.dtype) * out).sum(-1).t().contiguous()
-    rows = _RowOps(q, lse, softmax_scale, dropout_p, seed, coords_q, coords_k, site, causal)
-    for span_q, span_k in _spans(cu_seqlens_q, cu_seqlens_k):
-        q_b, do_b, k_b, v_b = _heads(q, span_q), _heads(dout, span_q), _heads(k, span_k), _heads(v, span_k)
-        scores = _matmul(q_b, k_b.transpose(1, 2))
-        dprobs = _matmul(do_b, v_b.transpose(1, 2))
-        probs, dscores = rows.softmax_dropout_bwd(scores, dprobs, delta, span_q, span_k)
-        dv[slice(*span_k)] = _matmul(probs.transpose(1, 2), do_b).transpose(0, 1)
-        dq[slice(*span_q)] = _matmul(dscores, k_b).transpose(0, 1)
-        dk[slice(*span_k)] = _matmul(dscores.transpose(1, 2), q_b).transpose(0, 1)
+    rows = _RowOps(q, lse, cu_seqlens_q, cu_seqlens_k, softmax_scale, dropout_p, seed, coords_q, coords_k, site, causal)
+    delta = rows.native_delta(dout, out)
+    for sequence in rows.sequences:
+        q_b, k_b, v_b = _heads(q, sequence.q), _heads(k, sequence.k), _heads(v, sequence.k)
+        dout_b = _heads(dout, sequence.q)
+        scores = torch.bmm(q_b, k_b.transpose(1, 2))
+        dprobs = torch.bmm(dout_b, v_b.transpose(1, 2))
+        probs, dscores = rows.softmax_dropout_bwd(scores, dprobs, delta, sequence)
+        dv[sequence.k] = torch.bmm(probs.transpose(1, 2), dout_b).transpose(0, 1)
+        dq[sequence.q] = torch.bmm(dscores, k_b).transpose(0, 1)
+        dk[sequence.k] = torch.bmm(dscores.transpose(1, 2), q_b).transpose(0, 1)
     return dq, dk, dv
+
+
+class _Sequence(NamedTuple):
+    """One sequence of the batch: its index, and where its queries and keys stand."""
+
+    index: int
+    q: slice
+    k: slice
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _spans(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """((start, end) of the queries, of the keys) of every sequence that has queries."""
-    edges_q, edges_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    spans = zip(zip(edges_q, edges_q[1:], strict=False), zip(edges_k, edges_k[1:], strict=False), strict=True)
-    return [(span_q, span_k) for span_q, span_k in spans if span_q[1] > span_q[0]]
+def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> list[_Sequence]:
+    """Every sequence that has queries."""
+    spans = (itertools.pairwise(edges.tolist()) for edges in (cu_seqlens_q, cu_seqlens_k))
+    return [
+        _Sequence(index, slice(*span_q), slice(*span_k))
+        for index, (span_q, span_k) in enumerate(zip(*spans, strict=True))
+        if span_q[1] > span_q[0]
+    ]
 
 
-def _heads(x: Tensor, span: tuple[int, int]) -> Tensor:
+def _heads(x: Tensor, tokens: slice) -> Tensor:
     """One sequence of [T, A, D] as [A, S, D], a view."""
-    return x[span[0] : span[1]].transpose(0, 1)
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    return torch.bmm(a, b)
+    return x[tokens].transpose(0, 1)
 
 
 class _RowOps:
     """Softmax and dropout of one call's score rows, in C++ where it can be, else by tensor arithmetic."""
 
     def __init__(
-        self, q: Tensor, lse: Tensor, softmax_scale: float, dropout_p: float, seed: Tensor | None,
-        coords_q: Tensor, coords_k: Tensor, site: int, causal: bool,
+        self, q: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, softmax_scale: float,
+        dropout_p: float, seed: Tensor | None, coords_q: Tensor, coords_k: Tensor, site: int, causal: bool,
     ) -> None:  # fmt: skip
-        self.lib = routines(q)
+        self.sequences = _sequences(cu_seqlens_q, cu_seqlens_k)
         self.lse, self.softmax_scale, self.causal = lse, softmax_scale, causal
         self.dropout_p, self.seed, self.site = dropout_p, seed, site
         self.coords_q, self.coords_k = coords_q, coords_k
-        self.native_dropout = dropout_arguments(dropout_p, seed, site) if self.lib is not None else None
+        self.lib = routines(q)
+        if self.lib is not None:
+            self.starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()  # int32; element b is sequence b's
+            self.lengths = self.starts[0].diff(), self.starts[1].diff()
+            self.dropout_arguments = dropout_arguments(dropout_p, seed, site)
 
-    def softmax_dropout(self, scores: Tensor, span_q: tuple[int, int], span_k: tuple[int, int]) -> Tensor:
+    def softmax_dropout(self, scores: Tensor, sequence: _Sequence) -> Tensor:
         """Scores [A, Sq, Sk] to dropped probabilities (in place where possible); writes lse."""
         if self.lib is not None and scores.numel():
-            self.lib.softmax_dropout_fwd(scores.data_ptr(), self.lse.data_ptr(), *self._native_arguments(scores, span_q, span_k))
+            self.lib.softmax_dropout_fwd(
+                scores.data_ptr(), self.lse.data_ptr(), *self._native_arguments(scores, sequence)
+            )
             return scores
-        scaled = self._scaled(scores, span_q, span_k)
+        scaled = self._scaled(scores, sequence)
         lse = torch.logsumexp(scaled, dim=-1)  # -inf for a row without keys
-        self.lse[:, slice(*span_q)] = lse
+        self.lse[:, sequence.q] = lse
         probs = self._probabilities(scaled, lse)
-        return self._drop(probs, span_q, span_k).to(scores.dtype)
+        return self._drop(probs, sequence).to(scores.dtype)
 
     def softmax_dropout_bwd(
-        self, scores: Tensor, dprobs: Tensor, delta: Tensor, span_q: tuple[int, int], span_k: tuple[int, int]
+        self, scores: Tensor, dprobs: Tensor, delta: Tensor | None, sequence: _Sequence
     ) -> tuple[Tensor, Tensor]:
-        """(dropped probabilities, d(unscaled scores)), in place where possible."""
-        if self.lib is not None and scores.numel():
+        """(dropped probabilities, d(unscaled scores)), in place where possible; delta is `native_delta`'s."""
+        if delta is not None and scores.numel():
             self.lib.softmax_dropout_bwd(
                 scores.data_ptr(), dprobs.data_ptr(), self.lse.data_ptr(), delta.data_ptr(),
-                *self._native_arguments(scores, span_q, span_k),
+                *self._native_arguments(scores, sequence),
             )  # fmt: skip
             return scores, dprobs
-        probs = self._probabilities(self._scaled(scores, span_q, span_k), self.lse[:, slice(*span_q)])
-        dprobs = self._drop(dprobs.to(probs.dtype), span_q, span_k)
-        dscores = self.softmax_scale * probs * (dprobs - delta[:, slice(*span_q)].unsqueeze(-1))
-        return self._drop(probs, span_q, span_k).to(scores.dtype), dscores.to(scores.dtype)
+        probs = self._probabilities(self._scaled(scores, sequence), self.lse[:, sequence.q])
+        dprobs = self._drop(dprobs.to(probs.dtype), sequence)
+        # From P and dP, not from dout and out: in half precision the rounding of out would not cancel.
+        delta = (probs * dprobs).sum(-1, keepdim=True)
+        dscores = self.softmax_scale * probs * (dprobs - delta)
+        return self._drop(probs, sequence).to(scores.dtype), dscores.to(scores.dtype)
 
-    def _native_arguments(self, scores: Tensor, span_q: tuple[int, int], span_k: tuple[int, int]) -> tuple:
+    def native_delta(self, dout: Tensor, out: Tensor) -> Tensor | None:
+        """rowsum(dout * out) = rowsum(P * dP), what the softmax's normalisation takes back: [A, Tq]; None if not native."""
+        return None if self.lib is None else (dout * out).sum(-1).t().contiguous()
+
+    def _native_arguments(self, scores: Tensor, sequence: _Sequence) -> tuple:
         num_heads, len_q, len_k = scores.shape
-        assert self.native_dropout is not None
+        offset = 4 * sequence.index  # bytes into the int32 arrays
+        spans = (
+            array.data_ptr() + offset for array in (self.starts[0], self.lengths[0], self.starts[1], self.lengths[1])
+        )
         return (
-            1, num_heads, len_q, len_k, [span_q[0]], [len_q], [span_k[0]], [len_k], self.lse.shape[1],
-            self.softmax_scale, address(self.coords_q), address(self.coords_k), *self.native_dropout, self.causal,
-            torch.get_num_threads(),
+            1, num_heads, len_q, len_k, *spans, self.lse.shape[1], self.softmax_scale, address(self.coords_q),
+            address(self.coords_k), *self.dropout_arguments, self.causal, torch.get_num_threads(),
         )  # fmt: skip
 
-    def _scaled(self, scores: Tensor, span_q: tuple[int, int], span_k: tuple[int, int]) -> Tensor:
+    def _scaled(self, scores: Tensor, sequence: _Sequence) -> Tensor:
         scaled = scores.to(self.lse.dtype) * self.softmax_scale
         if self.causal:
-            later = self.coords_k[slice(*span_k), 1] > self.coords_q[slice(*span_q), 1:]
+            later = self.coords_k[sequence.k, 1] > self.coords_q[sequence.q, 1:]
             scaled = scaled.masked_fill(later, -torch.inf)
         return scaled
 
     def _probabilities(self, scaled: Tensor, lse: Tensor) -> Tensor:
         return torch.exp(scaled - lse.unsqueeze(-1).masked_fill(lse.isinf().unsqueeze(-1), 0.0))
 
-    def _drop(self, x: Tensor, span_q: tuple[int, int], span_k: tuple[int, int]) -> Tensor:
+    def _drop(self, x: Tensor, sequence: _Sequence) -> Tensor:
         if self.dropout_p == 0.0 or self.seed is None:
             return x
         keep = attention_keep_mask(
-            self.seed, self.site, self.coords_q[slice(*span_q)], self.coords_k[slice(*span_k), 1], len(x), self.dropout_p
+            self.seed, self.site, self.coords_q[sequence.q], self.coords_k[sequence.k, 1], len(x), self.dropout_p
         )
         return x * keep * dropout_scale(self.dropout_p)

@@ -59,7 +59,13 @@ def dropout_add_layer_norm_bwd(
     )
     dresidual = dresidual.to(h.dtype)
     dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if dropout_p > 0.0 else dresidual
-    return dx, dresidual, dx.sum(0, dtype=dweight.dtype).to(weight.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+    return (
+        dx,
+        dresidual,
+        dx.sum(0, dtype=dweight.dtype).to(weight.dtype),
+        dweight.to(weight.dtype),
+        dbias.to(weight.dtype),
+    )
 
 
 def _layer_norm_operands(*operands):

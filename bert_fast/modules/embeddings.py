@@ -53,9 +53,7 @@ class BertEmbeddings(nn.Module):
         x = self.LayerNorm(x)  # [T, H]
         if not self.training:
             return x
-        return dropout(
-            x, self.dropout_p, seed=seed, coords=packing.coords, site=dropout_site(DropoutSite.EMBEDDING)
-        )
+        return dropout(x, self.dropout_p, seed=seed, coords=packing.coords, site=dropout_site(DropoutSite.EMBEDDING))
 
     @staticmethod
     def _lookup(name: str, ids: Tensor, table: nn.Embedding) -> Tensor:

@@ -1,1 +1,20 @@
-"""The functional API."""
+"""The functional API: every op is a registered custom op with autograd, runs on any back-end, and explains itself."""
+
+from bert_fast.ops.attention import attention
+from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
+from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
+from bert_fast.ops.linear_gelu import linear_gelu
+from bert_fast.ops.packing import Packing
+from bert_fast.ops.qkv_projection import qkv_projection
+
+__all__ = [
+    "DropoutSite",
+    "Packing",
+    "attention",
+    "draw_seed",
+    "dropout",
+    "dropout_add_layer_norm",
+    "dropout_site",
+    "linear_gelu",
+    "qkv_projection",
+]

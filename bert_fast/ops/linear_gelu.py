@@ -38,9 +38,7 @@ def linear_gelu(
 
 
 @torch.library.custom_op("bert_fast::linear_gelu_fwd", mutates_args=())
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, backend: str
-) -> tuple[Tensor, Tensor]:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, backend: str) -> tuple[Tensor, Tensor]:
     return resolve("linear_gelu", OpSpec.of(x), backend).linear_gelu_fwd(x, weight, bias, approximate)
 
 

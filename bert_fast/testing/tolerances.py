@@ -30,16 +30,28 @@ _DEFAULT = {
 }
 
 # (op, output) -> tolerance per dtype, where the default is too tight or too loose; each with its reason.
-_SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {}
+_SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
+    # dS = P * (dP - delta): where one key takes all, plain torch cancels to exactly 0 and the recomputed P leaves an
+    # error of eps * |dout| |v| |k|, which dropout's scale multiplies: a few 1e-6 for normal inputs.
+    ("attention", "dq"): {torch.float32: Tolerance(2.0, 5e-6)},
+    ("attention", "dk"): {torch.float32: Tolerance(2.0, 5e-6)},
+}
 
 # name -> absolute bound, for comparisons with stored fixtures or with another implementation
 ABSOLUTE: dict[str, float] = {
+    # Stored norms and gradients of MiniLM's masked-LM loss, fp64 truth; fp32 is within 2e-6 relative per tensor (fixture
+    # notes). Held relative to each tensor's largest element, with room for another order of summation.
+    "minilm_gradients": 1e-5,
     # Stored MiniLM outputs are fp32 on another machine, themselves within 3.3e-6 of fp64 (fixture notes).
     "minilm_embeddings": 2e-5,
 }
 
 # name -> relative bound
 RELATIVE: dict[str, float] = {
+    # Reference and Hugging Face, both in fp64: two orders of summation of the same sums, through a few layers and back.
+    "reference_vs_transformers_fp64": 1e-11,
+    # Hugging Face takes a decoder's loss in fp32, whatever the model's dtype.
+    "reference_vs_transformers_causal_loss": 1e-6,
     # Fast and reference training from one seed, fp32, 50 steps: rounding differences amplified by AdamW's division.
     "training_loss_50_steps": 1e-4,
 }

@@ -1,0 +1,150 @@
+"""Whole models: bert_fast against Hugging Face's BertModel on the same weights, lengths and gradients."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import interleaved
+from benchmarks.registry import SHAPES, Case
+
+__all__ = ["draw_lengths", "run_case", "saved_bytes_per_layer"]
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "length_distributions"
+VOCAB_SIZE = 30522
+
+
+def draw_lengths(case: Case, num_batches: int) -> list[list[int]]:
+    """Lengths of the sequences of every batch."""
+    count = num_batches * case.batch_size
+    if case.lengths == "full":
+        return [[case.max_len] * case.batch_size] * num_batches
+    sample = json.loads((DATA / f"{case.lengths}.json").read_text())["sample_lengths"]
+    lengths = [min(length, case.max_len) for length in sample]
+    if case.order == "sorted":  # windows of 50 batches, as a bucketing sampler does; batches spread over the window
+        window = sorted(lengths[: 50 * case.batch_size])
+        batches = [window[i : i + case.batch_size] for i in range(0, len(window), case.batch_size)]
+        step = len(batches) // num_batches
+        return [batches[step // 2 + i * step] for i in range(num_batches)]
+    return [lengths[i : i + case.batch_size] for i in range(0, count, case.batch_size)]
+
+
+def make_models(shape: str, dropout_p: float, num_layers: int | None = None) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """(bert_fast, Hugging Face) models of one shape with equal random weights."""
+    import transformers
+
+    import bert_fast
+
+    size = SHAPES[shape]
+    arguments = dict(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.num_layers if num_layers is None else num_layers,
+        num_attention_heads=size.num_heads,
+        intermediate_size=size.intermediate_size,
+        hidden_dropout_prob=dropout_p,
+        attention_probs_dropout_prob=dropout_p,
+    )
+    theirs = transformers.BertModel(transformers.BertConfig(**arguments, attn_implementation="sdpa"))
+    ours = bert_fast.BertModel(bert_fast.BertConfig(**arguments))
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    return ours, theirs
+
+
+def _padded_batch(lengths: list[int]) -> dict[str, Tensor]:
+    longest = max(lengths)
+    keep_mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
+    input_ids = torch.randint(1000, VOCAB_SIZE, keep_mask.shape) * keep_mask
+    return {"input_ids": input_ids, "attention_mask": keep_mask.long()}
+
+
+def _step(model: torch.nn.Module, batch: dict[str, Tensor], gradient: Tensor | None) -> Callable[[], None]:
+    def inference() -> None:
+        with torch.inference_mode():
+            model(**batch)
+
+    def training() -> None:
+        model(**batch).last_hidden_state.backward(gradient)
+        model.zero_grad(set_to_none=True)
+
+    return inference if gradient is None else training
+
+
+def run_case(case: Case, rounds: int, num_batches: int) -> dict[str, object]:
+    """Times one case; returns real tokens/s of both sides, fill, ratio, and the ratio aimed at."""
+    torch.manual_seed(0)
+    random.seed(0)
+    is_training = case.mode == "training"
+    models = dict(zip(("bert_fast", "transformers"), make_models(case.shape, 0.1 if is_training else 0.0), strict=True))
+    batches = [_padded_batch(lengths) for lengths in draw_lengths(case, num_batches)]
+    real = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    padded = sum(batch["attention_mask"].numel() for batch in batches)
+    hidden = SHAPES[case.shape].hidden_size
+    gradients = [
+        torch.randn(*batch["input_ids"].shape, hidden) * batch["attention_mask"][:, :, None] if is_training else None
+        for batch in batches
+    ]
+    contestants: dict[str, Callable[[], object]] = {}
+    for name, model in models.items():
+        model.train(is_training)
+        steps = [_step(model, batch, gradient) for batch, gradient in zip(batches, gradients, strict=True)]
+        contestants[name] = lambda steps=steps: [step() for step in steps]
+    times = interleaved(contestants, rounds)
+    fill = real / padded
+    return {
+        "case": case.name,
+        "fill": round(fill, 4),
+        "real_tokens": real,
+        "bert_fast_tokens_per_s": round(real / times["bert_fast"].median, 1),
+        "transformers_tokens_per_s": round(real / times["transformers"].median, 1),
+        "ratio": round(times["bert_fast"].speedup_over(times["transformers"]), 3),
+        "goal": round(max(0.9 / fill, 1.0), 3),
+        "bert_fast_s": [round(s, 4) for s in times["bert_fast"].seconds],
+        "transformers_s": [round(s, 4) for s in times["transformers"].seconds],
+    }
+
+
+def saved_bytes_per_layer(shape: str = "base", batch_size: int = 8, length: int = 512) -> dict[str, object]:
+    """Bytes one encoder layer keeps for backward (distinct storages, without parameters), ours and Hugging Face's.
+
+    The difference between two-layer and one-layer models, counted with saved-tensor hooks at dropout 0.1.
+    """
+    import transformers
+
+    counts: dict[str, int] = {}
+    for attention in ("eager", "sdpa"):
+        totals: dict[str, list[int]] = {"bert_fast": [], "transformers": []}
+        for num_layers in (1, 2):
+            ours, theirs = make_models(shape, 0.1, num_layers)
+            theirs = transformers.BertModel._from_config(theirs.config, attn_implementation=attention)
+            for name, model in (("bert_fast", ours), ("transformers", theirs)):
+                model.train()
+                totals[name].append(_saved_bytes(model, torch.randint(1000, VOCAB_SIZE, (batch_size, length))))
+        counts["bert_fast"] = totals["bert_fast"][1] - totals["bert_fast"][0]
+        counts[f"transformers_{attention}"] = totals["transformers"][1] - totals["transformers"][0]
+    return {
+        "case": f"saved_bytes_per_layer/{shape}/B{batch_size}/S{length}",
+        **counts,
+        "share_of_eager": round(counts["bert_fast"] / counts["transformers_eager"], 4),
+        "share_of_sdpa": round(counts["bert_fast"] / counts["transformers_sdpa"], 4),
+    }
+
+
+def _saved_bytes(model: torch.nn.Module, input_ids: Tensor) -> int:
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, int] = {}
+    keep = []  # a storage freed and reused would be counted once
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+            keep.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=input_ids).last_hidden_state.sum()
+    return sum(storages.values())

@@ -1,0 +1,66 @@
+"""THE list of benchmark cases: each is declared once, here."""
+
+from dataclasses import dataclass
+
+__all__ = ["CASES", "SHAPES", "Case", "ModelShape"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A published BERT size."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+
+    @property
+    def encoder_flops_per_token(self) -> int:
+        """Forward flops of the matrix products of one token, without attention scores: 2 per parameter."""
+        per_layer = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size
+        return 2 * self.num_layers * per_layer
+
+
+SHAPES = {
+    "minilm": ModelShape(384, 6, 12, 1536),
+    "base": ModelShape(768, 12, 12, 3072),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One whole-model comparison with Hugging Face's BertModel (SDPA) on the same padded batches.
+
+    lengths: a file of ../shared/data/length_distributions without its ending, or "full" (all `max_len`).
+    order: "random" (batches as they come) or "sorted" (batches of neighbours after sorting by length).
+    mode: "inference" (no gradients) or "training" (dropout 0.1, forward and backward; no optimizer, which costs both
+        sides the same).
+    """
+
+    shape: str
+    lengths: str
+    max_len: int
+    order: str
+    mode: str
+    batch_size: int = 32
+
+    @property
+    def name(self) -> str:
+        """Stable name used in results and on the command line."""
+        return f"{self.shape}/{self.lengths}@{self.max_len}/{self.order}/{self.mode}"
+
+
+_LENGTHS = (
+    ("single_books", 512, "random"),
+    ("squad_windows_384_stride128", 384, "random"),
+    ("single_books", 512, "sorted"),
+    ("squad_windows_384_stride128", 384, "sorted"),
+    ("full", 128, "random"),
+)
+
+CASES = tuple(
+    Case(shape, lengths, max_len, order, mode)
+    for shape in SHAPES
+    for lengths, max_len, order in _LENGTHS
+    for mode in ("inference", "training")
+)
