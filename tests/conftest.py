@@ -16,9 +16,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(reason="torch sees no CUDA or ROCm device")
     no_interpreter = pytest.mark.skip(reason="needs TRITON_INTERPRET=1 from the start of the process")
     for item in items:
-        if "gpu" in item.keywords and not torch.cuda.is_available():
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
-        if "interpreter" in item.keywords and not SETTINGS.triton_interpret:
+        if item.get_closest_marker("interpreter") and not SETTINGS.triton_interpret:
             item.add_marker(no_interpreter)
 
 
