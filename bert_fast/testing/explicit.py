@@ -27,4 +27,4 @@ def explicit_function(
         def backward(ctx: Any, *doutputs: Tensor) -> Any:
             return tuple(backward(ctx.saved, *doutputs))
 
-    return Explicit.apply  # type: ignore[no-any-return, no-untyped-call]
+    return Explicit.apply
