@@ -1,4 +1,4 @@
-"""WordPiece tokenization in plain Python: the oracle of the C++ core, and its stand-in where the extension is not built.
+"""WordPiece tokenization in plain Python: the oracle of the C++ core, and its stand-in where that is not built.
 
 It does what Hugging Face `tokenizers` 0.23 does with BertNormalizer, BertPreTokenizer and WordPiece, one step after the
 other and without tricks:
@@ -328,7 +328,7 @@ def _decompose_character(c: str) -> str:
     first_hangul, last_hangul = tables.HANGUL[0]
     if not first_hangul <= code_point <= last_hangul:
         return tables.NFD.get(code_point, c)
-    # Hangul syllables are numbered by lead, vowel, tail (Unicode standard, section 3.12): 21 vowels, 28 tails with none.
+    # Syllables are numbered by lead, vowel, tail (Unicode standard, section 3.12): 21 vowels, 28 tails with "none".
     lead_and_vowel, tail = divmod(code_point - first_hangul, 28)
     lead, vowel = divmod(lead_and_vowel, 21)
     return chr(0x1100 + lead) + chr(0x1161 + vowel) + (chr(0x11A7 + tail) if tail else "")

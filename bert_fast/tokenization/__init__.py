@@ -1,1 +1,8 @@
 """The Python face of the C++ WordPiece core."""
+
+from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.encoding import BatchEncoding, CharSpan, Encoding, TokenSpan
+from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.tokenization.tokenizer import BertTokenizer
+
+__all__ = ["AddedToken", "BatchEncoding", "BertTokenizer", "CharSpan", "Encoding", "PackedBatch", "TokenSpan"]

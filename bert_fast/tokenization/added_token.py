@@ -1,0 +1,55 @@
+"""Tokens that are recognised in the text before it is split: special tokens and those a user adds."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["AddedToken"]
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """One added token; the fields mean what they mean in Hugging Face `tokenizers`.
+
+    Args:
+        content: the text to look for, and the name of the token.
+        single_word: only where no word character stands on either side.
+        lstrip: takes the whitespace before it along.
+        rstrip: takes the whitespace after it along.
+        normalized: matches the normalized content in the normalized text (not the text as given).
+        special: left out by `decode(..., skip_special_tokens=True)`.
+    """
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+    def __str__(self) -> str:
+        return self.content
+
+    @classmethod
+    def from_any(cls, value: Any, special: bool, name: str) -> "AddedToken":
+        """From a string, a dict as files hold it, or anything with these attributes (`tokenizers.AddedToken`).
+
+        Raises:
+            TypeError: `value`, called `name` in the message, is none of these.
+        """
+        if isinstance(value, str):
+            return cls(value, normalized=not special, special=special)
+        if isinstance(value, dict) and isinstance(value.get("content"), str):
+            fields = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
+            return cls(**{"special": special, "normalized": not special, **fields})
+        if isinstance(getattr(value, "content", None), str):
+            read = {key: getattr(value, key) for key in cls.__dataclass_fields__}
+            return cls(**{**read, "special": special or read["special"]})
+        raise TypeError(f"{name}: expected a str or an AddedToken, got {type(value).__name__}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, as configuration files hold them."""
+        return asdict(self)
+
+    def for_engine(self, token_id: int) -> tuple[str, int, bool, bool, bool, bool]:
+        """The tuple that the engines' constructors take."""
+        return self.content, token_id, self.single_word, self.lstrip, self.rstrip, self.normalized

@@ -1,0 +1,129 @@
+"""One call of the tokenizer, from parsed inputs to the returned dictionary."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_fast.tokenization.encoding import BatchEncoding, Encodings
+from bert_fast.tokenization.engine import Engine
+from bert_fast.tokenization.inputs import Inputs
+from bert_fast.tokenization.layout import Layout, arrange, plan_rows
+from bert_fast.tokenization.options import Returned, Shape, padded_width
+from bert_fast.tokenization.padding import to_tensor
+
+__all__ = ["Specials", "encode_batch", "tokenize_segments"]
+
+
+class Specials(NamedTuple):
+    """Ids of the tokens that are put around the text, and the type id of padding."""
+
+    pad_id: int
+    cls_id: int
+    sep_id: int
+    pad_token_type_id: int
+
+    def by_code(self) -> tuple[int, ...]:
+        """Ids by `Code`; the entries of A and B are never used."""
+        return self.pad_id, self.cls_id, 0, self.sep_id, 0, self.sep_id
+
+
+class Segments(NamedTuple):
+    """Tokens of all segments, flat."""
+
+    ids: np.ndarray  # int32 [N]
+    cu_segments: np.ndarray  # int64 [S + 1]
+    offsets: np.ndarray | None  # int32 [N, 2]
+    word_ids: np.ndarray | None  # int32 [N]
+
+
+def tokenize_segments(engine: Engine, inputs: Inputs, origins: bool) -> Segments:
+    """Tokenizes everything in one call of the engine; `origins` asks for offsets and word ids too."""
+    ids, cu_seqlens, offsets, word_ids = engine.encode(inputs.strings, offsets=origins, word_ids=origins)
+    if inputs.words_per_segment is None:
+        return Segments(ids, cu_seqlens, offsets, word_ids)
+    # The engine saw words: a segment is several of its texts, and the number of a word is its place in the segment.
+    words = np.array(inputs.words_per_segment, dtype=np.int64)
+    first_word = np.concatenate([[0], np.cumsum(words)]).astype(np.int64)
+    if origins:
+        place = np.arange(first_word[-1]) - np.repeat(first_word[:-1], words)
+        word_ids = np.repeat(place, np.diff(cu_seqlens)).astype(np.int32)
+    return Segments(ids, cu_seqlens[first_word], offsets, word_ids)
+
+
+def encode_batch(
+    engine: Engine,
+    inputs: Inputs,
+    shape: Shape,
+    returned: Returned,
+    specials: Specials,
+    token_of: Callable[[int], str],
+) -> BatchEncoding:
+    """Tokenizes, truncates, pads and collects what was asked for.
+
+    Raises:
+        ValueError: see `plan_rows`; rows of different lengths cannot become a torch tensor.
+    """
+    segments = tokenize_segments(engine, inputs, returned.offsets_mapping)
+    rows = plan_rows(
+        segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens, returned.overflowing_tokens
+    )
+    # Overflowing rows do not widen the batch: only those of special tokens alone are shorter than their overflow.
+    is_main = np.diff(rows.sample, prepend=-1) > 0
+    text_lengths = rows.length[is_main].sum(axis=1)
+    if shape.add_special_tokens:
+        text_lengths = text_lengths + 2 + rows.has_pair[is_main]
+    width = padded_width(int(text_lengths.max(initial=0)), shape.padding, shape.max_length, shape.pad_to_multiple_of)
+    layout = arrange(rows, len(segments.ids), shape.add_special_tokens, width, shape.padding_side)
+    by_code = specials.by_code()
+
+    flat = {"input_ids": layout.fill(segments.ids, by_code)}
+    if returned.token_type_ids:
+        flat["token_type_ids"] = layout.lookup((specials.pad_token_type_id, 0, 0, 0, 1, 1))
+    if returned.attention_mask:
+        flat["attention_mask"] = layout.lookup((0, 1, 1, 1, 1, 1))
+    if returned.special_tokens_mask:
+        flat["special_tokens_mask"] = layout.lookup((1, 1, 0, 1, 0, 1))
+    if segments.offsets is not None:
+        flat["offset_mapping"] = layout.fill(segments.offsets, (0,) * 6)
+
+    is_single = not inputs.is_batched and returned.tensors is None and not returned.overflowing_tokens
+    data = {name: _shaped(values, layout, returned.tensors, is_single) for name, values in flat.items()}
+    if returned.length:
+        data["length"] = _listed(np.diff(layout.row_starts), returned.tensors)
+    if returned.overflowing_tokens:
+        data["overflow_to_sample_mapping"] = _listed(rows.sample, returned.tensors)
+
+    def origins() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        found = segments if segments.offsets is not None else tokenize_segments(engine, inputs, True)
+        assert found.offsets is not None and found.word_ids is not None
+        return found.ids, found.offsets, found.word_ids
+
+    return BatchEncoding(data, Encodings(layout, origins, by_code, specials.pad_token_type_id, token_of))
+
+
+def _shaped(values: np.ndarray, layout: Layout, tensors: str | None, is_single: bool) -> Any:
+    """Flat values as a matrix (tensors) or as lists of rows; the only row itself if `is_single`."""
+    num_rows = len(layout.row_starts) - 1
+    width = layout.width
+    if tensors is not None and width is not None:
+        return to_tensor(values.reshape(num_rows, width, *values.shape[1:]), tensors)
+    if tensors == "pt":
+        to_tensor([[0], [0, 0]], tensors)  # raises with the advice to pad
+    bounds = layout.row_starts.tolist()
+    if tensors == "np":
+        ragged = np.empty(num_rows, dtype=object)
+        ragged[:] = [values[start:stop] for start, stop in itertools.pairwise(bounds)]
+        return ragged
+    items: list[Any] = values.tolist()
+    if values.ndim == 2:
+        items = list(map(tuple, items))
+    if is_single:
+        return items
+    return [items[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def _listed(values: np.ndarray, tensors: str | None) -> Any:
+    """One number per row."""
+    return values.tolist() if tensors is None else to_tensor(values, tensors)

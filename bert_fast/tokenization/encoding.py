@@ -1,0 +1,285 @@
+"""What a call of the tokenizer returns: a dictionary of ids and masks that also knows where every token came from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_fast.tokenization.layout import Layout
+
+__all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "TokenSpan"]
+
+TokenArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids [T], offsets [T, 2], word ids [T]
+
+
+class CharSpan(NamedTuple):
+    """Start and stop in code points of the original string (or word)."""
+
+    start: int
+    end: int
+
+
+class TokenSpan(NamedTuple):
+    """First token and the one after the last."""
+
+    start: int
+    end: int
+
+
+class Encoding:
+    """One row of a batch: its tokens and where they came from. Lists are made when asked for."""
+
+    def __init__(self, arrays: dict[str, np.ndarray], tokens: Sequence[str]) -> None:
+        self._arrays = arrays
+        self.tokens = list(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Encoding(tokens={self.tokens})"
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids."""
+        return self._list("ids")
+
+    @property
+    def type_ids(self) -> list[int]:
+        """0 for the first segment, 1 for the second."""
+        return self._list("type_ids")
+
+    @property
+    def attention_mask(self) -> list[int]:
+        """0 for padding."""
+        return self._list("attention_mask")
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        """1 for special tokens that were added, and for padding."""
+        return self._list("special_tokens_mask")
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """(start, stop) in the original string of each token; (0, 0) for added special tokens and padding."""
+        return [(start, stop) for start, stop in self._list("offsets")]
+
+    @property
+    def word_ids(self) -> list[int | None]:
+        """Index of each token's word in its segment; None for added special tokens and padding."""
+        return [None if word < 0 else word for word in self._list("word_ids")]
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        """Index of each token's segment; None for added special tokens and padding."""
+        return [None if segment < 0 else segment for segment in self._list("sequence_ids")]
+
+    def tokens_where(
+        self, sequence_index: int | None, array: str, test: Callable[[np.ndarray], np.ndarray]
+    ) -> list[int]:
+        """Indices of the text tokens (of one segment, or of any) whose entry in `array` passes."""
+        segments = self._arrays["sequence_ids"]
+        in_segment = segments >= 0 if sequence_index is None else segments == sequence_index
+        return [int(index) for index in np.flatnonzero(in_segment & test(self._arrays[array]))]
+
+    def _list(self, name: str) -> list[Any]:
+        values: list[Any] = self._arrays[name].tolist()
+        return values
+
+
+class Encodings(Sequence[Encoding]):
+    """The rows of a batch as `Encoding`s.
+
+    Offsets and word ids are found by tokenizing the texts again when they are first asked for, unless the call wanted
+    them: most batches go straight into a model, and should not pay for them. Pickling asks for them.
+
+    Args:
+        layout: where each token is.
+        find_tokens: returns ids, offsets and word ids of all segments, flat; called at most once.
+        special: ids by `Code`, for what is not text.
+        pad_token_type_id: type id of padding.
+        token_of: token string of an id.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        find_tokens: Callable[[], TokenArrays],
+        special: tuple[int, ...],
+        pad_token_type_id: int,
+        token_of: Callable[[int], str],
+    ) -> None:
+        self._layout = layout
+        self._find_tokens: Callable[[], TokenArrays] | None = find_tokens
+        self._special = special
+        self._pad_token_type_id = pad_token_type_id
+        self._token_of: Callable[[int], str] | None = token_of
+        self._found: tuple[dict[str, np.ndarray], dict[int, str]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._layout.row_starts) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of a batch of {len(self)}")
+        arrays, names = self._materialise()
+        row = index % len(self)
+        piece = slice(self._layout.row_starts[row], self._layout.row_starts[row + 1])
+        mine = {name: values[piece] for name, values in arrays.items()}
+        return Encoding(mine, [names[token_id] for token_id in mine["ids"].tolist()])
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._materialise()
+        return {**self.__dict__, "_find_tokens": None, "_token_of": None}
+
+    def _materialise(self) -> tuple[dict[str, np.ndarray], dict[int, str]]:
+        """Values per position, and the names of the ids that occur."""
+        if self._found is None:
+            assert self._find_tokens is not None and self._token_of is not None
+            ids, offsets, word_ids = self._find_tokens()
+            layout = self._layout
+            arrays = {
+                "ids": layout.fill(ids, self._special),
+                "offsets": layout.fill(offsets, (0,) * 6),
+                "word_ids": layout.fill(word_ids, (-1,) * 6),
+                "sequence_ids": layout.lookup((-1, -1, 0, -1, 1, -1)),
+                "type_ids": layout.lookup((self._pad_token_type_id, 0, 0, 0, 1, 1)),
+                "attention_mask": layout.lookup((0, 1, 1, 1, 1, 1)),
+                "special_tokens_mask": layout.lookup((1, 1, 0, 1, 0, 1)),
+            }
+            token_of = self._token_of
+            self._found = arrays, {token_id: token_of(token_id) for token_id in np.unique(arrays["ids"]).tolist()}
+        return self._found
+
+
+class BatchEncoding(dict[str, Any]):
+    """A dictionary of `input_ids`, `attention_mask`, ... for `model(**encoding)`; keys are attributes too.
+
+    Where the tokenizer made it, `tokens`, `word_ids` and the other methods below map between tokens, words and
+    characters. With two numbers, the methods of the form `token_to_chars(batch_index, token_index)` take the row first;
+    with one, they mean row 0. `encoding[i]` is row i as an `Encoding`.
+
+    Args:
+        data: the entries.
+        encodings: the rows; None if nothing but the entries is known.
+    """
+
+    def __init__(self, data: Mapping[str, Any] | None = None, encodings: Encodings | None = None) -> None:
+        super().__init__(data or {})
+        self.__dict__["_encodings"] = encodings
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return super().__getitem__(key)
+        if isinstance(key, slice) and self.encodings is None:
+            return {name: value[key] for name, value in self.items()}
+        return self._rows()[key]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has neither attribute nor entry {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self), self.encodings)
+
+    def copy(self) -> "BatchEncoding":
+        """A shallow copy."""
+        return BatchEncoding(self, self.encodings)
+
+    @property
+    def encodings(self) -> Encodings | None:
+        """The rows, or None."""
+        encodings: Encodings | None = self.__dict__["_encodings"]
+        return encodings
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether rows know their tokens, words and characters."""
+        return self.encodings is not None
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> "BatchEncoding":
+        """Moves every tensor to `device`, in place; returns itself."""
+        for key, value in self.items():
+            if hasattr(value, "to") and callable(value.to):
+                self[key] = value.to(device=device, non_blocking=non_blocking)
+        return self
+
+    def tokens(self, batch_index: int = 0) -> list[str]:
+        """The token strings of a row."""
+        return list(self._rows()[batch_index].tokens)
+
+    def word_ids(self, batch_index: int = 0) -> list[int | None]:
+        """Per token of a row the index of its word; None for added special tokens and padding."""
+        return self._rows()[batch_index].word_ids
+
+    words = word_ids
+
+    def sequence_ids(self, batch_index: int = 0) -> list[int | None]:
+        """Per token of a row 0 (first text), 1 (second text) or None."""
+        return self._rows()[batch_index].sequence_ids
+
+    def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
+        """Which text a token belongs to."""
+        row, token = self._locate(batch_or_token_index, token_index)
+        return row.sequence_ids[token]
+
+    def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
+        """Which word of its text a token belongs to."""
+        row, token = self._locate(batch_or_token_index, token_index)
+        return row.word_ids[token]
+
+    def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
+        """Where a token stands in its text; None for added special tokens and padding."""
+        row, token = self._locate(batch_or_token_index, token_index)
+        return None if row.sequence_ids[token] is None else CharSpan(*row.offsets[token])
+
+    def char_to_token(
+        self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
+    ) -> int | None:
+        """The token that covers a character of the text; None for whitespace and what normalization removes."""
+        row, char = self._locate(batch_or_char_index, char_index)
+        hits = row.tokens_where(sequence_index, "offsets", lambda spans: (spans[:, 0] <= char) & (char < spans[:, 1]))
+        return hits[0] if hits else None
+
+    def word_to_tokens(
+        self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
+    ) -> TokenSpan | None:
+        """First token of a word and the one after its last; None if the row has none of it."""
+        row, word = self._locate(batch_or_word_index, word_index)
+        hits = row.tokens_where(sequence_index, "word_ids", lambda words: words == word)
+        return TokenSpan(hits[0], hits[-1] + 1) if hits else None
+
+    def word_to_chars(
+        self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
+    ) -> CharSpan | None:
+        """Where a word stands in its text."""
+        row, _ = self._locate(batch_or_word_index, word_index)
+        span = self.word_to_tokens(batch_or_word_index, word_index, sequence_index)
+        return None if span is None else CharSpan(row.offsets[span.start][0], row.offsets[span.end - 1][1])
+
+    def char_to_word(
+        self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
+    ) -> int | None:
+        """The word that covers a character of the text."""
+        row, _ = self._locate(batch_or_char_index, char_index)
+        token = self.char_to_token(batch_or_char_index, char_index, sequence_index)
+        return None if token is None else row.word_ids[token]
+
+    def _rows(self) -> Encodings:
+        if self.encodings is None:
+            raise ValueError(
+                "this BatchEncoding holds entries only; tokens and words are known to those that a call made"
+            )
+        return self.encodings
+
+    def _locate(self, batch_or_index: int, index: int | None) -> tuple[Encoding, int]:
+        """The row and the index in it, from one number or two."""
+        batch, inner = (0, batch_or_index) if index is None else (batch_or_index, index)
+        return self._rows()[batch], inner

@@ -1,0 +1,51 @@
+"""Which implementation splits the text: the C++ core, or the pure-Python reference where it is missing."""
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from bert_fast import native
+from bert_fast.reference import wordpiece
+
+__all__ = ["Engine", "make_engine"]
+
+
+class Engine(Protocol):
+    """What both implementations offer; immutable, so threads may share one."""
+
+    def encode(
+        self, texts: Sequence[str | bytes], *, offsets: bool = False, word_ids: bool = False, num_threads: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Ragged ids of all texts; see `bert_fast.reference.wordpiece.WordPiece.encode`."""
+        ...
+
+    def normalize(self, text: str) -> str:
+        """The text as the vocabulary is matched against it."""
+        ...
+
+    def pre_tokenize(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """The words of a text and where they stand."""
+        ...
+
+
+def make_engine(vocab: Sequence[str], **options: Any) -> Engine:
+    """A WordPiece over `vocab`; options as those of `bert_fast.reference.wordpiece.WordPiece`."""
+    engine: Engine = _implementation()(vocab, **options)
+    return engine
+
+
+@functools.cache  # cached, so that the warning comes once
+def _implementation() -> Any:
+    module = native.load()
+    if hasattr(module, "WordPiece"):
+        return module.WordPiece  # type: ignore[union-attr]
+    reason = native.unavailable_reason() or "the extension was built without the tokenizer; build it again"
+    warnings.warn(
+        f"the C++ tokenizer is not there, a slow one in pure Python takes its place (same results): {reason}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return wordpiece.WordPiece

@@ -1,0 +1,218 @@
+"""Reading and writing the files of a tokenizer as transformers and tokenizers know them.
+
+Where files disagree: arguments of the caller, then tokenizer_config.json (with the older special_tokens_map.json and
+added_tokens.json), then tokenizer.json, then defaults. The vocabulary is that of tokenizer.json if there is one.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.special_tokens import NAMED_TOKENS
+from bert_fast.tokenization.vocab import read_vocab, vocab_from_mapping, vocab_to_text, write_atomically
+
+__all__ = ["read_tokenizer", "tokenizer_json", "write_tokenizer"]
+
+VOCAB_FILE = "vocab.txt"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, AddedToken]]:
+    """Reads a directory, a vocab.txt or a tokenizer.json.
+
+    Returns:
+        Arguments for the constructor, `vocab` among them as a list, with keys of configuration files that it does not
+        know; the added tokens by id. The truncation and padding that a tokenizer.json carries are not applied to calls
+        (as in transformers); only the padding side is taken over.
+
+    Raises:
+        FileNotFoundError: nothing there, or neither vocab.txt nor tokenizer.json in the directory.
+        ValueError: a file is not what its name says, or holds a tokenizer that is not BERT's.
+    """
+    path = Path(path)
+    if path.is_file():
+        if path.suffix == ".json":
+            return _read_tokenizer_json(path)
+        return {"vocab": read_vocab(path)}, {}
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"there is no directory or file {path}; models are not fetched from the network by name"
+        )
+    options: dict[str, Any]
+    added: dict[int, AddedToken]
+    if (path / TOKENIZER_FILE).is_file():
+        options, added = _read_tokenizer_json(path / TOKENIZER_FILE)
+    elif (path / VOCAB_FILE).is_file():
+        options, added = {"vocab": read_vocab(path / VOCAB_FILE)}, {}
+    else:
+        raise FileNotFoundError(f"{path} holds neither {TOKENIZER_FILE} nor {VOCAB_FILE}")
+    config = _read_json(path / CONFIG_FILE)
+    added_decoder = config.pop("added_tokens_decoder", None)
+    if added_decoder is None:
+        config.update(_read_json(path / SPECIAL_TOKENS_FILE))
+    for token_id, value in (added_decoder or {}).items():
+        added[int(token_id)] = AddedToken.from_any(value, False, f"added_tokens_decoder[{token_id}]")
+    named = {_content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None}
+    for token, token_id in _read_json(path / ADDED_TOKENS_FILE).items():
+        added.setdefault(token_id, AddedToken.from_any(token, token in named, ADDED_TOKENS_FILE))
+    return {**options, **config}, added
+
+
+def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
+    state = _read_json(path)
+    model = state.get("model") or {}
+    # Older files leave the type out; only WordPiece has max_input_chars_per_word and a mapping as vocabulary.
+    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
+        raise ValueError(f"{path}: expected a WordPiece model, got {model.get('type')}")
+    added = {
+        int(entry["id"]): AddedToken.from_any(entry, False, f"{path.name}: added_tokens")
+        for entry in state.get("added_tokens") or []
+    }
+    options: dict[str, Any] = {"vocab": vocab_from_mapping(model["vocab"])}
+    for option, key in (
+        ("unk_token", "unk_token"),
+        ("max_input_chars_per_word", "max_input_chars_per_word"),
+        ("continuing_subword_prefix", "continuing_subword_prefix"),
+    ):
+        if model.get(key) is not None:
+            options[option] = model[key]
+    options.update(_read_normalizer(path, state.get("normalizer")))
+    pre_tokenizer = (state.get("pre_tokenizer") or {}).get("type")
+    if pre_tokenizer != "BertPreTokenizer":
+        raise ValueError(f"{path}: expected the pre-tokenizer BertPreTokenizer, got {pre_tokenizer}")
+    options.update(_read_post_processor(path, state.get("post_processor")))
+    padding = state.get("padding") or {}
+    if padding.get("direction"):
+        options["padding_side"] = padding["direction"].lower()
+    return options, added
+
+
+def _read_normalizer(path: Path, normalizer: dict[str, Any] | None) -> dict[str, Any]:
+    kind = (normalizer or {}).get("type")
+    if normalizer is None or kind != "BertNormalizer":
+        raise ValueError(f"{path}: expected the normalizer BertNormalizer, got {kind}")
+    names = {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+        "clean_text": "clean_text",
+    }
+    return {option: normalizer[key] for option, key in names.items() if key in normalizer}
+
+
+def _read_post_processor(path: Path, processor: dict[str, Any] | None) -> dict[str, Any]:
+    """The names of [CLS] and [SEP], from either form in which the library writes BERT's template."""
+    if processor is None:
+        return {}
+    if processor.get("type") == "BertProcessing":
+        return {"cls_token": processor["cls"][0], "sep_token": processor["sep"][0]}
+    pieces = [next(iter(piece.items())) for piece in processor.get("single") or []]
+    if [kind for kind, _ in pieces] != ["SpecialToken", "Sequence", "SpecialToken"]:
+        raise ValueError(f"{path}: expected a post-processor that makes [CLS] A [SEP], got {processor.get('type')}")
+    return {"cls_token": pieces[0][1]["id"], "sep_token": pieces[2][1]["id"]}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def tokenizer_json(
+    vocab: list[str], added: dict[int, AddedToken], engine_options: dict[str, Any], special: dict[str, tuple[str, int]]
+) -> dict[str, Any]:
+    """The state that `tokenizers.Tokenizer.from_file` reads, without truncation and padding.
+
+    Args:
+        vocab: tokens by id.
+        added: added tokens by id.
+        engine_options: arguments of the engine's constructor.
+        special: "cls_token" and "sep_token" -> (content, id); "unk_token" likewise.
+    """
+    (cls, cls_id), (sep, sep_id) = special["cls_token"], special["sep_token"]
+
+    def token(content: str, type_id: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": content, "type_id": type_id}}
+
+    def text(name: str, type_id: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": type_id}}
+
+    single = [token(cls, 0), text("A", 0), token(sep, 0)]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": token_id, **entry.as_dict()} for token_id, entry in sorted(added.items())],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": engine_options["clean_text"],
+            "handle_chinese_chars": engine_options["handle_chinese_chars"],
+            "strip_accents": engine_options["strip_accents"],
+            "lowercase": engine_options["lowercase"],
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, text("B", 1), token(sep, 1)],
+            "special_tokens": {
+                content: {"id": content, "ids": [token_id], "tokens": [content]}
+                for content, token_id in ((cls, cls_id), (sep, sep_id))
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": engine_options["continuing_prefix"], "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": special["unk_token"][0],
+            "continuing_subword_prefix": engine_options["continuing_prefix"],
+            "max_input_chars_per_word": engine_options["max_word_chars"],
+            "vocab": {entry: token_id for token_id, entry in enumerate(vocab)},
+        },
+    }
+
+
+def write_tokenizer(
+    directory: str | os.PathLike[str],
+    vocab: list[str],
+    state: dict[str, Any],
+    config: dict[str, Any],
+    special_tokens: dict[str, Any],
+    prefix: str = "",
+) -> tuple[str, ...]:
+    """Writes vocab.txt, tokenizer.json, special_tokens_map.json and tokenizer_config.json, each atomically.
+
+    Raises:
+        NotADirectoryError: `directory` is a file.
+    """
+    directory = Path(directory)
+    if directory.is_file():
+        raise NotADirectoryError(f"save_directory: {directory} is a file")
+    directory.mkdir(parents=True, exist_ok=True)
+    contents = {
+        VOCAB_FILE: vocab_to_text(vocab),
+        TOKENIZER_FILE: json.dumps(state, ensure_ascii=False, indent=2),
+        SPECIAL_TOKENS_FILE: json.dumps(special_tokens, ensure_ascii=False, indent=2),
+        CONFIG_FILE: json.dumps(config, ensure_ascii=False, indent=2, sort_keys=True),
+    }
+    written = []
+    for name, text in contents.items():
+        path = directory / f"{prefix}{name}"
+        write_atomically(path, text if text.endswith("\n") else text + "\n")
+        written.append(str(path))
+    return tuple(written)

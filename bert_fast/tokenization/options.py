@@ -1,0 +1,137 @@
+"""The arguments of a call that decide how long rows are and what comes back, checked and resolved."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from bert_fast.tokenization.layout import Truncation
+
+__all__ = ["LARGE_LENGTH", "Returned", "Shape", "padded_width", "resolve_shape", "tensor_kind"]
+
+LARGE_LENGTH = int(1e20)  # a model_max_length above this means "no limit" (transformers stores 1e30)
+
+_PADDING = ("longest", "max_length", "do_not_pad")
+_TRUNCATION = ("longest_first", "only_first", "only_second", "do_not_truncate")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How long rows may be and how they are filled up."""
+
+    add_special_tokens: bool
+    truncation: Truncation | None
+    padding: str  # "longest", "max_length" or "do_not_pad"
+    max_length: int | None
+    pad_to_multiple_of: int | None
+    padding_side: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Which entries the dictionary gets, and in what form."""
+
+    token_type_ids: bool
+    attention_mask: bool
+    special_tokens_mask: bool = False
+    offsets_mapping: bool = False
+    length: bool = False
+    overflowing_tokens: bool = False
+    tensors: str | None = None  # "pt", "np" or None for lists
+
+
+def resolve_shape(
+    *,
+    padding: Any,
+    truncation: Any,
+    max_length: Any,
+    stride: Any,
+    pad_to_multiple_of: Any,
+    padding_side: str,
+    truncation_side: str,
+    model_max_length: int,
+    add_special_tokens: bool,
+    has_pad_token: bool,
+) -> Shape:
+    """Resolves what a caller left open, as transformers does.
+
+    A `max_length` alone means truncation; without one, truncation and padding="max_length" take `model_max_length`, and
+    do nothing if that is no limit either.
+
+    Raises:
+        ValueError: a value out of range or an unknown strategy; padding without a padding token; truncation to a length
+            that is not a multiple of `pad_to_multiple_of`.
+    """
+    max_length = _check_int("max_length", max_length, 0)
+    stride = _check_int("stride", stride, 0) or 0
+    pad_to_multiple_of = _check_int("pad_to_multiple_of", pad_to_multiple_of, 1)
+    if padding_side not in ("right", "left"):
+        raise ValueError(f"padding_side: expected 'right' or 'left', got {padding_side!r}")
+    fill = _strategy("padding", padding, _PADDING, "longest", "do_not_pad")
+    if truncation is None and max_length is not None and fill == "do_not_pad":
+        truncation = True
+    cut = _strategy("truncation", truncation, _TRUNCATION, "longest_first", "do_not_truncate")
+    needs_length = fill == "max_length" or cut != "do_not_truncate"
+    if max_length is None and needs_length and model_max_length <= LARGE_LENGTH:
+        max_length = model_max_length
+    if fill != "do_not_pad" and not has_pad_token:
+        raise ValueError("padding: the tokenizer has no pad_token; set one, for example with add_special_tokens")
+    if cut == "do_not_truncate" or max_length is None:
+        return Shape(add_special_tokens, None, fill, max_length, pad_to_multiple_of, padding_side)
+    if fill != "do_not_pad" and pad_to_multiple_of and max_length % pad_to_multiple_of:
+        raise ValueError(
+            f"pad_to_multiple_of: with truncation, max_length ({max_length}) must be a multiple of it, "
+            f"got {pad_to_multiple_of}"
+        )
+    cutting = Truncation(cut, max_length, stride, truncation_side)
+    return Shape(add_special_tokens, cutting, fill, max_length, pad_to_multiple_of, padding_side)
+
+
+def padded_width(longest: int, strategy: str, max_length: int | None, pad_to_multiple_of: int | None) -> int:
+    """The length to pad to; 0 for none.
+
+    Args:
+        longest: length of the longest row.
+        strategy: "longest", "max_length" or "do_not_pad".
+        max_length: None with "max_length" pads nothing, as a model without a limit has none.
+        pad_to_multiple_of: rounds the length up.
+    """
+    if strategy == "do_not_pad" or (strategy == "max_length" and max_length is None):
+        return 0
+    width = longest if strategy == "longest" or max_length is None else max_length
+    if pad_to_multiple_of:
+        width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
+    return width
+
+
+def tensor_kind(return_tensors: Any) -> str | None:
+    """The kind that `return_tensors` names: "pt", "np" or None.
+
+    Raises:
+        ValueError: it names another.
+    """
+    kind = getattr(return_tensors, "value", return_tensors)
+    if kind not in (None, "pt", "np"):
+        raise ValueError(f"return_tensors: expected 'pt', 'np' or None, got {return_tensors!r}")
+    return kind
+
+
+def _strategy(name: str, value: Any, known: tuple[str, ...], if_true: str, if_false: str) -> str:
+    """The strategy that a bool, a string or an enumeration of transformers names."""
+    value = getattr(value, "value", value)
+    if value is None or value is False:
+        return if_false
+    if value is True:
+        return if_true
+    if value not in known:
+        raise ValueError(f"{name}: expected True, False or one of {', '.join(known)}, got {value!r}")
+    return str(value)
+
+
+def _check_int(name: str, value: Any, least: int) -> int | None:
+    try:
+        number = None if value is None else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number is not None and (number < least or isinstance(value, bool)):
+        raise ValueError(f"{name}: expected an int of at least {least}, got {value!r}")
+    return number

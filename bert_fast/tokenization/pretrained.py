@@ -1,0 +1,114 @@
+"""The part of the tokenizer that reads and writes directories; the files themselves are in files.py."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_fast.tokenization.decode import TokenDecoder
+from bert_fast.tokenization.files import VOCAB_FILE, read_tokenizer, tokenizer_json, write_tokenizer
+from bert_fast.tokenization.special_tokens import NAMED_TOKENS
+from bert_fast.tokenization.vocab import vocab_to_text, write_atomically
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["StoredTokenizer"]
+
+# Arguments of transformers' from_pretrained that say where and how to fetch; nothing is fetched here.
+_FETCHING = {
+    *("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"),
+    *("trust_remote_code", "use_auth_token", "use_fast"),
+}
+# Keys that transformers leaves in tokenizer_config.json and that would mislead a reader of the saved one.
+_NOT_SAVED = {
+    *("backend", "is_local", "local_files_only", "max_length", "pad_to_multiple_of", "special_tokens_map_file"),
+    *("stride", "tokenizer_file", "truncation_strategy"),
+}
+
+
+class StoredTokenizer(TokenDecoder):
+    """The part of the tokenizer that lives in files.
+
+    `_config` holds keys of a tokenizer_config.json that mean nothing here: they are written back.
+    """
+
+    _config: dict[str, Any]
+    do_lower_case: bool
+    strip_accents: bool | None
+    tokenize_chinese_chars: bool
+    never_split: list[str]
+    model_max_length: int
+    padding_side: str
+    truncation_side: str
+    model_input_names: list[str]
+    pad_token_type_id: int
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> "Self":
+        """Reads a directory (tokenizer.json or vocab.txt, tokenizer_config.json, ...), a vocab.txt or a tokenizer.json.
+
+        Args:
+            pretrained_model_name_or_path: a path; nothing is fetched from the network.
+            options: arguments of the constructor, which win over the files.
+
+        Raises:
+            FileNotFoundError, ValueError: see `bert_fast.tokenization.files.read_tokenizer`.
+            TypeError: an option that the constructor does not know.
+        """
+        arguments, added = read_tokenizer(pretrained_model_name_or_path)
+        known = inspect.signature(cls.__init__).parameters.keys() - {"self", "vocab_file"}
+        config = {key: arguments.pop(key) for key in list(arguments) if key not in known}
+        given = {key: value for key, value in options.items() if key not in _FETCHING}
+        arguments.update(added_tokens=added, name_or_path=str(pretrained_model_name_or_path))
+        tokenizer = cls(**{**arguments, **given})
+        tokenizer._config = {key: value for key, value in config.items() if key not in _NOT_SAVED}
+        return tokenizer
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None, **ignored: Any
+    ) -> tuple[str, ...]:
+        """Writes vocab.txt, tokenizer.json, special_tokens_map.json and tokenizer_config.json; returns their paths.
+
+        transformers and tokenizers open the directory with the same behaviour, except that they know no `never_split`.
+        Each file is written under a temporary name and renamed.
+
+        Args:
+            save_directory: made if it is not there.
+            filename_prefix: put before the names, with a "-".
+            ignored: options of transformers that have no meaning here (legacy_format, ...).
+        """
+        special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
+        names: dict[str, Any] = dict(self.special_tokens_map)
+        if self._extra:
+            names["additional_special_tokens"] = self.extra_special_tokens
+        config = {
+            **self._config,
+            **dict.fromkeys(NAMED_TOKENS[2:]),
+            **self.special_tokens_map,
+            "tokenizer_class": "BertTokenizer",
+            "added_tokens_decoder": {str(key): token.as_dict() for key, token in self.added_tokens_decoder.items()},
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.strip_accents,
+            "tokenize_chinese_chars": self.tokenize_chinese_chars,
+            "never_split": self.never_split or None,
+            "model_max_length": self.model_max_length,
+            "padding_side": self.padding_side,
+            "truncation_side": self.truncation_side,
+            "model_input_names": self.model_input_names,
+            "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,
+            "pad_token_type_id": self.pad_token_type_id,
+        }
+        if self._extra:
+            config["extra_special_tokens"] = self.extra_special_tokens
+        state = tokenizer_json(self._vocab, self._added, self._engine_options, special)
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        return write_tokenizer(save_directory, self._vocab, state, config, names, prefix)
+
+    def save_vocabulary(self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None) -> tuple[str]:
+        """Writes vocab.txt into an existing directory; returns its path."""
+        if not Path(save_directory).is_dir():
+            raise NotADirectoryError(f"save_directory: there is no directory {save_directory}")
+        path = Path(save_directory) / (f"{filename_prefix}-{VOCAB_FILE}" if filename_prefix else VOCAB_FILE)
+        write_atomically(path, vocab_to_text(self._vocab))
+        return (str(path),)

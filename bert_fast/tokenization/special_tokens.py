@@ -1,0 +1,323 @@
+"""The vocabulary side of the tokenizer: special and added tokens, ids and tokens, sequences with special tokens."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.engine import Engine, make_engine
+
+__all__ = ["NAMED_TOKENS", "TokenTable"]
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_REQUIRED = ("unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class TokenTable:
+    """Base class of the tokenizer: which tokens there are, which of them are special, and the engine that knows them.
+
+    `bos_token`, `eos_token`, `unk_token`, `sep_token`, `pad_token`, `cls_token`, `mask_token` and the same names with
+    `_id` are attributes; the tokens can be set to any token of the vocabulary or to None.
+    """
+
+    def __init__(
+        self,
+        vocab: list[str],
+        named: Mapping[str, Any],
+        extra: Sequence[Any],
+        added: Mapping[int, AddedToken],
+        engine_options: dict[str, Any],
+    ) -> None:
+        self._vocab = vocab
+        self._engine_options = engine_options
+        self._ids = {token: token_id for token_id, token in enumerate(vocab)}
+        self._added: dict[int, AddedToken] = {}
+        self._tokens: list[str | None] = list(vocab)
+        self._named: dict[str, str | None] = dict.fromkeys(NAMED_TOKENS)
+        self._extra: list[str] = []
+        for token_id, token in sorted(added.items()):
+            self._register(token_id, token)
+        wanted = {name: value for name, value in named.items() if value is not None}
+        special = {name: AddedToken.from_any(value, True, name) for name, value in wanted.items()}
+        missing = [f"{name} {token.content!r}" for name, token in special.items() if token.content not in self._ids]
+        missing += [f"{name} (None)" for name in _REQUIRED[:2] + _REQUIRED[3:] if name not in special]
+        if missing:
+            raise ValueError(f"vocab: special tokens are missing from the vocabulary: {', '.join(missing)}")
+        for name, token in special.items():
+            self._named[name] = token.content
+            token_id = self._ids[token.content]
+            if isinstance(wanted[name], str) and token_id in self._added:
+                token = self._added[token_id]  # a file said more about it than its name
+            self._register(token_id, AddedToken(**{**token.as_dict(), "special": True}))
+        for value in extra:
+            token = AddedToken.from_any(value, True, "extra_special_tokens")
+            self._extra.append(token.content)
+            if not (isinstance(value, str) and token.content in self.get_added_vocab()):
+                self._register(self._id_for(token.content), token)
+        self._engine = self._build_engine()
+
+    # The vocabulary.
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens of the vocabulary, without the tokens that were added to it; `len()` counts both."""
+        return len(self._vocab)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        return dict(self._ids)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        return self.get_vocab()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Token -> id of the added tokens, special ones among them, by id."""
+        return {token.content: token_id for token_id, token in sorted(self._added.items())}
+
+    @property
+    def added_tokens_encoder(self) -> dict[str, int]:
+        """Token -> id of the added tokens."""
+        return self.get_added_vocab()
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Id -> `AddedToken`."""
+        return dict(sorted(self._added.items()))
+
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int]:
+        """The id of a token, or the ids of several; unknown ones get that of `unk_token`."""
+        unk_id = self._ids[str(self._named["unk_token"])]
+        if isinstance(tokens, str):
+            return self._ids.get(tokens, unk_id)
+        return [self._ids.get(token, unk_id) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """The token of an id (int), or the tokens of several.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
+        """
+        if hasattr(ids, "tolist"):
+            ids = ids.tolist()
+        if isinstance(ids, int):
+            return self._token_of(ids)
+        skip = set(self.all_special_ids) if skip_special_tokens else set()
+        return [self._token_of(token_id, index) for index, token_id in enumerate(ids) if token_id not in skip]
+
+    def _token_of(self, token_id: int, index: int | None = None) -> str:
+        if hasattr(token_id, "item"):
+            token_id = token_id.item()
+        token = self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
+        if token is None:
+            where = "id" if index is None else f"ids[{index}]"
+            raise ValueError(f"{where}: {token_id} is not in the vocabulary (0 to {len(self._tokens) - 1})")
+        return token
+
+    # Special tokens.
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """Name -> token of the named special tokens."""
+        return {name: token for name, token in self._named.items() if token is not None}
+
+    @property
+    def extra_special_tokens(self) -> list[str]:
+        """Special tokens without a name of their own."""
+        return list(self._extra)
+
+    @property
+    def additional_special_tokens(self) -> list[str]:
+        """The former name of `extra_special_tokens`."""
+        return list(self._extra)
+
+    @property
+    def additional_special_tokens_ids(self) -> list[int]:
+        """Ids of `additional_special_tokens`."""
+        return [self._ids[token] for token in self._extra]
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """All special tokens, each once."""
+        return list(dict.fromkeys([*self.special_tokens_map.values(), *self._extra]))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Ids of `all_special_tokens`."""
+        return [self._ids[token] for token in self.all_special_tokens]
+
+    def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        """Makes tokens recognised in the text; new ones get the ids after the last one.
+
+        Args:
+            new_tokens: one or several strings or `AddedToken`s.
+            special_tokens: whether `decode(..., skip_special_tokens=True)` leaves them out.
+
+        Returns:
+            How many were not there already in just this form. Resize the model's embeddings to `len(tokenizer)`.
+        """
+        is_many = isinstance(new_tokens, (list, tuple))
+        tokens = [
+            AddedToken.from_any(value, special_tokens, f"new_tokens[{index}]" if is_many else "new_tokens")
+            for index, value in enumerate(new_tokens if is_many else [new_tokens])
+        ]
+        added = 0
+        for token in tokens:
+            token_id = self._id_for(token.content)
+            if token.content and self._added.get(token_id) != token:
+                self._register(token_id, token)
+                added += 1
+        if added:
+            self._engine = self._build_engine()
+        return added
+
+    def add_special_tokens(
+        self, special_tokens_dict: Mapping[str, Any], replace_extra_special_tokens: bool = True
+    ) -> int:
+        """Gives names to special tokens, and adds those that are not in the vocabulary.
+
+        Args:
+            special_tokens_dict: name such as "mask_token" -> token, and "extra_special_tokens" (or
+                "additional_special_tokens") -> list of tokens.
+            replace_extra_special_tokens: whether the list takes the place of the one before.
+
+        Returns:
+            What `add_tokens` returns.
+
+        Raises:
+            ValueError: there is no special token of that name.
+        """
+        named, extra = {}, None
+        for name, value in special_tokens_dict.items():
+            if name in ("extra_special_tokens", "additional_special_tokens"):
+                if not isinstance(value, (list, tuple)):
+                    raise TypeError(f"{name}: expected a list of tokens, got {type(value).__name__}")
+                extra = [AddedToken.from_any(token, True, name) for token in value]
+            elif name in NAMED_TOKENS:
+                named[name] = AddedToken.from_any(value, True, name)
+            else:
+                known = ", ".join([*NAMED_TOKENS, "extra_special_tokens"])
+                raise ValueError(f"special_tokens_dict: there is no special token {name!r}; known are {known}")
+        added = self.add_tokens([*named.values(), *(extra or [])], special_tokens=True)
+        self._named.update({name: token.content for name, token in named.items()})
+        if extra is not None:
+            kept = [] if replace_extra_special_tokens else self._extra
+            self._extra = list(dict.fromkeys([*kept, *(token.content for token in extra)]))
+        return added
+
+    # Sequences with special tokens.
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """How many special tokens a text (2) or a pair of texts (3) gets."""
+        return 3 if pair else 2
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
+    ) -> list[int]:
+        """[CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+        cls_id, sep_id = self._id_of_named("cls_token"), self._id_of_named("sep_token")
+        first = [cls_id, *token_ids_0, sep_id]
+        return first if token_ids_1 is None else [*first, *token_ids_1, sep_id]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
+    ) -> list[int]:
+        """0 for [CLS] A [SEP], 1 for B [SEP]."""
+        first = [0] * (len(token_ids_0) + 2)
+        return first if token_ids_1 is None else first + [1] * (len(token_ids_1) + 1)
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: Sequence[int],
+        token_ids_1: Sequence[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """1 for special tokens, 0 for others.
+
+        Args:
+            token_ids_0: ids of the first text, or of a finished sequence.
+            token_ids_1: ids of the second text.
+            already_has_special_tokens: `token_ids_0` is a finished sequence; every special token in it counts.
+        """
+        if already_has_special_tokens:
+            if token_ids_1 is not None:
+                raise ValueError("token_ids_1: a sequence that has its special tokens already comes alone")
+            special = set(self.all_special_ids)
+            return [int(token_id in special) for token_id in map(int, token_ids_0)]
+        first = [1, *[0] * len(token_ids_0), 1]
+        return first if token_ids_1 is None else [*first, *[0] * len(token_ids_1), 1]
+
+    # Attributes bos_token, bos_token_id, ... (all seven named tokens).
+
+    def __getattr__(self, name: str) -> Any:
+        named = self.__dict__.get("_named", {})
+        if name in named:
+            return named[name]
+        token_name = name.removesuffix("_id")
+        if token_name != name and token_name in named:
+            return self._id_of_named(token_name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.removesuffix("_id") in NAMED_TOKENS:
+            if name.endswith("_id") and value is not None:
+                value = self._token_of(value)
+            token = None if value is None else AddedToken.from_any(value, True, name).content
+            if token is not None and token not in self._ids:
+                raise ValueError(f"{name}: {token!r} is not in the vocabulary; add it with add_special_tokens")
+            self._named[name.removesuffix("_id")] = token
+        else:
+            super().__setattr__(name, value)
+
+    # Engines are immutable and cannot be pickled: copies share them, other processes build their own.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._engine = self._build_engine()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(self.__getstate__(), memo), _engine=self._engine)
+        return duplicate
+
+    def __copy__(self) -> Any:
+        return copy.deepcopy(self)
+
+    def _id_of_named(self, name: str) -> Any:
+        token = self._named[name]
+        return None if token is None else self._ids[token]
+
+    def _id_for(self, content: str) -> int:
+        """The id of a token, or the next free one."""
+        return self._ids.get(content, len(self._tokens))
+
+    def _register(self, token_id: int, token: AddedToken) -> None:
+        if token_id < len(self._tokens) and self._tokens[token_id] not in (None, token.content):
+            raise ValueError(f"added token {token.content!r}: id {token_id} belongs to {self._tokens[token_id]!r}")
+        if self._ids.get(token.content, token_id) != token_id:
+            raise ValueError(f"added token {token.content!r}: has id {self._ids[token.content]}, not {token_id}")
+        self._tokens += [None] * (token_id + 1 - len(self._tokens))
+        self._tokens[token_id] = token.content
+        self._ids[token.content] = token_id
+        self._added[token_id] = token
+
+    def _build_engine(self) -> Engine:
+        # Of contents that are equal after normalization the first wins: special tokens before others.
+        in_order = sorted(self._added.items(), key=lambda item: (not item[1].special, item[0]))
+        return make_engine(
+            self._vocab,
+            unk_token=self._named["unk_token"],
+            added_tokens=[token.for_engine(token_id) for token_id, token in in_order],
+            **self._engine_options,
+        )

@@ -1,0 +1,352 @@
+"""`BertTokenizer`, the drop-in for the BERT tokenizers of transformers."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.batch import Specials, encode_batch, tokenize_segments
+from bert_fast.tokenization.encoding import BatchEncoding
+from bert_fast.tokenization.inputs import parse_inputs
+from bert_fast.tokenization.layout import arrange, plan_rows
+from bert_fast.tokenization.options import Returned, Shape, resolve_shape, tensor_kind
+from bert_fast.tokenization.pack import PackedBatch, make_packed_batch
+from bert_fast.tokenization.padding import pad_features
+from bert_fast.tokenization.pretrained import StoredTokenizer
+from bert_fast.tokenization.vocab import load_vocab
+
+__all__ = ["BertTokenizer"]
+
+NO_LIMIT = int(1e30)  # what transformers stores for "no model_max_length"
+_SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as would fit at this length
+
+
+class BertTokenizer(StoredTokenizer):
+    """Text to WordPiece ids and back: ids, masks, offsets and word ids as transformers' fast BERT tokenizer makes them.
+
+    Args:
+        vocab: path of a vocab.txt, list of tokens, or mapping token -> id.
+        do_lower_case: lower-case the text (uncased models).
+        strip_accents: remove accents; None means "if do_lower_case".
+        tokenize_chinese_chars: make every CJK ideograph a word.
+        never_split: words that, standing between whitespace, are looked up whole and as they are.
+        unk_token, sep_token, pad_token, cls_token, mask_token: special tokens, all in the vocabulary; mask_token and
+            pad_token may be None.
+        model_max_length: what `truncation=True` and `padding="max_length"` use without `max_length`; None: no limit.
+        padding_side, truncation_side: "right" or "left".
+        vocab_file: the same as `vocab`.
+        do_basic_tokenize: only True is supported.
+        extra_special_tokens, additional_special_tokens: further special tokens; new ones are added.
+        model_input_names: which of token_type_ids and attention_mask a call returns unasked.
+        clean_up_tokenization_spaces: default of `decode`.
+        pad_token_type_id: type id of padding.
+        clean_text: drop control characters and turn whitespace into spaces.
+        max_input_chars_per_word: longer words become unk_token.
+        continuing_subword_prefix: marks entries of the vocabulary that continue a word.
+        added_tokens: added tokens by id, as files hold them.
+        name_or_path: where it came from.
+
+    Raises:
+        ValueError: duplicate tokens, missing special tokens, an unreadable file; the message says which and where.
+
+    Instances may be shared between threads and forked processes, pickled and copied. Only `add_tokens`,
+    `add_special_tokens` and assignments change one.
+    """
+
+    def __init__(
+        self,
+        vocab: str | os.PathLike[str] | Mapping[str, int] | Sequence[str] | None = None,
+        do_lower_case: bool = True,
+        strip_accents: bool | None = None,
+        tokenize_chinese_chars: bool = True,
+        never_split: Sequence[str] | None = None,
+        unk_token: Any = "[UNK]",
+        sep_token: Any = "[SEP]",
+        pad_token: Any = "[PAD]",
+        cls_token: Any = "[CLS]",
+        mask_token: Any = "[MASK]",
+        model_max_length: int | None = None,
+        padding_side: str = "right",
+        truncation_side: str = "right",
+        *,
+        vocab_file: str | os.PathLike[str] | None = None,
+        do_basic_tokenize: bool = True,
+        bos_token: Any = None,
+        eos_token: Any = None,
+        extra_special_tokens: Sequence[Any] | None = None,
+        additional_special_tokens: Sequence[Any] | None = None,
+        model_input_names: Sequence[str] = ("input_ids", "token_type_ids", "attention_mask"),
+        clean_up_tokenization_spaces: bool = False,
+        pad_token_type_id: int = 0,
+        clean_text: bool = True,
+        max_input_chars_per_word: int = 100,
+        continuing_subword_prefix: str = "##",
+        added_tokens: Mapping[int, AddedToken] | None = None,
+        name_or_path: str = "",
+    ) -> None:
+        if not do_basic_tokenize:
+            raise ValueError(
+                "do_basic_tokenize: only True is supported (text that is split already: is_split_into_words)"
+            )
+        for name, side in (("padding_side", padding_side), ("truncation_side", truncation_side)):
+            if side not in ("right", "left"):
+                raise ValueError(f"{name}: expected 'right' or 'left', got {side!r}")
+        self.do_lower_case = do_lower_case
+        self.strip_accents = strip_accents
+        self.tokenize_chinese_chars = tokenize_chinese_chars
+        self.never_split = list(never_split or [])
+        self.model_max_length = NO_LIMIT if model_max_length is None else int(model_max_length)
+        self.padding_side = padding_side
+        self.truncation_side = truncation_side
+        self.model_input_names = list(model_input_names)
+        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
+        self.pad_token_type_id = pad_token_type_id
+        self.name_or_path = name_or_path
+        self.deprecation_warnings: dict[str, bool] = {}  # data collators of transformers look for it
+        self._config: dict[str, Any] = {}  # keys of tokenizer_config.json that mean nothing here, kept for saving
+        named = {"unk_token": unk_token, "sep_token": sep_token, "pad_token": pad_token, "cls_token": cls_token}
+        super().__init__(
+            load_vocab(vocab, vocab_file),
+            {**named, "mask_token": mask_token, "bos_token": bos_token, "eos_token": eos_token},
+            extra_special_tokens or additional_special_tokens or (),
+            added_tokens or {},
+            {
+                "lowercase": do_lower_case,
+                "strip_accents": strip_accents,
+                "handle_chinese_chars": tokenize_chinese_chars,
+                "clean_text": clean_text,
+                "max_word_chars": max_input_chars_per_word,
+                "continuing_prefix": continuing_subword_prefix,
+                "never_split": self.never_split,
+            },
+        )
+
+    # Text to ids.
+
+    def __call__(
+        self,
+        text: Any = None,
+        text_pair: Any = None,
+        add_special_tokens: bool = True,
+        padding: Any = False,
+        truncation: Any = None,
+        max_length: int | None = None,
+        stride: int = 0,
+        is_split_into_words: bool = False,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+        return_tensors: Any = None,
+        return_token_type_ids: bool | None = None,
+        return_attention_mask: bool | None = None,
+        return_overflowing_tokens: bool = False,
+        return_special_tokens_mask: bool = False,
+        return_offsets_mapping: bool = False,
+        return_length: bool = False,
+        verbose: bool = True,
+    ) -> BatchEncoding:
+        """Tokenizes a text, a pair of texts, or a batch of either.
+
+        Args:
+            text: a str (or UTF-8 bytes), a list of them, or a list of pairs; with `is_split_into_words`, a list of
+                words in place of each str.
+            text_pair: the second text, or a list of second texts.
+            add_special_tokens: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+            padding: False, True or "longest" (to the longest row), or "max_length".
+            truncation: False, True or "longest_first", "only_first", "only_second"; None means "longest_first" if
+                `max_length` is given without padding, else False.
+            max_length: default: model_max_length, where truncation or padding need a length.
+            stride: how many tokens overflowing windows share with the window before.
+            is_split_into_words: texts are lists of words.
+            pad_to_multiple_of: rounds the padded length up.
+            padding_side: default: that of the tokenizer.
+            return_tensors: None for lists, "pt" for torch tensors, "np" for NumPy arrays (all int64).
+            return_token_type_ids: default: as `model_input_names` says.
+            return_attention_mask: likewise.
+            return_overflowing_tokens: also return what truncation cuts off, as further rows, and
+                `overflow_to_sample_mapping`.
+            return_special_tokens_mask: also return `special_tokens_mask`, 1 for added special tokens and padding.
+            return_offsets_mapping: also return `offset_mapping`, (start, stop) in the text of every token.
+            return_length: also return `length`, of each row, padding included.
+            verbose: warn about arguments that have no effect and rows that are too long for the model.
+
+        Returns:
+            A dictionary whose values have one row per sample; for a single text and lists, the row itself.
+
+        Raises:
+            TypeError, ValueError: bad arguments; the message names the argument, and the index in a batch.
+        """
+        shape = self._shape(
+            add_special_tokens, padding, truncation, max_length, stride, pad_to_multiple_of, padding_side
+        )
+        if verbose and shape.padding == "longest" and max_length is not None and shape.truncation is None:
+            warnings.warn(
+                "max_length has no effect with padding=True and no truncation; padding='max_length' pads to it",
+                UserWarning,
+                stacklevel=2,
+            )
+        inputs = parse_inputs(text, text_pair, is_split_into_words)
+        returned = Returned(
+            "token_type_ids" in self.model_input_names if return_token_type_ids is None else return_token_type_ids,
+            "attention_mask" in self.model_input_names if return_attention_mask is None else return_attention_mask,
+            return_special_tokens_mask,
+            return_offsets_mapping,
+            return_length,
+            return_overflowing_tokens,
+            tensor_kind(return_tensors),
+        )
+        return encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+
+    def encode(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
+        """The `input_ids` of a call."""
+        return self(text, text_pair, add_special_tokens, **options)["input_ids"]
+
+    def encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:
+        """The former name of a call on one text or pair."""
+        return self(text, text_pair, **options)
+
+    def batch_encode_plus(self, batch_text_or_text_pairs: Any, **options: Any) -> BatchEncoding:
+        """The former name of a call on a list of texts or pairs."""
+        return self(batch_text_or_text_pairs, **options)
+
+    def tokenize(self, text: Any, pair: Any = None, add_special_tokens: bool = False, **options: Any) -> list[str]:
+        """The token strings of a text."""
+        return self(text, pair, add_special_tokens, **options).tokens()
+
+    def pack(
+        self, texts: Any, pairs: Any = None, max_tokens: int | None = None, max_length: int | None = None
+    ) -> PackedBatch:
+        """Tokenizes texts (or pairs) into one row without padding, for models that take `cu_seqlens`.
+
+        Args:
+            texts: a list of texts or pairs.
+            pairs: a list of second texts.
+            max_tokens: at most so many tokens in all: the batch holds the first texts, whole, as many as fit.
+                `batch.num_sequences` says how many; the rest is for the next call.
+            max_length: longer sequences are truncated ("longest_first"); default: model_max_length.
+
+        Returns:
+            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int).
+
+        Raises:
+            ValueError: the first text alone has more than `max_tokens`.
+        """
+        parsed = parse_inputs(texts, pairs)
+        if not parsed.is_batched:
+            raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
+        shape = self._shape(truncation=True, max_length=max_length)
+        specials = self._specials().by_code()
+        count = total = len(parsed.has_pair)
+        if max_tokens is not None:
+            count = min(total, 1 + max_tokens // _SHORT_TEXT_TOKENS)
+        while True:  # a long list is read only as far as its texts may fit: twice as far each time
+            inputs = parsed.head(count)
+            segments = tokenize_segments(self._engine, inputs, origins=False)
+            rows = plan_rows(segments.cu_segments, inputs.has_pair, shape.truncation)
+            batch = make_packed_batch(segments.ids, arrange(rows, len(segments.ids)), specials, max_tokens)
+            if count == total or batch.num_sequences < count:
+                return batch
+            count = min(total, 2 * count)
+
+    def pad(
+        self,
+        encoded_inputs: Any,
+        padding: Any = True,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+        return_attention_mask: bool | None = None,
+        return_tensors: Any = None,
+        verbose: bool = True,
+    ) -> BatchEncoding:
+        """Pads rows that are encoded already: for data collators.
+
+        Args:
+            encoded_inputs: a list of encodings, or one of lists; entries other than input_ids, token_type_ids,
+                attention_mask and special_tokens_mask are collected as they are.
+            padding: as in a call.
+            max_length: as in a call.
+            pad_to_multiple_of: as in a call.
+            padding_side: as in a call.
+            return_tensors: as in a call; if None, rows that are arrays or tensors stay of their kind.
+            return_attention_mask: make one if there is none; default: as `model_input_names` says.
+            verbose: accepted for compatibility.
+
+        Raises:
+            ValueError: there are no input_ids, or other entries have other numbers of rows or lengths.
+        """
+        shape = self._shape(padding=padding, max_length=max_length, truncation=False, padding_side=padding_side)
+        mask_wanted = (
+            "attention_mask" in self.model_input_names if return_attention_mask is None else return_attention_mask
+        )
+        fills = {
+            "input_ids": self.pad_token_id,
+            "token_type_ids": self.pad_token_type_id,
+            "attention_mask": 0,
+            "special_tokens_mask": 1,
+        }
+        padded = pad_features(
+            encoded_inputs,
+            fills,
+            strategy=shape.padding,
+            max_length=shape.max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            padding_side=shape.padding_side,
+            return_attention_mask=mask_wanted,
+            return_tensors=tensor_kind(return_tensors),
+        )
+        return BatchEncoding(padded)
+
+    # The object itself.
+
+    @property
+    def is_fast(self) -> bool:
+        """True, as offsets and word ids are there."""
+        return True
+
+    @property
+    def max_len_single_sentence(self) -> int:
+        """Greatest number of tokens of one text."""
+        return self.model_max_length - self.num_special_tokens_to_add()
+
+    @property
+    def max_len_sentences_pair(self) -> int:
+        """Greatest number of tokens of two texts together."""
+        return self.model_max_length - self.num_special_tokens_to_add(pair=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(name_or_path={self.name_or_path!r}, vocab_size={self.vocab_size}, "
+            f"do_lower_case={self.do_lower_case}, model_max_length={self.model_max_length}, "
+            f"padding_side={self.padding_side!r}, truncation_side={self.truncation_side!r}, "
+            f"special_tokens={self.special_tokens_map})"
+        )
+
+    def _specials(self) -> Specials:
+        ids = (self._id_of_named(name) for name in ("pad_token", "cls_token", "sep_token"))
+        pad_id, cls_id, sep_id = (0 if token_id is None else token_id for token_id in ids)
+        return Specials(pad_id, cls_id, sep_id, self.pad_token_type_id)
+
+    def _shape(
+        self,
+        add_special_tokens: bool = True,
+        padding: Any = False,
+        truncation: Any = None,
+        max_length: int | None = None,
+        stride: int = 0,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+    ) -> Shape:
+        """The arguments of a call that decide how long rows are, with the tokenizer's defaults."""
+        return resolve_shape(
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+            stride=stride,
+            pad_to_multiple_of=pad_to_multiple_of,
+            padding_side=self.padding_side if padding_side is None else padding_side,
+            truncation_side=self.truncation_side,
+            model_max_length=self.model_max_length,
+            add_special_tokens=add_special_tokens,
+            has_pad_token=self.pad_token is not None,
+        )
