@@ -248,6 +248,7 @@ def load_into(
             f"{source}: no key fits {type(model).__name__}; "
             f"the file holds {list_names(list(state_dict), 5)}; the model expects {list_names(list(targets), 5)}"
         )
+    _prefer_decoder_bias(targets, sources)
     _check_tied(targets, sources, state_dict, source)
     known = {_storage(targets[key]) for key in sources}
     missing = []
@@ -281,6 +282,14 @@ def _compare(name: str, target: Tensor, value: Tensor) -> Mismatch | None:
 def _storage(tensor: Tensor) -> tuple[Any, ...]:
     # Equal for two names of one tied parameter.
     return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (id(tensor),)
+
+
+def _prefer_decoder_bias(targets: Mapping[str, Tensor], sources: dict[str, str]) -> None:
+    # A file of an untied transformers model holds two biases, of which its forward reads the decoder's only; a model
+    # that has one bias under both names takes that one.
+    key, decoder_key = "cls.predictions.bias", "cls.predictions.decoder.bias"
+    if key in sources and decoder_key in sources and _storage(targets[key]) == _storage(targets[decoder_key]):
+        sources[key] = sources[decoder_key]
 
 
 def _check_tied(

@@ -5,7 +5,6 @@ they were. Then names change: a single model.safetensors by one atomic rename; s
 not use, and after them the index, by one atomic rename. config.json follows; old shards are removed last.
 """
 
-import copy
 import json
 import os
 import re
@@ -59,8 +58,8 @@ def save_checkpoint(
     limit = _bytes(max_shard_size)
     while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
         model = inner
-    tensors = _tensors_to_store(model.state_dict())
-    config = copy.deepcopy(BertConfig.from_hf(config))
+    config = BertConfig.from_hf(config)  # a copy
+    tensors = _tensors_to_store(model.state_dict(), tied_once=config.tie_word_embeddings)
     config.architectures = [type(model).__name__]
     config.dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), None)
     config.validate()
@@ -105,17 +104,19 @@ def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -
             path.unlink()
 
 
-def _tensors_to_store(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Each tied parameter once; every tensor with a contiguous storage of its own, as safetensors demands.
+def _tensors_to_store(state_dict: Mapping[str, Tensor], tied_once: bool) -> dict[str, Tensor]:
+    # Every tensor with a contiguous storage of its own, as safetensors demands. A tied parameter once, unless the
+    # configuration says that nothing is tied: transformers would then miss its second name.
     owners: dict[tuple[Any, ...], str] = {}
     kept: dict[str, Tensor] = {}
     for key in sorted(state_dict, key=lambda key: _STORED_LAST.match(key) is not None):  # stable: else in model order
         tensor = state_dict[key]
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
-        if tensor.numel() and owners.setdefault(place, key) != key:
+        is_repeated = tensor.numel() > 0 and owners.setdefault(place, key) != key
+        if is_repeated and tied_once:
             continue
         tensor = tensor.detach().cpu().contiguous()
-        if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        if is_repeated or tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = tensor.clone()
         kept[key] = tensor
     return kept
