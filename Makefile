@@ -45,11 +45,7 @@ bench: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.run
 
 gpu:
-	@$(GPU_PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
-	  || { echo "make gpu: no CUDA or ROCm device that torch of $(GPU_PYTHON) can use; nothing was run"; exit 1; }
-	@$(GPU_PYTHON) setup.py -q build_ext --inplace
-	@$(GPU_PYTHON) -m pytest -q -m gpu
-	@$(GPU_PYTHON) -m benchmarks.run
+	@$(GPU_PYTHON) tools/check.py gpu
 
 gpu-status:
 	@$(PYTHON) -m benchmarks.gpu_status

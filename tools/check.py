@@ -1,11 +1,12 @@
 """Runs the project's checks one after another and ends with one line that sums them up.
 
-    .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter]      (default: all)
+    .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter] [gpu]      (default: all but gpu)
 
     lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
+    gpu          what needs a GPU: the tests marked gpu, then the benchmarks, then what is still owed. Installs nothing
 
 Every check runs even when an earlier one failed; the exit status is 1 if any did.
 """
@@ -91,7 +92,22 @@ def interpreter() -> list[Outcome]:
     return [_run("interpreter tests", command, {"TRITON_INTERPRET": "1"})]
 
 
-CHECKS = {"lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter}
+def gpu() -> list[Outcome]:
+    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", probe], check=False).returncode != 0:
+        print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
+        return [Outcome("GPU", 1, 0.0, "no device")]
+    commands = {
+        "extension": [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        "GPU tests": [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--durations=10"],
+        "benchmarks": [sys.executable, "-m", "benchmarks.run"],
+        "still owed": [sys.executable, "-m", "benchmarks.gpu_status"],
+    }
+    return [_run(name, command) for name, command in commands.items()]
+
+
+CHECKS = {"lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter, "gpu": gpu}
+NOT_BY_DEFAULT = {"gpu"}
 
 
 def _tool(name: str) -> str:
@@ -121,13 +137,14 @@ def _run(name: str, command: list[str], environment: dict[str, str] | None = Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all")
+    parser.add_argument("checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all but gpu")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.checks if name not in CHECKS]
     if unknown:
         parser.error(f"no check {', '.join(unknown)}; there are: {', '.join(CHECKS)}")
     start = time.monotonic()
-    outcomes = [outcome for name in arguments.checks or CHECKS for outcome in CHECKS[name]()]
+    chosen = arguments.checks or [name for name in CHECKS if name not in NOT_BY_DEFAULT]
+    outcomes = [outcome for name in chosen for outcome in CHECKS[name]()]
     print("\n" + "-" * 78)
     for outcome in outcomes:
         state = "ok" if outcome.status == 0 else f"FAILED (exit {outcome.status})"
