@@ -102,7 +102,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, dtype: torch.dtype | None =
         CheckpointError: missing, empty, truncated or corrupt files, shards that are absent, pickles that hold code.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
         path = find_weights(path)
     state = _load_shards(path) if path.name.endswith(INDEX_SUFFIX) else load_state_dict_file(path)
     if dtype is not None:
@@ -124,7 +124,7 @@ def load_state_dict_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}: no such file or directory (hub names are not fetched; give a local path)"
         ) from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not start:
         raise CheckpointError(f"{path}: the file is empty")
@@ -190,7 +190,7 @@ def _read_index(path: Path) -> dict[str, str]:
         index: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -182,7 +182,7 @@ class BertConfig:
             TypeError, ValueError: a wrong name or value among the overrides.
         """
         path = Path(path)
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
             found = [path / name for name in CONFIG_NAMES if (path / name).is_file()]
             if not found:
                 raise CheckpointError(f"{path}: the directory holds neither {CONFIG_NAMES[0]} nor {CONFIG_NAMES[1]}")
@@ -221,7 +221,7 @@ class BertConfig:
             raise CheckpointError(
                 f"{path}: no such file or directory (hub names are not fetched; give a local path)"
             ) from error
-        except (OSError, ValueError) as error:  # ValueError: neither UTF-8 nor JSON
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: neither UTF-8 nor JSON
             raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: expected a JSON object, got {type(values).__name__}")

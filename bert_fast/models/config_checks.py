@@ -36,7 +36,10 @@ def at_least(minimum: int) -> Callable[[str, Any], int]:
 def _number(name: str, value: Any, expected: str, upper: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(_error(name, expected, value))
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the largest float
+        number = math.inf
     if not 0.0 <= number <= upper or math.isinf(number):  # NaN fails every comparison
         raise ValueError(_error(name, expected, value))
     return number
@@ -99,9 +102,11 @@ def _int_keys(name: str, value: Any, what: str) -> dict[int, Any]:
     # JSON has no integer keys, so files hold them as strings.
     if not isinstance(value, Mapping):
         raise TypeError(_error(name, what, value))
+    if not all(isinstance(key, int | str) for key in value):
+        raise TypeError(_error(name, what, value))
     try:
         return {int(key): item for key, item in value.items()}
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(_error(name, what, value)) from error
 
 
@@ -126,7 +131,7 @@ def _pruned_heads(name: str, value: Any) -> dict[int, list[int]]:
     heads = _int_keys(name, value, what)
     if not all(isinstance(item, list | tuple | set) and all(type(h) is int for h in item) for item in heads.values()):
         raise TypeError(_error(name, what, value))
-    return {layer: sorted(item) for layer, item in heads.items()}
+    return {layer: sorted(set(item)) for layer, item in heads.items()}
 
 
 FIELD_CHECKS: dict[str, Check] = {

@@ -70,7 +70,7 @@ class PretrainedMixin:
             TypeError, ValueError: a wrong configuration or argument.
         """
         path = Path(path)
-        if not path.exists():
+        if not os.path.exists(path):
             raise CheckpointError(f"{path}: no such file or directory (hub names are not fetched; give a local path)")
         if "torch_dtype" in overrides:  # the name before transformers 4.56
             old_dtype = overrides.pop("torch_dtype")

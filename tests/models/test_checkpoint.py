@@ -172,8 +172,9 @@ def test_missing_files(tmp_path: Path) -> None:
     for load in (load_checkpoint, load_state_dict_file):
         with pytest.raises(CheckpointError, match="no such file or directory"):
             load(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load_state_dict_file(tmp_path)
+    for path in (tmp_path, "x" * 5000, "a\0b"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_state_dict_file(path)
     with pytest.raises(CheckpointError, match="no such file"):
         load_checkpoint(tmp_path / "model.safetensors.index.json")
 
@@ -201,6 +202,7 @@ def test_broken_shards(make_hf: Make, tmp_path: Path, save: Callable[[dict[str, 
     [
         ("", "cannot be read as JSON"),
         ('{"weight_map": {', "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
         ("[]", "expected an object with a non-empty 'weight_map'"),
         ("{}", "expected an object with a non-empty 'weight_map'"),
         ('{"weight_map": ["a"]}', "expected an object with a non-empty 'weight_map'"),

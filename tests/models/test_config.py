@@ -112,6 +112,7 @@ def test_defaults_are_those_of_transformers() -> None:
         ({"hidden_dropout_prob": float("nan")}, ValueError, "hidden_dropout_prob: .*got nan"),
         ({"attention_probs_dropout_prob": -0.1}, ValueError, "attention_probs_dropout_prob: .*got -0.1"),
         ({"attention_probs_dropout_prob": "0.1"}, TypeError, "attention_probs_dropout_prob: .*got '0.1'"),
+        ({"attention_probs_dropout_prob": 10**400}, ValueError, "attention_probs_dropout_prob: .*got 1000"),
         ({"classifier_dropout": 2}, ValueError, "classifier_dropout: .*got 2"),
         ({"layer_norm_eps": float("nan")}, ValueError, "layer_norm_eps: expected a finite number >= 0, got nan"),
         ({"layer_norm_eps": -1e-12}, ValueError, "layer_norm_eps: .*got -1e-12"),
@@ -159,7 +160,7 @@ def test_accepted_spellings() -> None:
     assert type(config.hidden_size) is int and type(config.hidden_dropout_prob) is float
     assert config.dtype is torch.float16 and BertConfig(torch_dtype="bfloat16").dtype is torch.bfloat16
     assert BertConfig(id2label=None, label2id=None, pruned_heads=None, return_dict=None) == BertConfig()
-    assert BertConfig(pruned_heads={"3": [5, 1]}).pruned_heads == {3: [1, 5]}
+    assert BertConfig(pruned_heads={"3": [5, 1, 5]}).pruned_heads == {3: [1, 5]}
     assert BertConfig(pad_token_id=None).pad_token_id is None
     assert BertConfig(hidden_act=torch.tanh).hidden_act is torch.tanh
 
@@ -192,6 +193,7 @@ def test_overrides(tmp_path: Path) -> None:
         (b"", "cannot be read as JSON"),
         (b'{"vocab_size": 30', "cannot be read as JSON"),
         (b"\xff\xfe{}", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
         (b"[1, 2]", "expected a JSON object, got list"),
         (b'{"layer_norm_eps": NaN}', "layer_norm_eps: expected a finite number >= 0, got nan"),
     ],
@@ -209,6 +211,9 @@ def test_missing_files(tmp_path: Path) -> None:
         BertConfig.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"no such file or directory \(hub names are not fetched"):
         BertConfig.from_pretrained("google-bert/bert-base-uncased")
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            BertConfig.from_pretrained(name)
 
 
 def test_save_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

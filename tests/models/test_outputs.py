@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import io
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,3 +143,24 @@ def test_activation_checkpointing_passes_it_through() -> None:
     assert type(out) is QuestionAnsweringModelOutput
     out.loss.backward()
     assert model.linear.weight.grad is not None
+
+
+def test_distributed_data_parallel_finds_the_tensors(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(_Model(), static_graph=True)
+        for _ in range(2):  # a static graph registers its hooks on the output's tensors
+            out = model(torch.randn(2, 3))
+            assert type(out) is QuestionAnsweringModelOutput
+            out.loss.backward()
+        assert model.module.linear.weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_accelerate_rebuilds_it(out: MaskedLMOutput) -> None:
+    operations = pytest.importorskip("accelerate.utils.operations")
+    half = MaskedLMOutput(loss=LOSS.half(), attentions=(LOGITS.half(),))
+    converted = operations.convert_to_fp32(half)
+    assert type(converted) is MaskedLMOutput and list(converted) == ["loss", "attentions"]
+    assert converted.loss.dtype is converted.attentions[0].dtype is torch.float32
