@@ -81,12 +81,11 @@ def test_op_has_one_signature(op: str, direction: str) -> None:
     assert all(names == found["reference"] for names in found.values()), found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_files_stay_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    lines = text.count("\n")
-    if GENERATED.search(text[:400]) is None:
-        assert lines <= MAX_LINES, f"{lines} lines; split by family or by forward and backward"
+def test_files_stay_short() -> None:
+    texts = {relative(path): path.read_text(encoding="utf-8") for path in SOURCES}
+    lengths = {name: text.count("\n") for name, text in texts.items() if not GENERATED.search(text[:400])}
+    too_long = {name: length for name, length in lengths.items() if length > MAX_LINES}
+    assert not too_long, f"split by family or by forward and backward: {too_long}"
 
 
 def test_only_bindings_know_python() -> None:
@@ -113,10 +112,12 @@ HOSTS = [".".join(words) for words in (("pypi", "org"), ("pythonhosted", "org"),
     ("docker", "io"), ("ghcr", "io"))]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_no_package_host_is_named(path: Path) -> None:
-    content = path.read_bytes().lower()
-    assert not [host for host in HOSTS if host.encode() in content]
+def test_no_package_host_is_named() -> None:
+    wrong = []
+    for path in FILES:
+        content = path.read_bytes().lower()
+        wrong += [f"{relative(path)}: {host}" for host in HOSTS if host.encode() in content]
+    assert not wrong, wrong
 
 
 def uses_environment(node: ast.AST) -> bool:
@@ -128,28 +129,31 @@ def uses_environment(node: ast.AST) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "bert_fast").rglob("*.py")), ids=relative)
-def test_environment_is_read_in_one_place(path: Path) -> None:
-    if path.name == "env.py" or path.parent.name == "cli":
-        return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    lines = [node.lineno for node in ast.walk(tree) if uses_environment(node)]  # type: ignore[attr-defined]
-    assert not lines, f"lines {lines}: bert_fast/env.py reads the environment, once"
+def test_environment_is_read_in_one_place() -> None:
+    wrong = []
+    for path in (ROOT / "bert_fast").rglob("*.py"):
+        if path.name != "env.py" and path.parent.name != "cli":
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            wrong += [f"{relative(path)}:{node.lineno}" for node in nodes if uses_environment(node)]
+    assert not wrong, f"bert_fast/env.py reads the environment, once: {wrong}"
 
 
 TOLERANCE_ARGUMENTS = {"atol", "rtol", "abs", "rel", "delta"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=relative)
-def test_tolerances_live_in_one_table(path: Path) -> None:
-    wrong = []
+def literal_tolerances(path: Path) -> list[str]:
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
-        for keyword in node.keywords:
+        for keyword in node.keywords if isinstance(node, ast.Call) else ():
             value = keyword.value
             if keyword.arg in TOLERANCE_ARGUMENTS and isinstance(value, ast.Constant) and value.value not in (0, 0.0):
-                wrong.append(f"line {node.lineno}: {keyword.arg}={value.value}")
+                found.append(f"{relative(path)}:{value.lineno}: {keyword.arg}={value.value}")
+    return found
+
+
+def test_tolerances_live_in_one_table() -> None:
+    paths = [path for path in SOURCES if path.suffix == ".py" and relative(path).startswith("tests/")]
+    wrong = [problem for path in paths for problem in literal_tolerances(path)]
     assert not wrong, f"tolerances belong in bert_fast/testing/tolerances.py: {wrong}"
 
 
