@@ -1,0 +1,206 @@
+#include "wordpiece/tokenizer.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "wordpiece/stream_encoder.h"
+
+namespace bert_fast::wordpiece {
+namespace {
+
+std::int32_t find_unk(const std::vector<std::string_view>& vocab, const TokenizerOptions& options) {
+  if (vocab.size() > static_cast<std::size_t>(kMaxTokenId)) {
+    throw std::invalid_argument("vocab: expected at most " + std::to_string(kMaxTokenId) + " tokens, got " +
+                                std::to_string(vocab.size()));
+  }
+  const std::int32_t id = Vocab::find_token(vocab, options.unk_token);
+  if (id >= 0) return id;
+  for (const AddedToken& token : options.added_tokens) {
+    if (token.content == options.unk_token) return token.id;
+  }
+  throw std::invalid_argument("unk_token: expected a token of the vocabulary, got '" + options.unk_token + "'");
+}
+
+std::vector<AddedToken> raw_ones(const std::vector<AddedToken>& tokens) {
+  std::vector<AddedToken> raw;
+  std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(raw), [](const auto& t) { return !t.normalized; });
+  return raw;
+}
+
+NormalizedText normalize_stages(std::string_view text, std::uint32_t first_source, const NormalizerOptions& options) {
+  return fold(clean(decode(text, first_source), options), options);
+}
+
+std::vector<AddedToken> normalized_ones(const TokenizerOptions& options) {
+  std::vector<AddedToken> normalized;
+  for (AddedToken token : options.added_tokens) {
+    if (!token.normalized) continue;
+    token.content = normalize_stages(token.content, 0, options.normalizer).to_utf8();
+    normalized.push_back(std::move(token));
+  }
+  return normalized;
+}
+
+NormalizedText slice(const NormalizedText& text, std::size_t start, std::size_t stop) {
+  NormalizedText part;
+  const auto at = [](std::size_t i) { return static_cast<std::ptrdiff_t>(i); };
+  part.chars.assign(text.chars.begin() + at(start), text.chars.begin() + at(stop));
+  part.sources.assign(text.sources.begin() + at(start), text.sources.begin() + at(stop));
+  return part;
+}
+
+// Calls word(start, stop) for each word of the code points: split at whitespace, around punctuation.
+template <typename Function>
+void split_words(const std::vector<char32_t>& chars, std::size_t start, std::size_t stop, Function word) {
+  std::size_t begin = start;
+  for (std::size_t i = start; i < stop; ++i) {
+    const CharClass type = classify(chars[i]);
+    if (type == CharClass::kWord) continue;
+    if (begin < i) word(begin, i);
+    if (type == CharClass::kPunctuation) word(i, i + 1);
+    begin = i + 1;
+  }
+  if (begin < stop) word(begin, stop);
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOptions options)
+    : options_(std::move(options)),
+      unk_id_(find_unk(vocab, options_)),
+      vocab_(vocab, options_.continuing_prefix, options_.max_word_chars),
+      chars_(options_.normalizer,
+             [this](char32_t c) {
+               char bytes[16] = {};
+               const WordKey key = WordKey::read(bytes, encode_utf8(c, bytes));
+               const std::int32_t id = options_.max_word_chars > 0 ? vocab_.find_short_word(key) : -1;
+               return id >= 0 ? id : unk_id_;
+             }),
+      raw_tokens_(raw_ones(options_.added_tokens)),
+      normalized_tokens_(normalized_ones(options_)) {
+  for (const std::string& word : options_.never_split) {
+    const std::int32_t id = Vocab::find_token(vocab, word);
+    never_split_.emplace(word, id >= 0 ? id : unk_id_);
+  }
+}
+
+void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const {
+  const std::string_view utf8 = to_utf8(text, scratch.utf8);
+  if (wanted.offsets) {
+    encode_text<true>(utf8, wanted, scratch, out);
+  } else {
+    encode_text<false>(utf8, wanted, scratch, out);
+  }
+}
+
+template <bool kOffsets>
+void Tokenizer::encode_text(std::string_view text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const {
+  WordSink<kOffsets> sink(vocab_, unk_id_, wanted.word_ids, out);
+  const bool in_stages = options_.stage_by_stage || !normalized_tokens_.empty() || !never_split_.empty();
+  std::uint32_t source = 0;
+  std::size_t counted = 0;  // bytes in front of `source`; only a whitespace taken twice makes a piece start before it
+  raw_tokens_.split(text, [&](const AddedTokenFinder::Piece& piece) {
+    const std::string_view part = text.substr(piece.start, piece.stop - piece.start);
+    std::uint32_t num_chars = 0;
+    if (kOffsets) {
+      const auto count = [&](std::size_t a, std::size_t b) {
+        return static_cast<std::uint32_t>(count_code_points(text.substr(a, b - a)));
+      };
+      source = piece.start >= counted ? source + count(counted, piece.start) : source - count(piece.start, counted);
+      num_chars = count(piece.start, piece.stop);
+    }
+    if (piece.id >= 0) {
+      sink.token(piece.id, source, source + num_chars - 1);
+    } else if (in_stages) {
+      encode_stages(part, source, sink);
+    } else {
+      StreamEncoder<kOffsets>(chars_, options_.normalizer, options_.max_word_chars, scratch, sink).encode(part, source);
+    }
+    source += num_chars;
+    counted = piece.stop;
+  });
+}
+
+template <bool kOffsets>
+void Tokenizer::encode_stages(std::string_view text, std::uint32_t first_source, WordSink<kOffsets>& sink) const {
+  const NormalizedText cleaned = clean(decode(text, first_source), options_.normalizer);
+  if (never_split_.empty()) return encode_cleaned(cleaned, sink);
+  std::size_t done = 0;
+  for (std::size_t start = 0, stop; start < cleaned.size(); start = stop + 1) {
+    for (stop = start; stop < cleaned.size() && !is_whitespace(cleaned.chars[stop]);) ++stop;
+    if (start == stop) continue;
+    const auto kept = never_split_.find(slice(cleaned, start, stop).to_utf8());
+    if (kept == never_split_.end()) continue;
+    encode_cleaned(slice(cleaned, done, start), sink);
+    sink.token(kept->second, cleaned.sources[start], cleaned.sources[stop - 1]);
+    done = stop;
+  }
+  encode_cleaned(slice(cleaned, done, cleaned.size()), sink);
+}
+
+template <bool kOffsets>
+void Tokenizer::encode_cleaned(const NormalizedText& cleaned, WordSink<kOffsets>& sink) const {
+  const NormalizedText text = fold(cleaned, options_.normalizer);
+  if (normalized_tokens_.empty()) return encode_normalized(text, sink);
+  const std::string utf8 = text.to_utf8();
+  std::size_t chars = 0, bytes = 0;  // the same place, in code points and in bytes
+  const auto to_chars = [&](std::size_t position) {
+    const std::string_view view = utf8;
+    if (position >= bytes) {
+      chars += count_code_points(view.substr(bytes, position - bytes));
+    } else {
+      chars -= count_code_points(view.substr(position, bytes - position));
+    }
+    bytes = position;
+    return chars;
+  };
+  normalized_tokens_.split(utf8, [&](const AddedTokenFinder::Piece& piece) {
+    const std::size_t start = to_chars(piece.start), stop = to_chars(piece.stop);
+    if (piece.id >= 0) {
+      sink.token(piece.id, text.sources[start], text.sources[stop - 1]);
+    } else {
+      encode_normalized(slice(text, start, stop), sink);
+    }
+  });
+}
+
+template <bool kOffsets>
+void Tokenizer::encode_normalized(const NormalizedText& text, WordSink<kOffsets>& sink) const {
+  std::string word;
+  std::vector<std::uint32_t> sources;
+  split_words(text.chars, 0, text.size(), [&](std::size_t start, std::size_t stop) {
+    if (stop - start > options_.max_word_chars) {
+      sink.unknown(text.sources[start], text.sources[stop - 1]);
+      return;
+    }
+    word.clear();
+    sources.clear();
+    for (std::size_t i = start; i < stop; ++i) {
+      append_utf8(text.chars[i], word);
+      sources.resize(word.size(), text.sources[i]);
+    }
+    sink.long_word(word, sources);
+  });
+}
+
+std::string Tokenizer::normalize(std::string_view utf8) const {
+  return normalize_stages(utf8, 0, options_.normalizer).to_utf8();
+}
+
+std::vector<Tokenizer::Word> Tokenizer::pre_tokenize(std::string_view utf8) {
+  std::vector<char32_t> chars;
+  std::vector<std::size_t> starts;  // in bytes, of each code point and of the end
+  for (const char *p = utf8.data(), *end = p + utf8.size(); p < end;) {
+    starts.push_back(static_cast<std::size_t>(p - utf8.data()));
+    chars.push_back(decode_utf8(p));
+  }
+  starts.push_back(utf8.size());
+  std::vector<Word> words;
+  split_words(chars, 0, chars.size(), [&](std::size_t start, std::size_t stop) {
+    words.push_back({utf8.substr(starts[start], starts[stop] - starts[start]), start, stop});
+  });
+  return words;
+}
+
+}  // namespace bert_fast::wordpiece

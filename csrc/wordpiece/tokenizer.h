@@ -1,0 +1,90 @@
+// BERT's tokenizer: BertNormalizer, BertPreTokenizer and WordPiece of Hugging Face `tokenizers`, in one pass.
+//
+//     text -> cut out added tokens -> normalize -> cut out added tokens that match normalized text
+//          -> split at whitespace, around punctuation -> longest pieces first -> ids
+//
+// Two ways lead through this. The usual one (stream_encoder.h) looks every code point up in a table that holds the
+// outcome of normalization and splitting, and gathers words without ever storing the normalized text. Tokenizers with
+// `never_split` words or with added tokens that match normalized text take the other (tokenizer.cpp): stage by stage.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "wordpiece/added_tokens.h"
+#include "wordpiece/char_table.h"
+#include "wordpiece/normalizer.h"
+#include "wordpiece/utf8.h"
+#include "wordpiece/vocab.h"
+#include "wordpiece/word_sink.h"
+
+namespace bert_fast::wordpiece {
+
+struct TokenizerOptions {
+  NormalizerOptions normalizer;
+  std::string unk_token = "[UNK]";
+  std::string continuing_prefix = "##";
+  std::size_t max_word_chars = 100;  // code points after normalization; longer words are unknown
+  std::vector<AddedToken> added_tokens;
+  // Words that are looked up as they are when they stand between whitespace in the cleaned text: neither lower-cased
+  // nor stripped of accents nor split.
+  std::vector<std::string> never_split;
+  bool stage_by_stage = false;  // always take the slow way (for tests: both must agree)
+};
+
+struct EncodeOptions {
+  bool offsets = false;
+  bool word_ids = false;
+};
+
+// Memory that is reused from text to text; one per thread.
+struct Scratch {
+  std::string utf8;                    // the text, where its own bytes do not serve
+  std::string word;                    // the present word, normalized
+  std::vector<std::uint32_t> sources;  // of each byte of `word`
+  MarkRun marks;
+};
+
+// Immutable after construction; every method may be called from several threads at once.
+class Tokenizer {
+ public:
+  // `vocab` and its strings (valid UTF-8) are needed during construction only. Throws std::invalid_argument.
+  Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOptions options);
+
+  // Appends the tokens of one text. Adds no [CLS] or [SEP].
+  void encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const;
+
+  std::string normalize(std::string_view utf8) const;
+
+  struct Word {
+    std::string_view text;
+    std::size_t start;  // code points
+    std::size_t stop;
+  };
+  // Splits at whitespace and around punctuation; does not normalize. Views into `utf8`.
+  static std::vector<Word> pre_tokenize(std::string_view utf8);
+
+ private:
+  template <bool kOffsets>
+  void encode_text(std::string_view text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const;
+  template <bool kOffsets>
+  void encode_stages(std::string_view text, std::uint32_t first_source, WordSink<kOffsets>& sink) const;
+  template <bool kOffsets>
+  void encode_cleaned(const NormalizedText& cleaned, WordSink<kOffsets>& sink) const;
+  template <bool kOffsets>
+  void encode_normalized(const NormalizedText& text, WordSink<kOffsets>& sink) const;
+
+  TokenizerOptions options_;
+  std::int32_t unk_id_;
+  Vocab vocab_;
+  CharTable chars_;
+  AddedTokenFinder raw_tokens_;
+  AddedTokenFinder normalized_tokens_;
+  std::unordered_map<std::string, std::int32_t> never_split_;
+};
+
+}  // namespace bert_fast::wordpiece

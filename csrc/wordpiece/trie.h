@@ -1,0 +1,65 @@
+// Longest-match-first word pieces in one pass over the word (LinMaxMatch: Song et al. 2021, arXiv:2012.15524).
+//
+// One trie over the bytes of UTF-8 with two roots: below the first stand the tokens that can start a word, below the
+// second those that can continue one, without their prefix. A node is reached after reading some bytes since the start
+// of the present piece. Where the next byte has no edge, the greedy algorithm would step back to the longest token on
+// the way, emit it and read the bytes behind it again. What it would emit and where it would then stand depends on the
+// node alone, so both are computed beforehand: the node's failure pops (token ids) and failure link (a node below the
+// second root). Matching thus reads every byte once. Bytes are as good as code points, for no token starts or ends
+// inside one.
+//
+// Traced: tokens a, abcdx, ##b, ##c, ##cdy, ##dz; word "abcdz" (the paper's example).
+//     read a, b, c, d  -> node "abcd"; no edge z: pops of "abcd" = {a, ##b}, link = "##cd"
+//     still no edge z  -> pops of "##cd" = {##c}, link = "##d"; edge z -> "##dz"
+//     end of the word  -> pops of "##dz" = {##dz}, link = second root: done.       a ##b ##c ##dz
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace bert_fast::wordpiece {
+
+class Trie {
+ public:
+  struct Entry {
+    std::string_view text;  // not empty; needed during construction only
+    std::int32_t id;
+  };
+
+  // Entries of one list must be distinct. Sorts both lists.
+  Trie(std::vector<Entry>& starting, std::vector<Entry>& continuing);
+
+  // Appends the ids of the word's pieces to `ids`; returns false and appends nothing if it has none. O(word.size()).
+  bool match_word(std::string_view word, std::vector<std::int32_t>& ids) const;
+
+  // The longest starting entry that `text` begins with: its length, and its id in `id`; 0 if there is none.
+  std::size_t longest_prefix(std::string_view text, std::int32_t& id) const;
+
+ private:
+  // A double array: the child of node n by byte b is node n.base + b if that one's parent is n.
+  struct Node {
+    std::uint32_t base = 0;
+    std::uint32_t parent = kNone;
+    std::uint32_t link = kNone;  // failure link; kNone: a piece that fails here makes the word unknown
+    std::uint32_t pops = 0;      // failure pops: pops_[pops] ids follow at pops_[pops + 1]
+  };
+  struct Draft;
+  static constexpr std::uint32_t kNone = 0xFFFFFFFF;
+  static constexpr std::uint32_t kStartRoot = 0;
+  static constexpr std::uint32_t kContinueRoot = 1;
+
+  std::uint32_t child(std::uint32_t node, unsigned char byte) const {
+    const std::uint32_t target = nodes_[node].base + byte;
+    return nodes_[target].parent == node ? target : kNone;
+  }
+  void place_nodes(const Draft& draft, std::vector<std::uint32_t>& place_of);
+  void link_nodes(const Draft& draft, const std::vector<std::uint32_t>& place_of);
+  void append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const;
+
+  std::vector<Node> nodes_;  // 256 spare ones at the end: child() needs no bounds check
+  std::vector<std::int32_t> pops_;
+};
+
+}  // namespace bert_fast::wordpiece

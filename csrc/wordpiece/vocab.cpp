@@ -1,0 +1,78 @@
+#include "wordpiece/vocab.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "wordpiece/utf8.h"
+
+namespace bert_fast::wordpiece {
+
+struct Vocab::Entries {
+  std::vector<Trie::Entry> starting;
+  std::vector<Trie::Entry> continuing;
+
+  Entries(const std::vector<std::string_view>& tokens, std::string_view prefix, std::size_t max_word_chars) {
+    check_distinct(tokens);
+    const auto add = [&](std::vector<Trie::Entry>& list, std::string_view text, std::size_t id) {
+      // Tokens that no word can be long enough for are left out: failure pops grow with the square of a token's length.
+      if (text.empty() || count_code_points(text) > max_word_chars) return;
+      list.push_back({text, static_cast<std::int32_t>(id)});
+    };
+    for (std::size_t id = 0; id < tokens.size(); ++id) {
+      add(starting, tokens[id], id);
+      if (tokens[id].substr(0, prefix.size()) == prefix) add(continuing, tokens[id].substr(prefix.size()), id);
+    }
+  }
+
+  static void check_distinct(const std::vector<std::string_view>& tokens) {
+    std::vector<std::uint32_t> order(tokens.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
+    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+      const int compared = tokens[a].compare(tokens[b]);
+      return compared != 0 ? compared < 0 : a < b;
+    });
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      if (tokens[order[i - 1]] != tokens[order[i]]) continue;
+      throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(tokens[order[i]]) +
+                                  "' at positions " + std::to_string(order[i - 1]) + " and " +
+                                  std::to_string(order[i]));
+    }
+  }
+};
+
+WordTable::WordTable(std::size_t num_words) {
+  int bits = 4;
+  while ((std::size_t{1} << bits) < 2 * num_words) ++bits;
+  slots_.resize(std::size_t{1} << bits);
+  shift_ = 64 - bits;
+  mask_ = slots_.size() - 1;
+}
+
+void WordTable::insert(const WordKey& key, std::int32_t id) {
+  std::size_t i = hash(key) >> shift_;
+  while (slots_[i].id >= 0) i = (i + 1) & mask_;
+  slots_[i] = {key, id};
+}
+
+Vocab::Vocab(const std::vector<std::string_view>& tokens, std::string_view continuing_prefix,
+             std::size_t max_word_chars)
+    : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens, continuing_prefix.size()) {}
+
+Vocab::Vocab(Entries&& entries, const std::vector<std::string_view>& tokens, std::size_t prefix_bytes)
+    : words_(entries.starting.size()), trie_(entries.starting, entries.continuing), prefix_bytes_(prefix_bytes) {
+  for (const Trie::Entry& entry : entries.starting) {
+    if (entry.text.size() > WordKey::kMaxBytes) continue;
+    char bytes[16] = {};
+    std::memcpy(bytes, entry.text.data(), entry.text.size());
+    words_.insert(WordKey::read(bytes, entry.text.size()), entry.id);
+  }
+  token_bytes_.reserve(tokens.size());
+  for (const std::string_view token : tokens) token_bytes_.push_back(static_cast<std::uint32_t>(token.size()));
+}
+
+std::int32_t Vocab::find_token(const std::vector<std::string_view>& tokens, std::string_view token) {
+  const auto found = std::find(tokens.begin(), tokens.end(), token);
+  return found == tokens.end() ? -1 : static_cast<std::int32_t>(found - tokens.begin());
+}
+
+}  // namespace bert_fast::wordpiece
