@@ -15,10 +15,15 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+
+# Older ones stop at pyproject.toml with a page about its licence field.
+if int(setuptools.__version__.split(".")[0]) < 77:
+    raise SystemExit(f"bert_fast: setuptools {setuptools.__version__} is too old; `pip install 'setuptools>=77'`")
 
 
 class CMakeExtension(Extension):
