@@ -156,7 +156,7 @@ def _kept_lengths(length: np.ndarray, has_pair: np.ndarray, budget: np.ndarray, 
     nothing_stays = too_long & (budget == 0)
     for index in np.flatnonzero(too_long & ~nothing_stays):
         if side == 1 and not has_pair[index]:
-            raise ValueError(f'truncation: "only_second", but text[{index}] is too long and has no second text')
+            raise ValueError(f"truncation: 'only_second', but text[{index}] is too long and has no second text")
         if length[index, side] <= excess[index]:
             raise ValueError(
                 f"truncation: {strategy!r} cannot make sample {index} short enough: {excess[index]} tokens have to go "
