@@ -47,11 +47,11 @@ class BertSelfOutput(nn.Module):
         self.LayerNorm = DropoutAddLayerNorm(config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob)
         self.site = dropout_site(kind, layer)
 
-    def forward(self, x: Tensor, residual: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor, coords: Tensor, seed: Tensor | None) -> Tensor:
         """x [T, in_features], residual [T, H] to [T, H]; the dense layer's bias is added by the fused op."""
         product = nn.functional.linear(x, self.dense.weight)
         return self.LayerNorm(
-            product, residual, x_bias=self.dense.bias, seed=seed, coords=packing.coords, site=self.site
+            product, residual, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site
         )
 
 
@@ -65,4 +65,4 @@ class BertAttention(nn.Module):
 
     def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
         """[T, H] to [T, H]."""
-        return self.output(self.self(x, packing, seed), x, packing, seed)
+        return self.output(self.self(x, packing, seed), x, packing.coords, seed)
