@@ -219,5 +219,8 @@ def _in_two_steps(model: nn.Module, case: Case, arguments: dict[str, Any]) -> tu
     first.pop("legacy_cache", None)
     output = model(**first, use_cache=True)
     past = getattr(output, "model", output).past_key_values
-    second["past_key_values"] = past.to_legacy_cache() if legacy and hasattr(past, "to_legacy_cache") else past
+    if legacy and hasattr(past, "to_legacy_cache"):
+        # 4.57 writes (k, v, None, None) for a layer without a memory and cannot read it back; callers had (k, v).
+        past = tuple(tuple(part for part in layer if part is not None) for layer in past.to_legacy_cache())
+    second["past_key_values"] = past
     return model(**second, use_cache=True), case.valid()[:, case.first_step :]
