@@ -1,7 +1,7 @@
-"""Attention over packed sequences: library matrix products per sequence, one fused softmax-and-dropout pass between them.
+"""Attention over packed sequences: matrix products per sequence, one fused pass of softmax and dropout between.
 
-Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again (5 matrix products instead of 4) from q,
-k and lse, so 4 tensors [T, A, D] and one [A, T] are saved, and the working set of one sequence stays in the cache.
+Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again (5 matrix products instead of 4) from
+q, k and lse, so 4 tensors [T, A, D] and one [A, T] are saved, and the working set of one sequence stays in the cache.
 """
 
 import itertools
@@ -56,9 +56,9 @@ def attention_bwd(
 
 
 class _Sequence(NamedTuple):
-    """One sequence of the batch: its index, and where its queries and keys stand."""
+    """One sequence of the batch: its number, and where its queries and keys stand."""
 
-    index: int
+    number: int
     q: slice
     k: slice
 
@@ -116,7 +116,7 @@ class _RowOps:
         self, scores: Tensor, dprobs: Tensor, delta: Tensor | None, sequence: _Sequence
     ) -> tuple[Tensor, Tensor]:
         """(dropped probabilities, d(unscaled scores)), in place where possible; delta is `native_delta`'s."""
-        if delta is not None and scores.numel():
+        if self.lib is not None and delta is not None and scores.numel():
             self.lib.softmax_dropout_bwd(
                 scores.data_ptr(), dprobs.data_ptr(), self.lse.data_ptr(), delta.data_ptr(),
                 *self._native_arguments(scores, sequence),
@@ -130,12 +130,12 @@ class _RowOps:
         return self._drop(probs, sequence).to(scores.dtype), dscores.to(scores.dtype)
 
     def native_delta(self, dout: Tensor, out: Tensor) -> Tensor | None:
-        """rowsum(dout * out) = rowsum(P * dP), what the softmax's normalisation takes back: [A, Tq]; None if not native."""
+        """rowsum(dout * out) = rowsum(P * dP), which the softmax's normalisation takes back: [A, Tq]; None if not native."""
         return None if self.lib is None else (dout * out).sum(-1).t().contiguous()
 
     def _native_arguments(self, scores: Tensor, sequence: _Sequence) -> tuple:
         num_heads, len_q, len_k = scores.shape
-        offset = 4 * sequence.index  # bytes into the int32 arrays
+        offset = 4 * sequence.number  # bytes into the int32 arrays
         spans = (
             array.data_ptr() + offset for array in (self.starts[0], self.lengths[0], self.starts[1], self.lengths[1])
         )

@@ -31,7 +31,7 @@ def dropout_add_layer_norm_fwd(
     if dropout_p > 0.0:
         x = dropout_fwd(x, dropout_p, seed, coords, site)
     h = residual + x
-    y, mean, rstd = torch.native_layer_norm(*_layer_norm_operands(h, h.shape[-1:], weight, bias), eps)
+    y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
     return y.to(h.dtype), h, mean.squeeze(-1), rstd.squeeze(-1)
 
 
@@ -49,28 +49,21 @@ def dropout_add_layer_norm_bwd(
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_bwd(
             dy.data_ptr(), h.data_ptr(), mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(),
-            dresidual.data_ptr(), address(dx if dropout_p > 0.0 else None), dx_bias.data_ptr(), dweight.data_ptr(), dbias.data_ptr(),
+            dresidual.data_ptr(), address(dx if dropout_p > 0.0 else None),
+            dx_bias.data_ptr(), dweight.data_ptr(), dbias.data_ptr(),
             h.shape[0], h.shape[1], address(coords), key, site, threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
         return dx, dresidual, dx_bias, dweight, dbias
-    wide_dy, wide_h, wide_weight = _layer_norm_operands(dy, h, weight)
+    wide_weight = _wide(weight)
     dresidual, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        wide_dy, wide_h, h.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), wide_weight, wide_weight, [True] * 3
+        _wide(dy), _wide(h), h.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), wide_weight, wide_weight, [True] * 3
     )
     dresidual = dresidual.to(h.dtype)
     dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if dropout_p > 0.0 else dresidual
-    return (
-        dx,
-        dresidual,
-        dx.sum(0, dtype=dweight.dtype).to(weight.dtype),
-        dweight.to(weight.dtype),
-        dbias.to(weight.dtype),
-    )
+    dx_bias = dx.sum(0, dtype=wide_weight.dtype).to(weight.dtype)
+    return dx, dresidual, dx_bias, dweight.to(weight.dtype), dbias.to(weight.dtype)
 
 
-def _layer_norm_operands(*operands):
-    """The operands as they are, or in fp32 where PyTorch's CPU operator would keep its statistics in half precision."""
-    first = operands[0]
-    if first.device.type != "cpu" or first.dtype in (torch.float32, torch.float64):
-        return operands
-    return tuple(o.float() if isinstance(o, Tensor) else o for o in operands)
+def _wide(x: Tensor) -> Tensor:
+    """x, in fp32 if it is in half precision: PyTorch's CPU operator would keep half-precision statistics."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

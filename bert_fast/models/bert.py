@@ -1,19 +1,23 @@
 """BertModel: padding removed once, every layer on [T, H], padding put back once."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bert_fast.checks import check_dtype, check_shape
 from bert_fast.models.config import BertConfig
-from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 from bert_fast.models.pretrained import PretrainedMixin
+from bert_fast.models.textbook import textbook
 from bert_fast.modules.embeddings import BertEmbeddings
 from bert_fast.modules.layer import BertLayer
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
 
-__all__ = ["BertEncoder", "BertModel", "BertPooler", "BertPreTrainedModel"]
+__all__ = ["BertEncoder", "BertModel", "BertPooler", "BertPreTrainedModel", "Encoded"]
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -57,7 +61,11 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
     @property
     def base_model(self) -> "BertModel":
         """The BertModel inside (self for BertModel)."""
-        return self if isinstance(self, BertModel) else self.bert
+        return self if isinstance(self, BertModel) else self.get_submodule("bert")  # type: ignore[return-value]
+
+    def finish(self, output: ModelOutput, return_dict: bool | None) -> Any:
+        """The output as the caller wants it: itself, or a tuple where return_dict (default: the config's) is False."""
+        return output if _flag(return_dict, self.config.return_dict) else output.to_tuple()
 
     def gradient_checkpointing_enable(self) -> None:
         """From now on training keeps one [T, H] a layer and runs each layer again in backward, with the same masks."""
@@ -102,15 +110,34 @@ class BertPooler(nn.Module):
         return torch.tanh(self.dense(first_tokens))
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What heads get from the encoder: still packed.
+
+    hidden (Tensor [T, H]); seed (Tensor [1] or None): of dropout, None in evaluation; hidden_states and attentions as
+    in the output classes, None unless asked for.
+    """
+
+    hidden: Tensor
+    packing: Packing
+    seed: Tensor | None
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: tuple[Tensor, ...] | None
+
+
 class BertModel(BertPreTrainedModel):
     """The encoder with embeddings and pooler; parameters, arguments and outputs of Hugging Face's BertModel.
 
     Differences: hidden states of padding are exactly 0 (Hugging Face leaves them undefined), and the pooler reads the
     first kept token of each sequence.
+
+    Raises:
+        ValueError: the configuration asks for a decoder, cross-attention or relative positions.
     """
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
+        _check_architecture(config)
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
@@ -122,7 +149,10 @@ class BertModel(BertPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        *,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         cu_seqlens: Tensor | None = None,
@@ -132,26 +162,33 @@ class BertModel(BertPreTrainedModel):
         """Padded input ([B, S] and a mask) or packed input ([T] and cu_seqlens).
 
         input_ids (Tensor [B, S] or [T], int) or inputs_embeds (Tensor [B, S, H] or [T, H]).
-        attention_mask (Tensor [B, S], bool or number): nonzero = keep; default all kept. One device sync.
+        attention_mask (Tensor [B, S], bool or number): nonzero = keep; default all kept. One device sync. Also
+            [B, S, S] and [B or 1, A or 1, S or 1, S]: slow path.
         token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and 0 .. S-1.
+        head_mask (Tensor [A] or [L, A]): factors of the attention probabilities; slow path.
+        output_attentions: return the probabilities, L tensors [B, A, S, S]; slow path.
         cu_seqlens (Tensor [B + 1], int32), max_seqlen (int): layout of packed input; no device sync.
         dropout_seed (Tensor [1], int64): decides every mask of this call; default: drawn from PyTorch's generator.
         Returns: last_hidden_state [B, S, H] with zeros on padding ([T, H] for packed input), pooler_output [B, H],
-            hidden_states if asked for. A tuple where return_dict is False.
+            hidden_states and attentions if asked for. A tuple where return_dict is False.
 
         Raises:
             TypeError, ValueError: an argument is missing, does not fit another, or holds an id outside its table.
+
+        The slow path is the reference model on the same parameters (`models/textbook.py`); padded input only.
         """
-        hidden, packing, states = self.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
-            _flag(output_hidden_states, self.config.output_hidden_states), cu_seqlens, max_seqlen, dropout_seed,
-        )[:3]  # fmt: skip
+        encoded = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
+        )  # fmt: skip
+        first_tokens = None if self.pooler is None else encoded.packing.first_tokens(encoded.hidden)
         output = BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=packing.unpack(hidden),
-            pooler_output=None if self.pooler is None else self.pooler(packing.first_tokens(hidden)),
-            hidden_states=tuple(packing.unpack(state) for state in states) or None,
+            last_hidden_state=encoded.packing.unpack(encoded.hidden),
+            pooler_output=None if self.pooler is None else self.pooler(first_tokens),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
         )
-        return output if _flag(return_dict, self.config.return_dict) else output.to_tuple()
+        return self.finish(output, return_dict)
 
     def encode(
         self,
@@ -159,68 +196,86 @@ class BertModel(BertPreTrainedModel):
         attention_mask: Tensor | None,
         token_type_ids: Tensor | None,
         position_ids: Tensor | None,
+        head_mask: Tensor | None,
         inputs_embeds: Tensor | None,
-        collect: bool,
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
         cu_seqlens: Tensor | None,
         max_seqlen: int | None,
         dropout_seed: Tensor | None,
-    ) -> tuple[Tensor, Packing, list[Tensor], Tensor | None]:
-        """As `forward`, but stays packed, for heads: (hidden [T, H], packing, states, dropout seed or None)."""
-        packing = self._packing(input_ids, attention_mask, inputs_embeds, cu_seqlens, max_seqlen)
-        shape = inputs_embeds.shape[:-1] if input_ids is None else input_ids.shape  # type: ignore[union-attr]
+    ) -> Encoded:
+        """As `forward`, but stays packed, for heads."""
+        output_attentions = _flag(output_attentions, self.config.output_attentions)
+        output_hidden_states = _flag(output_hidden_states, self.config.output_hidden_states)
+        name, given = _input(input_ids, inputs_embeds)
+        shape = given.shape if inputs_embeds is None else given.shape[:-1]
         if input_ids is not None:
             check_dtype("input_ids", input_ids, _INTEGERS)
-        token_type_ids = _pack_ids("token_type_ids", token_type_ids, shape, packing)
-        if position_ids is not None and len(shape) == 2:
-            if position_ids.dim() == 1:
-                position_ids = position_ids.unsqueeze(0)
-            if position_ids.shape[0] == 1:
-                position_ids = position_ids.expand(shape[0], -1)
-        position_ids = _pack_ids("position_ids", position_ids, shape, packing)
-        seed = None
-        if self.training:
-            seed = draw_seed(packing.coords.device) if dropout_seed is None else dropout_seed
-            check_shape("dropout_seed", seed, (1,))
-            check_dtype("dropout_seed", seed, (torch.int64,))
-        x = self.embeddings(
-            None if input_ids is None else packing.pack(input_ids), token_type_ids, position_ids,
-            None if inputs_embeds is None else packing.pack(inputs_embeds), packing, seed,
-        )  # fmt: skip
-        hidden, states = self.encoder(x, packing, seed, collect)
-        return hidden, packing, states, seed
+        for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+            if ids is not None:
+                check_dtype(ids_name, ids, _INTEGERS)
+        if position_ids is not None and len(shape) == 2 and position_ids.shape in ((shape[1],), (1, shape[1])):
+            position_ids = position_ids.expand(shape)
+        for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+            if ids is not None:
+                check_shape(ids_name, ids, tuple(shape))
+        seed = self._seed(given.device, dropout_seed)
+
+        is_dense = attention_mask is not None and attention_mask.dim() > 2
+        packing = self._packing(name, given, shape, None if is_dense else attention_mask, cu_seqlens, max_seqlen)
+        if is_dense or head_mask is not None or output_attentions:
+            if packing.padded_shape is None:
+                raise ValueError(
+                    "head_mask, output_attentions: expected None and False beside cu_seqlens (these run on padded input)"
+                )
+            slow = textbook(self)(
+                input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+                output_attentions=output_attentions, output_hidden_states=output_hidden_states, dropout_seed=seed,
+            )  # fmt: skip
+            hidden = packing.pack(slow.last_hidden_state)
+            return Encoded(hidden, packing, seed, slow.hidden_states, slow.attentions)
+
+        packed = (
+            None if ids is None else packing.pack(ids)
+            for ids in (input_ids, token_type_ids, position_ids, inputs_embeds)
+        )
+        hidden, states = self.encoder(self.embeddings(*packed, packing, seed), packing, seed, output_hidden_states)
+        return Encoded(hidden, packing, seed, tuple(packing.unpack(state) for state in states) or None, None)
+
+    def _seed(self, device: torch.device, dropout_seed: Tensor | None) -> Tensor | None:
+        if not self.training:
+            return None
+        if dropout_seed is None:
+            return draw_seed(device)
+        check_shape("dropout_seed", dropout_seed, (1,))
+        check_dtype("dropout_seed", dropout_seed, (torch.int64,))
+        return dropout_seed
 
     def _packing(
         self,
-        input_ids: Tensor | None,
+        name: str,
+        given: Tensor,
+        shape: torch.Size,
         attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
         cu_seqlens: Tensor | None,
         max_seqlen: int | None,
     ) -> Packing:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(
-                "input_ids, inputs_embeds: expected exactly one of the two, got "
-                + ("neither" if input_ids is None else "both")
-            )
-        given, name = (inputs_embeds, "inputs_embeds") if input_ids is None else (input_ids, "input_ids")
-        assert given is not None
-        lead = given.shape[:-1] if input_ids is None else given.shape
         if cu_seqlens is not None:
             if attention_mask is not None:
                 raise ValueError("attention_mask: expected None beside cu_seqlens (packed input has no padding)")
-            if len(lead) != 1:
+            if len(shape) != 1:
                 raise ValueError(f"{name}: expected packed tokens [T] beside cu_seqlens, got shape {list(given.shape)}")
             if max_seqlen is None:
                 raise ValueError("max_seqlen: expected an int beside cu_seqlens, got None")
-            longest, packing = max_seqlen, Packing.from_cu_seqlens(cu_seqlens, max_seqlen, lead[0])
+            longest, packing = max_seqlen, Packing.from_cu_seqlens(cu_seqlens, max_seqlen, shape[0])
         else:
-            if len(lead) != 2:
+            if len(shape) != 2:
                 raise ValueError(f"{name}: expected a padded batch [B, S], got shape {list(given.shape)}")
-            longest = lead[1]
+            longest = shape[1]
             if attention_mask is None:
-                packing = Packing.full(lead[0], lead[1], given.device)
+                packing = Packing.full(*shape, given.device)
             else:
-                check_shape("attention_mask", attention_mask, tuple(lead))
+                check_shape("attention_mask", attention_mask, tuple(shape))
                 packing = Packing.from_keep_mask(attention_mask)
         if longest > self.config.max_position_embeddings:
             raise ValueError(
@@ -234,9 +289,24 @@ def _flag(argument: bool | None, default: bool) -> bool:
     return default if argument is None else argument
 
 
-def _pack_ids(name: str, ids: Tensor | None, shape: torch.Size, packing: Packing) -> Tensor | None:
-    if ids is None:
-        return None
-    check_shape(name, ids, tuple(shape))
-    check_dtype(name, ids, _INTEGERS)
-    return packing.pack(ids)
+def _input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[str, Tensor]:
+    if input_ids is not None and inputs_embeds is None:
+        return "input_ids", input_ids
+    if inputs_embeds is not None and input_ids is None:
+        return "inputs_embeds", inputs_embeds
+    got = "neither" if input_ids is None else "both"
+    raise ValueError(f"input_ids, inputs_embeds: expected exactly one of the two, got {got}")
+
+
+def _check_architecture(config: BertConfig) -> None:
+    unsupported = {
+        "position_embedding_type": config.position_embedding_type != "absolute",
+        "is_decoder": config.is_decoder,
+        "add_cross_attention": config.add_cross_attention,
+    }
+    for name, is_asked_for in unsupported.items():
+        if is_asked_for:
+            raise ValueError(
+                f"config.{name}: expected an encoder with absolute positions, got {getattr(config, name)!r}; "
+                "bert_fast.reference.model.ReferenceBertModel runs it"
+            )

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_fast.checks import check_dtype, check_shape
-from bert_fast.models.bert import BertModel, BertPreTrainedModel
+from bert_fast.models.bert import BertModel, BertPreTrainedModel, Encoded
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
 from bert_fast.modules.layer import ACTIVATIONS
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.linear_gelu import linear_gelu
-from bert_fast.ops.packing import Packing
 
 __all__ = ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"]
 
@@ -89,13 +88,13 @@ class _MaskedLMModel(BertPreTrainedModel):
 
     def masked_lm(
         self,
-        hidden: Tensor,
-        packing: Packing,
+        encoded: Encoded,
         labels: Tensor | None,
         masked_lm_positions: Tensor | None,
         output_logits: bool | None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(loss or None, logits or None) from packed hidden states [T, H]."""
+        """(loss or None, logits or None) from the encoder's packed hidden states."""
+        hidden, packing = encoded.hidden, encoded.packing
         if masked_lm_positions is not None:
             check_shape("masked_lm_positions", masked_lm_positions, ("M",))
             if labels is not None:
@@ -136,8 +135,11 @@ class BertForMaskedLM(_MaskedLMModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         cu_seqlens: Tensor | None = None,
@@ -155,14 +157,13 @@ class BertForMaskedLM(_MaskedLMModel):
         output_logits: compute logits for all tokens. Default: yes, except in training with labels, where only labelled
             rows go through the vocabulary projection and logits are None.
         """
-        hidden, packing, states, _ = self.bert.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
-            bool(output_hidden_states or (output_hidden_states is None and self.config.output_hidden_states)),
-            cu_seqlens, max_seqlen, dropout_seed,
+        encoded = self.bert.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
         )  # fmt: skip
-        loss, logits = self.masked_lm(hidden, packing, labels, masked_lm_positions, output_logits)
-        output = MaskedLMOutput(loss, logits, tuple(packing.unpack(state) for state in states) or None)
-        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+        loss, logits = self.masked_lm(encoded, labels, masked_lm_positions, output_logits)
+        output = MaskedLMOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+        return self.finish(output, return_dict)
 
 
 class BertForPreTraining(_MaskedLMModel):
@@ -181,9 +182,12 @@ class BertForPreTraining(_MaskedLMModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         cu_seqlens: Tensor | None = None,
@@ -197,22 +201,19 @@ class BertForPreTraining(_MaskedLMModel):
         next_sentence_label (Tensor [B], int64): 0 where the second part follows the first, 1 where it is random. As in
             Hugging Face, `loss` needs both kinds of labels.
         """
-        hidden, packing, states, _ = self.bert.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
-            bool(output_hidden_states or (output_hidden_states is None and self.config.output_hidden_states)),
-            cu_seqlens, max_seqlen, dropout_seed,
+        encoded = self.bert.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
         )  # fmt: skip
         assert self.bert.pooler is not None
-        relationship = self.cls.seq_relationship(self.bert.pooler(packing.first_tokens(hidden)))
-        loss, logits = self.masked_lm(hidden, packing, labels, masked_lm_positions, output_logits)
+        relationship = self.cls.seq_relationship(self.bert.pooler(encoded.packing.first_tokens(encoded.hidden)))
+        loss, logits = self.masked_lm(encoded, labels, masked_lm_positions, output_logits)
         if loss is not None and next_sentence_label is not None:
             loss = loss + _cross_entropy(relationship, next_sentence_label.flatten(), "next_sentence_label")
         else:
             loss = None
-        output = BertForPreTrainingOutput(
-            loss, logits, relationship, tuple(packing.unpack(state) for state in states) or None
-        )
-        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+        output = BertForPreTrainingOutput(loss, logits, relationship, encoded.hidden_states, encoded.attentions)
+        return self.finish(output, return_dict)
 
 
 class BertForSequenceClassification(BertPreTrainedModel):
@@ -233,8 +234,11 @@ class BertForSequenceClassification(BertPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         cu_seqlens: Tensor | None = None,
@@ -246,21 +250,22 @@ class BertForSequenceClassification(BertPreTrainedModel):
         labels (Tensor [B] of class ids, [B] or [B, 1] of numbers for regression, [B, num_labels] of 0/1 for
             multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
         """
-        hidden, packing, states, seed = self.bert.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
-            bool(output_hidden_states or (output_hidden_states is None and self.config.output_hidden_states)),
-            cu_seqlens, max_seqlen, dropout_seed,
+        encoded = self.bert.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
         )  # fmt: skip
         assert self.bert.pooler is not None
-        pooled = self.bert.pooler(packing.first_tokens(hidden))  # [B, H]
+        pooled = self.bert.pooler(encoded.packing.first_tokens(encoded.hidden))  # [B, H]
         if self.training:
             rows = torch.arange(len(pooled), dtype=torch.int32, device=pooled.device)
             coords = torch.stack((rows, torch.zeros_like(rows)), dim=1)
-            pooled = dropout(pooled, self.dropout_p, seed=seed, coords=coords, site=dropout_site(DropoutSite.HEAD))
+            pooled = dropout(
+                pooled, self.dropout_p, seed=encoded.seed, coords=coords, site=dropout_site(DropoutSite.HEAD)
+            )
         logits = self.classifier(pooled)
         loss = None if labels is None else self._loss(logits, labels)
-        output = SequenceClassifierOutput(loss, logits, tuple(packing.unpack(state) for state in states) or None)
-        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+        output = SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+        return self.finish(output, return_dict)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem = self.config.problem_type

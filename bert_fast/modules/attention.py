@@ -1,5 +1,7 @@
 """Self-attention of one BERT layer on packed tokens; parameters named as in Hugging Face's BertAttention."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
@@ -14,7 +16,7 @@ __all__ = ["BertAttention", "BertSelfAttention", "BertSelfOutput"]
 class BertSelfAttention(nn.Module):
     """dropout(softmax(q k^T / sqrt(D))) v with q, k, v projected from one input."""
 
-    def __init__(self, config, layer: int) -> None:
+    def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.num_heads = config.num_attention_heads
         self.head_dim = config.hidden_size // config.num_attention_heads
@@ -41,7 +43,7 @@ class BertSelfAttention(nn.Module):
 class BertSelfOutput(nn.Module):
     """LN(residual + dropout(dense(x))): what closes both halves of a layer (also Hugging Face's BertOutput)."""
 
-    def __init__(self, in_features: int, config, kind: DropoutSite, layer: int) -> None:
+    def __init__(self, in_features: int, config: Any, kind: DropoutSite, layer: int) -> None:
         super().__init__()
         self.dense = nn.Linear(in_features, config.hidden_size)
         self.LayerNorm = DropoutAddLayerNorm(config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob)
@@ -50,15 +52,13 @@ class BertSelfOutput(nn.Module):
     def forward(self, x: Tensor, residual: Tensor, coords: Tensor, seed: Tensor | None) -> Tensor:
         """x [T, in_features], residual [T, H] to [T, H]; the dense layer's bias is added by the fused op."""
         product = nn.functional.linear(x, self.dense.weight)
-        return self.LayerNorm(
-            product, residual, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site
-        )
+        return self.LayerNorm(product, residual, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site)
 
 
 class BertAttention(nn.Module):
     """Self-attention and the sub-layer that closes it."""
 
-    def __init__(self, config, layer: int) -> None:
+    def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.self = BertSelfAttention(config, layer)
         self.output = BertSelfOutput(config.hidden_size, config, DropoutSite.ATTENTION_OUTPUT, layer)

@@ -1,5 +1,7 @@
 """Word, position and type embeddings, LayerNorm, dropout, on packed tokens."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +16,7 @@ __all__ = ["BertEmbeddings"]
 class BertEmbeddings(nn.Module):
     """LN(word + type + position), then dropout; parameters named as in Hugging Face's BertEmbeddings."""
 
-    def __init__(self, config) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)

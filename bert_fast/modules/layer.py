@@ -1,6 +1,7 @@
 """One BERT layer on packed tokens: attention, then the MLP; parameters named as in Hugging Face's BertLayer."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ __all__ = ["ACTIVATIONS", "MLP_CHUNK_TOKENS", "BertIntermediate", "BertLayer"]
 
 # The activations that have no fused op; GELU in its two forms goes through `linear_gelu`.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": F.tanh}
-# Without gradients nothing of size [T, I] must survive, so on the CPU the MLP runs over chunks of tokens that stay in
-# the cache: 4,096 tokens of BERT-base's MLP took 370 ms in chunks of 1,024, 376 ms of 512, 412 ms whole (one Zen 4 core,
+# Without gradients nothing of size [T, I] must survive, so on the CPU the MLP runs over chunks of tokens that stay
+# in the cache: 4,096 tokens of BERT-base's MLP took 370 ms in chunks of 1,024, 376 ms of 512, 412 ms whole (one Zen 4 core,
 # 32 MB L3, medians of 7 interleaved rounds).
 MLP_CHUNK_TOKENS = 1024
 
@@ -26,7 +27,7 @@ _GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 class BertIntermediate(nn.Module):
     """act(dense(x)): the widening half of the MLP."""
 
-    def __init__(self, config) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
         self.hidden_act = config.hidden_act
@@ -42,7 +43,7 @@ class BertIntermediate(nn.Module):
 class BertLayer(nn.Module):
     """x -> LN(x + attention(x)) -> LN(. + MLP(.)): post-LayerNorm, as published (Devlin et al. 2019)."""
 
-    def __init__(self, config, layer: int) -> None:
+    def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.attention = BertAttention(config, layer)
         self.intermediate = BertIntermediate(config)

@@ -127,7 +127,8 @@ def _check_offsets(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> None
     lengths = cu_seqlens.diff()
     if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_tokens or bool((lengths < 0).any()):
         raise ValueError(
-            f"cu_seqlens: expected offsets that rise from 0 to the number of tokens ({num_tokens}), got {cu_seqlens.tolist()}"
+            f"cu_seqlens: expected offsets that rise from 0 to the number of tokens ({num_tokens}), "
+            f"got {cu_seqlens.tolist()}"
         )
     longest = int(lengths.max()) if len(lengths) else 0
     if longest > max_seqlen:

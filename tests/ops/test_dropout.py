@@ -117,6 +117,6 @@ def test_opcheck_and_compile():
     ],
 )
 def test_bad_arguments_are_named(changes, error, message):
-    arguments = dict(x=torch.zeros(3, 4), dropout_p=0.5, seed=torch.tensor([1]), coords=_coords(3), site=0)
+    arguments = {"x": torch.zeros(3, 4), "dropout_p": 0.5, "seed": torch.tensor([1]), "coords": _coords(3), "site": 0}
     with pytest.raises(error, match=message):
         ops.dropout(**(arguments | changes))
