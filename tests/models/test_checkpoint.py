@@ -197,6 +197,14 @@ def test_broken_shards(make_hf: Make, tmp_path: Path, save: Callable[[dict[str, 
     assert str(index_path) in str(caught.value)
 
 
+def test_index_decides_between_shards_that_hold_one_key(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1), "b": torch.ones(1)}, tmp_path / "1.safetensors")
+    save_file({"b": torch.zeros(1), "c": torch.ones(1)}, tmp_path / "2.safetensors")
+    weight_map = {"a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert {key: int(value) for key, value in load_checkpoint(tmp_path).items()} == {"a": 0, "b": 1, "c": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

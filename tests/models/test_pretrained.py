@@ -122,6 +122,10 @@ def test_dtype(make_hf: Make, directory: Path, tmp_path: Path) -> None:
     assert same_values(BertModel.from_pretrained(tmp_path / "half"), half)
     config_path = tmp_path / "half" / "config.json"
     values = json.loads(config_path.read_text())
+    config_path.write_text(json.dumps({**values, "dtype": "float32"}))  # the configuration wins over the file
+    transformers = pytest.importorskip("transformers")
+    for cls in (BertModel, transformers.BertModel):
+        assert cls.from_pretrained(tmp_path / "half", dtype="auto").dtype is torch.float32
     del values["dtype"]
     config_path.write_text(json.dumps(values))
     for dtype in (None, "auto"):
