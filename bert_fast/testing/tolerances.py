@@ -31,8 +31,8 @@ _DEFAULT = {
 
 # (op, output) -> tolerance per dtype, where the default is too tight or too loose; each with its reason.
 _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
-    # Gradients through a whole model, scaled to 1: dozens of roundings in another order than Hugging Face's, so that either
-    # side's worst element can be a few times the other's.
+    # Gradients through a whole model, scaled to 1: dozens of roundings in another order than Hugging Face's, so that
+    # either side's worst element can be a few times the other's.
     ("reference_model", "gradient"): {torch.float32: Tolerance(4.0, 4e-6)},
     # dS = P * (dP - delta): where one key takes all, plain torch cancels to exactly 0 and the recomputed P leaves an
     # error of eps * |dout| |v| |k|, which dropout's scale multiplies: a few 1e-6 for normal inputs.

@@ -1,0 +1,79 @@
+"""Cross entropy, alone and behind a linear layer: gradcheck, against torch, ignored labels, huge scores."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert_fast.reference.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
+from bert_fast.reference.linear_cross_entropy import linear_cross_entropy_bwd, linear_cross_entropy_fwd
+from bert_fast.testing.explicit import explicit_function
+
+LABELS = torch.tensor([0, -100, 4, 2, -100, 4])
+
+
+def _logits() -> Tensor:
+    return torch.randn(len(LABELS), 5, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("ignore_index", [-100, 4])
+def test_cross_entropy(smoothing: float, ignore_index: int) -> None:
+    labels = LABELS.clamp(min=0) if ignore_index == 4 else LABELS
+
+    def forward(logits):
+        loss, lse = cross_entropy_fwd(logits, labels, ignore_index, smoothing)
+        return (loss,), (logits.detach(), labels, lse.detach())
+
+    def backward(saved, dloss):
+        return (cross_entropy_bwd(dloss, *saved, ignore_index, smoothing),)
+
+    logits = _logits()
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), (logits,))
+    loss, lse = cross_entropy_fwd(logits, labels, ignore_index, smoothing)
+    expected = F.cross_entropy(logits, labels, ignore_index=ignore_index, label_smoothing=smoothing)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(lse, logits.logsumexp(1))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_cross_entropy(smoothing: float, has_bias: bool) -> None:
+    def forward(x, weight, bias):
+        loss, lse = linear_cross_entropy_fwd(x, weight, bias, LABELS, label_smoothing=smoothing)
+        return (loss,), (x.detach(), weight.detach(), bias, LABELS, lse.detach())
+
+    def backward(saved, dloss):
+        dx, dweight, dbias = linear_cross_entropy_bwd(dloss, *saved, label_smoothing=smoothing)
+        return dx, dweight, dbias if has_bias else None
+
+    x, weight, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((6, 3), (5, 3), (5,)))
+    inputs = x, weight, bias if has_bias else None
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), inputs)
+    loss, _ = linear_cross_entropy_fwd(*inputs, LABELS, label_smoothing=smoothing)
+    torch.testing.assert_close(loss, F.cross_entropy(F.linear(*inputs), LABELS, label_smoothing=smoothing))
+
+
+@pytest.mark.parametrize("labels", [torch.full((6,), -100), torch.zeros(0, dtype=torch.long)], ids=["ignored", "none"])
+def test_nothing_labelled(labels: Tensor) -> None:
+    logits = torch.randn(len(labels), 5, requires_grad=True)
+    loss, lse = cross_entropy_fwd(logits, labels)
+    loss.backward()
+    assert loss.item() == 0.0 and lse.shape == labels.shape and not logits.grad.any()
+    assert not cross_entropy_bwd(torch.tensor(1.0), logits.detach(), labels, lse.detach()).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_loss_is_fp32(dtype: torch.dtype) -> None:
+    logits = _logits().detach().to(dtype)
+    loss, lse = cross_entropy_fwd(logits, LABELS)
+    assert loss.dtype == lse.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(logits.float(), LABELS))
+    assert cross_entropy_bwd(torch.ones(()), logits, LABELS, lse).dtype == dtype
+
+
+def test_scores_of_any_size() -> None:
+    logits = torch.tensor([[3e4, -3e4, 0.0], [torch.finfo(torch.float32).min, 1.0, 2.0]], requires_grad=True)
+    loss, _ = cross_entropy_fwd(logits, torch.tensor([0, 2]))
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
