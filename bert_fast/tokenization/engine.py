@@ -46,6 +46,6 @@ def _implementation() -> Any:
     warnings.warn(
         f"the C++ tokenizer is not there, a slow one in pure Python takes its place (same results): {reason}",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=6,  # the caller of the constructor
     )
     return wordpiece.WordPiece

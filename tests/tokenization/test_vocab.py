@@ -1,0 +1,146 @@
+"""Reading and writing vocabularies."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization.vocab import read_vocab, vocab_from_mapping, vocab_to_text, write_atomically
+
+from .conftest import VOCABULARIES
+
+SIZES = dict(zip(VOCABULARIES, (30522, 28996, 21128, 119547), strict=True))
+MINIMAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_published_vocabularies(name: str, shared_data: Path) -> None:
+    path = shared_data / "vocab" / name / "vocab.txt"
+    tokens = read_vocab(path)
+    assert len(tokens) == SIZES[name]
+    assert [tokens.index(token) for token in MINIMAL[:5]] == [0, 100, 101, 102, 103]
+    assert vocab_to_text(tokens).encode() == path.read_bytes()
+
+
+def test_line_separators_inside_entries(shared_data: Path) -> None:
+    tokens = read_vocab(shared_data / "vocab" / "bert-base-chinese" / "vocab.txt")
+    assert tokens[343] == "\u2028"
+    assert tokens[13502] == "##\u2028"
+    tokenizer = BertTokenizer(shared_data / "vocab" / "bert-base-chinese" / "vocab.txt", do_lower_case=False)
+    assert tokenizer.convert_ids_to_tokens([343, 13502]) == ["\u2028", "##\u2028"]
+
+
+def test_windows_line_ends_and_a_missing_last_one(tmp_path: Path) -> None:
+    crlf = write(tmp_path / "crlf.txt", "\r\n".join([*MINIMAL, "x\u2028y", ""]).encode())
+    bare = write(tmp_path / "bare.txt", "\n".join([*MINIMAL, "x\u2028y"]).encode())
+    assert read_vocab(crlf) == read_vocab(bare) == [*MINIMAL, "x\u2028y"]
+
+
+def test_entries_keep_whitespace(tmp_path: Path) -> None:
+    assert read_vocab(write(tmp_path / "v", b" a\nb \n\tc\n")) == [" a", "b ", "\tc"]
+
+
+def test_duplicates_are_named_with_their_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "vocab.txt", b"a\nb\na\nc\nb\n")
+    with pytest.raises(ValueError, match=r"vocab\.txt repeats tokens: 'a' on lines 1 and 3; 'b' on lines 2 and 5"):
+        read_vocab(path)
+    many = write(tmp_path / "many.txt", b"".join(b"%d\n" % (k // 2) for k in range(20)))
+    with pytest.raises(ValueError, match="and 5 more"):
+        read_vocab(many)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\r\n", "is empty"),
+        (b"\xef\xbb\xbf[PAD]\n", "starts with a byte order mark"),
+        (b"a\nb\n\xff\n", "is not UTF-8: line 3, byte 4"),
+    ],
+)
+def test_unreadable_files(content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_vocab(write(tmp_path / "vocab.txt", content))
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="vocab: there is no file"):
+        BertTokenizer(tmp_path / "nothing.txt")
+    with pytest.raises(ValueError, match=r"is a directory; pass the file, or use BertTokenizer\.from_pretrained"):
+        BertTokenizer(tmp_path)
+
+
+def test_missing_special_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"special tokens are missing.*sep_token '\[SEP\]', mask_token '\[MASK\]'"):
+        BertTokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "a": 3})
+    with pytest.raises(ValueError, match=r"unk_token \(None\)"):
+        BertTokenizer(MINIMAL, unk_token=None)
+    assert BertTokenizer(MINIMAL[:4], mask_token=None).mask_token_id is None
+
+
+def test_forms_of_a_vocabulary(tmp_path: Path) -> None:
+    path = write(tmp_path / "vocab.txt", vocab_to_text(MINIMAL).encode())
+    mapping = {token: token_id for token_id, token in enumerate(MINIMAL)}
+    expected = {"input_ids": [2, 5, 6, 3], "token_type_ids": [0] * 4, "attention_mask": [1] * 4}
+    for tokenizer in (
+        BertTokenizer(path),
+        BertTokenizer(str(path)),
+        BertTokenizer(vocab_file=path),
+        BertTokenizer(mapping),
+        BertTokenizer(dict(reversed(mapping.items()))),
+        BertTokenizer(MINIMAL),
+        BertTokenizer.from_pretrained(path),
+    ):
+        assert dict(tokenizer("ab")) == expected
+        assert tokenizer.get_vocab() == mapping
+
+
+@pytest.mark.parametrize(
+    ("mapping", "error", "message"),
+    [
+        ({}, ValueError, "the mapping is empty"),
+        ({"a": 0, "b": 2}, ValueError, "ids must be 0 to 1, without gaps, for 2 tokens; 'b' has 2"),
+        ({"a": 0, "b": 0}, ValueError, "id 0 is given to both 'a' and 'b'"),
+        ({"a": "0"}, TypeError, "expected str -> int, got 'a' -> '0'"),
+        ({3: 0}, TypeError, "expected str -> int, got 3 -> 0"),
+        ({"a": True}, TypeError, "expected str -> int"),
+        ({"a": -1}, ValueError, "'a' has -1"),
+    ],
+)
+def test_bad_mappings(mapping: dict[str, int], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        vocab_from_mapping(mapping)
+
+
+def test_bad_vocabulary_arguments(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="expected a path, a mapping or a list of tokens, got NoneType"):
+        BertTokenizer()
+    with pytest.raises(TypeError, match="give either vocab or vocab_file, not both"):
+        BertTokenizer(MINIMAL, vocab_file=tmp_path)
+    with pytest.raises(ValueError, match="the token 'a' stands at 5 and at 7"):
+        BertTokenizer([*MINIMAL, "a"])
+    with pytest.raises(TypeError, match="got int"):
+        BertTokenizer(7)  # type: ignore[arg-type]
+
+
+def test_tokens_that_no_line_can_hold() -> None:
+    with pytest.raises(ValueError, match=r"token 1, 'x\\ny', cannot be written"):
+        vocab_to_text(["a", "x\ny"])
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "file.txt", b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
