@@ -1,7 +1,7 @@
 """Every environment variable that bert_fast reads, read once at import; `bert-fast doctor` prints them.
 
-Build-time variables (`BERT_FAST_NATIVE`, `BERT_FAST_CUDA`) are read by `setup.py`; `BERT_FAST_NATIVE` also here, so that
-an installed extension can be switched off.
+Build-time variables (`BERT_FAST_NATIVE`, `BERT_FAST_CUDA`) are read by `setup.py`; `BERT_FAST_NATIVE` also here, so
+that an installed extension can be switched off.
 """
 
 import os

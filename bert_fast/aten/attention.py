@@ -130,7 +130,7 @@ class _RowOps:
         return self._drop(probs, sequence).to(scores.dtype), dscores.to(scores.dtype)
 
     def native_delta(self, dout: Tensor, out: Tensor) -> Tensor | None:
-        """rowsum(dout * out) = rowsum(P * dP), which the softmax's normalisation takes back: [A, Tq]; None if not native."""
+        """rowsum(dout * out) = rowsum(P * dP), what softmax's normalisation takes back: [A, Tq]; None if not native."""
         return None if self.lib is None else (dout * out).sum(-1).t().contiguous()
 
     def _native_arguments(self, scores: Tensor, sequence: _Sequence) -> tuple:

@@ -181,10 +181,9 @@ class BertModel(BertPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
         )  # fmt: skip
-        first_tokens = None if self.pooler is None else encoded.packing.first_tokens(encoded.hidden)
         output = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=encoded.packing.unpack(encoded.hidden),
-            pooler_output=None if self.pooler is None else self.pooler(first_tokens),
+            pooler_output=None if self.pooler is None else self.pool(encoded),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
@@ -226,7 +225,7 @@ class BertModel(BertPreTrainedModel):
         if is_dense or head_mask is not None or output_attentions:
             if packing.padded_shape is None:
                 raise ValueError(
-                    "head_mask, output_attentions: expected None and False beside cu_seqlens (these run on padded input)"
+                    "head_mask, output_attentions: expected None and False beside cu_seqlens (they need padded input)"
                 )
             slow = textbook(self)(
                 input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
@@ -241,6 +240,11 @@ class BertModel(BertPreTrainedModel):
         )
         hidden, states = self.encoder(self.embeddings(*packed, packing, seed), packing, seed, output_hidden_states)
         return Encoded(hidden, packing, seed, tuple(packing.unpack(state) for state in states) or None, None)
+
+    def pool(self, encoded: Encoded) -> Tensor:
+        """The pooled first tokens, [B, H]; only for a model with a pooling layer."""
+        assert self.pooler is not None
+        return self.pooler(encoded.packing.first_tokens(encoded.hidden))
 
     def _seed(self, device: torch.device, dropout_seed: Tensor | None) -> Tensor | None:
         if not self.training:

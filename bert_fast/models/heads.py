@@ -205,8 +205,7 @@ class BertForPreTraining(_MaskedLMModel):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
         )  # fmt: skip
-        assert self.bert.pooler is not None
-        relationship = self.cls.seq_relationship(self.bert.pooler(encoded.packing.first_tokens(encoded.hidden)))
+        relationship = self.cls.seq_relationship(self.bert.pool(encoded))
         loss, logits = self.masked_lm(encoded, labels, masked_lm_positions, output_logits)
         if loss is not None and next_sentence_label is not None:
             loss = loss + _cross_entropy(relationship, next_sentence_label.flatten(), "next_sentence_label")
@@ -254,8 +253,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
         )  # fmt: skip
-        assert self.bert.pooler is not None
-        pooled = self.bert.pooler(encoded.packing.first_tokens(encoded.hidden))  # [B, H]
+        pooled = self.bert.pool(encoded)  # [B, H]
         if self.training:
             rows = torch.arange(len(pooled), dtype=torch.int32, device=pooled.device)
             coords = torch.stack((rows, torch.zeros_like(rows)), dim=1)

@@ -70,6 +70,7 @@ def match_keys(file_keys: Iterable[str], model_keys: Iterable[str]) -> KeyMatch:
         elif name not in _CONSTANTS:
             missing.append(key)
     used = set(source.values())
-    # A file may hold both names of a tied pair; the second is no surprise where the model knows only the first.
-    unexpected = tuple(key for name, key in by_name.items() if key not in used and name not in _CONSTANTS)
+    # A file may hold both names of one bias; the second is no surprise where the model knows only the first.
+    harmless = {*_CONSTANTS, *(name for name, other in _SAME_VALUES.items() if other in model_names)}
+    unexpected = tuple(key for name, key in by_name.items() if key not in used and name not in harmless)
     return KeyMatch(source, tuple(missing), unexpected)

@@ -3,15 +3,12 @@
 import torch
 from torch import Tensor
 
-__all__ = ["cast_to_autocast"]
+__all__ = ["autocast_dtype"]
 
 
-def cast_to_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors in autocast's dtype where autocast is on for the first one's device, else unchanged."""
-    first = tensors[0]
-    assert first is not None
-    device_type = first.device.type
-    if not torch.is_autocast_enabled(device_type) or first.dtype == torch.float64:
-        return tensors
-    dtype = torch.get_autocast_dtype(device_type)
-    return tuple(None if t is None else t.to(dtype) for t in tensors)
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast asks of an op led by x; None where it is off (fp64 is never cast)."""
+    device_type = x.device.type
+    if not torch.is_autocast_enabled(device_type) or x.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(device_type)

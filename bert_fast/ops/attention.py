@@ -1,6 +1,7 @@
 """Padding-free attention with dropout as one differentiable op."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, cu_seqlens_q, *_arguments) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
     statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=statistics)
 
@@ -108,11 +109,11 @@ def _backward(
 
 
 @_backward.register_fake
-def _(dout, q, k, v, *_arguments) -> tuple[Tensor, Tensor, Tensor]:
+def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale, dropout_p, seed, coords_q, coords_k, *rest = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, seed, coords_q, coords_k)
@@ -120,7 +121,7 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx, dout, _dlse):
+def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     if dout is None:
         return (None,) * 15
     q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, seed, coords_q, coords_k = ctx.saved_tensors

@@ -1,5 +1,7 @@
 """Counter-based dropout as a differentiable op, and the names of its sites."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,12 +68,12 @@ def _(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, back
     return x.new_empty(x.shape)
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     _, ctx.dropout_p, seed, coords, ctx.site, ctx.backend = inputs
     ctx.save_for_backward(seed, coords)
 
 
-def _autograd(ctx, dy):
+def _autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     seed, coords = ctx.saved_tensors
     return _forward(dy, ctx.dropout_p, seed, coords, ctx.site, ctx.backend), None, None, None, None, None
 

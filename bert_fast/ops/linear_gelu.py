@@ -1,11 +1,13 @@
 """gelu(x W^T + b): the first half of BERT's MLP as one differentiable op."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_same_device, check_shape
-from bert_fast.ops._autocast import cast_to_autocast
+from bert_fast.ops._autocast import autocast_dtype
 
 __all__ = ["linear_gelu"]
 
@@ -33,7 +35,9 @@ def linear_gelu(
         check_shape("bias", bias, (weight.shape[0],))
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
-    x, weight, bias = cast_to_autocast(x, weight, bias)
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return _forward(x, weight, bias, approximate, requested(backend))[0]
 
 
@@ -62,7 +66,7 @@ def _(
     return torch.empty_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, bias, ctx.approximate, ctx.backend = inputs
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(output[1])
@@ -70,7 +74,7 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx, dy, _dpre):
+def _autograd(ctx: Any, dy: Tensor | None, _dpre: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 5
     x, weight, pre = ctx.saved_tensors

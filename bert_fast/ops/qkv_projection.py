@@ -1,11 +1,13 @@
 """Query, key and value of self-attention from one input, as one differentiable op."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_same_device, check_shape
-from bert_fast.ops._autocast import cast_to_autocast
+from bert_fast.ops._autocast import autocast_dtype
 
 __all__ = ["qkv_projection"]
 
@@ -30,7 +32,9 @@ def qkv_projection(
         check_shape(f"w{name}", weight, ("N", x.shape[1]))
         check_shape(f"b{name}", bias, (weight.shape[0],))
         check_same_device(f"w{name}", weight, "x", x)
-    x, wq, bq, wk, bk, wv, bv = cast_to_autocast(x, wq, bq, wk, bk, wv, bv)
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        x, wq, bq, wk, bk, wv, bv = (t.to(dtype) for t in (x, wq, bq, wk, bk, wv, bv))
     return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
 
 
@@ -45,7 +49,8 @@ def _forward(
 def _(
     x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(x.new_empty((x.shape[0], w.shape[0])) for w in (wq, wk, wv))
+    q, k, v = (x.new_empty((x.shape[0], w.shape[0])) for w in (wq, wk, wv))
+    return q, k, v
 
 
 @torch.library.custom_op("bert_fast::qkv_projection_bwd", mutates_args=())
@@ -63,12 +68,12 @@ def _(
     return torch.empty_like(x), *weights[0], *weights[1], *weights[2]
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     x, wq, _, wk, _, wv, _, ctx.backend = inputs
     ctx.save_for_backward(x, wq, wk, wv)
 
 
-def _autograd(ctx, dq, dk, dv):
+def _autograd(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
     x, wq, wk, wv = ctx.saved_tensors
     dx, dwq, dbq, dwk, dbk, dwv, dbv = _backward(dq, dk, dv, x, wq, wk, wv, ctx.backend)
     return dx, dwq, dbq, dwk, dbk, dwv, dbv, None

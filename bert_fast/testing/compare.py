@@ -1,4 +1,4 @@
-"""The one comparison that parity tests use: an implementation's error against plain torch's error, both against fp64."""
+"""The one comparison of parity tests: an implementation's error against plain torch's, both against fp64."""
 
 import torch
 from torch import Tensor
