@@ -65,6 +65,13 @@ def test_match_keys_refuses_two_spellings_of_one_parameter() -> None:
         match_keys(["pooler.dense.bias", "bert.pooler.dense.bias"], ["pooler.dense.bias"])
 
 
+def test_second_name_of_a_bias_is_not_unexpected() -> None:
+    names = ["cls.predictions.bias", "cls.predictions.decoder.bias"]
+    for name in names:
+        assert match_keys(names, [name, "extra"]).unexpected == ()
+    assert match_keys(names, ["extra"]).unexpected == tuple(names)
+
+
 # --- loading into a model
 
 
