@@ -52,7 +52,8 @@ def parse_inputs(text: Any, text_pair: Any = None, is_split_into_words: bool = F
         text = list(text)
         is_batched = bool(text) and _is_list(text[0])
     if not is_batched:
-        samples = [(text, text_pair)] if text_pair is not None and len(text_pair) else [(text,)]
+        is_nothing = text_pair is None or (hasattr(text_pair, "__len__") and len(text_pair) == 0)
+        samples = [(text,)] if is_nothing else [(text, text_pair)]
         return _flatten(samples, "text", is_split_into_words, is_batched=False)
     texts = list(text)
     if text_pair is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_fast.tokenization.layout import Truncation
 
-__all__ = ["LARGE_LENGTH", "Returned", "Shape", "padded_width", "resolve_shape", "tensor_kind"]
+__all__ = ["LARGE_LENGTH", "Returned", "Shape", "check_int", "padded_width", "resolve_shape", "tensor_kind"]
 
 LARGE_LENGTH = int(1e20)  # a model_max_length above this means "no limit" (transformers stores 1e30)
 
@@ -61,9 +61,9 @@ def resolve_shape(
         ValueError: a value out of range or an unknown strategy; padding without a padding token; truncation to a length
             that is not a multiple of `pad_to_multiple_of`.
     """
-    max_length = _check_int("max_length", max_length, 0)
-    stride = _check_int("stride", stride, 0) or 0
-    pad_to_multiple_of = _check_int("pad_to_multiple_of", pad_to_multiple_of, 1)
+    max_length = check_int("max_length", max_length, 0)
+    stride = check_int("stride", stride, 0) or 0
+    pad_to_multiple_of = check_int("pad_to_multiple_of", pad_to_multiple_of, 1)
     if padding_side not in ("right", "left"):
         raise ValueError(f"padding_side: expected 'right' or 'left', got {padding_side!r}")
     fill = _strategy("padding", padding, _PADDING, "longest", "do_not_pad")
@@ -115,6 +115,21 @@ def tensor_kind(return_tensors: Any) -> str | None:
     return kind
 
 
+def check_int(name: str, value: Any, least: int) -> int | None:
+    """`value` as an int, or None.
+
+    Raises:
+        ValueError: it is neither, or less than `least`.
+    """
+    try:
+        number = None if value is None else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number is not None and (number < least or isinstance(value, bool)):
+        raise ValueError(f"{name}: expected an int of at least {least}, got {value!r}")
+    return number
+
+
 def _strategy(name: str, value: Any, known: tuple[str, ...], if_true: str, if_false: str) -> str:
     """The strategy that a bool, a string or an enumeration of transformers names."""
     value = getattr(value, "value", value)
@@ -125,13 +140,3 @@ def _strategy(name: str, value: Any, known: tuple[str, ...], if_true: str, if_fa
     if value not in known:
         raise ValueError(f"{name}: expected True, False or one of {', '.join(known)}, got {value!r}")
     return str(value)
-
-
-def _check_int(name: str, value: Any, least: int) -> int | None:
-    try:
-        number = None if value is None else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number is not None and (number < least or isinstance(value, bool)):
-        raise ValueError(f"{name}: expected an int of at least {least}, got {value!r}")
-    return number

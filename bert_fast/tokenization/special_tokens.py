@@ -119,7 +119,9 @@ class TokenTable:
         if token is None:
             where = "id" if index is None else f"ids[{index}]"
             raise ValueError(f"{where}: {token_id} is not in the vocabulary (0 to {len(self._tokens) - 1})")
-        return token
+        # On the way back the library shows added tokens as they look in normalized text.
+        added = self._added.get(token_id)
+        return self._engine.normalize(token) if added is not None and added.normalized else token
 
     # Special tokens.
 
@@ -313,7 +315,7 @@ class TokenTable:
         self._added[token_id] = token
 
     def _build_engine(self) -> Engine:
-        # Of contents that are equal after normalization the first wins: special tokens before others.
+        # Of contents that are equal after normalization the first wins: special ones, then the lowest id.
         in_order = sorted(self._added.items(), key=lambda item: (not item[1].special, item[0]))
         return make_engine(
             self._vocab,

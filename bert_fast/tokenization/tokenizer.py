@@ -10,7 +10,7 @@ from bert_fast.tokenization.batch import Specials, encode_batch, tokenize_segmen
 from bert_fast.tokenization.encoding import BatchEncoding
 from bert_fast.tokenization.inputs import parse_inputs
 from bert_fast.tokenization.layout import arrange, plan_rows
-from bert_fast.tokenization.options import Returned, Shape, resolve_shape, tensor_kind
+from bert_fast.tokenization.options import Returned, Shape, check_int, resolve_shape, tensor_kind
 from bert_fast.tokenization.pack import PackedBatch, make_packed_batch
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.pretrained import StoredTokenizer
@@ -234,6 +234,7 @@ class BertTokenizer(StoredTokenizer):
         parsed = parse_inputs(texts, pairs)
         if not parsed.is_batched:
             raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
+        max_tokens = check_int("max_tokens", max_tokens, 1)
         shape = self._shape(truncation=True, max_length=max_length)
         specials = self._specials().by_code()
         count = total = len(parsed.has_pair)
