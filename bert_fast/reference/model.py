@@ -117,6 +117,7 @@ class ReferenceBertModel(nn.Module):
         position_ids = position_ids.expand(batch_size, length)
 
         x = self.embeddings(tokens.pack(words), tokens.pack(token_type_ids), tokens.pack(position_ids), call)
+        num_heads = self.config.num_attention_heads
         states, attentions, cross_attentions, present = [x], [], [], []
         for index, layer in enumerate(self.encoder.layer):
             past = past_key_values[index] if past_key_values else None
@@ -124,9 +125,11 @@ class ReferenceBertModel(nn.Module):
             states.append(x)
             present.append(key_value)
             if output_attentions:
-                attentions.append(_padded_probabilities(probabilities, tokens, call.keys))
+                attentions.append(_padded_probabilities(probabilities, tokens, call.keys, num_heads))
                 if call.memory_tokens is not None:
-                    cross_attentions.append(_padded_probabilities(memory_probabilities, tokens, call.memory_tokens))
+                    cross_attentions.append(
+                        _padded_probabilities(memory_probabilities, tokens, call.memory_tokens, num_heads)
+                    )
 
         output = tokens.pad(x)
         return ReferenceModelOutput(
@@ -191,11 +194,12 @@ def _of_layer(head_mask: Tensor | None, layer: int) -> Tensor | None:
     return own.view(1, -1, 1, 1) if own.dim() == 1 else own
 
 
-def _padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing) -> Tensor:
+def _padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing, num_heads: int) -> Tensor:
     """The sequences' [A, Sq, Sk] as one [B, A, S, Sk], exactly 0 on padding."""
+    device, shape = queries.keep.device, (num_heads, queries.keep.shape[1], keys.keep.shape[1])
+    heads = torch.arange(num_heads, device=device)[:, None, None]
     rows = []
     for probabilities, keep_q, keep_k in zip(per_sequence, queries.keep, keys.keep, strict=True):
-        heads = torch.arange(len(probabilities), device=probabilities.device)
-        where = heads[:, None, None], keep_q.nonzero(), keep_k.nonzero().squeeze(1)
-        rows.append(probabilities.new_zeros(len(heads), len(keep_q), len(keep_k)).index_put(where, probabilities))
-    return torch.stack(rows)
+        where = heads, keep_q.nonzero(), keep_k.nonzero().squeeze(1)
+        rows.append(probabilities.new_zeros(shape).index_put(where, probabilities))
+    return torch.stack(rows) if rows else torch.zeros(0, *shape, device=device)
