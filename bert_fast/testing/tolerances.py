@@ -38,6 +38,9 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     # error of eps * |dout| |v| |k|, which dropout's scale multiplies: a few 1e-6 for normal inputs.
     ("attention", "dq"): {torch.float32: Tolerance(2.0, 5e-6)},
     ("attention", "dk"): {torch.float32: Tolerance(2.0, 5e-6)},
+    # The same cancellation; tests of the C++ routine include a single token under dropout with head_dim 64 (5.2e-6).
+    ("native_attention", "dq"): {torch.float32: Tolerance(2.0, 1e-5)},
+    ("native_attention", "dk"): {torch.float32: Tolerance(2.0, 1e-5)},
 }
 
 # name -> absolute bound, for comparisons with stored fixtures or with another implementation

@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "dropout/attention.h"
 #include "dropout/kernels.h"
 #include "dropout/layer_norm.h"
 #include "dropout/softmax_dropout.h"
@@ -142,6 +143,47 @@ void softmax_dropout_bwd(Address scores, Address dp, Address lse, Address delta,
                                 make_spec(seed, site, threshold, scale), num_threads);
 }
 
+bfd::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
+                               float softmax_scale, int64_t lse_stride, Address coords_q, Address coords_k,
+                               bool causal) {
+  return {at<const int32_t>(cu_q),
+          at<const int32_t>(cu_k),
+          num_sequences,
+          num_heads,
+          head_dim,
+          softmax_scale,
+          lse_stride,
+          bfd::Coords{at<const int32_t>(coords_q)},
+          bfd::Coords{at<const int32_t>(coords_k)},
+          causal};
+}
+
+void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride, Address out,
+                   Address lse, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
+                   float softmax_scale, Address coords_q, Address coords_k, Seed seed, uint32_t site,
+                   uint32_t threshold, float scale, bool causal, int64_t lse_stride, int num_threads) {
+  bfd::attention_forward(
+      {at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
+      {at<float>(out), num_heads * head_dim}, at<float>(lse),
+      make_shape(cu_q, cu_k, num_sequences, num_heads, head_dim, softmax_scale, lse_stride, coords_q, coords_k, causal),
+      make_spec(seed, site, threshold, scale), num_threads);
+}
+
+void attention_bwd(Address dout, Address q, Address k, Address v, Address out, Address lse, Address dq, Address dk,
+                   Address dv, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t dq_stride,
+                   int64_t dk_stride, int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences,
+                   int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q, Address coords_k,
+                   Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal, int64_t lse_stride,
+                   int num_threads) {
+  const int64_t token = num_heads * head_dim;
+  bfd::attention_backward(
+      {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
+      {at<const float>(v), v_stride}, {at<const float>(out), token}, at<const float>(lse),
+      {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}},
+      make_shape(cu_q, cu_k, num_sequences, num_heads, head_dim, softmax_scale, lse_stride, coords_q, coords_k, causal),
+      make_spec(seed, site, threshold, scale), num_threads);
+}
+
 std::map<std::string, bool> cpu_features() {
   std::map<std::string, bool> features;
   for (const bfd::CpuFeature& feature : bfd::cpu_features()) features[feature.name] = feature.present;
@@ -195,4 +237,19 @@ void bind_dropout(py::module_& module) {
              arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"), arg("num_threads"),
              "In place: P = exp(softmax_scale * s - lse); scores <- P * keep * scale;\n"
              "dp <- softmax_scale * P * (dp * keep * scale - delta). Layouts as in softmax_dropout_fwd.");
+  module.def("attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
+             arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
+             arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
+             arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
+             "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T)) v, sequence by sequence (fp32 addresses).\n\n"
+             "q, k, v [T, A, D], tokens *_stride floats apart, D a multiple of 16 up to 256; out contiguous;\n"
+             "cu_q, cu_k int32 [num_sequences + 1]; lse[head * lse_stride + token]. No key: out 0, lse -inf.");
+  module.def(
+      "attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("out"), arg("lse"),
+      arg("dq"), arg("dk"), arg("dv"), arg("q_stride"), arg("k_stride"), arg("v_stride"), arg("dq_stride"),
+      arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
+      arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
+      arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
+      "Gradients of attention_fwd; dout and out [Tq, A, D] contiguous. Every element of dq, dk, dv that belongs\n"
+      "to a sequence is written. The bits of the results do not depend on num_threads.");
 }

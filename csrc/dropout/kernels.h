@@ -76,6 +76,20 @@ struct SoftmaxRow {
   float scale;
 };
 
+// c [m, n] = a [m, k] b [k, n], or c += it. a may have any strides, so a transposed left side costs nothing; rows of b
+// and c are contiguous and n is a multiple of kMatmulColumns.
+struct Matmul {
+  int64_t m, n, k;
+  const float* a;
+  int64_t a_row_stride, a_col_stride;
+  const float* b;
+  int64_t b_row_stride;
+  float* c;
+  int64_t c_row_stride;
+  bool accumulate;
+};
+constexpr int64_t kMatmulColumns = 16;
+
 struct Kernels {
   const char* name;
 
@@ -96,6 +110,14 @@ struct Kernels {
   // P = exp(softmax_scale * scores - lse); scores <- P * keep * scale;
   // dp <- softmax_scale * P * (dp * keep * scale - delta).
   void (*softmax_backward)(float* scores, float* dp, float lse, float delta, const SoftmaxRow& row);
+
+  // Small matrix products from the first two cache levels: a sequence's attention.
+  void (*matmul)(const Matmul& args);
+  // dst[c][r] = src[r][c] for num_rows rows of num_cols columns, a multiple of 16; rows of dst are padded with zeros to
+  // the next multiple of 16.
+  void (*transpose)(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t num_rows,
+                    int64_t num_cols);
+  float (*dot)(const float* a, const float* b, int64_t n);
 };
 
 // The table in use: the fastest that this processor runs, unless force_simd_level chose another. Chosen once.

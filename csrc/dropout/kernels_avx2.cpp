@@ -13,7 +13,7 @@ namespace {
 
 struct Avx2 {
   using F = __m256;
-  static constexpr int kLanes = 8;
+  static constexpr int kLanes = 8, kTileVectors = 2;
 
   static __m256i first(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -47,6 +47,13 @@ struct Avx2 {
     const __m256i one_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i kept = _mm256_and_si256(_mm256_set1_epi32(bits[column / 8]), one_bit);
     return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(kept, one_bit)));
+  }
+
+  static F interleave_low(F a, F b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
+  }
+  static F interleave_high(F a, F b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
   }
 
   using Words = __m256i;

@@ -18,7 +18,7 @@ namespace {
 
 struct Avx512 {
   using F = __m512;
-  static constexpr int kLanes = 16;
+  static constexpr int kLanes = 16, kTileVectors = 4;
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -42,6 +42,15 @@ struct Avx512 {
     uint16_t mask;
     __builtin_memcpy(&mask, bits + column / 8, sizeof(mask));
     return _mm512_maskz_mov_ps(mask, x);
+  }
+
+  static F interleave_low(F a, F b) {
+    const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(a, order, b);
+  }
+  static F interleave_high(F a, F b) {
+    const __m512i order = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(a, order, b);
   }
 
   using Words = __m512i;

@@ -8,7 +8,7 @@ namespace {
 struct Portable {
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
-  static constexpr int kLanes = 4;
+  static constexpr int kLanes = 4, kTileVectors = 2;
 
   static I first(int n) { return I{0, 1, 2, 3} < I{n, n, n, n}; }
   static F load(const float* p) {
@@ -51,6 +51,9 @@ struct Portable {
     const I kept = (I{four, four, four, four} & one_bit) == one_bit;
     return reinterpret_cast<F>(kept & as_int(x));
   }
+
+  static F interleave_low(F a, F b) { return F{a[0], b[0], a[1], b[1]}; }
+  static F interleave_high(F a, F b) { return F{a[2], b[2], a[3], b[3]}; }
 
   using Words = uint64_t;
   static constexpr int kBlocks = 1;

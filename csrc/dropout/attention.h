@@ -1,0 +1,58 @@
+// Attention over packed sequences on raw fp32 buffers, one (sequence, head) at a time, with dropout:
+// out = dropout(softmax(softmax_scale * q k^T)) v, and its gradients.
+//
+// Scores never leave the second-level cache: blocks of query rows go through product, softmax and product in turn.
+// Nothing of size [Sq, Sk] is stored; backward makes the probabilities again from q, k and lse. Every (sequence, head)
+// writes memory of its own, so the bits do not depend on the number of threads. The caller owns every buffer.
+
+#ifndef BERT_FAST_DROPOUT_ATTENTION_H_
+#define BERT_FAST_DROPOUT_ATTENTION_H_
+
+#include <cstdint>
+
+#include "dropout/keep_bits.h"
+#include "dropout/kernels.h"
+
+namespace bert_fast::dropout {
+
+// Packed tensors [T, A, D]: a token's heads are contiguous (head h at h * D), tokens `stride` floats apart.
+template <class T>
+struct Packed {
+  T* data;
+  int64_t stride;
+  // nullptr stays nullptr: PyTorch gives tensors without elements no address.
+  T* at(int64_t token, int64_t head, int64_t head_dim) const {
+    return data == nullptr ? nullptr : data + token * stride + head * head_dim;
+  }
+};
+
+struct AttentionShape {
+  const int32_t* cu_seqlens_q;  // [num_sequences + 1]
+  const int32_t* cu_seqlens_k;
+  int64_t num_sequences;
+  int64_t num_heads;
+  int64_t head_dim;  // a multiple of 16, at most 256
+  float softmax_scale;
+  int64_t lse_stride;  // lse [A, lse_stride]: element head * lse_stride + token
+  Coords coords_q;     // needed for dropout and for causal
+  Coords coords_k;
+  bool causal;  // key position > query position is masked
+};
+
+// lse: natural log of the sum of exponentials of the scaled scores; where there is no key, -inf, and out is 0.
+// Throws std::invalid_argument.
+void attention_forward(Packed<const float> q, Packed<const float> k, Packed<const float> v, Packed<float> out,
+                       float* lse, const AttentionShape& shape, const DropoutSpec& spec, int num_threads);
+
+struct AttentionGradients {
+  Packed<float> dq, dk, dv;
+};
+
+// delta = rowsum(dout * out) is computed on the way.
+void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<const float> k, Packed<const float> v,
+                        Packed<const float> out, const float* lse, const AttentionGradients& gradients,
+                        const AttentionShape& shape, const DropoutSpec& spec, int num_threads);
+
+}  // namespace bert_fast::dropout
+
+#endif  // BERT_FAST_DROPOUT_ATTENTION_H_

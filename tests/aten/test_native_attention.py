@@ -1,0 +1,173 @@
+"""Native attention on packed sequences, per instruction set, against fp64 and the dropout specification."""
+
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_fast import native as native_loader
+from bert_fast.reference import dropout as spec
+from bert_fast.testing.compare import assert_close_to_truth
+
+SITE = spec.dropout_site(spec.DropoutSite.ATTENTION_PROBS, layer=5)
+
+# name -> (queries, keys) of every sequence; None: as many keys as queries
+BATCHES: dict[str, list[tuple[int, int]]] = {
+    "one token": [(1, 1)],
+    "short": [(5, 5), (16, 16), (17, 17), (0, 0), (3, 3)],
+    "blocks": [(24, 24), (96, 96), (100, 100)],
+    "long": [(200, 200)],
+    "cross": [(7, 70), (30, 1), (4, 0), (0, 6), (130, 33)],
+    "no keys at all": [(4, 0)],
+}
+
+
+@pytest.fixture(params=["avx512", "avx2", "portable"])
+def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The extension with one instruction set forced."""
+    module = native_loader.load()
+    if module is None:
+        pytest.skip(str(native_loader.unavailable_reason()))
+    if request.param not in module.simd_levels():
+        pytest.skip(f"this processor or build has no {request.param}")
+    module.force_simd_level(request.param)
+    yield module
+    module.force_simd_level("auto")
+
+
+def make_case(lens: list[tuple[int, int]], positions: str, head_dim: int, num_heads: int = 3) -> SimpleNamespace:
+    """Packed inputs; q, k and v lie in one tensor where the lengths agree, so their tokens are far apart."""
+    cu_q, cu_k = (torch.tensor([0, *side]).cumsum(0).to(torch.int32) for side in zip(*lens, strict=True))
+    total_q, total_k = int(cu_q[-1]), int(cu_k[-1])
+
+    def coords(side: int, total: int) -> Tensor:
+        rows = [torch.full((pair[side],), 2 * i) for i, pair in enumerate(lens)]
+        orders = {"plain": torch.arange, "shifted": lambda n: torch.arange(n) + 5, "shuffled": torch.randperm}
+        places = [orders[positions](pair[side]) for pair in lens]
+        return torch.stack([torch.cat(rows), torch.cat(places)], dim=1).to(torch.int32).reshape(total, 2)
+
+    if total_q == total_k:
+        q, k, v = (
+            t.reshape(total_q, num_heads, head_dim) for t in torch.randn(total_q, 3, num_heads * head_dim).unbind(1)
+        )
+    else:
+        q, k, v = (torch.randn(total, num_heads, head_dim) for total in (total_q, total_k, total_k))
+    return SimpleNamespace(
+        q=q,
+        k=k,
+        v=v,
+        dout=torch.randn(total_q, num_heads, head_dim),
+        cu_q=cu_q,
+        cu_k=cu_k,
+        coords_q=coords(0, total_q),
+        coords_k=coords(1, total_k),
+        softmax_scale=0.4,
+    )
+
+
+def composed(case: SimpleNamespace, seed: Tensor, p: float, causal: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Sequence by sequence with PyTorch's own operators and autograd."""
+    q, k, v = (t.detach().to(dtype).clone().requires_grad_() for t in (case.q, case.k, case.v))
+    num_heads = q.shape[1]
+    out, lse = torch.zeros_like(q), torch.full((num_heads, len(q)), -torch.inf, dtype=dtype)
+    for i in range(len(case.cu_q) - 1):
+        of_q, of_k = (slice(int(edges[i]), int(edges[i + 1])) for edges in (case.cu_q, case.cu_k))
+        coords_q, key_positions = case.coords_q[of_q], case.coords_k[of_k, 1]
+        if not len(coords_q) or not len(key_positions):
+            continue
+        scores = torch.einsum("qad,kad->aqk", q[of_q], k[of_k]) * case.softmax_scale
+        if causal:
+            scores = scores.masked_fill(key_positions > coords_q[:, 1:2], -torch.inf)
+        lse[:, of_q] = scores.detach().logsumexp(-1)
+        probs = torch.softmax(scores.masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0), -1)
+        probs = torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, probs)
+        keep = spec.attention_keep_mask(seed, SITE, coords_q, key_positions, num_heads, p).to(dtype)
+        out[of_q] = torch.einsum("aqk,kad->qad", probs * keep * spec.dropout_scale(p), v[of_k])
+    if out.requires_grad:
+        out.backward(case.dout.to(dtype))
+    gradients = {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in (("dq", q), ("dk", k), ("dv", v))}
+    return {"out": out.detach(), "lse": lse, **gradients}
+
+
+def run_native(
+    native: ModuleType, case: SimpleNamespace, seed: int, p: float, causal: bool, num_threads: int = 2
+) -> dict[str, Tensor]:
+    total_q, num_heads, head_dim = case.q.shape
+    out = torch.full((total_q, num_heads, head_dim), torch.nan)
+    lse = torch.full((num_heads, total_q + 3), torch.nan)
+    # Gradients are slices of a wider tensor, as those of one joint projection are.
+    grads = {
+        n: torch.full((len(t), 2, *t.shape[1:]), torch.nan)[:, 1]
+        for n, t in (("dq", case.q), ("dk", case.k), ("dv", case.v))
+    }
+    inputs = {n: getattr(case, n).data_ptr() for n in ("q", "k", "v", "cu_q", "cu_k", "coords_q", "coords_k")}
+    common = inputs | {
+        "out": out.data_ptr(),
+        "lse": lse.data_ptr(),
+        "num_sequences": len(case.cu_q) - 1,
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "softmax_scale": case.softmax_scale,
+        "seed": seed,
+        "site": SITE,
+        "threshold": spec.dropout_threshold(p),
+        "scale": spec.dropout_scale(p),
+        "causal": causal,
+        "lse_stride": total_q + 3,
+        "num_threads": num_threads,
+    }
+    common |= {f"{n}_stride": getattr(case, n).stride(0) for n in ("q", "k", "v")}
+    native.attention_fwd(**common)
+    addresses = {n: g.data_ptr() for n, g in grads.items()} | {f"{n}_stride": g.stride(0) for n, g in grads.items()}
+    native.attention_bwd(dout=case.dout.data_ptr(), **addresses, **common)
+    assert lse[:, total_q:].isnan().all(), "lse was written beyond its tokens"
+    return {"out": out, "lse": lse[:, :total_q], **grads}
+
+
+# (dropout_p, head_dim, positions, causal)
+VARIANTS = [
+    (0.0, 32, "plain", False),
+    (0.1, 64, "plain", False),
+    (0.1, 48, "shifted", True),
+    (0.1, 32, "shuffled", True),
+    (0.0, 64, "shuffled", True),
+    (1.0, 16, "shifted", False),
+]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("p", "head_dim", "positions", "causal"), VARIANTS)
+def test_attention(native: ModuleType, batch: str, positions: str, causal: bool, p: float, head_dim: int) -> None:
+    case = make_case(BATCHES[batch], positions, head_dim)
+    seed = int(torch.randint(-(2**62), 2**62, (1,)))
+    actual = run_native(native, case, seed, p, causal)
+    plain, truth = (composed(case, torch.tensor([seed]), p, causal, dtype) for dtype in (torch.float32, torch.float64))
+    dead = torch.isneginf(truth["lse"])
+    assert torch.equal(torch.isneginf(actual["lse"]), dead)
+    assert (actual["out"][dead.t()] == 0).all()
+    for name in ("out", "dq", "dk", "dv"):
+        assert_close_to_truth("native_attention", name, actual[name], plain[name], truth[name])
+    assert_close_to_truth("native_attention", "lse", actual["lse"][~dead], plain["lse"][~dead], truth["lse"][~dead])
+
+
+def test_bits_do_not_depend_on_threads(native: ModuleType) -> None:
+    case = make_case([(90, 90), (20, 20), (128, 128), (64, 64)], "plain", head_dim=64)
+    one, many = (run_native(native, case, 7, 0.1, causal=False, num_threads=n) for n in (1, 5))
+    for name in one:
+        assert torch.equal(one[name], many[name]), name
+
+
+def test_bad_arguments_are_named(native: ModuleType) -> None:
+    case = make_case([(4, 4)], "plain", head_dim=24)
+    with pytest.raises(ValueError, match="head_dim"):
+        run_native(native, case, 0, 0.0, causal=False)
+    case = make_case([(4, 4)], "plain", head_dim=16)
+    case.cu_k = torch.tensor([4, 0], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        run_native(native, case, 0, 0.0, causal=False)
+    case = make_case([(4, 4)], "plain", head_dim=16)
+    case.coords_k[2, 1] = -1
+    with pytest.raises(ValueError, match="coords_k"):
+        run_native(native, case, 0, 0.0, causal=True)
