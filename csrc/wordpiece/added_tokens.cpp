@@ -85,6 +85,7 @@ std::optional<AddedTokenFinder::Piece> AddedTokenFinder::accept(std::string_view
   while (token.rstrip && piece.stop < text.size() && is_whitespace(code_point_at(text, piece.stop))) {
     piece.stop += utf8_length(static_cast<unsigned char>(text[piece.stop]));
   }
+  if (piece.start >= piece.stop) return std::nullopt;  // whitespace that the token before has taken already
   return piece;
 }
 
