@@ -1,8 +1,8 @@
 """The ahead-of-time gate: every Triton kernel, in every launch configuration that ships, compiled without a GPU.
 
     python -m benchmarks.aot            compiles, prints the table and writes benchmarks/aot_table.json
-    python -m benchmarks.aot --check    compiles, compares with the table; exit 1 on a spill, shared memory that does not
-                                        fit, a lost 128-bit access, more registers, or dropout above its limit
+    python -m benchmarks.aot --check    compiles and compares with the table; exit 1 on a spill, shared memory that does
+                                        not fit, a lost 128-bit access, more registers, or dropout above its limit
 
 What is compiled is what ships: each case calls the launchers themselves, with `JITFunction.run` replaced by a recorder,
 and the recorded launch (kernel, argument types, constants, warps) is compiled for each target. So a new kernel family
@@ -138,8 +138,8 @@ def _dropout_add_layer_norm_cases() -> Iterator[Case]:
                     dropout_p > 0,
                     launch,
                     {
-                        "_dropout_add_layer_norm_fwd_kernel": config.fwd_rows * hidden_size,
-                        "_dropout_add_layer_norm_bwd_kernel": config.bwd_repeats * config.bwd_rows * hidden_size,
+                        "_dropout_add_layer_norm_fwd_kernel": config.forward.rows * hidden_size,
+                        "_dropout_add_layer_norm_bwd_kernel": config.backward.rows * hidden_size,
                     },
                 )
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHARED_LIMIT_BYTES", "inspect", "longest_loop", "read_amdgcn", "read_sass"]
+__all__ = ["SHARED_LIMIT_BYTES", "inspect", "main_loop", "read_amdgcn", "read_sass"]
 
 SHARED_LIMIT_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 
@@ -30,13 +30,19 @@ def _run_on_cubin(tool: list[str], cubin: bytes) -> str:
         os.unlink(file.name)
 
 
-def longest_loop(instructions: list[str], labels: dict[str, int], branches: list[tuple[int, str]]) -> int:
-    """Instructions of the longest loop, or of the whole kernel where there is none.
+def main_loop(
+    instructions: list[str], labels: dict[str, int], branches: list[tuple[int, str]], load: tuple[str, ...]
+) -> int:
+    """Instructions of the longest loop that loads from global memory, or of the whole kernel where none does.
 
     instructions: opcodes in order; labels: name -> index of the instruction that it stands before;
-    branches: (index of the branch, label). A branch to itself is how a kernel ends, not a loop.
+    branches: (index of the branch, label); load: how the opcodes of global loads begin.
     """
-    spans = [index - labels[label] + 1 for index, label in branches if label in labels and labels[label] < index]
+    spans = []
+    for end, label in branches:
+        body = instructions[labels.get(label, end) : end + 1]
+        if any(op.startswith(load) for op in body):
+            spans.append(len(body))
     return max(spans, default=len(instructions))
 
 
@@ -59,7 +65,7 @@ def read_sass(sass: str) -> dict[str, Any]:
     stores = [op for op in instructions if op.startswith("STG.")]
     return {
         "instructions": len(instructions),
-        "loop_instructions": longest_loop(instructions, labels, branches),
+        "loop_instructions": main_loop(instructions, labels, branches, ("LDG",)),
         "loads": len(loads),
         "loads_128": sum(op.endswith(".128") or ".128." in op for op in loads),
         "stores": len(stores),
@@ -106,7 +112,7 @@ def read_amdgcn(assembly: str) -> dict[str, Any]:
         "registers": metadata("vgpr_count"),
         "spill_bytes": metadata("private_segment_fixed_size"),
         "instructions": len(instructions),
-        "loop_instructions": longest_loop(instructions, labels, branches),
+        "loop_instructions": main_loop(instructions, labels, branches, ("global_load", "buffer_load")),
         "loads": len(loads),
         "loads_128": sum(op.endswith("dwordx4") for op in loads),
         "stores": len(stores),

@@ -1,14 +1,17 @@
-"""What launchers share: facts about devices and dtypes, and arguments in the form that kernels take them."""
+"""What launchers share: how rows are laid over threads, facts about devices, arguments as kernels take them."""
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
-__all__ = ["ceil_div", "dropout_arguments", "next_power_of_2", "num_multiprocessors", "unit_stride", "vector_elements"]
+__all__ = ["RowTile", "ceil_div", "dropout_arguments", "num_multiprocessors", "row_tile", "unit_stride"]
 
+_WARP = 32  # threads; where AMD has 64, a warp covers what two would
+_MIN__WARPS = 4  # of a program: one for each scheduler of a multiprocessor
 # Triton's interpreter runs programs one after another: two are enough to exercise every loop and partial sum.
 _INTERPRETER_MULTIPROCESSORS = 2
 
@@ -18,14 +21,9 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def next_power_of_2(n: int) -> int:
+def _next_power_of_2(n: int) -> int:
     """The smallest power of two that is not below n; n >= 1."""
     return 1 << (n - 1).bit_length()
-
-
-def vector_elements(dtype: torch.dtype) -> int:
-    """Elements of the widest load of one thread, 128 bits: 4 for fp32, 8 for bf16 and fp16."""
-    return 16 // dtype.itemsize
 
 
 @functools.cache
@@ -41,7 +39,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """x [T, H] itself if neighbouring columns are neighbours in memory (rows may be anywhere), else a copy that is so."""
+    """x [T, H] itself where neighbouring columns are neighbours in memory (rows may be anywhere), else a copy."""
     return x if x.stride(1) == 1 else x.contiguous()
 
 
@@ -52,3 +50,48 @@ def dropout_arguments(dropout_p: float) -> tuple[int, float]:
     """
     drop_max = (dropout_threshold(dropout_p) << 16) - 1
     return drop_max - (1 << 32) if drop_max >= 1 << 31 else drop_max, dropout_scale(dropout_p)
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """A tile [chunks, rows, chunk_cols] of whole rows: each row is cut into `chunks` chunks of neighbouring columns.
+
+    Triton hands out threads along the fastest dimension first. So a chunk is what the threads of one row load at once,
+    `vector` neighbouring columns each; the next threads take the next rows; and the chunks of a row lie in the
+    registers of the same threads, where a sum over them needs no exchange.
+    """
+
+    vector: int  # neighbouring columns of one thread, 128 bits: 8 of bf16 and fp16, 4 of fp32
+    chunks: int  # a power of two; chunks that lie wholly past the last column are dropped by the compiler
+    rows: int
+    chunk_cols: int
+    num_warps: int
+
+
+def row_tile(hidden_size: int, dtype: torch.dtype, max_elements: int, best_elements: int) -> RowTile:
+    """The tile for rows of `hidden_size` columns, with at most `max_elements` of a row in one thread.
+
+    Of the numbers of threads per row that respect the limit, the one that pads the row least; among these, the one
+    whose threads hold closest to `best_elements`. Examples for bf16 and at most 24: H = 768 is 3 chunks of 256 columns,
+    a row to a warp; H = 1024 is 2 chunks of 512, a row to two warps; H = 384 is 3 chunks of 128, two rows to a warp.
+    """
+    vector = 16 // dtype.itemsize
+
+    def elements(threads: int) -> int:
+        return ceil_div(hidden_size, threads * vector) * vector
+
+    # Fewer than 16 threads (256 bytes) on a row that has work for more would scatter the accesses of a warp.
+    fewest = min(16, _next_power_of_2(ceil_div(hidden_size, vector)))
+    candidates = [fewest << shift for shift in range(10)]
+    threads = min(
+        (count for count in candidates if elements(count) <= max_elements),
+        key=lambda count: (elements(count) * count, abs(elements(count) - best_elements)),
+    )
+    num_warps = max(_MIN__WARPS, threads // _WARP)
+    return RowTile(
+        vector=vector,
+        chunks=_next_power_of_2(elements(threads) // vector),
+        rows=num_warps * _WARP // threads,
+        chunk_cols=threads * vector,
+        num_warps=num_warps,
+    )
