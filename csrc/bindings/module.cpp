@@ -5,20 +5,12 @@
 
 namespace py = pybind11;
 
-#ifdef BERT_FAST_BIND_WORDPIECE
 void bind_wordpiece(py::module_& module);
-#endif
-#ifdef BERT_FAST_BIND_DROPOUT
 void bind_dropout(py::module_& module);
-#endif
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "C++ core of bert_fast: WordPiece tokenizer and counter-based dropout on raw buffers.";
   module.attr("__version__") = BERT_FAST_VERSION;
-#ifdef BERT_FAST_BIND_WORDPIECE
   bind_wordpiece(module);
-#endif
-#ifdef BERT_FAST_BIND_DROPOUT
   bind_dropout(module);
-#endif
 }
