@@ -19,7 +19,8 @@ MODULES = OPS | {"ops"}
 MODELS = MODULES | {"modules"}
 DATA = MODELS | {"models", "tokenization"}
 TRAINING = DATA | {"data"}
-CLI = TRAINING | {"training", "__init__"}
+DEMO = TRAINING | {"training", "__init__"}
+CLI = DEMO | {"demo"}
 ALLOWED = {
     "_version": set(),
     "errors": set(),
@@ -37,6 +38,7 @@ ALLOWED = {
     "tokenization": BASE | {"reference"},
     "data": DATA,
     "training": TRAINING,
+    "demo": DEMO,
     "cli": CLI,
     # For tests and benchmarks: may import all, and nothing imports it.
     "testing": CLI | {"aten", "kernels", "cli"},
