@@ -50,7 +50,7 @@ struct Sequence {
 // The batch cut into (sequence, head) pieces, longest first, handed out one by one.
 class Work {
  public:
-  Work(const AttentionShape& shape, const DropoutSpec& spec) : num_heads_(shape.num_heads) {
+  Work(const AttentionShape& shape, const DropoutSpec& spec, int num_threads) : num_heads_(shape.num_heads) {
     if (shape.head_dim < 16 || shape.head_dim > 256 || shape.head_dim % 16 != 0) {
       throw std::invalid_argument("head_dim: expected a multiple of 16 up to 256, got " +
                                   std::to_string(shape.head_dim));
@@ -65,6 +65,7 @@ class Work {
       }
     }
     const Coords coords_k = spec.active() || shape.causal ? shape.coords_k : Coords{nullptr};
+    int64_t total_cost = 0;  // in the unit of kMinElementsPerThread: 4 multiply-adds count as one element
     for (int64_t i = 0; i < shape.num_sequences; ++i) {
       const int64_t first_q = shape.cu_seqlens_q[i], num_q = shape.cu_seqlens_q[i + 1] - first_q;
       const int64_t first_k = shape.cu_seqlens_k[i], num_k = shape.cu_seqlens_k[i + 1] - first_k;
@@ -75,24 +76,31 @@ class Work {
       }
       sequences_.push_back({first_q, num_q, key_positions(coords_k, first_k, num_k)});
       max_keys_ = std::max(max_keys_, num_k);
-      total_cost_ += sequences_.back().cost() * shape.num_heads * shape.head_dim / 4;
+      total_cost += sequences_.back().cost() * shape.num_heads * shape.head_dim / 4;
     }
     std::stable_sort(sequences_.begin(), sequences_.end(),
                      [](const Sequence& a, const Sequence& b) { return a.cost() > b.cost(); });
+    const int64_t num_pieces = shape.num_sequences * num_heads_;
+    num_threads_ = static_cast<int>(std::clamp<int64_t>(num_pieces, 1, useful_threads(total_cost, num_threads)));
   }
 
   int64_t max_keys() const { return max_keys_; }
-  int num_threads(int wanted) const {
-    const int64_t num_pieces = static_cast<int64_t>(sequences_.size()) * num_heads_;
-    return static_cast<int>(std::clamp<int64_t>(num_pieces, 1, useful_threads(total_cost_, wanted)));
-  }
+  int num_threads() const { return num_threads_; }
 
-  // Calls visit(sequence, head) for pieces until none is left; for several threads at once.
+  // Calls visit(sequence, head, has_next_head) until nothing is left; for several threads at once. has_next_head: the
+  // same sequence's next head comes next, on this thread.
   template <class Visit>
   void take(const Visit& visit) {
-    const int64_t num_pieces = static_cast<int64_t>(sequences_.size()) * num_heads_;
-    for (int64_t piece = next_++; piece < num_pieces; piece = next_++) {
-      visit(sequences_[static_cast<size_t>(piece / num_heads_)], piece % num_heads_);
+    const int64_t num_sequences = static_cast<int64_t>(sequences_.size());
+    // Whole sequences where there are plenty: a head's neighbour then finds its tokens' pages and lines near.
+    const int64_t heads_per_piece = num_sequences >= 4 * num_threads_ ? num_heads_ : 1;
+    const int64_t pieces_per_sequence = num_heads_ / heads_per_piece;
+    for (int64_t piece = next_++; piece < num_sequences * pieces_per_sequence; piece = next_++) {
+      const int64_t first_head = piece % pieces_per_sequence * heads_per_piece;
+      for (int64_t head = first_head; head < first_head + heads_per_piece; ++head) {
+        visit(sequences_[static_cast<size_t>(piece / pieces_per_sequence)], head,
+              head + 1 < first_head + heads_per_piece);
+      }
     }
   }
 
@@ -100,7 +108,7 @@ class Work {
   std::vector<Sequence> sequences_;
   int64_t num_heads_;
   int64_t max_keys_ = 0;
-  int64_t total_cost_ = 0;  // in the unit of kMinElementsPerThread: 4 multiply-adds count as one element
+  int num_threads_ = 1;
   std::atomic<int64_t> next_{0};
 };
 
@@ -142,19 +150,34 @@ void gather_rows(float* dst, const float* src, int64_t src_stride, int64_t num_r
   }
 }
 
+// Asks for the rows of a head before they are needed: they lie a token's stride apart, where no hardware prefetcher
+// looks. Short sequences wait for memory more than they compute.
+template <class T>
+void prefetch_head(Packed<T> x, int64_t first_token, int64_t num_tokens, int64_t head, int64_t head_dim) {
+  constexpr int64_t kFloatsPerLine = 16;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    const T* row = x.at(first_token + i, head, head_dim);
+    for (int64_t c = 0; c < head_dim; c += kFloatsPerLine) __builtin_prefetch(row + c, 0, 2);
+  }
+}
+
 }  // namespace
 
 void attention_forward(Packed<const float> q, Packed<const float> k, Packed<const float> v, Packed<float> out,
                        float* lse, const AttentionShape& shape, const DropoutSpec& spec, int num_threads) {
   const Kernels& kernel = kernels();
   const int64_t d = shape.head_dim;
-  Work work(shape, spec);
+  Work work(shape, spec, num_threads);
   const int64_t max_width = padded(work.max_keys());
-  run_threads(work.num_threads(num_threads), [&](int) {
+  run_threads(work.num_threads(), [&](int) {
     Rows rows(kernel, shape, spec, max_width);
     const Scratch k_transposed(d * max_width), v_rows(d * max_width), scores(kForwardRows * max_width);
-    work.take([&](const Sequence& sequence, int64_t head) {
+    work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
       const int64_t num_keys = sequence.keys.count, width = padded(num_keys), first_k = sequence.keys.first_token;
+      if (has_next_head) {
+        prefetch_head(q, sequence.first_q, sequence.num_q, head + 1, d);
+        for (const Packed<const float>& x : {k, v}) prefetch_head(x, first_k, num_keys, head + 1, d);
+      }
       kernel.transpose(k_transposed.get(), width, k.at(first_k, head, d), k.stride, num_keys, d);
       gather_rows(v_rows.get(), v.at(first_k, head, d), v.stride, num_keys, d);
       for (int64_t begin = 0; begin < sequence.num_q; begin += kForwardRows) {
@@ -179,15 +202,21 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   const Kernels& kernel = kernels();
   const int64_t d = shape.head_dim;
   const Packed<float> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  Work work(shape, spec);
+  Work work(shape, spec, num_threads);
   const int64_t max_width = padded(work.max_keys());
-  run_threads(work.num_threads(num_threads), [&](int) {
+  run_threads(work.num_threads(), [&](int) {
     Rows rows(kernel, shape, spec, max_width);
     const Scratch k_transposed(d * max_width), v_transposed(d * max_width), k_rows(d * max_width);
     const Scratch q_rows(d * kBackwardRows), dout_rows(d * kBackwardRows);
     const Scratch probs(kBackwardRows * max_width), dscores(kBackwardRows * max_width);
-    work.take([&](const Sequence& sequence, int64_t head) {
+    work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
       const int64_t num_keys = sequence.keys.count, width = padded(num_keys), first_k = sequence.keys.first_token;
+      if (has_next_head) {
+        for (const Packed<const float>& x : {q, dout, out}) {
+          prefetch_head(x, sequence.first_q, sequence.num_q, head + 1, d);
+        }
+        for (const Packed<const float>& x : {k, v}) prefetch_head(x, first_k, num_keys, head + 1, d);
+      }
       kernel.transpose(k_transposed.get(), width, k.at(first_k, head, d), k.stride, num_keys, d);
       kernel.transpose(v_transposed.get(), width, v.at(first_k, head, d), v.stride, num_keys, d);
       gather_rows(k_rows.get(), k.at(first_k, head, d), k.stride, num_keys, d);
