@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_fast.tokenization.encoding import BatchEncoding, Encodings
+from bert_fast.tokenization.encoding import BatchEncoding, Encodings, FoundTokens
 from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.inputs import Inputs
 from bert_fast.tokenization.layout import Layout, arrange, plan_rows
@@ -66,6 +66,8 @@ def encode_batch(
         ValueError: see `plan_rows`; rows of different lengths cannot become a torch tensor.
     """
     segments = tokenize_segments(engine, inputs, returned.offsets_mapping)
+    if _is_plain(inputs, segments, shape, returned):
+        return _encode_plain(engine, inputs, segments, shape, returned, specials, token_of)
     rows = plan_rows(
         segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens, returned.overflowing_tokens
     )
@@ -95,12 +97,63 @@ def encode_batch(
     if returned.overflowing_tokens:
         data["overflow_to_sample_mapping"] = _listed(rows.sample, returned.tensors)
 
-    def origins() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def find_tokens() -> FoundTokens:
         found = segments if segments.offsets is not None else tokenize_segments(engine, inputs, True)
-        assert found.offsets is not None and found.word_ids is not None
-        return found.ids, found.offsets, found.word_ids
+        return _found(layout, found)
 
-    return BatchEncoding(data, Encodings(layout, origins, by_code, specials.pad_token_type_id, token_of))
+    num_rows = len(rows.sample)
+    return BatchEncoding(data, Encodings(num_rows, find_tokens, by_code, specials.pad_token_type_id, token_of))
+
+
+def _is_plain(inputs: Inputs, segments: Segments, shape: Shape, returned: Returned) -> bool:
+    """Whether this is one text or pair that is neither cut nor padded, for lists and without extras."""
+    if inputs.is_batched or returned.tensors or returned.offsets_mapping or returned.overflowing_tokens:
+        return False
+    if shape.padding == "max_length" or (shape.padding == "longest" and shape.pad_to_multiple_of):
+        return False
+    cut = shape.truncation
+    return cut is None or (len(segments.ids) + 3 <= cut.max_length and not cut.stride)
+
+
+def _encode_plain(
+    engine: Engine,
+    inputs: Inputs,
+    segments: Segments,
+    shape: Shape,
+    returned: Returned,
+    specials: Specials,
+    token_of: Callable[[int], str],
+) -> BatchEncoding:
+    """The common call on one short text: for it, the array arithmetic would cost more than the tokenizer."""
+    boundary = int(segments.cu_segments[1])
+    ids: list[int] = segments.ids.tolist()
+    first, second, around = ids[:boundary], ids[boundary:], int(shape.add_special_tokens)
+    cls, sep = [specials.cls_id] * around, [specials.sep_id] * around
+    sep_b = sep if len(segments.cu_segments) == 3 else []
+    data: dict[str, Any] = {"input_ids": cls + first + sep + second + sep_b}
+    length = len(data["input_ids"])
+    if returned.token_type_ids:
+        num_second = len(second) + len(sep_b)
+        data["token_type_ids"] = [0] * (length - num_second) + [1] * num_second
+    if returned.attention_mask:
+        data["attention_mask"] = [1] * length
+    if returned.special_tokens_mask:
+        mark = [1] * around
+        data["special_tokens_mask"] = mark + [0] * len(first) + mark + [0] * len(second) + [1] * len(sep_b)
+    if returned.length:
+        data["length"] = [length]
+
+    def find_tokens() -> FoundTokens:
+        found = tokenize_segments(engine, inputs, True)
+        rows = plan_rows(found.cu_segments, inputs.has_pair, None)
+        return _found(arrange(rows, len(found.ids), shape.add_special_tokens), found)
+
+    return BatchEncoding(data, Encodings(1, find_tokens, specials.by_code(), specials.pad_token_type_id, token_of))
+
+
+def _found(layout: Layout, segments: Segments) -> FoundTokens:
+    assert segments.offsets is not None and segments.word_ids is not None
+    return layout, segments.ids, segments.offsets, segments.word_ids
 
 
 def _shaped(values: np.ndarray, layout: Layout, tensors: str | None, is_single: bool) -> Any:

@@ -7,9 +7,9 @@ import numpy as np
 
 from bert_fast.tokenization.layout import Layout
 
-__all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "TokenSpan"]
+__all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "FoundTokens", "TokenSpan"]
 
-TokenArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids [T], offsets [T, 2], word ids [T]
+FoundTokens = tuple[Layout, np.ndarray, np.ndarray, np.ndarray]  # and ids [T], offsets [T, 2], word ids [T]
 
 
 class CharSpan(NamedTuple):
@@ -94,8 +94,9 @@ class Encodings(Sequence[Encoding]):
     them: most batches go straight into a model, and should not pay for them. Pickling asks for them.
 
     Args:
-        layout: where each token is.
-        find_tokens: returns ids, offsets and word ids of all segments, flat; called at most once.
+        num_rows: how many there are.
+        find_tokens: returns where each token is, and ids, offsets and word ids of all segments, flat; called at most
+            once.
         special: ids by `Code`, for what is not text.
         pad_token_type_id: type id of padding.
         token_of: token string of an id.
@@ -103,30 +104,30 @@ class Encodings(Sequence[Encoding]):
 
     def __init__(
         self,
-        layout: Layout,
-        find_tokens: Callable[[], TokenArrays],
+        num_rows: int,
+        find_tokens: Callable[[], FoundTokens],
         special: tuple[int, ...],
         pad_token_type_id: int,
         token_of: Callable[[int], str],
     ) -> None:
-        self._layout = layout
-        self._find_tokens: Callable[[], TokenArrays] | None = find_tokens
+        self._num_rows = num_rows
+        self._find_tokens: Callable[[], FoundTokens] | None = find_tokens
         self._special = special
         self._pad_token_type_id = pad_token_type_id
         self._token_of: Callable[[int], str] | None = token_of
-        self._found: tuple[dict[str, np.ndarray], dict[int, str]] | None = None
+        self._found: tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]] | None = None
 
     def __len__(self) -> int:
-        return len(self._layout.row_starts) - 1
+        return self._num_rows
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of a batch of {len(self)}")
-        arrays, names = self._materialise()
+        arrays, row_starts, names = self._materialise()
         row = index % len(self)
-        piece = slice(self._layout.row_starts[row], self._layout.row_starts[row + 1])
+        piece = slice(row_starts[row], row_starts[row + 1])
         mine = {name: values[piece] for name, values in arrays.items()}
         return Encoding(mine, [names[token_id] for token_id in mine["ids"].tolist()])
 
@@ -134,12 +135,11 @@ class Encodings(Sequence[Encoding]):
         self._materialise()
         return {**self.__dict__, "_find_tokens": None, "_token_of": None}
 
-    def _materialise(self) -> tuple[dict[str, np.ndarray], dict[int, str]]:
-        """Values per position, and the names of the ids that occur."""
+    def _materialise(self) -> tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]]:
+        """Values per position, the boundaries of the rows, and the names of the ids that occur."""
         if self._found is None:
             assert self._find_tokens is not None and self._token_of is not None
-            ids, offsets, word_ids = self._find_tokens()
-            layout = self._layout
+            layout, ids, offsets, word_ids = self._find_tokens()
             arrays = {
                 "ids": layout.fill(ids, self._special),
                 "offsets": layout.fill(offsets, (0,) * 6),
@@ -150,7 +150,8 @@ class Encodings(Sequence[Encoding]):
                 "special_tokens_mask": layout.lookup((1, 1, 0, 1, 0, 1)),
             }
             token_of = self._token_of
-            self._found = arrays, {token_id: token_of(token_id) for token_id in np.unique(arrays["ids"]).tolist()}
+            names = {token_id: token_of(token_id) for token_id in np.unique(arrays["ids"]).tolist()}
+            self._found = arrays, layout.row_starts, names
         return self._found
 
 
