@@ -27,7 +27,11 @@ def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     if request.param not in module.simd_levels():
         pytest.skip(f"this processor or build has no {request.param}")
     module.force_simd_level(request.param)
+    # The tensors are tiny: PyTorch's own threads would only wait for each other. The routines are told their number.
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield module
+    torch.set_num_threads(num_threads)
     module.force_simd_level("auto")
 
 
