@@ -199,6 +199,22 @@ def test_sequences_do_not_see_each_other() -> None:
     assert torch.equal(before[others], after[others]) and not torch.equal(before[3:9], after[3:9])
 
 
+def test_rows_are_those_of_the_coords() -> None:
+    """Some sequences of a batch, in another order, find their own biases and masks by the rows in their coords."""
+    cu, coords = RAGGED
+    q, k, v = torch.randn(3, int(cu[-1]), HEADS, HEAD_DIM, dtype=torch.float64).unbind()
+    extras = AttentionExtras(torch.randn(ROWS, 1, LENGTH, LENGTH), torch.randn(ROWS, HEADS, 1, 1))
+    mask = 0.3, SEED
+    whole = attention_extras_fwd(q, k, v, cu, cu, SCALE, *mask, coords, coords, SITE, False, extras)
+    chosen = torch.tensor([9, 10, 11, 0, 1, 2])  # the last sequence, then the first
+    some, names = torch.tensor([0, 3, 6], dtype=torch.int32), coords[chosen]
+    part = attention_extras_fwd(
+        q[chosen], k[chosen], v[chosen], some, some, SCALE, *mask, names, names, SITE, False, extras
+    )
+    torch.testing.assert_close(part.out, whole.out[chosen])
+    torch.testing.assert_close(part.lse, whole.lse[:, chosen])
+
+
 def test_probabilities_are_those_multiplied_with_v() -> None:
     cu, coords = RAGGED
     q, k, v = (torch.randn(int(cu[-1]), HEADS, HEAD_DIM) for _ in range(3))
