@@ -169,6 +169,8 @@ class BertForMaskedLM(_MaskedLMModel):
 class BertForPreTraining(_MaskedLMModel):
     """BERT with the masked-LM and the next-sentence head, as pre-trained."""
 
+    cls: BertPreTrainingHeads
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config)
@@ -280,7 +282,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
-    """Mean cross-entropy in fp32 over rows whose label is not -100; 0 (with zero gradients) where there is none."""
+    """Mean cross-entropy, at least in fp32, over rows whose label is not -100; 0 (with zero gradients) where there is none."""
     check_shape(name, labels, (logits.shape[0],))
     check_dtype(name, labels, (torch.int64, torch.int32))
     labels = labels.long()
@@ -290,5 +292,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tens
         if int(high) >= logits.shape[1] or (used.numel() and int(used.min()) < 0):
             bad = int(high) if int(high) >= logits.shape[1] else int(used.min())
             raise ValueError(f"{name}: expected {IGNORE_INDEX} or a class in [0, {logits.shape[1]}), got {bad}")
-    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return total / (labels != IGNORE_INDEX).sum().clamp(min=1)

@@ -59,4 +59,5 @@ class DropoutAddLayerNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """The constructor's arguments, for printing."""
         return f"{self.hidden_size}, eps={self.eps}, dropout_p={self.dropout_p}"

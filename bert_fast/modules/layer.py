@@ -16,9 +16,9 @@ __all__ = ["ACTIVATIONS", "MLP_CHUNK_TOKENS", "BertIntermediate", "BertLayer"]
 
 # The activations that have no fused op; GELU in its two forms goes through `linear_gelu`.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": F.tanh}
-# Without gradients nothing of size [T, I] must survive, so on the CPU the MLP runs over chunks of tokens that stay in the
-# cache: 4,096 tokens of BERT-base's MLP took 370 ms in chunks of 1,024, 376 ms of 512, 412 ms whole (one Zen 4 core, 32
-# MB L3, medians of 7 interleaved rounds).
+# Without gradients nothing of size [T, I] must survive, so on the CPU the MLP runs over chunks of tokens that stay in
+# the cache: 4,096 tokens of BERT-base's MLP took 370 ms in chunks of 1,024, 376 ms of 512, 412 ms whole (one Zen 4
+# core, 32 MB L3, medians of 7 interleaved rounds).
 MLP_CHUNK_TOKENS = 1024
 
 _GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
