@@ -15,7 +15,7 @@ def dropout_add_layer_norm_fwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
     lib = routines(x, residual, x_bias, weight, bias)
-    if lib is not None:
+    if lib is not None and len(x):  # empty tensors have no address
         x, residual = x.contiguous(), residual.contiguous()
         y, h = torch.empty_like(x), torch.empty_like(x)
         mean, rstd = x.new_empty(len(x)), x.new_empty(len(x))
@@ -27,8 +27,8 @@ def dropout_add_layer_norm_fwd(
         )  # fmt: skip
         return y, h, mean, rstd
     if x_bias is not None:
-        x = x + x_bias
-    if dropout_p > 0.0:
+        x = (x + x_bias).to(x.dtype)  # parameters may be fp32 beside half-precision activations
+    if dropout_p > 0.0 and len(x):
         x = dropout_fwd(x, dropout_p, seed, coords, site)
     h = residual + x
     y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
@@ -41,7 +41,7 @@ def dropout_add_layer_norm_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(dx, dresidual, dx_bias, dweight, dbias), as `reference.dropout_add_layer_norm`."""
     lib = routines(dy, h, mean, rstd, weight)
-    if lib is not None:
+    if lib is not None and len(h):
         dy, h = dy.contiguous(), h.contiguous()
         dresidual = torch.empty_like(h)
         dx = torch.empty_like(h) if dropout_p > 0.0 else dresidual
@@ -59,7 +59,9 @@ def dropout_add_layer_norm_bwd(
         _wide(dy), _wide(h), h.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), wide_weight, wide_weight, [True] * 3
     )
     dresidual = dresidual.to(h.dtype)
-    dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if dropout_p > 0.0 else dresidual
+    dx = dresidual
+    if dropout_p > 0.0:
+        dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if len(h) else torch.empty_like(h)
     dx_bias = dx.sum(0, dtype=wide_weight.dtype).to(weight.dtype)
     return dx, dresidual, dx_bias, dweight.to(weight.dtype), dbias.to(weight.dtype)
 

@@ -17,7 +17,8 @@ Bytes moved per row, with elements of e bytes (the floor, and what the kernels d
     backward  reads dy, h, mean, rstd, coords: 2 H e + 16; writes dx, dresidual: 2 H e (H e without dropout)
     backward, once per program: 12 H bytes of partial sums written, and read again by the second stage
 Saved: h, mean, rstd. Recomputed: n, and the mask, from the seed.
-Precision: loads are widened to fp32 at once; statistics, sums and all arithmetic are fp32; outputs round once.
+Precision: loads are widened to fp32 at once; statistics (of h as stored), sums and all arithmetic are fp32; outputs
+round once.
 Determinism: no atomics; partial sums are added in a fixed order that depends on T and the device alone.
 
 Tiles are [CHUNKS, ROWS, CHUNK_COLS], as `_launch.py:RowTile` explains: a row belongs to one warp, or few.
@@ -108,7 +109,11 @@ def _dropout_add_layer_norm_fwd_kernel(
         h += tl.where(keep, branch, 0.0) * scale
     else:
         h += branch
-    tl.store(h_ptr + (row * N_COLS + col), h.to(h_ptr.dtype.element_ty), mask=mask)
+    # Statistics are those of h as it is stored: backward sees no other, and in a row of tiny variance the difference
+    # would be multiplied by a huge rstd.
+    stored_h = h.to(h_ptr.dtype.element_ty)
+    tl.store(h_ptr + (row * N_COLS + col), stored_h, mask=mask)
+    h = stored_h.to(tl.float32)
 
     # Two passes over registers: E[h^2] - E[h]^2 would cancel where the mean is large. First the sum inside a thread.
     mean = tl.sum(tl.sum(h, 0, keep_dims=True), 2, keep_dims=True) / N_COLS  # [1, ROWS, 1]

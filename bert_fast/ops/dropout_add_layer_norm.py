@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bert_fast import backend as backends
 from bert_fast.checks import check_dropout_p, check_dtype, check_same_device, check_shape
+from bert_fast.reference.dropout import dropout_threshold
 
 __all__ = ["dropout_add_layer_norm"]
 
@@ -135,8 +136,8 @@ def dropout_add_layer_norm(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, residual = x.to(dtype), residual.to(dtype)
     _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)
-    if dropout_p == 0.0:
-        seed = coords = None  # nothing to replay, nothing to save
+    if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
+        dropout_p, seed, coords = 0.0, None, None  # nothing to replay, nothing to save
     request = backends.requested(backend)
     return _fwd(x, residual, x_bias, weight, bias, float(eps), float(dropout_p), seed, coords, int(site), request)[0]
 
@@ -163,11 +164,10 @@ def _check(
     check_shape("weight", weight, (hidden_size,))
     check_dtype("weight", weight, (x.dtype,) if x.dtype in (torch.float32, torch.float64) else (x.dtype, torch.float32))
     check_same_device("weight", weight, "x", x)
-    for name, parameter in (("bias", bias), ("x_bias", x_bias)):
-        if parameter is not None or name == "bias":
-            check_shape(name, parameter, (hidden_size,))
-            check_dtype(name, parameter, (weight.dtype,))
-            check_same_device(name, parameter, "x", x)
+    for name, parameter in (("bias", bias),) if x_bias is None else (("bias", bias), ("x_bias", x_bias)):
+        check_shape(name, parameter, (hidden_size,))
+        check_dtype(name, parameter, (weight.dtype,))
+        check_same_device(name, parameter, "x", x)
     check_dropout_p("dropout_p", dropout_p)
     if dropout_p == 0.0:
         return

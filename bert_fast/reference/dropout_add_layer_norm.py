@@ -15,8 +15,9 @@ Backward, with g = dy * weight. y depends on h directly and through mean and rst
     dbias          = sum over rows of dy
 
 Source: Ba et al. 2016 (arXiv:1607.06450), section 3; BERT's use of it: Devlin et al. 2019 (arXiv:1810.04805), A.2.
-Precision: fp64 inputs are computed in fp64, all others in fp32; each output is rounded once. `y` comes from the `h`
-before rounding, the backward pass sees the rounded one.
+Precision: fp64 inputs are computed in fp64, all others in fp32; each output is rounded once. Statistics and `y` come
+from `h` as it is stored, so that the backward pass, which sees no other, is the gradient of this very function: with
+statistics of another `h`, a row of tiny variance would get an `n` made of rounding errors times a huge rstd.
 """
 
 import torch
@@ -63,12 +64,12 @@ def dropout_add_layer_norm_fwd(
     """
     work = _work_dtype(x)
     branch = x.to(work) if x_bias is None else x.to(work) + x_bias.to(work)
-    h = residual.to(work) + _dropout(branch, dropout_p, seed, coords, site)
-    mean = h.mean(dim=1)
-    centred = h - mean[:, None]
+    h = (residual.to(work) + _dropout(branch, dropout_p, seed, coords, site)).to(x.dtype)
+    mean = h.to(work).mean(dim=1)
+    centred = h.to(work) - mean[:, None]
     rstd = torch.rsqrt(centred.square().mean(dim=1) + eps)
     y = centred * rstd[:, None] * weight.to(work) + bias.to(work)
-    return y.to(x.dtype), h.to(x.dtype), mean, rstd
+    return y.to(x.dtype), h, mean, rstd
 
 
 def dropout_add_layer_norm_bwd(

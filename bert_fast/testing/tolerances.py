@@ -31,6 +31,10 @@ _DEFAULT = {
 
 # (op, output) -> tolerance per dtype, where the default is too tight or too loose; each with its reason.
 _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
+    # Statistics are fp32, but of an h rounded to half precision: elements are off by up to 1e-3 (half a unit in the last
+    # place of values near 4), averaged over as few as 8 columns.
+    ("dropout_add_layer_norm", "mean_of_half"): {torch.float32: Tolerance(2.0, 4e-4)},
+    ("dropout_add_layer_norm", "rstd_of_half"): {torch.float32: Tolerance(2.0, 4e-4)},
     # Gradients through a whole model, scaled to 1: dozens of roundings in another order than Hugging Face's, so that
     # either side's worst element can be a few times the other's.
     ("reference_model", "gradient"): {torch.float32: Tolerance(4.0, 4e-6)},
@@ -51,6 +55,8 @@ ABSOLUTE: dict[str, float] = {
 
 # name -> relative bound
 RELATIVE: dict[str, float] = {
+    # Triton's interpreter truncates when it stores bf16: one unit in the last of 8 bits.
+    "bf16_stored_by_interpreter": 2**-7,
     # Reference and Hugging Face, both in fp64: two orders of summation of the same sums, through a few layers and back.
     "reference_vs_transformers_fp64": 1e-11,
     # Hugging Face takes a decoder's loss in fp32, whatever the model's dtype.

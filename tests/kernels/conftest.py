@@ -1,0 +1,22 @@
+"""Fixtures of the kernel tests, which run in Triton's interpreter: `TRITON_INTERPRET=1 pytest -m interpreter`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _uninitialized_memory_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel forgets to write must show: fresh memory holds NaN instead of, often, zeros."""
+
+    def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return wrapper
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))

@@ -1,0 +1,293 @@
+"""The Triton kernels of dropout-add-LayerNorm, in the interpreter, against the fp64 reference."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_fast import backend
+from bert_fast.reference import dropout_add_layer_norm as reference
+from bert_fast.reference.dropout import keep_mask
+from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.testing.tolerances import RELATIVE
+
+pytestmark = pytest.mark.interpreter
+
+OP = "dropout_add_layer_norm"
+SITE = 11
+SEED = torch.tensor([-0x0123_4567_89AB_CDEF], dtype=torch.int64)  # negative: the upper half of the key has its top bit
+
+
+@pytest.fixture
+def kernels():  # type: ignore[no-untyped-def]
+    """The module under test, imported only where the interpreter runs: importing triton costs a second."""
+    spec = backend.OpSpec(torch.device("cpu"), torch.float32, {"hidden_size": 768})
+    return backend.resolve(OP, spec, "triton")
+
+
+def coords_of(num_tokens: int) -> Tensor:
+    """Sequences of three tokens, in rows and at positions far from 0."""
+    index = torch.arange(num_tokens, dtype=torch.int32)
+    return torch.stack([index // 3 + 1_000_003, index % 3 + 2**31 - 3], dim=1)
+
+
+@dataclass
+class Inputs:
+    """One call, forward and backward."""
+
+    x: Tensor
+    residual: Tensor
+    x_bias: Tensor | None
+    weight: Tensor
+    bias: Tensor
+    dy: Tensor
+    dropout_p: float
+    eps: float = 1e-12
+    mask: tuple[Tensor | None, Tensor | None, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask = (SEED, coords_of(len(self.x)), SITE) if self.dropout_p else (None, None, SITE)
+
+    def tensors(self) -> list[Tensor]:
+        named = (self.x, self.residual, self.x_bias, self.weight, self.bias, self.dy)
+        return [t for t in named if t is not None]
+
+
+def make_inputs(
+    num_tokens: int,
+    hidden_size: int,
+    dtype: torch.dtype = torch.float32,
+    dropout_p: float = 0.1,
+    *,
+    has_bias: bool = True,
+    parameter_dtype: torch.dtype | None = None,
+    offset: float = 0.0,
+    scale: float = 1.0,
+) -> Inputs:
+    x, residual, dy = torch.randn(3, num_tokens, hidden_size).unbind()
+    x_bias, weight, bias = torch.randn(3, hidden_size).to(parameter_dtype or dtype).unbind()
+    return Inputs(
+        (x * scale).to(dtype),
+        (residual * scale + offset).to(dtype),
+        x_bias if has_bias else None,
+        weight,
+        bias,
+        dy.to(dtype),
+        dropout_p,
+    )
+
+
+def run(family, i: Inputs) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
+    """(y, h, mean, rstd, dx, dresidual, dx_bias, dweight, dbias) of one implementation."""
+    y, h, mean, rstd = family.dropout_add_layer_norm_fwd(
+        i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask
+    )
+    return (
+        y, h, mean, rstd,
+        *family.dropout_add_layer_norm_bwd(i.dy, h, mean, rstd, i.weight, i.dropout_p, *i.mask),
+    )  # fmt: skip
+
+
+def run_plain(i: Inputs) -> tuple[Tensor, ...]:
+    """The same from PyTorch's operators and autograd, every intermediate rounded to the dtype as eager mode does."""
+    x, residual, weight, bias = (t.clone().requires_grad_() for t in (i.x, i.residual, i.weight, i.bias))
+    x_bias = (i.x_bias if i.x_bias is not None else torch.zeros_like(i.weight)).clone().requires_grad_()
+    branch = x + x_bias.to(x.dtype)
+    if i.dropout_p:
+        keep = keep_mask(SEED, SITE, coords_of(len(x)), x.shape[1], i.dropout_p)
+        branch = branch * keep / (1 - i.dropout_p) if i.dropout_p < 1 else branch * 0
+    h = residual + branch
+    y = torch.nn.functional.layer_norm(h.to(weight.dtype), weight.shape, weight, bias, i.eps).to(x.dtype)
+    y.backward(i.dy)
+    with torch.no_grad():
+        mean = h.float().mean(1)
+        rstd = (h.float().var(1, unbiased=False) + i.eps).rsqrt()
+    grads = [t.grad for t in (x, residual, x_bias, weight, bias)]
+    return tuple(t.detach() for t in (y, h, mean, rstd, *grads) if t is not None)
+
+
+def check(kernels, i: Inputs) -> None:  # type: ignore[no-untyped-def]
+    """Compares every output with the fp64 reference on the same rounded inputs; inputs must stay as they were."""
+    before = [t.clone() for t in i.tensors()]
+    double = replace(
+        i, **{n: t.double() for n, t in vars(i).items() if isinstance(t, Tensor) and n != "mask"}
+    )  # fmt: skip
+    names = ("y", "h", "mean", "rstd", "dx", "dresidual", "dx_bias", "dweight", "dbias")
+    for name, actual, plain, truth in zip(names, run(kernels, i), run_plain(i), run(reference, double), strict=True):
+        of_half = name in ("mean", "rstd") and i.x.dtype != torch.float32
+        assert_close_to_truth(OP, f"{name}_of_half" if of_half else name, actual, plain, truth)
+        assert actual.is_contiguous(), name
+    for tensor, copy in zip(i.tensors(), before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("hidden_size", [8, 13, 33, 96, 384, 768, 1000, 1024])
+def test_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(5, hidden_size, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("hidden_size", [128, 312, 1500, 4096, 8192])
+def test_more_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(3, hidden_size, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 17, 64])
+def test_numbers_of_tokens(kernels, num_tokens: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(num_tokens, 96, dtype))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 0.5, 1.0])
+def test_dropout_and_bias(kernels, dropout_p: float, has_bias: bool) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(7, 33, dropout_p=dropout_p, has_bias=has_bias))
+
+
+def test_half_precision_with_fp32_parameters(kernels) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(5, 40, torch.float16, parameter_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_far_from_zero(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """An offset of -20 with a spread of 0.01 defeats variances computed as E[h^2] - E[h]^2."""
+    check(kernels, replace(make_inputs(5, 96, dtype, offset=-20.0, scale=0.01), eps=1e-5))
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e15), (torch.float16, 5e3)])
+def test_huge_values(kernels, dtype: torch.dtype, scale: float) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(5, 96, dtype, scale=scale)
+    units = {"y": 1.0, "h": scale}  # compared after division: floors are meant for values near 1
+    for (name, unit), actual, expected in zip(units.items(), run(kernels, i), run(reference, i), strict=False):
+        assert torch.isfinite(actual).all()
+        assert_close_to_truth(OP, name, actual / unit, expected / unit, expected.double() / unit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_one_column(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """A row of one column is its own mean: y is bias and nothing flows back, exactly."""
+    i = make_inputs(5, 1, dtype)
+    y, _, mean, _, dx, dresidual, *_ = run(kernels, i)
+    assert torch.equal(y, i.bias.expand_as(y))
+    assert torch.isfinite(mean).all()
+    assert not dx.any() and not dresidual.any()
+
+
+def test_constant_rows_and_bert_eps(kernels) -> None:  # type: ignore[no-untyped-def]
+    """Variance 0: rstd is 1e6, y is bias exactly."""
+    i = make_inputs(3, 40, dropout_p=0.0, has_bias=False)
+    y, _, _, rstd = run(kernels, replace(i, x=torch.zeros_like(i.x), residual=torch.full_like(i.x, 2.0)))[:4]
+    assert torch.equal(y, i.bias.expand_as(y))
+    assert (rstd > 9e5).all()
+
+
+def test_dropped_infinities_stay_out(kernels) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(2, 16, dropout_p=1.0, has_bias=False)
+    _, h = run(kernels, replace(i, x=torch.full_like(i.x, float("inf"))))[:2]
+    assert torch.equal(h, i.residual)
+
+
+@pytest.mark.parametrize("layout", ["row-strided", "transposed", "expanded"])
+def test_strides(kernels, layout: str) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(6, 40)
+
+    def relaid(t: Tensor) -> Tensor:
+        if layout == "row-strided":
+            return torch.cat([t, t + 1], dim=1)[:, : t.shape[1]]
+        if layout == "transposed":
+            return t.t().contiguous().t()
+        return t[:1].expand_as(t)
+
+    check(kernels, replace(i, x=relaid(i.x), residual=relaid(i.residual), dy=relaid(i.dy)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("hidden_size", [13, 384, 768])
+@pytest.mark.parametrize("dropout_p", [2**-16, 0.1, 0.5, 1 - 2**-16, 1.0])
+def test_masks_are_those_of_the_reference(kernels, hidden_size, dtype, dropout_p) -> None:  # type: ignore[no-untyped-def]
+    """Bit for bit, in forward and backward: ones come out where the reference keeps, zeros elsewhere."""
+    if dropout_p == 2**-16 and hidden_size == 13:
+        pytest.skip("too few elements for one in 65,536 to drop")
+    num_tokens = 6
+    coords = coords_of(num_tokens)
+    ones, zeros = torch.ones(num_tokens, hidden_size, dtype=dtype), torch.zeros(num_tokens, hidden_size, dtype=dtype)
+    keep = keep_mask(SEED, SITE, coords, hidden_size, dropout_p)
+    weight = torch.ones(hidden_size)
+    _, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
+        ones, zeros, None, weight, weight, 1e-12, dropout_p, SEED, coords, SITE
+    )
+    assert torch.equal(h != 0, keep)
+    dx, dresidual, *_ = kernels.dropout_add_layer_norm_bwd(
+        torch.randn(num_tokens, hidden_size).to(dtype), zeros, mean, torch.ones_like(rstd), weight,
+        dropout_p, SEED, coords, SITE,
+    )  # fmt: skip
+    assert torch.equal(dx != 0, keep & (dresidual != 0))
+
+
+def test_masks_depend_on_seed_site_row_and_position(kernels) -> None:  # type: ignore[no-untyped-def]
+    ones, weight = torch.ones(1, 768), torch.ones(768)
+
+    def mask(seed: int = 1, site: int = 2, row: int = 3, position: int = 4) -> Tensor:
+        coords = torch.tensor([[row, position]], dtype=torch.int32)
+        return kernels.dropout_add_layer_norm_fwd(
+            ones, ones * 0, None, weight, weight, 1e-12, 0.5, torch.tensor([seed]), coords, site
+        )[1]
+
+    base = mask()
+    assert torch.equal(base, mask())
+    for other in (mask(seed=1 + 2**32), mask(seed=2), mask(site=3), mask(row=5), mask(position=5)):
+        assert not torch.equal(base, other)
+
+
+def test_runs_repeat_bit_for_bit(kernels) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(33, 96, torch.float16)
+    for first, second in zip(run(kernels, i), run(kernels, i), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_without_dropout_dx_is_dresidual(kernels) -> None:  # type: ignore[no-untyped-def]
+    outputs = run(kernels, make_inputs(4, 16, dropout_p=0.0))
+    assert outputs[4] is outputs[5]
+
+
+def test_bf16_stays_within_a_unit_of_the_reference(kernels) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(5, 96, torch.bfloat16)
+    y, h, mean, rstd = run(kernels, i)[:4]
+    expected_h = run(reference, i)[1].float()
+    expected_y = (h.float() - mean[:, None]) * rstd[:, None] * i.weight.float() + i.bias.float()
+    for actual, expected in ((h, expected_h), (y, expected_y)):
+        assert ((actual.float() - expected).abs() <= expected.abs() * RELATIVE["bf16_stored_by_interpreter"]).all()
+
+
+def test_offsets_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The second row of every input lies 2^31 + 8 elements behind the first, in a sparse file that takes no space."""
+    hidden_size, stride = 16, 2**31 + 8
+    i = make_inputs(2, hidden_size, torch.float16)
+
+    def far_apart(name: str, t: Tensor) -> Tensor:
+        storage = torch.from_file(str(tmp_path / name), shared=True, size=stride + hidden_size, dtype=t.dtype)
+        far = storage.as_strided((2, hidden_size), (stride, 1))
+        return far.copy_(t)
+
+    far = replace(i, **{name: far_apart(name, getattr(i, name)) for name in ("x", "residual", "dy")})
+    assert far.x.stride(0) == stride
+    for actual, expected in zip(run(kernels, far), run(kernels, i), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_width_has_a_configuration(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    for hidden_size in range(1, 8193):
+        config = kernels.launch_config(hidden_size, dtype)
+        for tile in (config.forward, config.backward):
+            assert tile.chunks * tile.chunk_cols >= hidden_size
+            assert tile.chunk_cols % tile.vector == 0
+            assert (
+                tile.rows * tile.chunk_cols == tile.num_warps * 32 * tile.vector or tile.chunk_cols < 32 * tile.vector
+            )
+            for size in (tile.chunks, tile.rows, tile.chunk_cols, tile.num_warps):
+                assert size & (size - 1) == 0
