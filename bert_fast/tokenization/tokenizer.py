@@ -10,7 +10,7 @@ from bert_fast.tokenization.batch import Specials, encode_batch, tokenize_segmen
 from bert_fast.tokenization.encoding import BatchEncoding
 from bert_fast.tokenization.inputs import parse_inputs
 from bert_fast.tokenization.layout import arrange, plan_rows
-from bert_fast.tokenization.options import Returned, Shape, check_int, resolve_shape, tensor_kind
+from bert_fast.tokenization.options import LARGE_LENGTH, Returned, Shape, check_int, resolve_shape, tensor_kind
 from bert_fast.tokenization.pack import PackedBatch, make_packed_batch
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.pretrained import StoredTokenizer
@@ -195,7 +195,10 @@ class BertTokenizer(StoredTokenizer):
             return_overflowing_tokens,
             tensor_kind(return_tensors),
         )
-        return encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+        encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+        if verbose and max_length is None and self.model_max_length <= LARGE_LENGTH:
+            self._warn_if_too_long(encoding["input_ids"])
+        return encoding
 
     def encode(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
         """The `input_ids` of a call."""
@@ -322,6 +325,21 @@ class BertTokenizer(StoredTokenizer):
             f"padding_side={self.padding_side!r}, truncation_side={self.truncation_side!r}, "
             f"special_tokens={self.special_tokens_map})"
         )
+
+    def _warn_if_too_long(self, input_ids: Any) -> None:
+        """Says, once for each tokenizer, that rows are longer than the model takes."""
+        key = "sequence-length-is-longer-than-the-specified-maximum"
+        if self.deprecation_warnings.get(key):
+            return
+        is_row = len(input_ids) > 0 and isinstance(input_ids[0], int)
+        longest = len(input_ids) if is_row else max(map(len, input_ids), default=0)
+        if longest > self.model_max_length:
+            self.deprecation_warnings[key] = True
+            warnings.warn(
+                f"a row has {longest} tokens, more than model_max_length={self.model_max_length}; pass truncation=True",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _specials(self) -> Specials:
         ids = (self._id_of_named(name) for name in ("pad_token", "cls_token", "sep_token"))

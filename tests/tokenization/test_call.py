@@ -1,6 +1,8 @@
 """Calls against transformers' fast tokenizer, option by option and in random combinations."""
 
+import copy
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_fast.tokenization import BertTokenizer
 
@@ -272,3 +276,33 @@ def test_very_long_inputs(ours: Callable[..., BertTokenizer], use_engine: str) -
     text = "the quick brown fox. " * (megabytes * 1_000_000 // 21)
     ids = tokenizer(text, truncation=True, max_length=6)["input_ids"]
     assert ids == tokenizer("the quick brown fox.", truncation=True, max_length=6)["input_ids"]
+
+
+def test_warnings(ours: Callable[..., BertTokenizer]) -> None:
+    tokenizer = copy.deepcopy(ours(model_max_length=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokenizer(["a b", "c"], padding=True)
+        tokenizer("a b c", truncation=True)
+        tokenizer("a b c", max_length=9)
+        tokenizer("a b c", verbose=False)
+    with pytest.warns(UserWarning, match="a row has 5 tokens, more than model_max_length=4; pass truncation=True"):
+        tokenizer(["a", "a b c"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokenizer("a b c")  # said once
+    with pytest.warns(UserWarning, match="max_length has no effect with padding=True and no truncation"):
+        tokenizer(["a"], padding=True, max_length=3)
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_any_text(do_lower_case: bool, ours: Callable[..., BertTokenizer], theirs: Callable[..., Any]) -> None:
+    mine = ours("bert-base-multilingual-cased", do_lower_case=do_lower_case)
+    other = theirs("bert-base-multilingual-cased", do_lower_case=do_lower_case)
+
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
+    def agree(text: str, pair: str) -> None:
+        same(mine(text, pair), other(text, pair))
+
+    agree()
