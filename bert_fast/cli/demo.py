@@ -1,0 +1,103 @@
+"""`bert-fast demo`: the main job end to end on real text and real weights, checked against its peers as it runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_fast.demo.requirements import DemoError
+from bert_fast.demo.settings import QUESTIONS, Settings
+from bert_fast.errors import BackendError, CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `bert-fast demo`."""
+    defaults = Settings()
+    parser.description = (
+        "Tokenizes Python's language reference, embeds and trains on it with real BERT weights, searches it, writes "
+        "a report and a checkpoint. Each step is compared with Hugging Face or with the reference implementation; the "
+        "exit status is 1 if a comparison fails. Takes about two minutes on two cores; downloads nothing."
+    )
+    parser.add_argument("--output", type=Path, default=Path("demo_output"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--steps", type=_positive, default=defaults.steps, help="of training; default: %(default)s")
+    parser.add_argument(
+        "--question", action="append", default=[], metavar="TEXT", help="searched besides the built-in ones; repeatable"
+    )
+    parser.add_argument(
+        "--seed", type=_natural, default=defaults.seed, help="of everything drawn; default: %(default)s"
+    )
+    parser.add_argument("--threads", type=_positive, help="of PyTorch; default: PyTorch's own choice")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: cuda if there is one, else cpu"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a fraction of the work, to see that it runs; times mean nothing"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo; returns 0, 1 where a check failed or something is missing, 130 when interrupted."""
+    try:
+        return _run(arguments)
+    except (DemoError, CheckpointError, BackendError, OSError) as error:
+        print(f"bert-fast demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bert-fast demo: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from bert_fast.demo.requirements import check_packages
+
+    check_packages()
+    from rich.console import Console
+
+    from bert_fast.demo.output import OutputFolder
+    from bert_fast.demo.run import run_demo
+    from bert_fast.demo.terminal import Terminal
+
+    settings = Settings(seed=arguments.seed, steps=arguments.steps, questions=(*arguments.question, *QUESTIONS))
+    if arguments.quick:
+        settings = settings.smaller()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    terminal = Terminal(Console())
+    results = run_demo(settings, OutputFolder(arguments.output), _device(arguments.device), terminal)
+    for check in results.failed:
+        print(f"bert-fast demo: FAILED: {check.name}: {check.found} (expected {check.expected})", file=sys.stderr)
+    return 1 if results.failed else 0
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise DemoError(f"--device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"expected a number in [0, 2**32), got {text}")
+    return value

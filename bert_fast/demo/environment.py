@@ -1,0 +1,76 @@
+"""What the numbers were measured on."""
+
+import datetime
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bert_fast import backend, native
+from bert_fast._version import __version__
+from bert_fast.demo.requirements import package_version
+
+__all__ = ["Environment", "describe_environment"]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Machine, versions, and which implementations ran."""
+
+    time: str
+    device: str
+    threads: int
+    versions: dict[str, str]
+    native: str
+    backends: dict[str, str]  # op -> back-end
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, value) for people."""
+        names = sorted(set(self.backends.values()))
+        by_backend = {name: [op for op, used in self.backends.items() if used == name] for name in names}
+        return [
+            ("Time", self.time),
+            ("Device", f"{self.device}, {self.threads} PyTorch thread{'s' if self.threads != 1 else ''}"),
+            ("Versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
+            ("C++ extension", self.native),
+            ("Back-ends", "; ".join(f"{name}: {', '.join(ops)}" for name, ops in by_backend.items())),
+        ]
+
+
+def describe_environment(device: torch.device) -> Environment:
+    """Of this process and the device that the models are put on."""
+    spec = backend.OpSpec(device, torch.float32)
+    packages = ("torch", "transformers", "tokenizers", "triton", "numpy")
+    extension = native.load()
+    return Environment(
+        time=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        device=_cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        threads=torch.get_num_threads(),
+        versions={
+            "bert_fast": __version__,
+            "Python": platform.python_version(),
+            **{name: package_version(name) for name in packages},
+        },
+        native=f"not used ({native.unavailable_reason()})" if extension is None else f"used ({_simd(extension)})",
+        backends={op: backend.implementation(op, spec, backend.requested()).backend for op in backend.op_names()},
+    )
+
+
+def _simd(extension: object) -> str:
+    level = getattr(extension, "simd_level", None)
+    return f"SIMD level {level()}" if callable(level) else "no SIMD dispatch"
+
+
+def _cpu_name() -> str:
+    """The processor and how many cores this process may use."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"CPU {name}, {cores} cores"

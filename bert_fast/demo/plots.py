@@ -1,0 +1,149 @@
+"""The report's plots, as SVG text to be put into a page."""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bert_fast.demo.results import DemoResults, rate, times
+from bert_fast.demo.settings import LOSS_TOLERANCE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["length_plot", "loss_plot", "speed_plot"]
+
+OURS, PEER, REFERENCE, INK, GRID = "#0f6b8f", "#aab4bd", "#f0a860", "#26323b", "#e4e9ed"
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: small, sharp, searchable
+    "svg.hashsalt": "bert_fast",  # the same numbers give the same bytes
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": "#b9c3cb",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "xtick.color": "#5d6b76",
+    "ytick.color": "#5d6b76",
+    "grid.color": GRID,
+    "axes.axisbelow": True,
+}
+
+
+def loss_plot(results: DemoResults) -> str:
+    """Both loss curves, and below them how far they are apart."""
+    losses, reference = results.training.losses, results.training.reference_losses
+    steps = range(1, len(losses) + 1)
+    distances = [abs(a - b) / b for a, b in zip(losses, reference, strict=True)]
+
+    def draw(figure: "Figure") -> None:
+        curves, distance = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.4))
+        curves.plot(steps, reference, color=REFERENCE, linewidth=6, solid_capstyle="round", label="reference")
+        curves.plot(steps, losses, color=OURS, linewidth=1.6, marker="o", markersize=3, label="bert_fast")
+        curves.set_ylabel("masked-LM loss")
+        curves.legend(frameon=False)
+        curves.grid(axis="y")
+        # exactly equal losses have no place on a logarithmic axis: they are drawn at its foot
+        floor = 1e-9
+        distance.plot(steps, [max(value, floor) for value in distances], color=OURS, marker=".", linewidth=0.8)
+        distance.axhline(LOSS_TOLERANCE, color="#b3402a", linewidth=1, linestyle="--")
+        distance.text(1, LOSS_TOLERANCE * 1.6, f"allowed: {LOSS_TOLERANCE:.0e}", color="#b3402a", fontsize=8.5)
+        distance.set_yscale("log")
+        distance.set_ylim(floor, 3e-3)
+        distance.set_ylabel("relative\ndistance")
+        distance.set_xlabel("step")
+        distance.xaxis.get_major_locator().set_params(integer=True)
+        distance.grid(axis="y")
+
+    return _svg(draw, 5.3, 4.1)
+
+
+def speed_plot(results: DemoResults) -> str:
+    """Tokens per second of everybody, one panel a step."""
+    inference, training = results.inference, results.training
+    panels = (
+        ("Tokenize", (("bert_fast", results.tokenizer.ours), ("tokenizers", results.tokenizer.theirs))),
+        (
+            "Encode",
+            (
+                ("bert_fast, packed", inference.packed),
+                ("bert_fast, padded", inference.padded),
+                ("transformers", inference.theirs),
+            ),
+        ),
+        (
+            "Training step",
+            (("bert_fast", training.ours), ("reference", training.reference), ("transformers", training.theirs)),
+        ),
+    )
+
+    def draw(figure: "Figure") -> None:
+        all_axes = figure.subplots(len(panels), 1, height_ratios=[len(bars) + 0.6 for _, bars in panels])
+        for axes, (title, bars) in zip(all_axes, panels, strict=True):
+            peer = bars[-1][1]
+            labels = [rate(timing.tokens_per_s) for _, timing in bars]
+            for place, (name, timing) in enumerate(bars):
+                if name.startswith("bert_fast"):
+                    labels[place] += f"   ({times(timing.speedup_over(peer))} {bars[-1][0]})"
+            colors = [
+                OURS if name.startswith("bert_fast") else REFERENCE if name == "reference" else PEER for name, _ in bars
+            ]
+            _bars(axes, [name for name, _ in bars], [timing.tokens_per_s for _, timing in bars], labels, colors)
+            axes.set_title(f"{title}: {'' if title == 'Tokenize' else 'real '}tokens/s")
+
+    return _svg(draw, 5.3, 4.1)
+
+
+def length_plot(results: DemoResults) -> str:
+    """How long the passages are, and what padding a batch to its longest would make of it."""
+    lengths, limit = results.tokenizer.lengths, results.settings.max_length
+    inference = results.inference
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.hist([min(length, limit) for length in lengths], bins=range(0, limit + 9, 8), color=OURS, alpha=0.85)
+        axes.set_xlabel(f"tokens of a passage (cut off at {limit})")
+        axes.set_ylabel("passages")
+        axes.set_xlim(0, limit + 8)
+        axes.grid(axis="y")
+        note = (
+            f"fill {inference.fill:.2f}\n{inference.real_tokens:,} real tokens in\n"
+            f"{inference.padded_tokens:,} padded ones\n(batches of {inference.batch_size})"
+        )
+        axes.text(0.97, 0.95, note, transform=axes.transAxes, ha="right", va="top", linespacing=1.5)
+
+    return _svg(draw, 5.3, 2.9)
+
+
+def _bars(
+    axes: "Axes", names: Sequence[str], values: Sequence[float], labels: Sequence[str], colors: Sequence[str]
+) -> None:
+    places = range(len(names))
+    axes.barh(places, values, color=colors, height=0.72)
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, max(values) * 1.6)  # room for the labels
+    for place, value, label in zip(places, values, labels, strict=True):
+        axes.text(value + max(values) * 0.02, place, label, va="center")
+
+
+def _svg(draw: Any, width: float, height: float) -> str:
+    """What `draw(figure)` draws, `width` times `height` inches, without an XML header."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
