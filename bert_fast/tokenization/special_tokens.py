@@ -10,7 +10,7 @@ from bert_fast.tokenization.engine import Engine, make_engine
 __all__ = ["NAMED_TOKENS", "TokenTable"]
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_REQUIRED = ("unk_token", "sep_token", "pad_token", "cls_token")
+_REQUIRED = ("unk_token", "sep_token", "cls_token")
 
 
 class TokenTable:
@@ -40,7 +40,7 @@ class TokenTable:
         wanted = {name: value for name, value in named.items() if value is not None}
         special = {name: AddedToken.from_any(value, True, name) for name, value in wanted.items()}
         missing = [f"{name} {token.content!r}" for name, token in special.items() if token.content not in self._ids]
-        missing += [f"{name} (None)" for name in _REQUIRED[:2] + _REQUIRED[3:] if name not in special]
+        missing += [f"{name} (None)" for name in _REQUIRED if name not in special]
         if missing:
             raise ValueError(f"vocab: special tokens are missing from the vocabulary: {', '.join(missing)}")
         for name, token in special.items():

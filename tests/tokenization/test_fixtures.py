@@ -1,9 +1,11 @@
 """Golden outputs of transformers 4.57.6 and 5.23.0 (tokenizers 0.22.2 and 0.23.3) on real texts."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bert_fast.tokenization import BertTokenizer
@@ -65,3 +67,17 @@ def test_where_older_python_tokenizers_differ_we_follow_the_fast_one(
         tokenizer = ours(line["vocab"], do_lower_case=line["do_lower_case"])
         assert tokenizer(line["text"])["input_ids"] == line["fast4_fast5"], line["text"]
         assert line["slow4"] != line["fast4_fast5"]
+
+
+def test_inputs_of_the_minilm_fixture(shared_data: Path, minilm_dir: Path, use_engine: str) -> None:
+    """Thirteen texts, two of them pairs, padded to 256 and packed."""
+    rows = json.loads((shared_data / "fixtures" / "minilm" / "texts.json").read_text(encoding="utf-8"))
+    expected = np.load(shared_data / "fixtures" / "minilm" / "embeddings.npz")
+    tokenizer = BertTokenizer.from_pretrained(minilm_dir)
+    texts = [(row["text"], row["pair"]) if row["pair"] else row["text"] for row in rows]
+    padded = tokenizer(texts, padding="max_length", max_length=256, truncation=True, return_tensors="np")
+    for key in ("input_ids", "token_type_ids", "attention_mask"):
+        assert (padded[key] == expected[key]).all()
+    packed = tokenizer.pack(texts, max_length=256)
+    assert packed["cu_seqlens"].tolist() == expected["cu_seqlens"].tolist()
+    assert packed["input_ids"].tolist() == expected["input_ids"][expected["attention_mask"] == 1].tolist()
