@@ -278,7 +278,7 @@ class ReferenceBertForSequenceClassification(_HeadModel):
             problem = "regression" if logits.shape[1] == 1 else f"{classes}_classification"
         if problem == "single_label_classification":
             return _cross_entropy(logits, labels)
-        z, target = wide(logits), labels.to(wide(logits).dtype).view_as(logits)
+        z, target = wide(logits), labels.to(wide(logits).dtype).reshape_as(logits)
         if problem == "regression":
             return (z - target).square().mean()
         # binary cross entropy: -t log sigmoid(z) - (1 - t) log sigmoid(-z)

@@ -163,6 +163,26 @@ def test_head_mask_turns_heads_off() -> None:
     assert not attentions[0][:, 1].any() and attentions[0][:, 0].any() and attentions[1][:, 1].any()
 
 
+def test_activation_may_be_a_callable() -> None:
+    ids, mask = _batch()
+    named, called = _model(hidden_act="silu"), _model(hidden_act=torch.nn.SiLU())
+    for model in (named, called):
+        model(ids, mask).last_hidden_state.square().sum().backward()
+    for ours, theirs in zip(named.parameters(), called.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_compact_tensors_and_views_are_all_the_same() -> None:
+    """Strides, integer widths and broadcast position ids do not matter."""
+    model = _model()
+    ids, mask = _batch()
+    types = (ids % 2).int()
+    plain = model(ids, mask, types.long(), torch.arange(6).repeat(4, 1)).last_hidden_state
+    strided = [t.T.contiguous().T for t in (ids.int(), mask.bool(), types)]
+    for positions in (torch.arange(6), torch.arange(6)[None], torch.arange(6).int()):
+        assert torch.equal(model(*strided, positions).last_hidden_state, plain)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_dtypes(dtype: torch.dtype) -> None:
     ids, mask = _batch()
