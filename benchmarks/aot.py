@@ -41,6 +41,7 @@ TARGETS = {
 # Above this the random numbers, not the memory, would set the speed of a memory-bound kernel: at 4.3 TB/s and 8 bytes
 # per element an H200 has about 55 instruction slots per element, half of which a kernel can fill, 10 of it its own.
 DROPOUT_LIMIT = {"sm_90": 18.0}
+REGISTER_FILE = 65536  # 32-bit registers of an NVIDIA multiprocessor, handed out to warps 8 a thread at a time
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class Case:
 
     name: stable, without the dropout flag; has_dropout: whether something is dropped.
     live_elements: kernel name -> elements of one [T, H] tensor that one program treats at a time, padding left out.
+    resident_programs: kernel name -> programs that the launcher counts on one NVIDIA multiprocessor to hold at once.
     """
 
     name: str
     has_dropout: bool
     launch: Callable[[], object]
     live_elements: dict[str, int]
+    resident_programs: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def _dropout_add_layer_norm_cases() -> Iterator[Case]:
                         "_dropout_add_layer_norm_fwd_kernel": config.forward.rows * hidden_size,
                         "_dropout_add_layer_norm_bwd_kernel": config.backward.rows * hidden_size,
                     },
+                    {"_dropout_add_layer_norm_bwd_kernel": config.backward_programs_per_multiprocessor},
                 )
 
 
@@ -182,7 +186,8 @@ def _compile(job: _Job) -> dict[str, Any]:
     row = inspect(compiled, job.target)
     threads = warp_size * int(launch.options.get("num_warps", 4))  # type: ignore[call-overload]
     live = case.live_elements.get(launch.kernel.__name__)
-    return row | {"elements_per_thread": live / threads if live else None}
+    resident = case.resident_programs.get(launch.kernel.__name__, 1)
+    return row | {"elements_per_thread": live / threads if live else None, "resident_threads": resident * threads}
 
 
 def _jobs() -> dict[str, _Job]:
@@ -234,6 +239,9 @@ def compare(measured: dict[str, Any], table: dict[str, Any]) -> list[str]:
             problems.append(f"{key}: spills ({row['spill_bytes']} bytes, {row['spill_instructions']} instructions)")
         if row["shared_bytes"] > SHARED_LIMIT_BYTES[target]:
             problems.append(f"{key}: {row['shared_bytes']} bytes of shared memory, limit {SHARED_LIMIT_BYTES[target]}")
+        allocated = -(-row["registers"] // 8) * 8 * row["resident_threads"]
+        if target.startswith("sm_") and allocated > REGISTER_FILE:
+            problems.append(f"{key}: {allocated} registers for the programs meant to run at once, of {REGISTER_FILE}")
         cost = row.get("dropout_instructions_per_element")
         if cost is not None and cost > DROPOUT_LIMIT.get(target, float("inf")):
             problems.append(f"{key}: dropout costs {cost} instructions an element, limit {DROPOUT_LIMIT[target]}")
