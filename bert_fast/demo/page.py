@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["Html", "cards", "figure", "inline", "joined", "notes", "page", "pair", "section", "table", "tagged"]
+__all__ = ["Html", "cards", "columns", "figure", "inline", "joined", "notes", "page", "section", "table", "tagged"]
 
 _CSS = """
 :root {
@@ -25,7 +25,7 @@ section { background: #fff; border: 1px solid var(--line); border-radius: 10px; 
 .cards section { margin: 0; }
 .cards b { display: block; font-size: 28px; line-height: 1.25; color: var(--accent); }
 .cards span { display: block; font-size: 13.5px; line-height: 1.4; color: var(--soft); }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 0 16px; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); gap: 0 16px; }
 figure { margin: 0; }
 figcaption { margin-top: 6px; font-size: 13.5px; color: var(--soft); }
 svg { display: block; width: 100%; height: auto; }
@@ -37,8 +37,8 @@ tr + tr td { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; }
 .passed { color: var(--good); font-weight: 600; }
 .failed { color: var(--bad); font-weight: 700; }
-.question { font-weight: 600; margin: 14px 0 4px; }
-.question:first-of-type { margin-top: 0; }
+section > .columns { gap: 14px 32px; }
+.question { font-weight: 600; margin: 0 0 4px; }
 ol, ul { margin: 0; padding-left: 20px; font-size: 14px; }
 li { margin-bottom: 6px; }
 .score { color: var(--soft); }
@@ -83,9 +83,9 @@ def figure(title: str, svg: Html, caption: str) -> Html:
     return section(title, tagged("figure", joined((named, tagged("figcaption", caption)))))
 
 
-def pair(left: str, right: str) -> Html:
-    """Two boxes side by side where there is room."""
-    return tagged("div", joined((left, right)), "pair")
+def columns(parts: Iterable[str]) -> Html:
+    """Parts two by two, where there is room."""
+    return tagged("div", joined(parts), "columns")
 
 
 def cards(items: Iterable[tuple[str, str]]) -> Html:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bert_fast.demo.page import Html, cards, figure, joined, notes, page, pair, section, table, tagged
+from bert_fast.demo.page import Html, cards, columns, figure, joined, notes, page, section, table, tagged
 from bert_fast.demo.plots import length_plot, loss_plot, speed_plot
 from bert_fast.demo.results import DemoResults, rate, times
 from bert_fast.demo.search import Answer
@@ -17,21 +17,26 @@ def render_report(results: DemoResults) -> str:
     return page(
         title="bert_fast demo",
         text="Real text (the Python language reference), real weights (MiniLM-L6, a 6-layer BERT), measured on this "
-        f"machine: {environment.device}, {environment.time}.",
+        f"machine: {environment.device}, {environment.time}."
+        + (" A quick run, too short for times that mean anything." if results.settings.is_quick else ""),
         verdict=f"{num_failed} of {num_checks} checks failed" if num_failed else f"all {num_checks} checks passed",
         is_good=not num_failed,
         sections=(
             _headline(results),
-            pair(
-                figure("Speed", Html(speed_plot(results)), _speed_caption(results)),
-                figure("Training beside the reference", Html(loss_plot(results)), _loss_caption(results)),
+            columns(
+                (
+                    figure("Speed", Html(speed_plot(results)), _speed_caption(results)),
+                    figure("Training beside the reference", Html(loss_plot(results)), _loss_caption(results)),
+                )
             ),
             section("Measured", _measured(results)),
             section("Checked", _checked(results)),
             section("Search by meaning", _answers(results.search.answers)),
-            pair(
-                figure("Lengths of the passages", Html(length_plot(results)), _length_caption(results)),
-                section("How to read this", notes(_notes(results))),
+            columns(
+                (
+                    figure("Lengths of the passages", Html(length_plot(results)), _length_caption(results)),
+                    section("How to read this", notes(_notes(results))),
+                )
             ),
             section("Environment", table((), environment.lines())),
         ),
@@ -93,7 +98,7 @@ def _checked(results: DemoResults) -> Html:
 
 
 def _answers(answers: Sequence[Answer]) -> Html:
-    parts = []
+    blocks = []
     for answer in answers:
         hits = (
             joined(
@@ -105,8 +110,9 @@ def _answers(answers: Sequence[Answer]) -> Html:
             )
             for hit in answer.hits
         )
-        parts += [tagged("p", answer.question, "question"), tagged("ol", joined(tagged("li", hit) for hit in hits))]
-    return joined(parts)
+        found = tagged("ol", joined(tagged("li", hit) for hit in hits))
+        blocks.append(tagged("div", joined((tagged("p", answer.question, "question"), found))))
+    return columns(blocks)
 
 
 def _notes(results: DemoResults) -> tuple[str, ...]:

@@ -94,6 +94,8 @@ def run_demo(settings: Settings, output: OutputFolder, device: torch.device, ter
     results = DemoResults(
         settings, environment, tokenized, inference, training, found, saved, time.perf_counter() - start
     )
+    if settings.is_quick:
+        terminal.line("a quick run: its times mean nothing")
     output.write_report(render_report(results))
     output.write_results(results.as_json())
     terminal.line(f"checkpoint: {output.checkpoint}, opens in transformers as {saved.opened_as}")

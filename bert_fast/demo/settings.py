@@ -42,6 +42,7 @@ class Settings:
         peer_steps: the first so many steps (at least 2: the first warms up) are taken with Hugging Face's model too.
         learning_rate: of AdamW, reached after a tenth of the steps.
         search_tokens: token budget of a batch of the search.
+        is_quick: too little for times that mean anything; said in the report.
     """
 
     seed: int = 0
@@ -57,9 +58,10 @@ class Settings:
     peer_steps: int = 5
     learning_rate: float = 3e-4
     search_tokens: int = 4096
+    is_quick: bool = False
 
     def smaller(self) -> "Settings":
-        """The same with amounts for a test of the plumbing; its times mean nothing."""
+        """The same with amounts that only show that it runs."""
         return replace(
             self,
             max_passages=96,
@@ -70,4 +72,5 @@ class Settings:
             steps=min(self.steps, 3),
             train_batch_size=4,
             peer_steps=2,
+            is_quick=True,
         )
