@@ -11,12 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock  # a requirement of torch
 from torch import Tensor
 
 from bert_fast.reference import heads, model
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.parity import Case, evaluate, randomize
 from bert_fast.testing.tolerances import RELATIVE
+
+pytestmark = pytest.mark.slow  # importing transformers 4 in its own process takes most of the time
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPAT = ROOT / ".compat"
@@ -69,14 +72,20 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, torch.dt
     """What version 4 computes, by case and dtype."""
     if not (COMPAT / "transformers").is_dir():
         pytest.skip("no transformers 4 in .compat: pip install --no-deps --target .compat -r requirements-compat.txt")
-    folder = tmp_path_factory.mktemp("transformers4")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the processes of a distributed run share one answer
     keys = [(case, dtype) for case in CASES for dtype in DTYPES]
-    torch.save([(case, _ours(case, t).state_dict(), case.tensors(t)) for case, t in keys], folder / "cases.pt")
-    command = [sys.executable, Path(__file__).with_name("run_transformers4.py"), folder / "cases.pt", folder / "out.pt"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(COMPAT), str(ROOT)]), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    answer = torch.load(folder / "out.pt")
+    cases, results = folder / "transformers4_cases.pt", folder / "transformers4_results.pt"
+    with FileLock(folder / "transformers4.lock"):
+        if not results.exists():
+            torch.save([(case, _ours(case, t).state_dict(), case.tensors(t)) for case, t in keys], cases)
+            command = [sys.executable, Path(__file__).with_name("run_transformers4.py"), cases, results]
+            path = os.pathsep.join([str(COMPAT), str(ROOT)])
+            environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+            assert done.returncode == 0, done.stderr[-4000:]
+    answer = torch.load(results)
     assert answer["version"].startswith("4."), answer["version"]
     return {(case.name, dtype): result for (case, dtype), result in zip(keys, answer["results"], strict=True)}
 
