@@ -21,11 +21,12 @@ std::vector<AddedToken> without_repeats(std::vector<AddedToken> tokens) {
 }
 
 Trie make_trie(const std::vector<AddedToken>& tokens) {
-  std::vector<Trie::Entry> starting, continuing;
+  std::vector<Trie::Entry> entries;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    starting.push_back({tokens[i].content, static_cast<std::int32_t>(i)});
+    entries.push_back({tokens[i].content, static_cast<std::int32_t>(i)});
   }
-  return Trie(starting, continuing);
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
+  return Trie(entries, {});
 }
 
 // The code point in front of `position`, where its first byte is in `start`.

@@ -93,10 +93,7 @@ class FreePlaces {
 
 }  // namespace
 
-Trie::Trie(std::vector<Entry>& starting, std::vector<Entry>& continuing) {
-  const auto by_text = [](const Entry& a, const Entry& b) { return a.text < b.text; };
-  std::sort(starting.begin(), starting.end(), by_text);
-  std::sort(continuing.begin(), continuing.end(), by_text);
+Trie::Trie(const std::vector<Entry>& starting, const std::vector<Entry>& continuing) {
   Draft draft;
   draft.items.resize(2);
   draft.add_sorted(starting, kStartRoot);
@@ -124,7 +121,7 @@ void Trie::place_nodes(const Draft& draft, std::vector<std::uint32_t>& place_of)
     // others give up on gaps that many nodes before them have tried in vain.
     constexpr int kPatience = 256;
     int tries = 0;
-    std::uint32_t place = bytes.size() == 1 || !places.is_free(search_from) ? places.head() : search_from;
+    std::uint32_t place = bytes.size() == 1 ? places.head() : search_from;
     const unsigned char lowest = bytes.back();
     const auto fits = [&](std::uint32_t first) {
       return first >= lowest && std::all_of(bytes.begin(), bytes.end(),
@@ -139,6 +136,7 @@ void Trie::place_nodes(const Draft& draft, std::vector<std::uint32_t>& place_of)
     if (nodes_.size() < base + 256) nodes_.resize(base + 256);
     for (std::uint32_t c = draft.items[item].first_child; c != kNone; c = draft.items[c].next_sibling) {
       const std::uint32_t taken = base + draft.items[c].byte;
+      if (taken == search_from) search_from = places.next(taken);
       places.take(taken);
       nodes_[taken].parent = place_of[item];
       place_of[c] = taken;

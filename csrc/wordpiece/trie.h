@@ -28,8 +28,8 @@ class Trie {
     std::int32_t id;
   };
 
-  // Entries of one list must be distinct. Sorts both lists.
-  Trie(std::vector<Entry>& starting, std::vector<Entry>& continuing);
+  // Entries of each list in strictly ascending order of their bytes (as unsigned numbers).
+  Trie(const std::vector<Entry>& starting, const std::vector<Entry>& continuing);
 
   // Appends the ids of the word's pieces to `ids`; returns false and appends nothing if it has none. O(word.size()).
   bool match_word(std::string_view word, std::vector<std::int32_t>& ids) const;

@@ -7,35 +7,54 @@
 
 namespace bert_fast::wordpiece {
 
+namespace {
+
+// Positions of the tokens in the order of their bytes; throws if two are equal.
+std::vector<std::uint32_t> sort_tokens(const std::vector<std::string_view>& tokens) {
+  struct Item {
+    std::uint64_t head;  // the first eight bytes as a number: decides most comparisons
+    std::uint32_t position;
+  };
+  std::vector<Item> items(tokens.size());
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    std::uint64_t head = 0;
+    for (std::size_t k = 0; k < 8; ++k) {
+      head = head << 8 | (k < tokens[i].size() ? static_cast<unsigned char>(tokens[i][k]) : 0U);
+    }
+    items[i] = {head, static_cast<std::uint32_t>(i)};
+  }
+  std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) {
+    if (a.head != b.head) return a.head < b.head;
+    const int compared = tokens[a.position].compare(tokens[b.position]);
+    return compared != 0 ? compared < 0 : a.position < b.position;
+  });
+  std::vector<std::uint32_t> order(items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    order[i] = items[i].position;
+    if (i == 0 || items[i].head != items[i - 1].head || tokens[order[i]] != tokens[order[i - 1]]) continue;
+    throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(tokens[order[i]]) +
+                                "' at positions " + std::to_string(order[i - 1]) + " and " + std::to_string(order[i]));
+  }
+  return order;
+}
+
+}  // namespace
+
+// Both lists in ascending order: tokens that share a prefix are sorted as what follows it is.
 struct Vocab::Entries {
   std::vector<Trie::Entry> starting;
   std::vector<Trie::Entry> continuing;
 
   Entries(const std::vector<std::string_view>& tokens, std::string_view prefix, std::size_t max_word_chars) {
-    check_distinct(tokens);
-    const auto add = [&](std::vector<Trie::Entry>& list, std::string_view text, std::size_t id) {
+    const auto add = [&](std::vector<Trie::Entry>& list, std::string_view text, std::uint32_t id) {
       // Tokens that no word can be long enough for are left out: failure pops grow with the square of a token's length.
       if (text.empty() || count_code_points(text) > max_word_chars) return;
       list.push_back({text, static_cast<std::int32_t>(id)});
     };
-    for (std::size_t id = 0; id < tokens.size(); ++id) {
+    starting.reserve(tokens.size());
+    for (const std::uint32_t id : sort_tokens(tokens)) {
       add(starting, tokens[id], id);
       if (tokens[id].substr(0, prefix.size()) == prefix) add(continuing, tokens[id].substr(prefix.size()), id);
-    }
-  }
-
-  static void check_distinct(const std::vector<std::string_view>& tokens) {
-    std::vector<std::uint32_t> order(tokens.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
-    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-      const int compared = tokens[a].compare(tokens[b]);
-      return compared != 0 ? compared < 0 : a < b;
-    });
-    for (std::size_t i = 1; i < order.size(); ++i) {
-      if (tokens[order[i - 1]] != tokens[order[i]]) continue;
-      throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(tokens[order[i]]) +
-                                  "' at positions " + std::to_string(order[i - 1]) + " and " +
-                                  std::to_string(order[i]));
     }
   }
 };
