@@ -100,7 +100,7 @@ class StoredTokenizer(TokenDecoder):
             "pad_token_type_id": self.pad_token_type_id,
         }
         if self._extra:
-            config["extra_special_tokens"] = self.extra_special_tokens
+            config["additional_special_tokens"] = self.extra_special_tokens  # the name that transformers 4 knows too
         state = tokenizer_json(self._vocab, self._added, self._engine_options, special)
         prefix = f"{filename_prefix}-" if filename_prefix else ""
         return write_tokenizer(save_directory, self._vocab, state, config, names, prefix)

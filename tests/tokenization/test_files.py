@@ -71,7 +71,7 @@ def test_round_trips(
     pair = library.encode(TEXTS[0], TEXTS[4])
     assert original(TEXTS[0], TEXTS[4])["token_type_ids"] == pair.type_ids
 
-    for loader in (transformers.BertTokenizer, transformers.AutoTokenizer):
+    for loader in (transformers.BertTokenizerFast, transformers.AutoTokenizer):
         other = loader.from_pretrained(str(directory))
         for call in ({}, {"padding": True, "truncation": True, "max_length": 12, "return_offsets_mapping": True}):
             expected = other(TEXTS, **call)
@@ -88,7 +88,7 @@ def test_round_trips(
 @pytest.mark.parametrize("vocabulary", ["bert-base-uncased", "bert-base-chinese"])
 def test_directories_of_transformers(vocabulary: str, use_engine: str, shared_data: Path, tmp_path: Path) -> None:
     lower = vocabulary.endswith("uncased")
-    other = transformers.BertTokenizer.from_pretrained(
+    other = transformers.BertTokenizerFast.from_pretrained(
         str(shared_data / "vocab" / vocabulary), do_lower_case=lower, model_max_length=77, padding_side="left"
     )
     changed(other, tokenizers.AddedToken)
@@ -107,7 +107,7 @@ def test_stored_truncation_and_padding_are_not_applied(minilm_dir: Path, use_eng
     state = json.loads((minilm_dir / "tokenizer.json").read_text(encoding="utf-8"))
     assert state["truncation"]["max_length"] == 128  # the file does carry them
     assert state["padding"]["strategy"] == {"Fixed": 128}
-    mine, other = BertTokenizer.from_pretrained(minilm_dir), transformers.BertTokenizer.from_pretrained(minilm_dir)
+    mine, other = BertTokenizer.from_pretrained(minilm_dir), transformers.BertTokenizerFast.from_pretrained(minilm_dir)
     texts = ["a b", "word " * 700]
     same(mine(texts), other(texts))
     assert [len(row) for row in mine(texts)["input_ids"]] == [4, 702]
