@@ -231,7 +231,8 @@ class ReferenceBertLMHeadModel(_HeadModel):
         logits = self._predictions(output)
         loss = None
         if labels is not None:
-            following = F.pad(labels, (0, 1), value=IGNORE_INDEX)[:, 1:]
+            # Neither does padding predict anything, nor is it to be predicted.
+            following = F.pad(_without_padding(labels, output), (0, 1), value=IGNORE_INDEX)[:, 1:]
             loss = _cross_entropy(logits, _without_padding(following, output))
         return ReferenceHeadOutput(loss, output, logits=logits)
 

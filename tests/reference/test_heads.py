@@ -93,6 +93,10 @@ def test_next_word_loss() -> None:
     assert output.model.past_key_values is None
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()))
     assert model(IDS).model.past_key_values is not None
+    for mask in (MASK, MASK.flip(1)):  # padding on the right and on the left; its ids are labels too
+        output = model(IDS, mask, labels=IDS)
+        rows = (mask[:, :-1] == 1) & (mask[:, 1:] == 1)
+        torch.testing.assert_close(output.loss, F.cross_entropy(output.logits[:, :-1][rows], IDS[:, 1:][rows]))
 
 
 def test_problem_types() -> None:
