@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -51,19 +50,16 @@ struct Sequence {
 class Work {
  public:
   Work(const AttentionShape& shape, const DropoutSpec& spec, int num_threads) : num_heads_(shape.num_heads) {
+    if (shape.num_heads < 1) {
+      throw std::invalid_argument("num_heads: expected at least 1, got " + std::to_string(shape.num_heads));
+    }
     if (shape.head_dim < 16 || shape.head_dim > 256 || shape.head_dim % 16 != 0) {
       throw std::invalid_argument("head_dim: expected a multiple of 16 up to 256, got " +
                                   std::to_string(shape.head_dim));
     }
     const bool any_q = shape.cu_seqlens_q[shape.num_sequences] > 0;
     const bool any_k = shape.cu_seqlens_k[shape.num_sequences] > 0;
-    if (any_q && any_k) {
-      require_coords(spec, shape.coords_q.data);
-      require_coords(spec, shape.coords_k.data);
-      if (shape.causal && (shape.coords_q.data == nullptr || shape.coords_k.data == nullptr)) {
-        throw std::invalid_argument("coords_q, coords_k: causal needs the position of every token, got a null address");
-      }
-    }
+    if (any_q && any_k) require_attention_coords(spec, shape.coords_q, shape.coords_k, shape.causal);
     const Coords coords_k = spec.active() || shape.causal ? shape.coords_k : Coords{nullptr};
     int64_t total_cost = 0;  // in the unit of kMinElementsPerThread: 4 multiply-adds count as one element
     for (int64_t i = 0; i < shape.num_sequences; ++i) {
@@ -112,37 +108,6 @@ class Work {
   std::atomic<int64_t> next_{0};
 };
 
-// What one query row sees: causal by position, dropout by keep bits.
-class Rows {
- public:
-  Rows(const Kernels& kernels, const AttentionShape& shape, const DropoutSpec& spec, int64_t max_keys)
-      : shape_(shape), spec_(spec), bits_(kernels, spec, shape.coords_q, shape.coords_k, max_keys) {}
-
-  // The softmax of one row, whose scores are masked here where causal needs it.
-  SoftmaxRow prepare(const KeyPositions& keys, int64_t query_token, int64_t head, float* scores) {
-    int64_t visible = keys.count;
-    if (shape_.causal && visible > 0) {
-      const int64_t position = shape_.coords_q.position(query_token);
-      if (keys.consecutive) {
-        visible = std::clamp<int64_t>(position - keys.min + 1, 0, keys.count);
-      } else {
-        for (int64_t c = 0; c < keys.count; ++c) {
-          if (shape_.coords_k.position(keys.first_token + c) > position) {
-            scores[c] = -std::numeric_limits<float>::infinity();
-          }
-        }
-      }
-    }
-    const uint8_t* bits = visible == 0 ? nullptr : bits_.draw(query_token, head, keys);
-    return {visible, padded(keys.count), shape_.softmax_scale, bits, spec_.scale};
-  }
-
- private:
-  const AttentionShape& shape_;
-  DropoutSpec spec_;
-  ProbabilityKeepBits bits_;
-};
-
 // dst [num_rows, n] dense. Rows of packed tensors lie a power of two apart and would evict each other.
 void gather_rows(float* dst, const float* src, int64_t src_stride, int64_t num_rows, int64_t n) {
   for (int64_t i = 0; i < num_rows; ++i) {
@@ -170,7 +135,7 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
   Work work(shape, spec, num_threads);
   const int64_t max_width = padded(work.max_keys());
   run_threads(work.num_threads(), [&](int) {
-    Rows rows(kernel, shape, spec, max_width);
+    QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     const Scratch k_transposed(d * max_width), v_rows(d * max_width), scores(kForwardRows * max_width);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
       const int64_t num_keys = sequence.keys.count, width = padded(num_keys), first_k = sequence.keys.first_token;
@@ -187,7 +152,7 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
         for (int64_t i = 0; i < m; ++i) {
           float* row = scores.get() + i * width;
           lse[head * shape.lse_stride + token + i] =
-              kernel.softmax_forward(row, rows.prepare(sequence.keys, token + i, head, row));
+              kernel.softmax_forward(row, rows.prepare(sequence.keys, token + i, head, row, width));
         }
         kernel.matmul(
             {m, d, num_keys, scores.get(), width, 1, v_rows.get(), d, out.at(token, head, d), out.stride, false});
@@ -205,7 +170,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   Work work(shape, spec, num_threads);
   const int64_t max_width = padded(work.max_keys());
   run_threads(work.num_threads(), [&](int) {
-    Rows rows(kernel, shape, spec, max_width);
+    QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     const Scratch k_transposed(d * max_width), v_transposed(d * max_width), k_rows(d * max_width);
     const Scratch q_rows(d * kBackwardRows), dout_rows(d * kBackwardRows);
     const Scratch probs(kBackwardRows * max_width), dscores(kBackwardRows * max_width);
@@ -231,7 +196,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
           float* row = probs.get() + i * width;
           const float delta = kernel.dot(dout_rows.get() + i * d, out.at(token + i, head, d), d);
           kernel.softmax_backward(row, dscores.get() + i * width, lse[head * shape.lse_stride + token + i], delta,
-                                  rows.prepare(sequence.keys, token + i, head, row));
+                                  rows.prepare(sequence.keys, token + i, head, row, width));
         }
         kernel.matmul(
             {m, d, num_keys, dscores.get(), width, 1, k_rows.get(), d, dq.at(token, head, d), dq.stride, false});

@@ -10,7 +10,7 @@ namespace bert_fast::dropout {
 void dropout(float* dst, const float* src, int64_t num_rows, int64_t num_cols, int64_t src_row_stride,
              const int32_t* coords, const DropoutSpec& spec, int num_threads) {
   require_shape(num_rows, num_cols);
-  require_coords(spec, coords);
+  require_coords(spec, coords, num_rows);
   const Kernels& k = kernels();
   split_range(num_rows, useful_threads(num_rows * num_cols, num_threads), [&](int64_t begin, int64_t end) {
     TokenKeepBits bits(k, spec, coords, num_cols);
@@ -29,7 +29,7 @@ void dropout(float* dst, const float* src, int64_t num_rows, int64_t num_cols, i
 void keep_mask(uint8_t* mask, int64_t num_rows, int64_t num_cols, const int32_t* coords, const DropoutSpec& spec,
                int num_threads) {
   require_shape(num_rows, num_cols);
-  require_coords(spec, coords);
+  require_coords(spec, coords, num_rows);
   const Kernels& k = kernels();
   split_range(num_rows, useful_threads(num_rows * num_cols, num_threads), [&](int64_t begin, int64_t end) {
     TokenKeepBits bits(k, spec, coords, num_cols);

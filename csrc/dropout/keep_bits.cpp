@@ -1,6 +1,7 @@
 #include "dropout/keep_bits.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -18,12 +19,20 @@ void require_shape(int64_t num_rows, int64_t num_cols) {
   }
 }
 
-void require_coords(const DropoutSpec& spec, const int32_t* coords) {
+void require_coords(const DropoutSpec& spec, const int32_t* coords, int64_t num_tokens) {
   if (spec.threshold > 65536) {
     throw std::invalid_argument("threshold: expected 0 .. 65536, got " + std::to_string(spec.threshold));
   }
-  if (spec.active() && coords == nullptr) {
+  if (spec.active() && num_tokens > 0 && coords == nullptr) {
     throw std::invalid_argument("coords: expected the (row, position) of every token, got a null address");
+  }
+}
+
+void require_attention_coords(const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal) {
+  require_coords(spec, coords_q.data, 1);
+  require_coords(spec, coords_k.data, 1);
+  if (causal && (coords_q.data == nullptr || coords_k.data == nullptr)) {
+    throw std::invalid_argument("coords_q, coords_k: causal needs the position of every token, got a null address");
   }
 }
 
@@ -99,6 +108,32 @@ const uint8_t* ProbabilityKeepBits::draw(int64_t query_token, int64_t head, cons
     bits_[static_cast<size_t>(c / 8)] |= static_cast<uint8_t>(kept << (c % 8));
   }
   return bits_.data();
+}
+
+QueryRows::QueryRows(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal,
+                     float softmax_scale, int64_t max_keys)
+    : spec_(spec),
+      coords_q_(coords_q),
+      coords_k_(coords_k),
+      causal_(causal),
+      softmax_scale_(softmax_scale),
+      bits_(kernels, spec, coords_q, coords_k, max_keys) {}
+
+SoftmaxRow QueryRows::prepare(const KeyPositions& keys, int64_t query_token, int64_t head, float* scores,
+                              int64_t width) {
+  int64_t visible = keys.count;
+  if (causal_ && visible > 0) {
+    const int32_t position = coords_q_.position(query_token);
+    if (keys.consecutive) {
+      visible = std::clamp<int64_t>(int64_t{position} - keys.min + 1, 0, keys.count);
+    } else {
+      for (int64_t c = 0; c < keys.count; ++c) {
+        if (coords_k_.position(keys.first_token + c) > position) scores[c] = -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+  const uint8_t* bits = visible == 0 ? nullptr : bits_.draw(query_token, head, keys);
+  return {visible, width, softmax_scale_, bits, spec_.scale};
 }
 
 }  // namespace bert_fast::dropout

@@ -19,7 +19,9 @@ struct Coords {
 
 // The checks that every routine shares; they throw std::invalid_argument.
 void require_shape(int64_t num_rows, int64_t num_cols);
-void require_coords(const DropoutSpec& spec, const int32_t* coords);
+// Without tokens no coordinates are needed: PyTorch gives tensors without elements no address.
+void require_coords(const DropoutSpec& spec, const int32_t* coords, int64_t num_tokens);
+void require_attention_coords(const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal);
 
 // Draws the keep bits of one token after the other into one buffer.
 class TokenKeepBits {
@@ -67,6 +69,25 @@ class ProbabilityKeepBits {
   Coords coords_k_;
   std::vector<uint8_t> drawn_;  // bits of whole blocks
   std::vector<uint8_t> bits_;   // bits of the keys, where these are not the same
+};
+
+// What one query sees of the keys of its sequence: causal by position, dropout by keep bits.
+class QueryRows {
+ public:
+  QueryRows(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal,
+            float softmax_scale, int64_t max_keys);
+
+  // The softmax of one row of `width` scores. Consecutive keys that causal hides are left out of its num_keys; where
+  // they lie scattered, their scores become -inf, whose probability is 0. Valid until the next call.
+  SoftmaxRow prepare(const KeyPositions& keys, int64_t query_token, int64_t head, float* scores, int64_t width);
+
+ private:
+  DropoutSpec spec_;
+  Coords coords_q_;
+  Coords coords_k_;
+  bool causal_;
+  float softmax_scale_;
+  ProbabilityKeepBits bits_;
 };
 
 }  // namespace bert_fast::dropout

@@ -16,7 +16,7 @@ int64_t num_row_pieces(int64_t num_rows) { return std::clamp<int64_t>(num_rows /
 void dropout_add_layer_norm_forward(const LayerNormForward& args, const int32_t* coords, const DropoutSpec& spec,
                                     int num_threads) {
   require_shape(args.num_rows, args.num_cols);
-  require_coords(spec, coords);
+  require_coords(spec, coords, args.num_rows);
   const Kernels& k = kernels();
   const int64_t n = args.num_cols;
   split_range(args.num_rows, useful_threads(args.num_rows * n, num_threads), [&](int64_t begin, int64_t end) {
@@ -37,7 +37,7 @@ void dropout_add_layer_norm_forward(const LayerNormForward& args, const int32_t*
 void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_t* coords, const DropoutSpec& spec,
                                      int num_threads) {
   require_shape(args.num_rows, args.num_cols);
-  require_coords(spec, coords);
+  require_coords(spec, coords, args.num_rows);
   const Kernels& k = kernels();
   const int64_t n = args.num_cols, num_pieces = num_row_pieces(args.num_rows);
   std::vector<float> sums(static_cast<size_t>(3 * n * num_pieces), 0.0f);  // [num_pieces, 3, num_cols]

@@ -1,7 +1,6 @@
 #include "dropout/softmax_dropout.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -11,15 +10,9 @@
 namespace bert_fast::dropout {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
 void check(const ScoreGroup& group, const DropoutSpec& spec) {
   require_shape(group.max_q, group.max_k);
-  require_coords(spec, group.coords_q.data);
-  require_coords(spec, group.coords_k.data);
-  if (group.causal && (group.coords_q.data == nullptr || group.coords_k.data == nullptr)) {
-    throw std::invalid_argument("coords_q, coords_k: causal needs the position of every token, got a null address");
-  }
+  if (group.max_q > 0 && group.max_k > 0) require_attention_coords(spec, group.coords_q, group.coords_k, group.causal);
   for (int64_t i = 0; i < group.num_groups; ++i) {
     if (group.lens_q[i] < 0 || group.lens_q[i] > group.max_q || group.lens_k[i] < 0 || group.lens_k[i] > group.max_k) {
       throw std::invalid_argument("lens_q, lens_k: expected 0 .. max_q = " + std::to_string(group.max_q) +
@@ -66,26 +59,10 @@ class RowShares {
   int num_shares_ = 1;
 };
 
-// How many keys a query sees when keys are consecutive; all of them without causal.
-int64_t visible_keys(const ScoreGroup& group, const KeyPositions& keys, int64_t query_token) {
-  if (!group.causal || !keys.consecutive) return keys.count;
-  const int64_t visible = int64_t{group.coords_q.position(query_token)} - keys.min + 1;
-  return std::clamp<int64_t>(visible, 0, keys.count);
-}
-
-// The general form of causal: scores of keys after the query become -inf, whose probability is 0.
-void mask_later_keys(const ScoreGroup& group, const KeyPositions& keys, int64_t query_token, float* scores) {
-  if (!group.causal || keys.consecutive) return;
-  const int32_t position = group.coords_q.position(query_token);
-  for (int64_t c = 0; c < keys.count; ++c) {
-    if (group.coords_k.position(keys.first_token + c) > position) scores[c] = kMinusInfinity;
-  }
-}
-
-// Calls visit(row, query_token, head, softmax_row) for the rows of real queries and blank(row) for the others, row
-// being the index in the flattened [n, A, max_q].
+// Calls visit(kernels, row, statistic, softmax_row) for the rows of real queries and blank(row) for the others, row
+// being the index in the flattened [n, A, max_q] and statistic that in lse. scores may be masked on the way.
 template <class Visit, class Blank>
-void for_rows(const ScoreGroup& group, const DropoutSpec& spec, int num_threads, const Visit& visit,
+void for_rows(float* scores, const ScoreGroup& group, const DropoutSpec& spec, int num_threads, const Visit& visit,
               const Blank& blank) {
   check(group, spec);
   const Kernels& k = kernels();
@@ -97,7 +74,7 @@ void for_rows(const ScoreGroup& group, const DropoutSpec& spec, int num_threads,
   }
   const RowShares shares(group, num_threads);
   run_threads(shares.num_shares(), [&](int share) {
-    ProbabilityKeepBits bits(k, spec, group.coords_q, group.coords_k, group.max_k);
+    QueryRows rows(k, spec, group.coords_q, group.coords_k, group.causal, group.softmax_scale, group.max_k);
     const int64_t end = shares.begin(share + 1);
     for (int64_t row = shares.begin(share); row < end; ++row) {
       const int64_t query = row % group.max_q, head = row / group.max_q % group.num_heads;
@@ -107,10 +84,8 @@ void for_rows(const ScoreGroup& group, const DropoutSpec& spec, int num_threads,
         continue;
       }
       const int64_t token = group.starts_q[i] + query;
-      const int64_t visible = visible_keys(group, keys[static_cast<size_t>(i)], token);
-      const uint8_t* row_bits = visible == 0 ? nullptr : bits.draw(token, head, keys[static_cast<size_t>(i)]);
-      visit(k, row, token, head, keys[static_cast<size_t>(i)],
-            SoftmaxRow{visible, group.max_k, group.softmax_scale, row_bits, spec.scale});
+      visit(k, row, head * group.lse_stride + token,
+            rows.prepare(keys[static_cast<size_t>(i)], token, head, scores + row * group.max_k, group.max_k));
     }
   });
 }
@@ -121,11 +96,9 @@ void softmax_dropout_forward(float* scores, float* lse, const ScoreGroup& group,
                              int num_threads) {
   const int64_t width = group.max_k;
   for_rows(
-      group, spec, num_threads,
-      [&](const Kernels& k, int64_t row, int64_t token, int64_t head, const KeyPositions& keys,
-          const SoftmaxRow& softmax_row) {
-        mask_later_keys(group, keys, token, scores + row * width);
-        lse[head * group.lse_stride + token] = k.softmax_forward(scores + row * width, softmax_row);
+      scores, group, spec, num_threads,
+      [&](const Kernels& k, int64_t row, int64_t statistic, const SoftmaxRow& softmax_row) {
+        lse[statistic] = k.softmax_forward(scores + row * width, softmax_row);
       },
       [&](int64_t row) { std::fill_n(scores + row * width, width, 0.0f); });
 }
@@ -134,11 +107,8 @@ void softmax_dropout_backward(float* scores, float* dp, const float* lse, const 
                               const DropoutSpec& spec, int num_threads) {
   const int64_t width = group.max_k;
   for_rows(
-      group, spec, num_threads,
-      [&](const Kernels& k, int64_t row, int64_t token, int64_t head, const KeyPositions& keys,
-          const SoftmaxRow& softmax_row) {
-        mask_later_keys(group, keys, token, scores + row * width);
-        const int64_t statistic = head * group.lse_stride + token;
+      scores, group, spec, num_threads,
+      [&](const Kernels& k, int64_t row, int64_t statistic, const SoftmaxRow& softmax_row) {
         k.softmax_backward(scores + row * width, dp + row * width, lse[statistic], delta[statistic], softmax_row);
       },
       [&](int64_t row) {
