@@ -77,7 +77,13 @@ class StoredTokenizer(TokenDecoder):
             save_directory: made if it is not there.
             filename_prefix: put before the names, with a "-".
             ignored: options of transformers that have no meaning here (legacy_format, ...).
+
+        Raises:
+            NotADirectoryError: `save_directory` is a file.
+            ValueError: push_to_hub=True.
         """
+        if ignored.get("push_to_hub"):
+            raise ValueError("push_to_hub: nothing is uploaded from here; save, then upload the directory")
         special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
         names: dict[str, Any] = dict(self.special_tokens_map)
         if self._extra:

@@ -191,6 +191,8 @@ def test_save_vocabulary(shared_data: Path, tmp_path: Path) -> None:
         BertTokenizer(source).save_vocabulary(tmp_path / "nowhere")
     with pytest.raises(NotADirectoryError, match="is a file"):
         BertTokenizer(source).save_pretrained(path)
+    with pytest.raises(ValueError, match="push_to_hub: nothing is uploaded from here"):
+        BertTokenizer(source).save_pretrained(tmp_path, push_to_hub=True)
 
 
 @pytest.mark.parametrize(
