@@ -16,6 +16,8 @@ def dropout_fwd(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor
         return reference.dropout_fwd(x, dropout_p, seed, coords, site)
     if x.stride(-1) != 1:
         x = x.contiguous()
+    assert coords is not None
+    coords = coords.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype)
     key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
     lib.dropout(

@@ -16,7 +16,8 @@ def dropout_add_layer_norm_fwd(
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
     lib = routines(x, residual, x_bias, weight, bias)
     if lib is not None and len(x):  # empty tensors have no address
-        x, residual = x.contiguous(), residual.contiguous()
+        x, residual, weight, bias = (t.contiguous() for t in (x, residual, weight, bias))
+        x_bias, coords = (None if t is None else t.contiguous() for t in (x_bias, coords))
         y, h = torch.empty_like(x), torch.empty_like(x)
         mean, rstd = x.new_empty(len(x)), x.new_empty(len(x))
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
@@ -42,7 +43,8 @@ def dropout_add_layer_norm_bwd(
     """(dx, dresidual, dx_bias, dweight, dbias), as `reference.dropout_add_layer_norm`."""
     lib = routines(dy, h, mean, rstd, weight)
     if lib is not None and len(h):
-        dy, h = dy.contiguous(), h.contiguous()
+        dy, h, weight = dy.contiguous(), h.contiguous(), weight.contiguous()
+        coords = None if coords is None else coords.contiguous()
         dresidual = torch.empty_like(h)
         dx = torch.empty_like(h) if dropout_p > 0.0 else dresidual
         dx_bias, dweight, dbias = (torch.empty_like(weight) for _ in range(3))
