@@ -109,14 +109,13 @@ class Packing:
 
     def first_tokens(self, x: Tensor) -> Tensor:
         """Rows of x [T, H] that start a sequence, [B, H] (BERT's [CLS]); exactly 0 for a sequence without tokens."""
-        starts = self.cu_seqlens[:-1].long()
-        if self.padded_shape is None or self.indices is not None:
-            if not len(x):
-                return x.new_zeros((self.num_sequences, *x.shape[1:]))
-            empty = self.cu_seqlens[1:] == self.cu_seqlens[:-1]
-            rows = x.index_select(0, starts.clamp(max=len(x) - 1))
-            return rows.masked_fill(empty.unsqueeze(1), 0.0)
-        return x.unflatten(0, self.padded_shape)[:, 0]
+        if not len(x):
+            return x.new_zeros((self.num_sequences, *x.shape[1:]))
+        starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:]
+        first = x.index_select(0, starts.clamp(max=len(x) - 1))
+        if self.indices is None and self.padded_shape is not None:
+            return first  # no padding: no sequence is empty
+        return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
 
 
 def _cumulative(lengths: Tensor) -> Tensor:
