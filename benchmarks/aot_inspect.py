@@ -35,6 +35,8 @@ def main_loop(
 ) -> int:
     """Instructions of the longest loop that loads from global memory, or of the whole kernel where none does.
 
+    Loops of less than an eighth of the kernel do not count: AMD's compiler writes such a loop around a single load.
+
     instructions: opcodes in order; labels: name -> index of the instruction that it stands before;
     branches: (index of the branch, label); load: how the opcodes of global loads begin.
     """
@@ -43,7 +45,8 @@ def main_loop(
         body = instructions[labels.get(label, end) : end + 1]
         if any(op.startswith(load) for op in body):
             spans.append(len(body))
-    return max(spans, default=len(instructions))
+    longest = max(spans, default=0)
+    return longest if longest * 8 >= len(instructions) else len(instructions)
 
 
 def read_sass(sass: str) -> dict[str, Any]:
