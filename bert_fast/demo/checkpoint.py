@@ -31,10 +31,13 @@ class CheckpointResult:
     def checks(self) -> tuple[Check, ...]:
         """Tokenizer and model."""
         ids = "equal" if self.same_ids else f"different: {self.opened_as}"
-        logits = "Logits of the re-opened checkpoint differ by at most (relative)"
         return (
-            Check("Checkpoint opens in transformers; token ids", ids, "equal", self.same_ids),
-            Check.at_most(logits, self.largest_difference, RELOADED_LOGITS_TOLERANCE),
+            Check("Checkpoint in transformers: token ids", ids, "equal", self.same_ids),
+            Check.at_most(
+                "Checkpoint in transformers: logits, relative distance",
+                self.largest_difference,
+                RELOADED_LOGITS_TOLERANCE,
+            ),
         )
 
 

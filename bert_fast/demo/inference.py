@@ -41,10 +41,10 @@ class InferenceResult:
     @property
     def checks(self) -> tuple[Check, ...]:
         """Padded and packed hidden states against Hugging Face's."""
-        name = "Hidden states differ from transformers' by at most"
-        return (
-            Check.at_most(f"{name} (padded input)", self.largest_difference, HIDDEN_STATES_TOLERANCE),
-            Check.at_most(f"{name} (packed input)", self.largest_packed_difference, HIDDEN_STATES_TOLERANCE),
+        found = {"padded": self.largest_difference, "packed": self.largest_packed_difference}
+        return tuple(
+            Check.at_most(f"Hidden states, {kind}: distance to transformers", value, HIDDEN_STATES_TOLERANCE)
+            for kind, value in found.items()
         )
 
 

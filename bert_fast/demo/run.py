@@ -48,7 +48,8 @@ def run_demo(settings: Settings, output: OutputFolder, device: torch.device, ter
     tokenizer = BertTokenizer.from_pretrained(folder)
     tokenized = compare_tokenizers(folder, tokenizer, texts, settings.tokenizer_rounds, terminal.track)
     terminal.line(
-        f"{tokenized.num_passages:,} passages, {tokenized.num_chars:,} characters; {tokenized.checks[0].found} equal"
+        f"{tokenized.num_passages:,} passages, {tokenized.num_chars:,} characters; "
+        f"ids equal to those of tokenizers: {tokenized.checks[0].found}"
     )
     terminal.line(
         f"bert_fast ({tokenized.implementation}) {rate(tokenized.ours.tokens_per_s)} tokens/s, "

@@ -31,10 +31,10 @@ class TokenizerResult:
     @property
     def checks(self) -> tuple[Check, ...]:
         """Every id of every passage."""
-        found = f"{self.equal_ids:,} of {self.num_ids:,} ids, {self.equal_passages:,} of {self.num_passages:,} passages"
+        found = f"{self.equal_ids:,} of {self.num_ids:,}"
         if self.first_difference is not None:
             found += f"; first difference: {self.first_difference}"
-        return (Check("Token ids equal those of tokenizers", found, "all", self.first_difference is None),)
+        return (Check("Token ids equal to those of tokenizers", found, "all", self.first_difference is None),)
 
 
 def compare_tokenizers(

@@ -63,7 +63,7 @@ class TrainingResult:
     @property
     def checks(self) -> tuple[Check, ...]:
         """The distance of the curves."""
-        name = "Losses differ from the reference's, dropout on, by at most (relative)"
+        name = "Training losses: relative distance to the reference"
         return (Check.at_most(name, self.largest_difference, LOSS_TOLERANCE),)
 
 
