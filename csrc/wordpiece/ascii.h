@@ -17,8 +17,15 @@ namespace bert_fast::wordpiece {
 
 // Letters and digits of ASCII at the start of 16 bytes.
 struct AsciiWord {
-  std::size_t size;  // 16: no end within these bytes
-  WordKey key;       // of the word, lower-cased if asked for; valid for size <= WordKey::kMaxBytes
+  std::size_t size;   // 16: no end within these bytes
+  std::uint64_t low;  // the bytes of the word, lower-cased if asked for; zeros behind its end
+  std::uint64_t high;
+
+  WordKey key() const { return {low, high | static_cast<std::uint64_t>(size) << 56}; }  // size <= WordKey::kMaxBytes
+  void write(char* out) const {                                                         // room for 16 bytes
+    std::memcpy(out, &low, 8);
+    std::memcpy(out + 8, &high, 8);
+  }
 };
 
 // Portable form: one bit per byte, 8 bytes at a time.
@@ -42,12 +49,11 @@ inline AsciiWord read_ascii_word_portable(const char* p, bool lowercase) {
     size += here;
     if (here < 8) break;
   }
-  char bytes[16];
-  if (lowercase) {
-    for (std::uint64_t& word : words) word |= 0x20 * kOnes;  // digits have this bit already
-  }
-  std::memcpy(bytes, words, 16);
-  return {size, WordKey::read(bytes, size < 16 ? size : WordKey::kMaxBytes)};
+  for (std::uint64_t& word : words) word |= lowercase ? 0x20 * kOnes : 0;  // digits have this bit already
+  const auto keep = [](std::size_t count) {
+    return count >= 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << 8 * count) - 1;
+  };
+  return {size, words[0] & keep(size), size > 8 ? words[1] & keep(size - 8) : 0};
 }
 
 #ifdef BERT_FAST_WORDPIECE_SSE2
@@ -68,11 +74,8 @@ inline AsciiWord read_ascii_word_sse2(const char* p, bool lowercase) {
                                                           0,   0,   0,   0,   0,   0,   0,   0,   0,   0};
   const __m128i keep = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kMask + 16 - size));
   const __m128i kept = _mm_and_si128(lowercase ? folded : x, keep);  // digits have the bit of lower case already
-  AsciiWord result{size, {}};
-  result.key.low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(kept));
-  result.key.high = static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_unpackhi_epi64(kept, kept)));
-  result.key.high |= static_cast<std::uint64_t>(size) << 56;
-  return result;
+  return {size, static_cast<std::uint64_t>(_mm_cvtsi128_si64(kept)),
+          static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_unpackhi_epi64(kept, kept)))};
 }
 inline AsciiWord read_ascii_word(const char* p, bool lowercase) { return read_ascii_word_sse2(p, lowercase); }
 #else

@@ -19,9 +19,8 @@ class StreamEncoder {
   StreamEncoder(const CharTable& chars, const NormalizerOptions& options, std::size_t max_word_chars, Scratch& scratch,
                 WordSink<kOffsets>& sink)
       : chars_(chars), options_(options), max_word_chars_(max_word_chars), scratch_(scratch), sink_(sink) {
-    scratch_.word.clear();
-    scratch_.sources.clear();
     scratch_.marks.clear();
+    if (scratch_.word.empty()) grow_word();
   }
 
   // Tokens of valid UTF-8 without added tokens; its code points are numbered from first_source.
@@ -30,32 +29,52 @@ class StreamEncoder {
     end_ = p_ + text.size();
     source_ = first_source;
     while (p_ < end_) {
-      if (num_chars_ == 0 && read_ascii_word()) continue;
-      read_char();
+      if (!is_ascii(*p_) || !read_ascii_word()) read_char();
     }
     finish_word();
   }
 
  private:
-  enum class Next { kSpace, kIsolate, kOther };
+  static bool is_ascii(char byte) { return static_cast<signed char>(byte) >= 0; }
 
-  // Takes a short ASCII word together with the space or punctuation behind it. False if there is no such thing here.
+  // Takes letters and digits of ASCII; and where they are a whole word, the space or punctuation behind them, too.
+  // False if there is nothing to take in this way.
   bool read_ascii_word() {
     if (end_ - p_ < 16) return false;
     const AsciiWord word = wordpiece::read_ascii_word(p_, options_.lowercase);
-    if (word.size > WordKey::kMaxBytes || word.size > max_word_chars_) return false;
-    const auto after = static_cast<unsigned char>(p_[word.size]);
-    if (after >= 0x80) return false;
-    const CharEntry entry = chars_[after];
-    if (entry.action() != CharAction::kSpace && entry.action() != CharAction::kIsolate) return false;
-    if (word.size > 0) {
-      char lowered[16];
-      std::memcpy(lowered, &word.key, 16);
-      sink_.short_word(word.key, std::string_view(lowered, word.size), ContiguousSources{source_});
+    if (num_chars_ + word.size > max_word_chars_) return false;
+    if (num_chars_ > 0 || word.size > WordKey::kMaxBytes) return append_ascii(word);
+    const char* after = p_ + word.size;
+    const CharEntry entry =
+        is_ascii(*after) ? chars_.ascii(static_cast<unsigned char>(*after++)) : chars_[decode_utf8(after)];
+    const bool is_space = entry.action() == CharAction::kSpace;
+    if (!(is_space || entry.action() == CharAction::kIsolate) || entry.has(CharEntry::kEndsWithMark)) {
+      return append_ascii(word);
     }
-    p_ += word.size + 1;
+    if (word.size > 0) {
+      char bytes[16];
+      word.write(bytes);
+      sink_.short_word(word.key(), std::string_view(bytes, word.size), ContiguousSources{source_});
+    }
+    p_ = after;
     source_ += static_cast<std::uint32_t>(word.size) + 1;
-    if (entry.action() == CharAction::kIsolate) isolate(entry, source_ - 1);
+    if (!is_space) isolate(entry, source_ - 1);
+    return true;
+  }
+
+  // Letters and digits for the present word, which stays within the limit with them.
+  bool append_ascii(const AsciiWord& word) {
+    if (word.size == 0) return false;
+    if (num_chars_ == 0) first_source_ = source_;
+    word.write(room(16));
+    word_size_ += word.size;
+    num_chars_ += word.size;
+    for (std::size_t i = 0; kOffsets && i < word.size; ++i) {
+      scratch_.sources.push_back(source_ + static_cast<std::uint32_t>(i));
+    }
+    p_ += word.size;
+    source_ += static_cast<std::uint32_t>(word.size);
+    word_last_source_ = source_ - 1;
     return true;
   }
 
@@ -72,7 +91,7 @@ class StreamEncoder {
     const std::uint32_t source = source_++;
     switch (entry.action()) {
       case CharAction::kCopy:
-        append_bytes(start, static_cast<std::size_t>(p_ - start), source);
+        append_char(c, source);
         break;
       case CharAction::kSubstitute:
         append_char(entry.value(), source);
@@ -147,19 +166,22 @@ class StreamEncoder {
     if (type == CharClass::kPunctuation) finish_word();
   }
 
-  void append_char(char32_t c, std::uint32_t source) {
-    char bytes[4];
-    append_bytes(bytes, encode_utf8(c, bytes), source);
-  }
-
   // One code point more for the present word. What exceeds the limit is counted and not kept.
-  void append_bytes(const char* bytes, std::size_t size, std::uint32_t source) {
+  void append_char(char32_t c, std::uint32_t source) {
     if (num_chars_ == 0) first_source_ = source;
     word_last_source_ = source;
     if (++num_chars_ > max_word_chars_) return;
-    scratch_.word.append(bytes, size);
+    const std::size_t size = encode_utf8(c, room(4));
+    word_size_ += size;
     if constexpr (kOffsets) scratch_.sources.insert(scratch_.sources.end(), size, source);
   }
+
+  // The end of the present word, with room for `size` <= 16 bytes.
+  char* room(std::size_t size) {
+    if (word_size_ + size > scratch_.word.size()) grow_word();
+    return scratch_.word.data() + word_size_;
+  }
+  void grow_word() { scratch_.word.resize(2 * scratch_.word.size() + 64); }
 
   void isolate(CharEntry entry, std::uint32_t source) {
     sink_.token(static_cast<std::int32_t>(entry.value()), source, source);
@@ -167,17 +189,16 @@ class StreamEncoder {
 
   void finish_word() {
     if (num_chars_ == 0) return;
-    std::string& word = scratch_.word;
+    const std::string_view word(scratch_.word.data(), word_size_);  // 16 bytes can be read there
+    const std::uint32_t* sources = scratch_.sources.data();
     if (num_chars_ > max_word_chars_) {
       sink_.unknown(first_source_, word_last_source_);
     } else if (word.size() <= WordKey::kMaxBytes) {
-      const std::size_t size = word.size();
-      word.resize(16);  // WordKey::read wants 16 readable bytes
-      sink_.short_word(WordKey::read(word.data(), size), std::string_view(word.data(), size), scratch_.sources.data());
+      sink_.short_word(WordKey::read(word.data(), word.size()), word, sources);
     } else {
-      sink_.long_word(word, scratch_.sources.data());
+      sink_.long_word(word, sources);
     }
-    word.clear();
+    word_size_ = 0;
     scratch_.sources.clear();
     num_chars_ = 0;
   }
@@ -194,6 +215,7 @@ class StreamEncoder {
   std::uint32_t last_source_ = 0;
 
   std::size_t num_chars_ = 0;  // of the present word
+  std::size_t word_size_ = 0;  // in bytes, of what is kept of it
   std::uint32_t first_source_ = 0;
   std::uint32_t word_last_source_ = 0;
 };

@@ -44,8 +44,8 @@ struct EncodeOptions {
 // Memory that is reused from text to text; one per thread.
 struct Scratch {
   std::string utf8;                    // the text, where its own bytes do not serve
-  std::string word;                    // the present word, normalized
-  std::vector<std::uint32_t> sources;  // of each byte of `word`
+  std::vector<char> word;              // the bytes of the present word, normalized
+  std::vector<std::uint32_t> sources;  // of each byte of the word
   MarkRun marks;
 };
 

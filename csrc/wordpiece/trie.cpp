@@ -172,7 +172,7 @@ void Trie::link_nodes(const Draft& draft, const std::vector<std::uint32_t>& plac
 
 void Trie::append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const {
   const std::int32_t* pops = pops_.data() + nodes_[node].pops;
-  ids.insert(ids.end(), pops + 1, pops + 1 + *pops);
+  for (std::int32_t i = 1; i <= *pops; ++i) ids.push_back(pops[i]);  // most often one
 }
 
 bool Trie::match_word(std::string_view word, std::vector<std::int32_t>& ids) const {
