@@ -29,7 +29,11 @@ class StreamEncoder {
     end_ = p_ + text.size();
     source_ = first_source;
     while (p_ < end_) {
-      if (!is_ascii(*p_) || !read_ascii_word()) read_char();
+      if (is_ascii(*p_)) {
+        if (num_chars_ == 0) read_ascii_words();
+        if (append_ascii()) continue;
+      }
+      read_char();
     }
     finish_word();
   }
@@ -37,43 +41,47 @@ class StreamEncoder {
  private:
   static bool is_ascii(char byte) { return static_cast<signed char>(byte) >= 0; }
 
-  // Takes letters and digits of ASCII; and where they are a whole word, the space or punctuation behind them, too.
-  // False if there is nothing to take in this way.
-  bool read_ascii_word() {
-    if (end_ - p_ < 16) return false;
-    const AsciiWord word = wordpiece::read_ascii_word(p_, options_.lowercase);
-    if (num_chars_ + word.size > max_word_chars_) return false;
-    if (num_chars_ > 0 || word.size > WordKey::kMaxBytes) return append_ascii(word);
-    const char* after = p_ + word.size;
-    const CharEntry entry =
-        is_ascii(*after) ? chars_.ascii(static_cast<unsigned char>(*after++)) : chars_[decode_utf8(after)];
-    const bool is_space = entry.action() == CharAction::kSpace;
-    if (!(is_space || entry.action() == CharAction::kIsolate) || entry.has(CharEntry::kEndsWithMark)) {
-      return append_ascii(word);
+  // Takes words of up to 15 letters and digits of ASCII, each with the space or punctuation behind it, as long as there
+  // is nothing else. Leaves at least one byte, so that what follows need not ask.
+  void read_ascii_words() {
+    const char* p = p_;
+    std::uint32_t source = source_;
+    while (end_ - p > 16 && is_ascii(*p)) {
+      const AsciiWord word = read_ascii_word(p, options_.lowercase);
+      if (word.size > WordKey::kMaxBytes || word.size > max_word_chars_) break;
+      const char* after = p + word.size;
+      const CharEntry entry =
+          is_ascii(*after) ? chars_.ascii(static_cast<unsigned char>(*after++)) : chars_[decode_utf8(after)];
+      const bool is_space = entry.action() == CharAction::kSpace;
+      if (!(is_space || entry.action() == CharAction::kIsolate) || entry.has(CharEntry::kEndsWithMark)) break;
+      if (after == end_) break;
+      if (word.size > 0) {
+        char bytes[16];
+        word.write(bytes);
+        sink_.short_word(word.key(), std::string_view(bytes, word.size), ContiguousSources{source});
+      }
+      p = after;
+      source += static_cast<std::uint32_t>(word.size) + 1;
+      if (!is_space) isolate(entry, source - 1);
     }
-    if (word.size > 0) {
-      char bytes[16];
-      word.write(bytes);
-      sink_.short_word(word.key(), std::string_view(bytes, word.size), ContiguousSources{source_});
-    }
-    p_ = after;
-    source_ += static_cast<std::uint32_t>(word.size) + 1;
-    if (!is_space) isolate(entry, source_ - 1);
-    return true;
+    p_ = p;
+    source_ = source;
   }
 
-  // Letters and digits for the present word, which stays within the limit with them.
-  bool append_ascii(const AsciiWord& word) {
-    if (word.size == 0) return false;
+  // Takes letters and digits of ASCII for the present word, if it stays within the limit with them.
+  bool append_ascii() {
+    if (end_ - p_ < 16 || !is_ascii(*p_)) return false;
+    const AsciiWord part = read_ascii_word(p_, options_.lowercase);
+    if (part.size == 0 || num_chars_ + part.size > max_word_chars_) return false;
     if (num_chars_ == 0) first_source_ = source_;
-    word.write(room(16));
-    word_size_ += word.size;
-    num_chars_ += word.size;
-    for (std::size_t i = 0; kOffsets && i < word.size; ++i) {
+    part.write(room(16));
+    word_size_ += part.size;
+    num_chars_ += part.size;
+    for (std::size_t i = 0; kOffsets && i < part.size; ++i) {
       scratch_.sources.push_back(source_ + static_cast<std::uint32_t>(i));
     }
-    p_ += word.size;
-    source_ += static_cast<std::uint32_t>(word.size);
+    p_ += part.size;
+    source_ += static_cast<std::uint32_t>(part.size);
     word_last_source_ = source_ - 1;
     return true;
   }

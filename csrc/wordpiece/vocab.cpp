@@ -57,20 +57,37 @@ struct Vocab::Entries {
       if (tokens[id].substr(0, prefix.size()) == prefix) add(continuing, tokens[id].substr(prefix.size()), id);
     }
   }
+
+  std::size_t count_words(std::size_t min_bytes, std::size_t max_bytes) const {
+    const auto fits = [&](const Trie::Entry& e) { return e.text.size() >= min_bytes && e.text.size() <= max_bytes; };
+    return static_cast<std::size_t>(std::count_if(starting.begin(), starting.end(), fits));
+  }
 };
 
-WordTable::WordTable(std::size_t num_words) {
+template <typename Key>
+WordTable::Slots<Key>::Slots(std::size_t num_words) {
   int bits = 4;
   while ((std::size_t{1} << bits) < 2 * num_words) ++bits;
-  slots_.resize(std::size_t{1} << bits);
-  shift_ = 64 - bits;
-  mask_ = slots_.size() - 1;
+  slots.resize(std::size_t{1} << bits);
+  shift = 64 - bits;
+  mask = slots.size() - 1;
 }
 
+template <typename Key>
+void WordTable::Slots<Key>::insert(const Key& key, std::int32_t id) {
+  std::size_t i = hash(key) >> shift;
+  while (slots[i].id >= 0) i = (i + 1) & mask;
+  slots[i] = {key, id};
+}
+
+WordTable::WordTable(std::size_t num_small, std::size_t num_large) : small_(num_small), large_(num_large) {}
+
 void WordTable::insert(const WordKey& key, std::int32_t id) {
-  std::size_t i = hash(key) >> shift_;
-  while (slots_[i].id >= 0) i = (i + 1) & mask_;
-  slots_[i] = {key, id};
+  if (is_small(key)) {
+    small_.insert(fold(key), id);
+  } else {
+    large_.insert(key, id);
+  }
 }
 
 Vocab::Vocab(const std::vector<std::string_view>& tokens, std::string_view continuing_prefix,
@@ -78,7 +95,12 @@ Vocab::Vocab(const std::vector<std::string_view>& tokens, std::string_view conti
     : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens, continuing_prefix.size()) {}
 
 Vocab::Vocab(Entries&& entries, const std::vector<std::string_view>& tokens, std::size_t prefix_bytes)
-    : words_(entries.starting.size()), trie_(entries.starting, entries.continuing), prefix_bytes_(prefix_bytes) {
+    : words_(entries.count_words(1, WordTable::kSmallBytes),
+             entries.count_words(WordTable::kSmallBytes + 1, WordKey::kMaxBytes)),
+      trie_(entries.starting, entries.continuing),
+      prefix_bytes_(prefix_bytes) {
+  // By id, which is roughly by frequency: common words get the places where the search for them begins.
+  std::sort(entries.starting.begin(), entries.starting.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   for (const Trie::Entry& entry : entries.starting) {
     if (entry.text.size() > WordKey::kMaxBytes) continue;
     char bytes[16] = {};

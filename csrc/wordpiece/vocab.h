@@ -23,35 +23,53 @@ struct WordKey {
   bool operator==(const WordKey& other) const { return low == other.low && high == other.high; }
 };
 
-// Whole short words -> ids: open addressing, one cache line per probe. 96 % of the words of English prose end here.
+// Whole short words -> ids: open addressing, one cache line per probe. 96 % of the words of English prose end here, and
+// nine in ten of these have at most 7 bytes: they have slots of half the size, so that more of them stay in the cache.
 class WordTable {
  public:
-  explicit WordTable(std::size_t num_words);
+  static constexpr std::size_t kSmallBytes = 7;
+
+  WordTable(std::size_t num_small, std::size_t num_large);  // words of up to kSmallBytes bytes, longer ones
+  // Words inserted early are found with fewer probes.
   void insert(const WordKey& key, std::int32_t id);
   // The id of the word, or -1.
-  std::int32_t find(const WordKey& key) const {
-    for (std::size_t i = hash(key) >> shift_;; i = (i + 1) & mask_) {
-      const Slot& slot = slots_[i];
-      if (slot.key == key) return slot.id;
-      if (slot.id < 0) return -1;
-    }
-  }
+  std::int32_t find(const WordKey& key) const { return is_small(key) ? small_.find(fold(key)) : large_.find(key); }
 
  private:
-  struct alignas(32) Slot {
-    WordKey key;
+  template <typename Key>
+  struct alignas(2 * sizeof(Key)) Slot {
+    Key key{};
     std::int32_t id = -1;
   };
-  static std::uint64_t hash(const WordKey& key) {
-    // Multiplication spreads low bits upwards only, hence the fold before the second one; the top bits are used.
-    std::uint64_t h = (key.low ^ (key.high * 0x9E3779B97F4A7C15ULL)) * 0xD6E8FEB86659FD93ULL;
+  template <typename Key>
+  struct Slots {
+    explicit Slots(std::size_t num_words);
+    void insert(const Key& key, std::int32_t id);
+    std::int32_t find(const Key& key) const {
+      for (std::size_t i = hash(key) >> shift;; i = (i + 1) & mask) {
+        const Slot<Key>& slot = slots[i];
+        if (slot.key == key) return slot.id;
+        if (slot.id < 0) return -1;
+      }
+    }
+    std::vector<Slot<Key>> slots;  // a power of two, at most half full
+    int shift = 0;                 // the top bits of the hash number the slots
+    std::size_t mask = 0;
+  };
+
+  static bool is_small(const WordKey& key) { return key.high >> 56 <= kSmallBytes; }
+  // Of a small word: its bytes below, its length above.
+  static std::uint64_t fold(const WordKey& key) { return key.low | key.high; }
+  static std::uint64_t hash(std::uint64_t key) {
+    // Multiplication spreads low bits upwards only, hence the fold before the second one.
+    std::uint64_t h = key * 0xD6E8FEB86659FD93ULL;
     h ^= h >> 32;
     return h * 0xD6E8FEB86659FD93ULL;
   }
+  static std::uint64_t hash(const WordKey& key) { return hash(key.low ^ (key.high * 0x9E3779B97F4A7C15ULL)); }
 
-  std::vector<Slot> slots_;  // a power of two, at most half full
-  int shift_;
-  std::size_t mask_;
+  Slots<std::uint64_t> small_;
+  Slots<WordKey> large_;
 };
 
 class Vocab {
