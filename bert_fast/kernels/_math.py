@@ -14,7 +14,7 @@ Random bits follow `reference/dropout.py` to the bit. What makes them cheap here
 import triton
 import triton.language as tl
 
-__all__ = ["add_pairs", "keep_values", "philox4x32", "split_seed"]
+__all__ = ["add_pairs", "keep_values", "philox4x32", "row_major", "split_seed"]
 
 PHILOX_M0 = tl.constexpr(0xD2511F53)  # multipliers and Weyl increments of Philox4x32: Salmon et al. 2011, table 2
 PHILOX_M1 = tl.constexpr(0xCD9E8D57)
@@ -27,6 +27,18 @@ PHILOX_ROUNDS = tl.constexpr(7)
 def add_pairs(a0, a1, b0, b1):
     """Combine function of `tl.reduce` that sums two tiles in one pass over the threads."""
     return a0 + b0, a1 + b1
+
+
+@triton.jit
+def row_major(ptr, offset):
+    """The addresses of a tile [CHUNKS, ROWS, CHUNK_COLS], with a hint that has Triton lay threads over rows, not chunks.
+
+    Triton orders dimensions by how contiguous addresses are along them. Chunks and rows tie at 1, and versions break
+    the tie differently (3.6 takes chunks first, so that several warps would share a row). The hint claims 2 for rows.
+    It decides nothing but this order: widths of accesses follow the last dimension, which is contiguous indeed.
+    """
+    addresses = ptr + offset
+    return tl.max_contiguous(addresses, [1, min(2, offset.shape[1]), offset.shape[2]])
 
 
 @triton.jit

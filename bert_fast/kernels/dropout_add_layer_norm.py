@@ -41,7 +41,7 @@ from bert_fast.kernels._launch import (
     row_tile,
     unit_stride,
 )
-from bert_fast.kernels._math import add_pairs, keep_values, split_seed
+from bert_fast.kernels._math import add_pairs, keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
 
 __all__ = ["LaunchConfig", "dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd", "launch_config"]
@@ -51,7 +51,7 @@ __all__ = ["LaunchConfig", "dropout_add_layer_norm_bwd", "dropout_add_layer_norm
 _REDUCE_PARTIALS, _REDUCE_COLS, _REDUCE_WARPS = 256, 32, 8
 
 
-@triton.jit(do_not_specialize=["x_row_stride", "residual_row_stride", "n_rows", "drop_max", "site"])
+@triton.jit(do_not_specialize=["x_row_stride", "residual_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
 def _dropout_add_layer_norm_fwd_kernel(
     x_ptr,
     residual_ptr,
@@ -66,6 +66,7 @@ def _dropout_add_layer_norm_fwd_kernel(
     rstd_ptr,
     x_row_stride,
     residual_row_stride,
+    param_row_stride,
     n_rows,
     eps,
     scale,
@@ -87,17 +88,18 @@ def _dropout_add_layer_norm_fwd_kernel(
     mask_row = row < n_rows
     mask_col = col < N_COLS
     mask = mask_row & mask_col
-    # Parameters are addressed by a full tile: Triton then loads them in the layout of x, whatever their dtype, where a
-    # tile without rows would be loaded in a layout of its own and exchanged between threads.
-    param_col = tl.broadcast_to(col, [CHUNKS, ROWS, CHUNK_COLS])
-    param_mask = tl.broadcast_to(mask_col, [CHUNKS, ROWS, CHUNK_COLS])
+    # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
+    # the layout of x, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
+    param_col = row * param_row_stride * STRIDE_UNIT + col
 
     # Strides count STRIDE_UNIT elements: seeing the factor, Triton knows that rows start at whole vectors. By itself it
     # looks for multiples of 16 only, and would load single elements where H is 312.
-    branch = tl.load(x_ptr + (row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-    h = tl.load(residual_ptr + (row * residual_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+    branch = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(row_major(residual_ptr, row * residual_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(
+        tl.float32
+    )
     if HAS_X_BIAS:
-        branch += tl.load(x_bias_ptr + param_col, mask=param_mask, other=0.0).to(tl.float32)
+        branch += tl.load(row_major(x_bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
         batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
@@ -112,7 +114,7 @@ def _dropout_add_layer_norm_fwd_kernel(
     # Statistics are those of h as it is stored: backward sees no other, and in a row of tiny variance the difference
     # would be multiplied by a huge rstd.
     stored_h = h.to(h_ptr.dtype.element_ty)
-    tl.store(h_ptr + (row * N_COLS + col), stored_h, mask=mask)
+    tl.store(row_major(h_ptr, row * N_COLS + col), stored_h, mask=mask)
     h = stored_h.to(tl.float32)
 
     # Two passes over registers: E[h^2] - E[h]^2 would cancel where the mean is large. First the sum inside a thread.
@@ -120,15 +122,15 @@ def _dropout_add_layer_norm_fwd_kernel(
     centred = tl.where(mask_col, h - mean, 0.0)
     variance = tl.sum(tl.sum(centred * centred, 0, keep_dims=True), 2, keep_dims=True) / N_COLS
     rstd = tl.rsqrt(variance + eps)
-    weight = tl.load(weight_ptr + param_col, mask=param_mask, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + param_col, mask=param_mask, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
-    tl.store(y_ptr + (row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(mean_ptr + row, mean, mask=mask_row)
     tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
 
-@triton.jit(do_not_specialize=["dy_row_stride", "h_row_stride", "n_rows", "drop_max", "site"])
+@triton.jit(do_not_specialize=["dy_row_stride", "h_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
 def _dropout_add_layer_norm_bwd_kernel(
     dy_ptr,
     h_ptr,
@@ -142,6 +144,7 @@ def _dropout_add_layer_norm_bwd_kernel(
     partial_ptr,
     dy_row_stride,
     h_row_stride,
+    param_row_stride,
     n_rows,
     scale,
     drop_max,
@@ -163,9 +166,8 @@ def _dropout_add_layer_norm_bwd_kernel(
     mask_col = col < N_COLS
     vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
-    param_col = tl.broadcast_to(col, [CHUNKS, ROWS, CHUNK_COLS])  # as in forward
-    param_mask = tl.broadcast_to(mask_col, [CHUNKS, ROWS, CHUNK_COLS])
-    weight = tl.load(weight_ptr + param_col, mask=param_mask, other=0.0).to(tl.float32)
+    param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
+    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     dx_bias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
@@ -176,8 +178,8 @@ def _dropout_add_layer_norm_bwd_kernel(
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
-        dy = tl.load(dy_ptr + (row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-        h = tl.load(h_ptr + (row * h_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+        h = tl.load(row_major(h_ptr, row * h_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row, mask=mask_row, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=mask_row, other=0.0)
         # In masked columns dy is 0, hence g, and what n holds there enters no sum.
@@ -187,7 +189,7 @@ def _dropout_add_layer_norm_bwd_kernel(
         sum_g, sum_gn = tl.sum(g, 0, keep_dims=True), tl.sum(g * n, 0, keep_dims=True)
         sum_g, sum_gn = tl.reduce((sum_g, sum_gn), 2, add_pairs, keep_dims=True)  # [1, ROWS, 1] each
         dresidual = rstd * (g - sum_g / N_COLS - n * (sum_gn / N_COLS))
-        tl.store(dresidual_ptr + (row * N_COLS + col), dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        tl.store(row_major(dresidual_ptr, row * N_COLS + col), dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
         if HAS_DROPOUT:
             batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
             position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
@@ -195,7 +197,7 @@ def _dropout_add_layer_norm_bwd_kernel(
                 k0, k1, site.to(tl.uint32), batch_row, position, vector_col, drop_max.to(tl.uint32), VECTOR
             )
             dx = tl.where(keep, dresidual, 0.0) * scale
-            tl.store(dx_ptr + (row * N_COLS + col), dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            tl.store(row_major(dx_ptr, row * N_COLS + col), dx.to(dx_ptr.dtype.element_ty), mask=mask)
         else:
             dx = dresidual
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
@@ -312,6 +314,7 @@ def dropout_add_layer_norm_fwd(
             rstd,
             x.stride(0) // stride_unit,
             residual.stride(0) // stride_unit,
+            0,
             num_rows,
             eps,
             scale,
@@ -381,6 +384,7 @@ def dropout_add_layer_norm_bwd(
             partial,
             dy.stride(0) // stride_unit,
             h.stride(0) // stride_unit,
+            0,
             num_rows,
             scale,
             drop_max,
