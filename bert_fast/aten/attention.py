@@ -140,8 +140,8 @@ class _Rows(NamedTuple):
 
     def with_contiguous_coords(self) -> "_Rows":
         """The same with coords that an address describes."""
-        coords = (None if c is None else c.contiguous() for c in (self.coords_q, self.coords_k))
-        return self._replace(**dict(zip(("coords_q", "coords_k"), coords, strict=True)))
+        coords_q = None if self.coords_q is None else self.coords_q.contiguous()
+        return self._replace(coords_q=coords_q, coords_k=None if self.coords_k is None else self.coords_k.contiguous())
 
     def native_arguments(self, q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> tuple:
         """The C++ routines' arguments from cu_q on."""

@@ -15,6 +15,7 @@ from bert_fast.models.textbook import textbook
 from bert_fast.modules.embeddings import BertEmbeddings
 from bert_fast.modules.layer import BertLayer
 from bert_fast.ops.dropout import draw_seed
+from bert_fast.ops.linear import linear
 from bert_fast.ops.packing import Packing
 
 __all__ = ["BertEncoder", "BertModel", "BertPooler", "BertPreTrainedModel", "Encoded"]
@@ -107,7 +108,7 @@ class BertPooler(nn.Module):
 
     def forward(self, first_tokens: Tensor) -> Tensor:
         """[B, H] to [B, H]."""
-        return torch.tanh(self.dense(first_tokens))
+        return torch.tanh(linear(first_tokens, self.dense.weight, self.dense.bias))
 
 
 @dataclass(frozen=True)

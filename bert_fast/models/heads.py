@@ -14,6 +14,7 @@ from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
 from bert_fast.modules.layer import ACTIVATIONS
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
+from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_gelu
 
 __all__ = ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"]
@@ -36,7 +37,8 @@ class BertPredictionHeadTransform(nn.Module):
         if isinstance(self.hidden_act, str) and self.hidden_act in _GELUS:
             x = linear_gelu(x, self.dense.weight, self.dense.bias, approximate=_GELUS[self.hidden_act])
         else:
-            x = (self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act])(self.dense(x))
+            act = self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act]
+            x = act(linear(x, self.dense.weight, self.dense.bias))
         return self.LayerNorm(x)
 
 
@@ -51,7 +53,7 @@ class BertLMPredictionHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[M, H] to [M, V]."""
-        return self.decoder(self.transform(x))
+        return linear(self.transform(x), self.decoder.weight, self.decoder.bias)
 
 
 class BertOnlyMLMHead(nn.Module):
@@ -282,7 +284,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
-    """Mean cross-entropy, at least in fp32, over rows whose label is not -100; 0 (with zero gradients) where there is none."""
+    """Mean cross-entropy, at least in fp32, over rows whose label is not -100; 0 with zero gradients where none is."""
     check_shape(name, labels, (logits.shape[0],))
     check_dtype(name, labels, (torch.int64, torch.int32))
     labels = labels.long()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
 from bert_fast.ops.attention import attention
 from bert_fast.ops.dropout import DropoutSite, dropout_site
+from bert_fast.ops.linear import linear
 from bert_fast.ops.packing import Packing
 from bert_fast.ops.qkv_projection import qkv_projection
 
@@ -51,7 +52,7 @@ class BertSelfOutput(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, coords: Tensor, seed: Tensor | None) -> Tensor:
         """x [T, in_features], residual [T, H] to [T, H]; the dense layer's bias is added by the fused op."""
-        product = nn.functional.linear(x, self.dense.weight)
+        product = linear(x, self.dense.weight)
         return self.LayerNorm(product, residual, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site)
 
 

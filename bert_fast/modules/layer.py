@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from bert_fast.modules.attention import BertAttention, BertSelfOutput
 from bert_fast.ops.dropout import DropoutSite
+from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_gelu
 from bert_fast.ops.packing import Packing
 
@@ -37,7 +38,7 @@ class BertIntermediate(nn.Module):
         if isinstance(self.hidden_act, str) and self.hidden_act in _GELUS:
             return linear_gelu(x, self.dense.weight, self.dense.bias, approximate=_GELUS[self.hidden_act])
         act = self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act]
-        return act(self.dense(x))
+        return act(linear(x, self.dense.weight, self.dense.bias))
 
 
 class BertLayer(nn.Module):

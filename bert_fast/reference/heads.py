@@ -26,7 +26,7 @@ from bert_fast.reference.cross_entropy import cross_entropy_fwd
 from bert_fast.reference.dropout import DropoutSite, dropout_fwd, dropout_site
 from bert_fast.reference.layer_norm import layer_norm_fwd
 from bert_fast.reference.layers import initialize
-from bert_fast.reference.linear_gelu import linear_fwd
+from bert_fast.reference.linear import linear_fwd
 from bert_fast.reference.model import ReferenceBertModel, ReferenceModelOutput
 from bert_fast.reference.precision import wide
 

@@ -15,7 +15,7 @@ from bert_fast.reference.attention import AttentionExtras, attention_extras_fwd
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 from bert_fast.reference.dropout_add_layer_norm import dropout_add_layer_norm_fwd
 from bert_fast.reference.embedding import embedding_fwd
-from bert_fast.reference.linear_gelu import linear_fwd
+from bert_fast.reference.linear import linear_fwd
 from bert_fast.reference.packing import Packing
 from bert_fast.reference.qkv_projection import qkv_projection_fwd
 from bert_fast.reference.relative_positions import POSITION_EMBEDDING_TYPES

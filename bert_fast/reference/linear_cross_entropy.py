@@ -7,7 +7,7 @@ none of them; here they are simply made twice. Saved for backward: x and lse.
 from torch import Tensor
 
 from bert_fast.reference.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
-from bert_fast.reference.linear_gelu import linear_bwd, linear_fwd
+from bert_fast.reference.linear import linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
 __all__ = ["linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]

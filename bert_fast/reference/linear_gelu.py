@@ -14,27 +14,13 @@ Saved for backward: x and pre. Sources: Vaswani et al. 2017 (arXiv:1706.03762), 
 from torch import Tensor
 
 from bert_fast.reference.activations import activation_bwd, activation_fwd
+from bert_fast.reference.linear import linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["linear_bwd", "linear_fwd", "linear_gelu_bwd", "linear_gelu_fwd"]
+__all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
 
 # torch's names of the two GELUs -> the config's
 _HIDDEN_ACT = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}
-
-
-def linear_fwd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y = x W^T + b for x [T, K], weight [N, K], bias [N] or None; y [T, N] in the dtype of x."""
-    y = wide(x) @ wide(weight).T
-    return (y if bias is None else y + wide(bias)).to(x.dtype)
-
-
-def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `linear_fwd`: dx [T, K], dweight [N, K], dbias [N]."""
-    dy_wide = wide(dy)
-    dx = dy_wide @ wide(weight)
-    dweight = dy_wide.T @ wide(x)
-    dbias = dy_wide.sum(0)
-    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
 
 
 def linear_gelu_fwd(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ Saved for backward: x. Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3
 
 from torch import Tensor
 
-from bert_fast.reference.linear_gelu import linear_fwd
+from bert_fast.reference.linear import linear_fwd
 from bert_fast.reference.precision import wide
 
 __all__ = ["qkv_projection_bwd", "qkv_projection_fwd"]

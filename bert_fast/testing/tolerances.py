@@ -31,8 +31,8 @@ _DEFAULT = {
 
 # (op, output) -> tolerance per dtype, where the default is too tight or too loose; each with its reason.
 _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
-    # Statistics are fp32, but of an h rounded to half precision: elements are off by up to 1e-3 (half a unit in the last
-    # place of values near 4), averaged over as few as 8 columns.
+    # Statistics are fp32, but of an h rounded to half precision: elements are off by up to 1e-3 (half a unit in the
+    # last place of values near 4), averaged over as few as 8 columns.
     ("dropout_add_layer_norm", "mean_of_half"): {torch.float32: Tolerance(2.0, 4e-4)},
     ("dropout_add_layer_norm", "rstd_of_half"): {torch.float32: Tolerance(2.0, 4e-4)},
     # Gradients through a whole model, scaled to 1: dozens of roundings in another order than Hugging Face's, so that

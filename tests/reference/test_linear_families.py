@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert_fast.reference.linear_gelu import linear_bwd, linear_fwd, linear_gelu_bwd, linear_gelu_fwd
+from bert_fast.reference.linear import linear_bwd, linear_fwd
+from bert_fast.reference.linear_gelu import linear_gelu_bwd, linear_gelu_fwd
 from bert_fast.reference.qkv_projection import qkv_projection_bwd, qkv_projection_fwd
 from bert_fast.testing.explicit import explicit_function
 

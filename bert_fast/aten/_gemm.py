@@ -1,0 +1,45 @@
+"""Matrix products of linear layers by the faster of the CPU's two libraries.
+
+PyTorch multiplies fp32 matrices with MKL, which uses AVX-512 on Intel's processors only. oneDNN, in the same PyTorch
+build, uses it wherever it is there: twice the rate on AMD's (`docs/decisions/0004-onednn-gemm.md`). Which library runs
+depends on the machine alone, never on a measurement, so that results repeat bit for bit.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["matmul", "matmul_add"]
+
+
+def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a [M, K] @ b [K, N] + bias [N]; transposed views of contiguous matrices are as good as contiguous ones."""
+    if _by_onednn(a):
+        return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+    return a @ b if bias is None else torch.addmm(bias, a, b)
+
+
+def matmul_add(a: Tensor, b: Tensor, addend: Tensor) -> Tensor:
+    """a [M, K] @ b [K, N] + addend [M, N]; addend's memory may be reused for the result."""
+    if _by_onednn(a):
+        return torch.ops.mkldnn._linear_pointwise.binary(a, addend, b.t(), None, "add")
+    return addend.addmm_(a, b)
+
+
+def _by_onednn(a: Tensor) -> bool:
+    # oneDNN has no product over an empty inner dimension (the weight gradient of no tokens).
+    return a.dtype == torch.float32 and a.device.type == "cpu" and a.numel() > 0 and _mkl_lacks_avx512()
+
+
+@functools.cache
+def _mkl_lacks_avx512() -> bool:
+    """Whether this processor has AVX-512 that MKL will not use, and oneDNN is there to do so."""
+    has_op = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not (has_op and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return False
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text(encoding="ascii", errors="ignore")[:4096]

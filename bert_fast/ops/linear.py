@@ -1,0 +1,70 @@
+"""x W^T + b as a differentiable op, on the fastest matrix product of the device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import check_same_device, check_shape
+from bert_fast.ops._autocast import autocast_dtype
+
+__all__ = ["linear"]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """y = x W^T + b.
+
+    x (Tensor [T, K], floating): input. weight (Tensor [N, K]); bias (Tensor [N] or None).
+    Returns: y (Tensor [T, N], dtype of x; autocast's dtype under autocast).
+
+    Raises:
+        ValueError: shapes do not fit or devices differ.
+        BackendError: the forced back-end cannot run the call.
+
+    Saves x and weight.
+    """
+    check_shape("x", x, ("T", "K"))
+    check_shape("weight", weight, ("N", x.shape[1]))
+    check_same_device("weight", weight, "x", x)
+    if bias is not None:
+        check_shape("bias", bias, (weight.shape[0],))
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _forward(x, weight, bias, requested(backend))
+
+
+@torch.library.custom_op("bert_fast::linear_fwd", mutates_args=())
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
+    return resolve("linear", OpSpec.of(x), backend).linear_fwd(x, weight, bias)
+
+
+@_forward.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@torch.library.custom_op("bert_fast::linear_bwd", mutates_args=())
+def _backward(dy: Tensor, x: Tensor, weight: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    return resolve("linear", OpSpec.of(x), backend).linear_bwd(dy, x, weight)
+
+
+@_backward.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, ctx.backend = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    dx, dweight, dbias = _backward(dy, x, weight, ctx.backend)
+    return dx, dweight, dbias if ctx.has_bias else None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)
