@@ -31,7 +31,7 @@ def add_pairs(a0, a1, b0, b1):
 
 @triton.jit
 def row_major(ptr, offset):
-    """The addresses of a tile [CHUNKS, ROWS, CHUNK_COLS], with a hint that has Triton lay threads over rows, not chunks.
+    """Addresses of a tile [CHUNKS, ROWS, CHUNK_COLS], with a hint that has Triton lay threads over rows, not chunks.
 
     Triton orders dimensions by how contiguous addresses are along them. Chunks and rows tie at 1, and versions break
     the tie differently (3.6 takes chunks first, so that several warps would share a row). The hint claims 2 for rows.
