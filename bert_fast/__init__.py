@@ -11,6 +11,7 @@ from bert_fast.models import (
     BertForSequenceClassification,
     BertModel,
 )
+from bert_fast.tokenization import BertTokenizer
 
 __all__ = [
     "BackendError",
@@ -19,6 +20,7 @@ __all__ = [
     "BertForPreTraining",
     "BertForSequenceClassification",
     "BertModel",
+    "BertTokenizer",
     "CheckpointError",
     "__version__",
     "explain",

@@ -1,4 +1,4 @@
-"""The reference with the real weights of MiniLM against stored outputs and gradients of Hugging Face BERT."""
+"""Reference and fast model with the real weights of MiniLM against stored outputs and gradients of Hugging Face."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import bert_fast
 from bert_fast.reference.linear_cross_entropy import linear_cross_entropy_fwd
 from bert_fast.reference.model import ReferenceBertModel
 from bert_fast.testing.tolerances import ABSOLUTE, RELATIVE
 
 
-@pytest.fixture(scope="module")
-def model(minilm_dir: Path) -> ReferenceBertModel:
+@pytest.fixture(scope="module", params=["reference", "fast", "fast, saved and loaded"])
+def model(
+    request: pytest.FixtureRequest, minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> ReferenceBertModel | bert_fast.BertModel:
+    if request.param != "reference":
+        fast = bert_fast.BertModel.from_pretrained(minilm_dir)
+        if request.param == "fast":
+            return fast
+        folder = tmp_path_factory.mktemp("saved")
+        fast.save_pretrained(folder)
+        return bert_fast.BertModel.from_pretrained(folder)
     config = SimpleNamespace(is_decoder=False, **json.loads((minilm_dir / "config.json").read_text()))
     model = ReferenceBertModel(config)
     keys = model.load_state_dict(load_file(minilm_dir / "model.safetensors"), strict=False)
@@ -36,7 +46,7 @@ def _inputs(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: stored[name].long() for name in ("input_ids", "token_type_ids", "attention_mask")}
 
 
-def test_embeddings(model: ReferenceBertModel, shared_data: Path) -> None:
+def test_embeddings(model: ReferenceBertModel | bert_fast.BertModel, shared_data: Path) -> None:
     stored = _stored(shared_data, "embeddings.npz")
     with torch.inference_mode():
         output = model(**_inputs(stored), output_hidden_states=True)
@@ -55,7 +65,7 @@ def test_embeddings(model: ReferenceBertModel, shared_data: Path) -> None:
         assert error <= ABSOLUTE["minilm_embeddings"], f"{name}: {error:.2e}"
 
 
-def test_gradients(model: ReferenceBertModel, shared_data: Path) -> None:
+def test_gradients(model: ReferenceBertModel | bert_fast.BertModel, shared_data: Path) -> None:
     stored = _stored(shared_data, "mlm_grads.npz")
     labels = stored["labels"].long()
     rows = labels != -100
