@@ -164,15 +164,24 @@ void Trie::link_nodes(const Draft& draft, const std::vector<std::uint32_t>& plac
       if (from == kNone) continue;
       node.link = child(from, item.byte);
     }
-    node.pops = static_cast<std::uint32_t>(pops_.size());
+    if (pops.size() == 1) {
+      node.pops = pops[0];
+      continue;
+    }
+    node.pops = ~static_cast<std::int32_t>(pops_.size());
     pops_.push_back(static_cast<std::int32_t>(pops.size()));
     pops_.insert(pops_.end(), pops.begin(), pops.end());
   }
 }
 
 void Trie::append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const {
-  const std::int32_t* pops = pops_.data() + nodes_[node].pops;
-  for (std::int32_t i = 1; i <= *pops; ++i) ids.push_back(pops[i]);  // most often one
+  const std::int32_t pops = nodes_[node].pops;
+  if (pops >= 0) {
+    ids.push_back(pops);
+    return;
+  }
+  const std::int32_t* list = pops_.data() + ~pops;
+  for (std::int32_t i = 1; i <= *list; ++i) ids.push_back(list[i]);
 }
 
 bool Trie::match_word(std::string_view word, std::vector<std::int32_t>& ids) const {
@@ -209,7 +218,7 @@ std::size_t Trie::longest_prefix(std::string_view text, std::int32_t& id) const 
     if (node == kNone) break;
     if (nodes_[node].link == kContinueRoot) {  // only whole tokens link to the root itself
       longest = i + 1;
-      id = pops_[nodes_[node].pops + 1];
+      id = nodes_[node].pops;
     }
   }
   return longest;

@@ -42,11 +42,12 @@ class Trie {
   struct Node {
     std::uint32_t base = 0;
     std::uint32_t parent = kNone;
-    std::uint32_t link = kNone;  // failure link; kNone: a piece that fails here makes the word unknown
-    std::uint32_t pops = 0;      // failure pops: pops_[pops] ids follow at pops_[pops + 1]
+    std::uint32_t link = kNone;   // failure link; kNone: a piece that fails here makes the word unknown
+    std::int32_t pops = kNoPops;  // failure pops: the token id if it is one, else ~i with a list at pops_[i]
   };
   struct Draft;
   static constexpr std::uint32_t kNone = 0xFFFFFFFF;
+  static constexpr std::int32_t kNoPops = ~0;  // an empty list stands at pops_[0]
   static constexpr std::uint32_t kStartRoot = 0;
   static constexpr std::uint32_t kContinueRoot = 1;
 
@@ -58,8 +59,8 @@ class Trie {
   void link_nodes(const Draft& draft, const std::vector<std::uint32_t>& place_of);
   void append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const;
 
-  std::vector<Node> nodes_;  // 256 spare ones at the end: child() needs no bounds check
-  std::vector<std::int32_t> pops_;
+  std::vector<Node> nodes_;         // 256 spare ones at the end: child() needs no bounds check
+  std::vector<std::int32_t> pops_;  // lists: their length, then the ids
 };
 
 }  // namespace bert_fast::wordpiece
