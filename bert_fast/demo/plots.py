@@ -56,6 +56,7 @@ def loss_plot(results: DemoResults) -> str:
         distance.set_ylim(floor, 3e-3)
         distance.set_ylabel("relative\ndistance")
         distance.set_xlabel("step")
+        distance.set_xlim(0.5, len(losses) + 0.5)
         distance.xaxis.get_major_locator().set_params(integer=True)
         distance.grid(axis="y")
 
@@ -114,7 +115,7 @@ def length_plot(results: DemoResults) -> str:
             f"fill {inference.fill:.2f}\n{inference.real_tokens:,} real tokens in\n"
             f"{inference.padded_tokens:,} padded ones\n(batches of {inference.batch_size})"
         )
-        axes.text(0.97, 0.95, note, transform=axes.transAxes, ha="right", va="top", linespacing=1.5)
+        axes.text(0.9, 0.95, note, transform=axes.transAxes, ha="right", va="top", linespacing=1.5)
 
     return _svg(draw, 5.3, 2.9)
 

@@ -17,10 +17,12 @@ LOSS_TOLERANCE = 1e-4
 # Relative to the largest logit: the same weights in two implementations, as for the hidden states.
 RELOADED_LOGITS_TOLERANCE = 2e-5
 
+# What is sought hardly shares a word with the passages that answer.
 QUESTIONS = (
     "How do I write an anonymous function?",
-    "What happens when an exception is not caught?",
-    "Which characters may a variable name contain?",
+    "How is memory freed for objects nobody uses?",
+    "What happens when I divide by zero?",
+    "How do I make a class callable like a function?",
 )
 
 
@@ -51,11 +53,11 @@ class Settings:
     max_length: int = 256
     tokenizer_rounds: int = 7
     inference_batch_size: int = 32
-    inference_batches: int = 4
+    inference_batches: int = 3
     inference_rounds: int = 3
     steps: int = 30
-    train_batch_size: int = 16
-    peer_steps: int = 5
+    train_batch_size: int = 12
+    peer_steps: int = 4
     learning_rate: float = 3e-4
     search_tokens: int = 4096
     is_quick: bool = False
