@@ -12,15 +12,13 @@ from bert_fast.checks import check_dtype, check_shape
 from bert_fast.models.bert import BertModel, BertPreTrainedModel, Encoded
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
-from bert_fast.modules.layer import ACTIVATIONS
+from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.linear import linear
-from bert_fast.ops.linear_gelu import linear_gelu
 
 __all__ = ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"]
 
 IGNORE_INDEX = -100
-_GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 class BertPredictionHeadTransform(nn.Module):
@@ -34,12 +32,7 @@ class BertPredictionHeadTransform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[M, H] to [M, H]."""
-        if isinstance(self.hidden_act, str) and self.hidden_act in _GELUS:
-            x = linear_gelu(x, self.dense.weight, self.dense.bias, approximate=_GELUS[self.hidden_act])
-        else:
-            act = self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act]
-            x = act(linear(x, self.dense.weight, self.dense.bias))
-        return self.LayerNorm(x)
+        return self.LayerNorm(activated_linear(x, self.dense, self.hidden_act))
 
 
 class BertLMPredictionHead(nn.Module):

@@ -1,28 +1,21 @@
 """One BERT layer on packed tokens: attention, then the MLP; parameters named as in Hugging Face's BertLayer."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.attention import BertAttention, BertSelfOutput
 from bert_fast.ops.dropout import DropoutSite
-from bert_fast.ops.linear import linear
-from bert_fast.ops.linear_gelu import linear_gelu
 from bert_fast.ops.packing import Packing
 
-__all__ = ["ACTIVATIONS", "MLP_CHUNK_TOKENS", "BertIntermediate", "BertLayer"]
+__all__ = ["MLP_CHUNK_TOKENS", "BertIntermediate", "BertLayer"]
 
-# The activations that have no fused op; GELU in its two forms goes through `linear_gelu`.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": F.tanh}
 # Without gradients nothing of size [T, I] must survive, so on the CPU the MLP runs over chunks of tokens that stay in
 # the cache: 4,096 tokens of BERT-base's MLP took 370 ms in chunks of 1,024, 376 ms of 512, 412 ms whole (one Zen 4
 # core, 32 MB L3, medians of 7 interleaved rounds).
 MLP_CHUNK_TOKENS = 1024
-
-_GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 class BertIntermediate(nn.Module):
@@ -35,10 +28,7 @@ class BertIntermediate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, I]."""
-        if isinstance(self.hidden_act, str) and self.hidden_act in _GELUS:
-            return linear_gelu(x, self.dense.weight, self.dense.bias, approximate=_GELUS[self.hidden_act])
-        act = self.hidden_act if callable(self.hidden_act) else ACTIVATIONS[self.hidden_act]
-        return act(linear(x, self.dense.weight, self.dense.bias))
+        return activated_linear(x, self.dense, self.hidden_act)
 
 
 class BertLayer(nn.Module):
