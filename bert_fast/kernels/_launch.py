@@ -11,7 +11,7 @@ from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 __all__ = ["RowTile", "ceil_div", "dropout_arguments", "num_multiprocessors", "row_tile", "unit_stride"]
 
 _WARP = 32  # threads; where AMD has 64, a warp covers what two would
-_MIN__WARPS = 4  # of a program: one for each scheduler of a multiprocessor
+_MIN_WARPS = 4  # of a program: one for each scheduler of a multiprocessor
 # Triton's interpreter runs programs one after another: two are enough to exercise every loop and partial sum.
 _INTERPRETER_MULTIPROCESSORS = 2
 
@@ -87,7 +87,7 @@ def row_tile(hidden_size: int, dtype: torch.dtype, max_elements: int, best_eleme
         (count for count in candidates if elements(count) <= max_elements),
         key=lambda count: (elements(count) * count, abs(elements(count) - best_elements)),
     )
-    num_warps = max(_MIN__WARPS, threads // _WARP)
+    num_warps = max(_MIN_WARPS, threads // _WARP)
     return RowTile(
         vector=vector,
         chunks=_next_power_of_2(elements(threads) // vector),
