@@ -71,7 +71,9 @@ void join_units(const std::vector<Unit>& units, Batch& out) {
 
 std::size_t plan_threads(std::size_t num_bytes, std::size_t num_texts, std::size_t num_threads) {
   if (num_threads == 0) {
-    num_threads = std::min<std::size_t>(std::thread::hardware_concurrency(), num_bytes / kMinBytesPerThread);
+    num_threads = num_bytes / kMinBytesPerThread;
+    // Asking the system for its processors takes longer than encoding a sentence: ask only where it matters.
+    if (num_threads > 1) num_threads = std::min<std::size_t>(num_threads, std::thread::hardware_concurrency());
   }
   return std::max<std::size_t>(1, std::min(num_threads, num_texts));
 }
