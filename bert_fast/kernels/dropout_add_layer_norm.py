@@ -303,7 +303,7 @@ def dropout_add_layer_norm_fwd(
         _dropout_add_layer_norm_fwd_kernel[grid](
             x,
             residual,
-            x_bias,
+            x_bias.contiguous() if x_bias is not None else None,
             weight.contiguous(),
             bias.contiguous(),
             seed if has_dropout else None,

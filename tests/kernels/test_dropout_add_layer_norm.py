@@ -206,6 +206,12 @@ def test_strides(kernels, layout: str) -> None:  # type: ignore[no-untyped-def]
     check(kernels, replace(i, x=relaid(i.x), residual=relaid(i.residual), dy=relaid(i.dy)))
 
 
+def test_strided_parameters(kernels) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(5, 16)
+    every_other = {name: getattr(i, name).repeat_interleave(2)[::2] for name in ("x_bias", "weight", "bias")}
+    check(kernels, replace(i, **every_other))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("hidden_size", [13, 384, 768])
 @pytest.mark.parametrize("dropout_p", [2**-16, 0.1, 0.5, 1 - 2**-16, 1.0])
