@@ -1,4 +1,4 @@
-"""Runs benchmark cases, prints a table, appends JSON lines to `benchmarks/results/`.
+"""Runs benchmark cases, prints a line for each, appends JSON lines to `benchmarks/results/`.
 
 python -m benchmarks.run                      every case of registry.py
 python -m benchmarks.run --only minilm        cases whose name contains a text
@@ -11,14 +11,17 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from benchmarks.components import COMPONENTS
+from benchmarks.kernels import KERNEL_CASES, run_kernel_case
 from benchmarks.models import run_case, saved_bytes_per_layer
 from benchmarks.registry import CASES
 
+Job = Callable[[], dict[str, object]]
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -56,9 +59,28 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--dry-run", action="store_true", help="do not store the results")
     arguments = parser.parse_args()
-    jobs = {case.name: (lambda case=case: run_case(case, arguments.rounds, arguments.batches)) for case in CASES}
+    if torch.cuda.is_available():
+        return _run(_gpu_jobs(), RESULTS / f"{_slug(torch.cuda.get_device_name())}.jsonl", arguments)
+    return _run(_cpu_jobs(arguments.rounds, arguments.batches), RESULTS / "cpu.jsonl", arguments)
+
+
+def _gpu_jobs() -> dict[str, Job]:
+    return {case.name: (lambda case=case: run_kernel_case(case, torch.device("cuda"))) for case in KERNEL_CASES}
+
+
+def _cpu_jobs(rounds: int, batches: int) -> dict[str, Job]:
+    jobs: dict[str, Job] = {case.name: (lambda case=case: run_case(case, rounds, batches)) for case in CASES}
     jobs |= {"saved_bytes_per_layer": saved_bytes_per_layer}
-    jobs |= {name: (lambda run=run: run(arguments.rounds)) for name, run in COMPONENTS.items()}
+    jobs |= {name: (lambda run=run: run(rounds)) for name, run in COMPONENTS.items()}
+    return jobs
+
+
+def _slug(name: str) -> str:
+    """A file name from a GPU's name."""
+    return "".join(c if c.isalnum() else "-" for c in name.lower())
+
+
+def _run(jobs: dict[str, Job], results: Path, arguments: argparse.Namespace) -> int:
     jobs = {name: job for name, job in jobs.items() if arguments.only in name}
     if arguments.list:
         print("\n".join(jobs))
@@ -66,10 +88,10 @@ def main() -> int:
     surroundings = environment()
     for name, job in jobs.items():
         result = job()
-        shown = {key: value for key, value in result.items() if not key.endswith("_s") or isinstance(value, float)}
-        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in shown.items() if key != "case"), flush=True)
+        shown = {key: value for key, value in result.items() if key != "case" and not isinstance(value, list)}
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
         if not arguments.dry_run:
-            with open(RESULTS / "cpu.jsonl", "a", encoding="utf-8") as file:
+            with open(results, "a", encoding="utf-8") as file:
                 file.write(json.dumps(surroundings | result) + "\n")
     return 0
 
