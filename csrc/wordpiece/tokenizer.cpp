@@ -1,6 +1,7 @@
 #include "wordpiece/tokenizer.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -86,6 +87,10 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOption
 }
 
 void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const {
+  if (wanted.offsets && text.length > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    throw std::length_error("texts: expected at most 2147483647 characters in a text with offsets, got " +
+                            std::to_string(text.length));
+  }
   const std::string_view utf8 = to_utf8(text, scratch.utf8);
   if (wanted.offsets) {
     encode_text<true>(utf8, wanted, scratch, out);

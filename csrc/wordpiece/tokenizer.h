@@ -55,7 +55,8 @@ class Tokenizer {
   // `vocab` and its strings (valid UTF-8) are needed during construction only. Throws std::invalid_argument.
   Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOptions options);
 
-  // Appends the tokens of one text. Adds no [CLS] or [SEP].
+  // Appends the tokens of one text. Adds no [CLS] or [SEP]. Throws std::length_error if the text has more units than
+  // an offset can count.
   void encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const;
 
   std::string normalize(std::string_view utf8) const;
