@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.measure import interleaved
+from benchmarks.tokenizers import tokenizer_documents, tokenizer_lines
 
 __all__ = ["COMPONENTS"]
 
@@ -75,6 +76,8 @@ def import_time(rounds: int) -> dict[str, object]:
 
 
 COMPONENTS: dict[str, Callable[[int], dict[str, object]]] = {
+    "component/tokenizer/documents": tokenizer_documents,
+    "component/tokenizer/lines": tokenizer_lines,
     "component/dropout": dropout,
     "component/dropout_add_layer_norm": dropout_add_layer_norm,
     "component/import_time": import_time,
