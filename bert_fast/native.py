@@ -1,4 +1,4 @@
-"""Loads the optional C++ extension `bert_fast._native` (tokenizer core, dropout routines), once and lazily."""
+"""Loads the optional C++ extension `bert_fast._native` (tokenizer core, CPU routines), once and lazily."""
 
 import functools
 import importlib

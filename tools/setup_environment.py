@@ -71,7 +71,7 @@ def _set_up(profile: str, venv: Path) -> None:
     if profile == "test" or not covered:
         step(f"packages: {profile}", packages, lambda: _install_packages(python, profile))
     sources = [ROOT / "setup.py", ROOT / "CMakeLists.txt", ROOT / "bert_fast" / "_version.py"]
-    for folder in ("wordpiece", "dropout", "bindings"):
+    for folder in ("wordpiece", "cpu", "bindings"):
         sources += sorted(path for path in (ROOT / "csrc" / folder).rglob("*") if path.is_file())
     built = any((ROOT / "bert_fast").glob("_native*.so")) or os.environ.get("BERT_FAST_NATIVE") == "0"
     step("extension", sources, lambda: _build_extension(python), built)

@@ -6,11 +6,11 @@
 namespace py = pybind11;
 
 void bind_wordpiece(py::module_& module);
-void bind_dropout(py::module_& module);
+void bind_cpu(py::module_& module);
 
 PYBIND11_MODULE(_native, module) {
-  module.doc() = "C++ core of bert_fast: WordPiece tokenizer and counter-based dropout on raw buffers.";
+  module.doc() = "C++ core of bert_fast: WordPiece tokenizer, and the CPU routines of back-end \"torch\".";
   module.attr("__version__") = BERT_FAST_VERSION;
   bind_wordpiece(module);
-  bind_dropout(module);
+  bind_cpu(module);
 }

@@ -42,13 +42,22 @@ def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 
 def make_case(lens: list[tuple[int, int]], positions: str, head_dim: int, num_heads: int = 3) -> SimpleNamespace:
-    """Packed inputs; q, k and v lie in one tensor where the lengths agree, so their tokens are far apart."""
+    """Packed inputs; q, k and v lie in one tensor where the lengths agree, so their tokens are far apart.
+
+    positions: "plain" 0, 1, 2, ..; "shifted" 5, 6, 7, ..; "gaps" increasing with holes; "shuffled" in any order. The
+    latter two are drawn for queries and keys apart, so that causal leaves some queries without keys.
+    """
     cu_q, cu_k = (torch.tensor([0, *side]).cumsum(0).to(torch.int32) for side in zip(*lens, strict=True))
     total_q, total_k = int(cu_q[-1]), int(cu_k[-1])
 
     def coords(side: int, total: int) -> Tensor:
         rows = [torch.full((pair[side],), 2 * i) for i, pair in enumerate(lens)]
-        orders = {"plain": torch.arange, "shifted": lambda n: torch.arange(n) + 5, "shuffled": torch.randperm}
+        orders = {
+            "plain": torch.arange,
+            "shifted": lambda n: torch.arange(n) + 5,
+            "gaps": lambda n: torch.randperm(3 * n)[:n].sort().values + 9,
+            "shuffled": lambda n: torch.randperm(n + 40)[:n],
+        }
         places = [orders[positions](pair[side]) for pair in lens]
         return torch.stack([torch.cat(rows), torch.cat(places)], dim=1).to(torch.int32).reshape(total, 2)
 
@@ -137,6 +146,8 @@ VARIANTS = [
     (0.1, 48, "shifted", True),
     (0.1, 32, "shuffled", True),
     (0.0, 64, "shuffled", True),
+    (0.1, 32, "gaps", False),
+    (0.1, 16, "gaps", True),
     (1.0, 16, "shifted", False),
 ]
 
@@ -154,6 +165,60 @@ def test_attention(native: ModuleType, batch: str, positions: str, causal: bool,
     for name in ("out", "dq", "dk", "dv"):
         assert_close_to_truth("native_attention", name, actual[name], plain[name], truth[name])
     assert_close_to_truth("native_attention", "lse", actual["lse"][~dead], plain["lse"][~dead], truth["lse"][~dead])
+
+
+@pytest.mark.parametrize("positions", ["plain", "shifted", "gaps", "shuffled"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_probabilities_one_by_one(native: ModuleType, positions: str, causal: bool) -> None:
+    """Keys and values are unit vectors: q holds the scores, out the probabilities after dropout, dq their gradient."""
+    lens = [(24, 48), (48, 48), (30, 17)]
+    case = make_case(lens, positions, head_dim=48, num_heads=2)
+    units = torch.cat([torch.eye(48)[:keys] for _, keys in lens])[:, None].expand(-1, 2, -1).contiguous()
+    case.k, case.v, case.q = units, units, case.q * 15
+    seed = int(torch.randint(-(2**62), 2**62, (1,)))
+    actual = run_native(native, case, seed, 0.1, causal)
+    plain, truth = (composed(case, torch.tensor([seed]), 0.1, causal, t) for t in (torch.float32, torch.float64))
+    for name in ("out", "dq"):
+        assert_close_to_truth("native_attention", name, actual[name], plain[name], truth[name])
+    # The mask itself, not just values near 0: whatever is not tiny is kept or dropped as specified.
+    assert (truth["out"] == 0).any()
+    assert (actual["out"][truth["out"] == 0] == 0).all()
+    assert (actual["out"][truth["out"] > 1e-30] > 0).all()
+
+
+def extreme_scores() -> SimpleNamespace:
+    """One head; keys and values are unit vectors, so q holds the scores and out the probabilities."""
+    case = make_case([(3, 40), (1, 40)], "plain", head_dim=48, num_heads=1)
+    case.k = torch.eye(48)[:40].repeat(2, 1)[:, None].contiguous()
+    case.v = case.k.clone()
+    case.q[0] = 3e38  # all equal, far beyond exp's range
+    case.q[1] = -3e38
+    case.q[2, 0, :20] = -1e4  # underflows beside the other half
+    case.q[2, 0, 20:] = 0.0
+    case.softmax_scale = 1.0
+    # No lse can hold 3e38 + log 40, so a backward pass that starts from lse cannot give the first two rows' gradients.
+    case.dout[:2] = 0.0
+    return case
+
+
+def test_extreme_scores(native: ModuleType) -> None:
+    case = extreme_scores()
+    actual = run_native(native, case, 0, 0.0, causal=False)
+    plain, truth = (composed(case, torch.tensor([0]), 0.0, False, t) for t in (torch.float32, torch.float64))
+    for name in ("out", "dq", "dv"):  # dk is dq's numbers times scores, not of a size that a floor fits
+        assert_close_to_truth("native_attention", name, actual[name], plain[name], truth[name])
+    assert actual["dk"].isfinite().all()
+    assert not actual["out"][2, 0, :20].any(), "e^-10000 is 0"
+    assert (actual["lse"][0, :2] == case.q[:2, 0, 0]).all(), "log 40 is lost beside 3e38"
+
+
+def test_nan_is_not_hidden(native: ModuleType) -> None:
+    case = extreme_scores()
+    case.k[40 + 7, 0, 7] = torch.nan  # one score of the second sequence
+    case.q[3] = torch.randn(48)
+    out = run_native(native, case, 0, 0.0, causal=False)["out"]
+    assert out[3, 0, :40].isnan().all()
+    assert out[:3].isfinite().all(), "a NaN stays in its sequence"
 
 
 def test_bits_do_not_depend_on_threads(native: ModuleType) -> None:
@@ -175,3 +240,6 @@ def test_bad_arguments_are_named(native: ModuleType) -> None:
     case.coords_k[2, 1] = -1
     with pytest.raises(ValueError, match="coords_k"):
         run_native(native, case, 0, 0.0, causal=True)
+    case.coords_k[2, 1] = 65536  # beyond the columns that dropout sets aside for one head
+    with pytest.raises(ValueError, match="coords_k"):
+        run_native(native, case, 0, 0.1, causal=False)

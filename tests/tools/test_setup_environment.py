@@ -12,7 +12,7 @@ from tools import setup_environment
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A miniature project whose steps only write their names to a list."""
-    for name in ("pyproject.toml", "setup.py", "CMakeLists.txt", "bert_fast/_version.py", "csrc/dropout/a.cpp"):
+    for name in ("pyproject.toml", "setup.py", "CMakeLists.txt", "bert_fast/_version.py", "csrc/cpu/a.cpp"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "constraints.txt").write_text("")
@@ -58,9 +58,9 @@ def test_a_second_call_does_nothing(project: Path, steps: list[str]) -> None:
 
 def test_only_what_changed_is_done_again(project: Path, steps: list[str]) -> None:
     set_up(project, steps)
-    (project / "csrc" / "dropout" / "a.cpp").write_text("changed")
+    (project / "csrc" / "cpu" / "a.cpp").write_text("changed")
     assert set_up(project, steps) == ["extension"]
-    (project / "csrc" / "dropout" / "new.h").write_text("")
+    (project / "csrc" / "cpu" / "new.h").write_text("")
     assert set_up(project, steps) == ["extension"]
     (project / "pyproject.toml").write_text("changed")
     assert set_up(project, steps) == ["test"]

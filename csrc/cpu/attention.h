@@ -5,15 +5,15 @@
 // Nothing of size [Sq, Sk] is stored; backward makes the probabilities again from q, k and lse. Every (sequence, head)
 // writes memory of its own, so the bits do not depend on the number of threads. The caller owns every buffer.
 
-#ifndef BERT_FAST_DROPOUT_ATTENTION_H_
-#define BERT_FAST_DROPOUT_ATTENTION_H_
+#ifndef BERT_FAST_CPU_ATTENTION_H_
+#define BERT_FAST_CPU_ATTENTION_H_
 
 #include <cstdint>
 
-#include "dropout/keep_bits.h"
-#include "dropout/kernels.h"
+#include "cpu/keep_bits.h"
+#include "cpu/kernels.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 // Packed tensors [T, A, D]: a token's heads are contiguous (head h at h * D), tokens `stride` floats apart.
 template <class T>
@@ -40,7 +40,8 @@ struct AttentionShape {
 };
 
 // lse: natural log of the sum of exponentials of the scaled scores; where there is no key, -inf, and out is 0.
-// Throws std::invalid_argument.
+// Throws std::invalid_argument; std::bad_alloc, with the outputs partly written, where there is no room for a few
+// buffers of head_dim x keys floats per thread.
 void attention_forward(Packed<const float> q, Packed<const float> k, Packed<const float> v, Packed<float> out,
                        float* lse, const AttentionShape& shape, const DropoutSpec& spec, int num_threads);
 
@@ -53,6 +54,6 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
                         Packed<const float> out, const float* lse, const AttentionGradients& gradients,
                         const AttentionShape& shape, const DropoutSpec& spec, int num_threads);
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_ATTENTION_H_
+#endif  // BERT_FAST_CPU_ATTENTION_H_

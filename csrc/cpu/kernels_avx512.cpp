@@ -1,6 +1,6 @@
 // AVX-512 (F, BW, VL, DQ): 16 floats or 8 Philox blocks at a time.
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
@@ -11,9 +11,9 @@
 #endif
 #include <immintrin.h>
 
-#include "dropout/kernels_body.h"
+#include "cpu/kernels_body.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 struct Avx512 {
@@ -81,12 +81,12 @@ constexpr Kernels kTable = RowKernels<Avx512>::table("avx512");
 
 const Kernels* avx512_kernels() { return &kTable; }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
 #else
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 const Kernels* avx512_kernels() { return nullptr; }
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
 #endif

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "dropout/layer_norm.h"
-#include "dropout/softmax_dropout.h"
-#include "dropout_check.h"
+#include "cpu/layer_norm.h"
+#include "cpu_check.h"
 
-namespace bert_fast::dropout::testing {
+namespace bert_fast::cpu::testing {
 namespace {
 
 // fp32 sums of at most 1000 values of size 1, as a share of the result.
@@ -98,87 +97,70 @@ void test_layer_norm() {
   }
 }
 
-void test_softmax(bool causal, uint32_t threshold, int32_t first_position) {
+// Rows exactly as long as their width, with real keys in front and padding, poisoned, behind.
+void test_softmax(int64_t num_keys, int64_t width, uint32_t threshold, float largest_score) {
   const DropoutSpec spec{5, 1, threshold, 65536.0f / static_cast<float>(65536 - threshold)};
-  const int64_t n = 3, num_heads = 2, max_q = 37, max_k = 41, num_tokens = 60;
-  const int32_t starts[n] = {1, 38, 38}, lens_q[n] = {37, 0, 17}, lens_k[n] = {37, 3, 19};
-  std::vector<int32_t> coords(static_cast<size_t>(2 * num_tokens), -1);
-  for (const int i : {0, 2}) {
-    for (int32_t c = 0; c < std::max(lens_q[i], lens_k[i]); ++c) {
-      coords[static_cast<size_t>(2 * (starts[i] + c))] = i;
-      coords[static_cast<size_t>(2 * (starts[i] + c) + 1)] = c + first_position;
-    }
-  }
-  const float softmax_scale = 0.125f;
-  const ScoreGroup group{n,
-                         num_heads,
-                         max_q,
-                         max_k,
-                         starts,
-                         lens_q,
-                         starts,
-                         lens_k,
-                         num_tokens,
-                         softmax_scale,
-                         Coords{coords.data()},
-                         Coords{coords.data()},
-                         causal};
+  const float softmax_scale = 0.125f, delta = 0.3f;
+  std::vector<uint8_t> bits(static_cast<size_t>(keep_bits_bytes(width)));
+  kernels().keep_bits(spec, 2, 7, 0, (width + 7) / 8, bits.data());
+  const SoftmaxRow row{num_keys, width, softmax_scale, spec.active() ? bits.data() : nullptr, spec.scale};
   Values values(4);
-  const std::vector<float> scores = values.vector(n * num_heads * max_q * max_k, 30.0f);
-  const std::vector<float> dp = values.vector(n * num_heads * max_q * max_k);
-  const std::vector<float> delta = values.vector(num_heads * num_tokens);
-  std::vector<float> dropped = scores, recomputed = scores, ds = dp, lse(delta.size());
-  softmax_dropout_forward(dropped.data(), lse.data(), group, spec, 2);
-  softmax_dropout_backward(recomputed.data(), ds.data(), lse.data(), delta.data(), group, spec, 2);
-
-  size_t element = 0;
-  for (int64_t row = 0; row < n * num_heads * max_q; ++row) {
-    const int64_t q = row % max_q, head = row / max_q % num_heads, i = row / max_q / num_heads;
-    const bool real = q < lens_q[i];
-    const int64_t visible = !real ? 0 : causal ? std::min<int64_t>(q + 1, lens_k[i]) : lens_k[i];
-    double sum = 0.0;
-    for (int64_t c = 0; c < visible; ++c)
-      sum += std::exp(double{softmax_scale} * scores[element + static_cast<size_t>(c)]);
-    const size_t statistic = static_cast<size_t>(head * num_tokens + starts[i] + q);
-    if (real) CHECK(is_close(lse[statistic], std::log(sum), 1e-6));
-    for (int64_t c = 0; c < max_k; ++c, ++element) {
-      if (c >= visible) {
-        CHECK(dropped[element] == 0.0f && recomputed[element] == 0.0f && ds[element] == 0.0f);
-        continue;
-      }
-      const double p = std::exp(double{softmax_scale} * scores[element]) / sum;
-      const uint32_t column = static_cast<uint32_t>(head * 65536 + c + first_position);
-      const bool keep = kept(spec, static_cast<uint32_t>(i), static_cast<uint32_t>(q + first_position), column);
-      CHECK((dropped[element] != 0.0f) == keep);
-      CHECK(is_close(dropped[element], keep ? p * spec.scale : 0.0, 1e-6));
-      CHECK(is_close(recomputed[element], keep ? p * spec.scale : 0.0, 2e-6));
-      const double kept_dp = keep ? double{dp[element]} * spec.scale : 0.0;
-      CHECK(is_close(ds[element], softmax_scale * p * (kept_dp - delta[statistic]), 1e-6));
-    }
+  std::vector<float> scores = values.vector(width, largest_score), dp = values.vector(width);
+  for (size_t c = static_cast<size_t>(num_keys); c < scores.size(); ++c) {
+    scores[c] = dp[c] = std::numeric_limits<float>::quiet_NaN();
   }
-}
+  std::vector<float> dropped = scores, recomputed = scores, ds = dp;
+  const float lse = kernels().softmax_forward(dropped.data(), row);
+  kernels().softmax_backward(recomputed.data(), ds.data(), lse, delta, row);
 
-void test_softmax_without_keys() {
-  const int32_t starts[1] = {0}, lens_q[1] = {2}, lens_k[1] = {0};
-  float lse[2] = {1.0f, 1.0f};
-  const ScoreGroup group{1, 1, 2, 0, starts, lens_q, starts, lens_k, 2, 1.0f, Coords{nullptr}, Coords{nullptr}, false};
-  softmax_dropout_forward(nullptr, lse, group, DropoutSpec{}, 2);
-  CHECK(lse[0] == -std::numeric_limits<float>::infinity() && lse[1] == lse[0]);
+  double sum = 0.0, largest = -std::numeric_limits<double>::infinity();
+  for (size_t c = 0; c < static_cast<size_t>(num_keys); ++c) {
+    largest = std::max(largest, double{softmax_scale} * scores[c]);
+  }
+  for (size_t c = 0; c < static_cast<size_t>(num_keys); ++c) {
+    sum += std::exp(double{softmax_scale} * scores[c] - largest);
+  }
+  if (num_keys == 0) {
+    CHECK(lse == -std::numeric_limits<float>::infinity());
+  } else {
+    CHECK(is_close(lse, largest + std::log(sum), 1e-6));
+  }
+  for (size_t c = 0; c < scores.size(); ++c) {
+    if (c >= static_cast<size_t>(num_keys)) {
+      CHECK(dropped[c] == 0.0f && recomputed[c] == 0.0f && ds[c] == 0.0f);
+      continue;
+    }
+    const double p = std::exp(double{softmax_scale} * scores[c] - largest) / sum;
+    const bool keep = kept(spec, 2, 7, static_cast<uint32_t>(c));
+    if (p > 1e-30) CHECK((dropped[c] != 0.0f) == keep);
+    // Relative to P itself, however small: the exponential has no error of its own beyond its last place, but it passes
+    // on the rounding of its argument, whose magnitude is up to 2 * softmax_scale * largest_score.
+    const double bound = 1e-6 + 2e-7 * softmax_scale * largest_score;
+    const double expected = keep ? p * spec.scale : 0.0;
+    if (p > 1e-30) CHECK(std::abs(dropped[c] - expected) <= bound * expected);
+    if (p > 1e-30) CHECK(std::abs(recomputed[c] - expected) <= bound * expected);
+    const double kept_dp = keep ? double{dp[c]} * spec.scale : 0.0;
+    // 1e-37: what would be subnormal is 0.
+    CHECK(std::abs(ds[c] - softmax_scale * p * (kept_dp - delta)) <= bound * p + 1e-37);
+  }
 }
 
 }  // namespace
-}  // namespace bert_fast::dropout::testing
+}  // namespace bert_fast::cpu::testing
 
 int main() {
-  using namespace bert_fast::dropout::testing;
+  using namespace bert_fast::cpu::testing;
   for_every_level([] {
     test_layer_norm();
-    for (const bool causal : {false, true}) {
+    for (const int64_t num_keys : {0, 1, 5, 8, 15, 16, 17, 37, 64}) {
       for (const uint32_t threshold : {0u, 6554u}) {
-        for (const int first_position : {0, 8, 21}) test_softmax(causal, threshold, first_position);
+        for (const float largest_score : {1.0f, 30.0f, 600.0f}) {
+          for (const int64_t padding : {0, 3, 16}) {
+            if (num_keys + padding > 0) test_softmax(num_keys, num_keys + padding, threshold, largest_score);
+          }
+        }
       }
     }
-    test_softmax_without_keys();
   });
   return 0;
 }

@@ -1,11 +1,13 @@
 // Static splitting of work over threads. Which thread does what never changes a result: every piece of work writes its
 // own memory, and sums over rows go through a number of partial sums that does not depend on the number of threads.
 
-#ifndef BERT_FAST_DROPOUT_PARALLEL_H_
-#define BERT_FAST_DROPOUT_PARALLEL_H_
+#ifndef BERT_FAST_CPU_PARALLEL_H_
+#define BERT_FAST_CPU_PARALLEL_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -14,7 +16,7 @@
 #include <vector>
 #endif
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 // Below this many elements per thread, starting the thread costs more than it saves.
 constexpr int64_t kMinElementsPerThread = 16384;
@@ -31,7 +33,30 @@ inline int useful_threads(int64_t num_elements, int num_threads) {
   return static_cast<int>(std::clamp<int64_t>(num_elements / kMinElementsPerThread, 1, std::max(num_threads, 1)));
 }
 
-// Calls body(thread) once for every thread in [0, num_threads), in parallel. body must not throw.
+// Carries an exception out of threads, which would end the process. Of several, the first to be caught is kept.
+class ExceptionCarrier {
+ public:
+  template <class Body>
+  void run(const Body& body, int thread) noexcept {
+    try {
+      body(thread);
+    } catch (...) {
+      if (!taken_.exchange(true)) exception_ = std::current_exception();
+    }
+  }
+
+  // To be called when every thread has finished.
+  void rethrow() const {
+    if (exception_ != nullptr) std::rethrow_exception(exception_);
+  }
+
+ private:
+  std::atomic<bool> taken_{false};
+  std::exception_ptr exception_;
+};
+
+// Calls body(thread) once for every thread in [0, num_threads), in parallel. Where body throws (memory runs out), the
+// other calls run to their end and one of the exceptions is thrown here.
 //
 // With OpenMP, PyTorch's own pool of threads is used (its libgomp is the one that is loaded), so no core is
 // fought over. Fewer threads than asked for may come; each then does several shares.
@@ -41,16 +66,26 @@ void run_threads(int num_threads, const Body& body) {
     body(0);
     return;
   }
+  ExceptionCarrier carrier;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(num_threads) schedule(static, 1)
-  for (int thread = 0; thread < num_threads; ++thread) body(thread);
+  for (int thread = 0; thread < num_threads; ++thread) carrier.run(body, thread);
 #else
   std::vector<std::thread> others;
   others.reserve(static_cast<size_t>(num_threads - 1));
-  for (int thread = 1; thread < num_threads; ++thread) others.emplace_back([&body, thread] { body(thread); });
-  body(0);
+  int started = 1;
+  try {
+    for (; started < num_threads; ++started) {
+      others.emplace_back([&carrier, &body, thread = started] { carrier.run(body, thread); });
+    }
+  } catch (const std::exception&) {
+    // The system gives no more threads: their shares are done on this one.
+  }
+  carrier.run(body, 0);
+  for (int thread = started; thread < num_threads; ++thread) carrier.run(body, thread);
   for (std::thread& other : others) other.join();
 #endif
+  carrier.rethrow();
 }
 
 // Calls body(begin, end) on contiguous shares of [0, count).
@@ -63,6 +98,6 @@ void split_range(int64_t count, int num_threads, const Body& body) {
   });
 }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_PARALLEL_H_
+#endif  // BERT_FAST_CPU_PARALLEL_H_

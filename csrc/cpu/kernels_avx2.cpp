@@ -1,14 +1,14 @@
 // AVX2 with FMA: 8 floats or 4 Philox blocks at a time.
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
 
 #include <immintrin.h>
 
-#include "dropout/kernels_body.h"
+#include "cpu/kernels_body.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 struct Avx2 {
@@ -87,12 +87,12 @@ constexpr Kernels kTable = RowKernels<Avx2>::table("avx2");
 
 const Kernels* avx2_kernels() { return &kTable; }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
 #else
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 const Kernels* avx2_kernels() { return nullptr; }
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
 #endif

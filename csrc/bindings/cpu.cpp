@@ -1,7 +1,5 @@
-// Binds csrc/dropout: buffers are passed by address (tensor.data_ptr()), so the extension needs no knowledge of torch.
+// Binds csrc/cpu: buffers are passed by address (tensor.data_ptr()), so the extension needs no knowledge of torch.
 // An address of 0 stands for "not there". Nothing here can check what an address points to: bert_fast/aten does.
-
-#include "dropout/dropout.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,13 +8,13 @@
 #include <map>
 #include <string>
 
-#include "dropout/attention.h"
-#include "dropout/kernels.h"
-#include "dropout/layer_norm.h"
-#include "dropout/softmax_dropout.h"
+#include "cpu/attention.h"
+#include "cpu/dropout.h"
+#include "cpu/kernels.h"
+#include "cpu/layer_norm.h"
 
 namespace py = pybind11;
-namespace bfd = bert_fast::dropout;
+namespace cpu = bert_fast::cpu;
 
 namespace {
 
@@ -49,19 +47,19 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-bfd::DropoutSpec make_spec(Seed seed, uint32_t site, uint32_t threshold, float scale) {
+cpu::DropoutSpec make_spec(Seed seed, uint32_t site, uint32_t threshold, float scale) {
   return {seed.bits, site, threshold, threshold == 0 ? 1.0f : scale};
 }
 
 void dropout(Address dst, Address src, int64_t num_rows, int64_t num_cols, int64_t src_row_stride, Address coords,
              Seed seed, uint32_t site, uint32_t threshold, float scale, int num_threads) {
-  bfd::dropout(at<float>(dst), at<const float>(src), num_rows, num_cols, src_row_stride, at<const int32_t>(coords),
+  cpu::dropout(at<float>(dst), at<const float>(src), num_rows, num_cols, src_row_stride, at<const int32_t>(coords),
                make_spec(seed, site, threshold, scale), num_threads);
 }
 
 void keep_mask(Address dst, int64_t num_rows, int64_t num_cols, Address coords, Seed seed, uint32_t site,
                uint32_t threshold, int num_threads) {
-  bfd::keep_mask(at<uint8_t>(dst), num_rows, num_cols, at<const int32_t>(coords),
+  cpu::keep_mask(at<uint8_t>(dst), num_rows, num_cols, at<const int32_t>(coords),
                  make_spec(seed, site, threshold, 1.0f), num_threads);
 }
 
@@ -69,7 +67,7 @@ void dropout_add_layer_norm_fwd(Address x, Address x_bias, Address residual, Add
                                 Address h, Address mean, Address rstd, int64_t num_rows, int64_t num_cols, float eps,
                                 Address coords, Seed seed, uint32_t site, uint32_t threshold, float scale,
                                 int num_threads) {
-  const bfd::LayerNormForward args{at<const float>(x),
+  const cpu::LayerNormForward args{at<const float>(x),
                                    at<const float>(x_bias),
                                    at<const float>(residual),
                                    at<const float>(weight),
@@ -81,7 +79,7 @@ void dropout_add_layer_norm_fwd(Address x, Address x_bias, Address residual, Add
                                    num_rows,
                                    num_cols,
                                    eps};
-  bfd::dropout_add_layer_norm_forward(args, at<const int32_t>(coords), make_spec(seed, site, threshold, scale),
+  cpu::dropout_add_layer_norm_forward(args, at<const int32_t>(coords), make_spec(seed, site, threshold, scale),
                                       num_threads);
 }
 
@@ -89,7 +87,7 @@ void dropout_add_layer_norm_bwd(Address dy, Address h, Address mean, Address rst
                                 Address dx, Address dx_bias, Address dweight, Address dbias, int64_t num_rows,
                                 int64_t num_cols, Address coords, Seed seed, uint32_t site, uint32_t threshold,
                                 float scale, int num_threads) {
-  const bfd::LayerNormBackward args{at<const float>(dy),
+  const cpu::LayerNormBackward args{at<const float>(dy),
                                     at<const float>(h),
                                     at<const float>(mean),
                                     at<const float>(rstd),
@@ -101,49 +99,11 @@ void dropout_add_layer_norm_bwd(Address dy, Address h, Address mean, Address rst
                                     at<float>(dbias),
                                     num_rows,
                                     num_cols};
-  bfd::dropout_add_layer_norm_backward(args, at<const int32_t>(coords), make_spec(seed, site, threshold, scale),
+  cpu::dropout_add_layer_norm_backward(args, at<const int32_t>(coords), make_spec(seed, site, threshold, scale),
                                        num_threads);
 }
 
-bfd::ScoreGroup make_group(int64_t num_groups, int64_t num_heads, int64_t max_q, int64_t max_k, Address starts_q,
-                           Address lens_q, Address starts_k, Address lens_k, int64_t lse_stride, float softmax_scale,
-                           Address coords_q, Address coords_k, bool causal) {
-  return {num_groups,
-          num_heads,
-          max_q,
-          max_k,
-          at<const int32_t>(starts_q),
-          at<const int32_t>(lens_q),
-          at<const int32_t>(starts_k),
-          at<const int32_t>(lens_k),
-          lse_stride,
-          softmax_scale,
-          bfd::Coords{at<const int32_t>(coords_q)},
-          bfd::Coords{at<const int32_t>(coords_k)},
-          causal};
-}
-
-void softmax_dropout_fwd(Address scores, Address lse, int64_t num_groups, int64_t num_heads, int64_t max_q,
-                         int64_t max_k, Address starts_q, Address lens_q, Address starts_k, Address lens_k,
-                         int64_t lse_stride, float softmax_scale, Address coords_q, Address coords_k, Seed seed,
-                         uint32_t site, uint32_t threshold, float scale, bool causal, int num_threads) {
-  bfd::softmax_dropout_forward(at<float>(scores), at<float>(lse),
-                               make_group(num_groups, num_heads, max_q, max_k, starts_q, lens_q, starts_k, lens_k,
-                                          lse_stride, softmax_scale, coords_q, coords_k, causal),
-                               make_spec(seed, site, threshold, scale), num_threads);
-}
-
-void softmax_dropout_bwd(Address scores, Address dp, Address lse, Address delta, int64_t num_groups, int64_t num_heads,
-                         int64_t max_q, int64_t max_k, Address starts_q, Address lens_q, Address starts_k,
-                         Address lens_k, int64_t lse_stride, float softmax_scale, Address coords_q, Address coords_k,
-                         Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal, int num_threads) {
-  bfd::softmax_dropout_backward(at<float>(scores), at<float>(dp), at<const float>(lse), at<const float>(delta),
-                                make_group(num_groups, num_heads, max_q, max_k, starts_q, lens_q, starts_k, lens_k,
-                                           lse_stride, softmax_scale, coords_q, coords_k, causal),
-                                make_spec(seed, site, threshold, scale), num_threads);
-}
-
-bfd::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
+cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
                                float softmax_scale, int64_t lse_stride, Address coords_q, Address coords_k,
                                bool causal) {
   return {at<const int32_t>(cu_q),
@@ -153,8 +113,8 @@ bfd::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences
           head_dim,
           softmax_scale,
           lse_stride,
-          bfd::Coords{at<const int32_t>(coords_q)},
-          bfd::Coords{at<const int32_t>(coords_k)},
+          cpu::Coords{at<const int32_t>(coords_q)},
+          cpu::Coords{at<const int32_t>(coords_k)},
           causal};
 }
 
@@ -162,7 +122,7 @@ void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_
                    Address lse, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
                    float softmax_scale, Address coords_q, Address coords_k, Seed seed, uint32_t site,
                    uint32_t threshold, float scale, bool causal, int64_t lse_stride, int num_threads) {
-  bfd::attention_forward(
+  cpu::attention_forward(
       {at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
       {at<float>(out), num_heads * head_dim}, at<float>(lse),
       make_shape(cu_q, cu_k, num_sequences, num_heads, head_dim, softmax_scale, lse_stride, coords_q, coords_k, causal),
@@ -176,7 +136,7 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address out, A
                    Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal, int64_t lse_stride,
                    int num_threads) {
   const int64_t token = num_heads * head_dim;
-  bfd::attention_backward(
+  cpu::attention_backward(
       {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
       {at<const float>(v), v_stride}, {at<const float>(out), token}, at<const float>(lse),
       {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}},
@@ -186,20 +146,20 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address out, A
 
 std::map<std::string, bool> cpu_features() {
   std::map<std::string, bool> features;
-  for (const bfd::CpuFeature& feature : bfd::cpu_features()) features[feature.name] = feature.present;
+  for (const cpu::CpuFeature& feature : cpu::cpu_features()) features[feature.name] = feature.present;
   return features;
 }
 
 }  // namespace
 
-void bind_dropout(py::module_& module) {
+void bind_cpu(py::module_& module) {
   using py::arg;
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
 
-  module.def("simd_levels", &bfd::simd_levels,
+  module.def("simd_levels", &cpu::simd_levels,
              "Names of the instruction sets that these routines can use here, fastest first; the last is portable.");
-  module.def("simd_level", [] { return std::string(bfd::kernels().name); }, "The instruction set in use.");
-  module.def("force_simd_level", &bfd::force_simd_level, arg("name"),
+  module.def("simd_level", [] { return std::string(cpu::kernels().name); }, "The instruction set in use.");
+  module.def("force_simd_level", &cpu::force_simd_level, arg("name"),
              "Uses the named instruction set from now on, \"auto\" the fastest. For tests; ValueError if unknown.");
   module.def("cpu_features", &cpu_features, "What the choice of instruction set looks at; empty except on x86-64.");
 
@@ -223,20 +183,6 @@ void bind_dropout(py::module_& module) {
              arg("num_threads"),
              "Gradients of dropout_add_layer_norm_fwd; dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
-  module.def(
-      "softmax_dropout_fwd", &softmax_dropout_fwd, no_gil, arg("scores"), arg("lse"), arg("num_groups"),
-      arg("num_heads"), arg("max_q"), arg("max_k"), arg("starts_q"), arg("lens_q"), arg("starts_k"), arg("lens_k"),
-      arg("lse_stride"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
-      arg("threshold"), arg("scale"), arg("causal"), arg("num_threads"),
-      "scores [num_groups, num_heads, max_q, max_k] fp32, in place: softmax(softmax_scale * s) * keep * scale.\n\n"
-      "Elements outside lens_q, lens_k (int32 [num_groups]) become 0. lse[head * lse_stride + starts_q + row]\n"
-      "receives the log-sum-exp, -inf where there is no key.");
-  module.def("softmax_dropout_bwd", &softmax_dropout_bwd, no_gil, arg("scores"), arg("dp"), arg("lse"), arg("delta"),
-             arg("num_groups"), arg("num_heads"), arg("max_q"), arg("max_k"), arg("starts_q"), arg("lens_q"),
-             arg("starts_k"), arg("lens_k"), arg("lse_stride"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"),
-             arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"), arg("num_threads"),
-             "In place: P = exp(softmax_scale * s - lse); scores <- P * keep * scale;\n"
-             "dp <- softmax_scale * P * (dp * keep * scale - delta). Layouts as in softmax_dropout_fwd.");
   module.def("attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
              arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
              arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),

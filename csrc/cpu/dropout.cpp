@@ -1,11 +1,11 @@
-#include "dropout/dropout.h"
+#include "cpu/dropout.h"
 
 #include <cstring>
 
-#include "dropout/keep_bits.h"
-#include "dropout/parallel.h"
+#include "cpu/keep_bits.h"
+#include "cpu/parallel.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 void dropout(float* dst, const float* src, int64_t num_rows, int64_t num_cols, int64_t src_row_stride,
              const int32_t* coords, const DropoutSpec& spec, int num_threads) {
@@ -43,4 +43,4 @@ void keep_mask(uint8_t* mask, int64_t num_rows, int64_t num_cols, const int32_t*
   });
 }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu

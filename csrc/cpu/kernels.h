@@ -1,21 +1,21 @@
-// Row kernels of the dropout family, one table of function pointers per instruction set.
+// Kernels of the CPU routines of back-end "torch", one table of function pointers per instruction set.
 //
-// A kernel works on one row of fp32 values that fits in the first-level cache; the files beside this one walk the rows,
-// split them over threads and know what a row means. kernels_body.h holds the one body of every kernel, compiled for
-// each instruction set by kernels_<name>.cpp. Dropout masks are the same bits in all of them; results of floating-point
-// sums differ by a few units in the last place, because the width of the partial sums differs.
+// A kernel works on fp32 values that fit in the first two cache levels, most on one row; the files beside this one walk
+// the rows, split them over threads and know what a row means. kernels_body.h holds the one body of every kernel,
+// compiled for each instruction set by kernels_<name>.cpp. Dropout masks are the same bits in all of them; results of
+// floating-point sums differ by a few units in the last place, because the width of the partial sums differs.
 //
 // The definition of dropout is bert_fast/reference/dropout.py: Philox4x32 with 7 rounds (Salmon et al. 2011), one
 // 16-bit value per column, 8 columns per block.
 
-#ifndef BERT_FAST_DROPOUT_KERNELS_H_
-#define BERT_FAST_DROPOUT_KERNELS_H_
+#ifndef BERT_FAST_CPU_KERNELS_H_
+#define BERT_FAST_CPU_KERNELS_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 // What to draw and what to do with it. threshold 0 keeps everything (scale is then 1), 65536 nothing.
 struct DropoutSpec {
@@ -142,6 +142,6 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_KERNELS_H_
+#endif  // BERT_FAST_CPU_KERNELS_H_

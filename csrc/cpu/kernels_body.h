@@ -17,19 +17,19 @@
 //   Words, kBlocks                        kBlocks Philox words, each in the low half of 64 bits, high half arbitrary
 //   words, block_words, multiply, high, mix, store_keep_bits
 
-#ifndef BERT_FAST_DROPOUT_KERNELS_BODY_H_
-#define BERT_FAST_DROPOUT_KERNELS_BODY_H_
+#ifndef BERT_FAST_CPU_KERNELS_BODY_H_
+#define BERT_FAST_CPU_KERNELS_BODY_H_
 
 #include <math.h>
 
 #include <cstdint>
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
 #define BERT_FAST_INLINE inline __attribute__((always_inline))
 #define BERT_FAST_INLINE_LAMBDA __attribute__((always_inline))
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 template <class V>
 struct RowKernels {
@@ -325,6 +325,6 @@ struct RowKernels {
   }
 };
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_KERNELS_BODY_H_
+#endif  // BERT_FAST_CPU_KERNELS_BODY_H_

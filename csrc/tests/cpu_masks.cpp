@@ -2,11 +2,11 @@
 
 #include <cstring>
 
-#include "dropout/dropout.h"
-#include "dropout/keep_bits.h"
-#include "dropout_check.h"
+#include "cpu/dropout.h"
+#include "cpu/keep_bits.h"
+#include "cpu_check.h"
 
-namespace bert_fast::dropout::testing {
+namespace bert_fast::cpu::testing {
 namespace {
 
 // Known answers of Philox4x32 with 7 rounds from the authors' Random123 library (file kat_vectors).
@@ -93,10 +93,10 @@ void test_errors() {
 }
 
 }  // namespace
-}  // namespace bert_fast::dropout::testing
+}  // namespace bert_fast::cpu::testing
 
 int main() {
-  using namespace bert_fast::dropout::testing;
+  using namespace bert_fast::cpu::testing;
   test_known_answers();
   for_every_level([] {
     test_keep_bits();

@@ -1,14 +1,14 @@
 // Keep bits of the rows that the routines walk: tokens of a [T, H] tensor, and queries against the keys of a sequence.
 
-#ifndef BERT_FAST_DROPOUT_KEEP_BITS_H_
-#define BERT_FAST_DROPOUT_KEEP_BITS_H_
+#ifndef BERT_FAST_CPU_KEEP_BITS_H_
+#define BERT_FAST_CPU_KEEP_BITS_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 // Coordinates: [T, 2] int32, (row in the original batch, position in the sequence) of every token.
 struct Coords {
@@ -90,6 +90,6 @@ class QueryRows {
   ProbabilityKeepBits bits_;
 };
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_KEEP_BITS_H_
+#endif  // BERT_FAST_CPU_KEEP_BITS_H_

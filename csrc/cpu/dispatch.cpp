@@ -1,9 +1,9 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 bool runs_avx2() {
@@ -73,4 +73,4 @@ std::vector<CpuFeature> cpu_features() {
 #endif
 }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu

@@ -1,4 +1,4 @@
-#include "dropout/attention.h"
+#include "cpu/attention.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "dropout/parallel.h"
+#include "cpu/parallel.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 // Query rows per block. Forward: scores of 24 rows against 512 keys are 48 KiB. Backward: P and dP of 96 rows are
@@ -210,4 +210,4 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   });
 }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu

@@ -1,7 +1,7 @@
-// What the tests of csrc/dropout share: a failing check that names itself, inputs, and a scalar Philox to judge by.
+// What the tests of csrc/cpu share: a failing check that names itself, inputs, and a scalar Philox to judge by.
 
-#ifndef BERT_FAST_TESTS_DROPOUT_CHECK_H_
-#define BERT_FAST_TESTS_DROPOUT_CHECK_H_
+#ifndef BERT_FAST_TESTS_CPU_CHECK_H_
+#define BERT_FAST_TESTS_CPU_CHECK_H_
 
 #include <array>
 #include <cmath>
@@ -12,15 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
-namespace bert_fast::dropout::testing {
+namespace bert_fast::cpu::testing {
 
 #define CHECK(condition)                                                                        \
   do {                                                                                          \
     if (!(condition)) {                                                                         \
       std::fprintf(stderr, "%s:%d: %s fails (simd level %s)\n", __FILE__, __LINE__, #condition, \
-                   ::bert_fast::dropout::kernels().name);                                       \
+                   ::bert_fast::cpu::kernels().name);                                           \
       std::exit(1);                                                                             \
     }                                                                                           \
   } while (false)
@@ -86,6 +86,6 @@ inline bool kept(const DropoutSpec& spec, uint32_t row, uint32_t position, uint3
   return (column % 2 == 0 ? word & 0xFFFFu : word >> 16) >= spec.threshold;
 }
 
-}  // namespace bert_fast::dropout::testing
+}  // namespace bert_fast::cpu::testing
 
-#endif  // BERT_FAST_TESTS_DROPOUT_CHECK_H_
+#endif  // BERT_FAST_TESTS_CPU_CHECK_H_

@@ -1,8 +1,8 @@
 // Any processor: 4 floats at a time in the compiler's own vector type (SSE2 on x86-64, NEON on Arm), one Philox block.
 
-#include "dropout/kernels_body.h"
+#include "cpu/kernels_body.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 struct Portable {
@@ -80,4 +80,4 @@ constexpr Kernels kTable = RowKernels<Portable>::table("portable");
 
 const Kernels* portable_kernels() { return &kTable; }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu

@@ -1,11 +1,11 @@
-#include "dropout/layer_norm.h"
+#include "cpu/layer_norm.h"
 
 #include <vector>
 
-#include "dropout/keep_bits.h"
-#include "dropout/parallel.h"
+#include "cpu/keep_bits.h"
+#include "cpu/parallel.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 // 64 pieces keep 64 cores busy; at least 32 rows each, so that adding the pieces up costs little.
@@ -68,4 +68,4 @@ void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_
   }
 }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu

@@ -1,11 +1,11 @@
-#include "dropout/keep_bits.h"
+#include "cpu/keep_bits.h"
 
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 namespace {
 
 constexpr int32_t kHeadStride = 65536;  // columns set aside for one head's keys
@@ -136,4 +136,4 @@ SoftmaxRow QueryRows::prepare(const KeyPositions& keys, int64_t query_token, int
   return {visible, width, softmax_scale_, bits, spec_.scale};
 }
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu

@@ -4,14 +4,14 @@
 // Bytes per element: forward reads x and residual and writes h and y (16; 12 without h), backward reads dy and h and
 // writes dresidual and dx (16; 12 without dx). A row stays in the first-level cache between its passes.
 
-#ifndef BERT_FAST_DROPOUT_LAYER_NORM_H_
-#define BERT_FAST_DROPOUT_LAYER_NORM_H_
+#ifndef BERT_FAST_CPU_LAYER_NORM_H_
+#define BERT_FAST_CPU_LAYER_NORM_H_
 
 #include <cstdint>
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 struct LayerNormForward {
   const float* x;
@@ -52,6 +52,6 @@ struct LayerNormBackward {
 void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_t* coords, const DropoutSpec& spec,
                                      int num_threads);
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_LAYER_NORM_H_
+#endif  // BERT_FAST_CPU_LAYER_NORM_H_

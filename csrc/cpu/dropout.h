@@ -4,14 +4,14 @@
 // bert_fast/reference/dropout.py. num_threads <= 0: as many as there are. Cost: one Philox call per 8 elements, about
 // half an instruction per element with AVX-512. Errors: std::invalid_argument.
 
-#ifndef BERT_FAST_DROPOUT_DROPOUT_H_
-#define BERT_FAST_DROPOUT_DROPOUT_H_
+#ifndef BERT_FAST_CPU_DROPOUT_H_
+#define BERT_FAST_CPU_DROPOUT_H_
 
 #include <cstdint>
 
-#include "dropout/kernels.h"
+#include "cpu/kernels.h"
 
-namespace bert_fast::dropout {
+namespace bert_fast::cpu {
 
 // dst [num_rows, num_cols] contiguous = src * keep * scale; rows of src start src_row_stride floats apart; dst may be
 // src where the stride is num_cols.
@@ -22,6 +22,6 @@ void dropout(float* dst, const float* src, int64_t num_rows, int64_t num_cols, i
 void keep_mask(uint8_t* mask, int64_t num_rows, int64_t num_cols, const int32_t* coords, const DropoutSpec& spec,
                int num_threads);
 
-}  // namespace bert_fast::dropout
+}  // namespace bert_fast::cpu
 
-#endif  // BERT_FAST_DROPOUT_DROPOUT_H_
+#endif  // BERT_FAST_CPU_DROPOUT_H_

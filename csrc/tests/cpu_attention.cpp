@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "dropout/attention.h"
-#include "dropout_check.h"
+#include "cpu/attention.h"
+#include "cpu_check.h"
 
-namespace bert_fast::dropout::testing {
+namespace bert_fast::cpu::testing {
 namespace {
 
 void test_matmul() {
@@ -152,10 +152,10 @@ void test_attention() {
 }
 
 }  // namespace
-}  // namespace bert_fast::dropout::testing
+}  // namespace bert_fast::cpu::testing
 
 int main() {
-  using namespace bert_fast::dropout::testing;
+  using namespace bert_fast::cpu::testing;
   for_every_level([] {
     test_matmul();
     test_transpose_and_dot();
