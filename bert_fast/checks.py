@@ -5,7 +5,24 @@ from typing import Any
 
 import torch
 
-__all__ = ["check_dropout_p", "check_dtype", "check_same_device", "check_shape"]
+from bert_fast.env import SETTINGS
+
+__all__ = [
+    "check_dropout_p",
+    "check_dtype",
+    "check_floating",
+    "check_ids",
+    "check_like",
+    "check_same_device",
+    "check_shape",
+    "check_tensor",
+]
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """Raises TypeError unless `tensor` is a tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
 
 
 def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
@@ -15,8 +32,7 @@ def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
         TypeError: `tensor` is not a tensor.
         ValueError: wrong rank or size.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
+    check_tensor(name, tensor)
     fits = tensor.dim() == len(expected) and all(
         isinstance(want, str) or size == want for size, want in zip(tensor.shape, expected, strict=True)
     )
@@ -26,10 +42,27 @@ def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
 
 
 def check_dtype(name: str, tensor: Any, allowed: Sequence[torch.dtype]) -> None:
-    """Raises TypeError unless the tensor's dtype is one of `allowed`."""
+    """Raises TypeError unless `tensor` is a tensor whose dtype is one of `allowed`."""
+    check_tensor(name, tensor)
     if tensor.dtype not in allowed:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         raise TypeError(f"{name}: expected dtype {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+
+
+def check_floating(name: str, tensor: Any) -> None:
+    """Raises TypeError unless `tensor` is a tensor of floating-point numbers."""
+    check_tensor(name, tensor)
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point dtype, got {str(tensor.dtype).removeprefix('torch.')}")
+
+
+def check_like(name: str, tensor: Any, expected: Sequence[int | str], other_name: str, other: torch.Tensor) -> None:
+    """Raises unless `tensor` has the expected shape and the dtype and device of `other`."""
+    check_shape(name, tensor, expected)
+    if tensor.dtype != other.dtype:
+        want, got = (str(dtype).removeprefix("torch.") for dtype in (other.dtype, tensor.dtype))
+        raise TypeError(f"{name}: expected dtype {want} (that of {other_name}), got {got}")
+    check_same_device(name, tensor, other_name, other)
 
 
 def check_same_device(name: str, tensor: Any, other_name: str, other: Any) -> None:
@@ -39,6 +72,20 @@ def check_same_device(name: str, tensor: Any, other_name: str, other: Any) -> No
 
 
 def check_dropout_p(name: str, p: float) -> None:
-    """Raises ValueError unless 0 <= p <= 1."""
+    """Raises TypeError unless p is a number, ValueError unless 0 <= p <= 1."""
+    if not isinstance(p, int | float):
+        raise TypeError(f"{name}: expected a number, got {type(p).__name__}")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"{name}: expected a probability in [0, 1], got {p}")
+
+
+def check_ids(name: str, ids: torch.Tensor, count: int) -> None:
+    """Raises ValueError unless all ids are in [0, count).
+
+    Only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1; never in a compiled graph.
+    """
+    if torch.compiler.is_compiling() or (ids.device.type != "cpu" and not SETTINGS.debug) or not ids.numel():
+        return
+    low, high = (int(bound) for bound in ids.aminmax())
+    if low < 0 or high >= count:
+        raise ValueError(f"{name}: expected ids in [0, {count}), got {low if low < 0 else high}")

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bert_fast.env import SETTINGS
+from bert_fast.checks import check_ids
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.packing import Packing
 
@@ -59,9 +58,5 @@ class BertEmbeddings(nn.Module):
 
     @staticmethod
     def _lookup(name: str, ids: Tensor, table: nn.Embedding) -> Tensor:
-        if ids.numel() and (SETTINGS.debug or ids.device.type == "cpu") and not torch.compiler.is_compiling():
-            low, high = (int(bound) for bound in ids.aminmax())
-            if low < 0 or high >= table.num_embeddings:
-                bad = low if low < 0 else high
-                raise ValueError(f"{name}: expected ids in [0, {table.num_embeddings}), got {bad}")
+        check_ids(name, ids, table.num_embeddings)
         return F.embedding(ids, table.weight, padding_idx=table.padding_idx)

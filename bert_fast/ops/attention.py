@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_dtype, check_same_device, check_shape
-from bert_fast.ops.dropout import check_dropout_state
+from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape
+from bert_fast.ops.dropout import check_coords, check_dropout_state
+from bert_fast.ops.packing import check_offsets
 
 __all__ = ["attention"]
 
@@ -43,7 +44,8 @@ def attention(
     Returns: out (Tensor [Tq, A, D], dtype of q); a query without keys gives exactly 0 and gets zero gradients.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not fit.
+        ValueError, TypeError: shapes, dtypes or devices do not fit; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also
+            offsets that do not rise from 0 to T, or a sequence longer than its bound.
         BackendError: the forced back-end cannot run the call.
 
     Precision: softmax in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements), no probabilities.
@@ -51,11 +53,9 @@ def attention(
     al. 2022 (arXiv:2205.14135), appendix B.
     """
     check_shape("q", q, ("Tq", "A", "D"))
-    check_shape("k", k, ("Tk", q.shape[1], q.shape[2]))
-    check_shape("v", v, tuple(k.shape))
-    for name, tensor in (("k", k), ("v", v)):
-        check_dtype(name, tensor, (q.dtype,))
-        check_same_device(name, tensor, "q", q)
+    check_floating("q", q)
+    check_like("k", k, ("Tk", q.shape[1], q.shape[2]), "q", q)
+    check_like("v", v, tuple(k.shape), "q", q)
     if cu_seqlens_k is None:
         cu_seqlens_k, max_seqlen_k, coords_k = cu_seqlens_q, max_seqlen_q, coords_q if coords_k is None else coords_k
     if max_seqlen_k is None:
@@ -63,10 +63,14 @@ def attention(
     for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_shape(name, cu_seqlens, (len(cu_seqlens_q),))
         check_dtype(name, cu_seqlens, (torch.int32,))
-    check_dropout_state(dropout_p, seed, coords_q, q.shape[0], "coords_q")
-    check_dropout_state(dropout_p, seed, coords_k, k.shape[0], "coords_k")
-    if causal and (coords_q is None or coords_k is None):
-        raise ValueError("coords_q, coords_k: expected Tensors [T, 2] where causal is True, got None")
+        check_same_device(name, cu_seqlens, "q", q)
+    check_dropout_state(dropout_p, seed, coords_q, q, site, ("coords_q", "q"))
+    check_dropout_state(dropout_p, seed, coords_k, k, site, ("coords_k", "k"))
+    if causal:
+        if coords_q is None or coords_k is None:
+            raise ValueError("coords_q, coords_k: expected Tensors [T, 2] where causal is True, got None")
+        check_coords("coords_q", coords_q, q, "q")
+        check_coords("coords_k", coords_k, k, "k")
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(q.shape[2])
     return _forward(
@@ -81,6 +85,9 @@ def _forward(
     softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
     site: int, causal: bool, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    # Here, not in `attention`: a compiled call passes by here too, and offsets beyond T would be read from memory.
+    check_offsets("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q, q.shape[0])
+    check_offsets("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k, k.shape[0])
     implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
     return implementation.attention_fwd(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,

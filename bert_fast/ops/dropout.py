@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_dropout_p, check_dtype, check_same_device, check_shape
+from bert_fast.checks import check_dropout_p, check_dtype, check_floating, check_same_device, check_shape
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 
-__all__ = ["DropoutSite", "check_dropout_state", "draw_seed", "dropout", "dropout_site"]
+__all__ = ["DropoutSite", "check_coords", "check_dropout_state", "draw_seed", "dropout", "dropout_site"]
 
 
 def draw_seed(device: torch.device) -> Tensor:
@@ -18,9 +18,13 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def check_dropout_state(
-    dropout_p: float, seed: Tensor | None, coords: Tensor | None, num_tokens: int, coords_name: str = "coords"
+    dropout_p: float, seed: Tensor | None, coords: Tensor | None, x: Tensor, site: int, names: tuple[str, str]
 ) -> None:
-    """Raises unless dropout_p is a probability and, where it is not 0, seed is int64 [1] and coords int32 [T, 2]."""
+    """Raises unless dropout_p is a probability and, where it is not 0, seed, coords and site fit the tokens of x.
+
+    seed: int64 [1]; coords: int32 [T, 2], T = len(x); site: in [0, 2**31); all on x's device. names: of coords and x.
+    """
+    coords_name, x_name = names
     check_dropout_p("dropout_p", dropout_p)
     if dropout_p == 0.0:
         return
@@ -29,9 +33,17 @@ def check_dropout_state(
         raise ValueError(f"{missing}: expected a Tensor where dropout_p is {dropout_p}, got None")
     check_shape("seed", seed, (1,))
     check_dtype("seed", seed, (torch.int64,))
-    check_shape(coords_name, coords, (num_tokens, 2))
-    check_dtype(coords_name, coords, (torch.int32,))
-    check_same_device(coords_name, coords, "seed", seed)
+    check_same_device("seed", seed, x_name, x)
+    check_coords(coords_name, coords, x, x_name)
+    if not 0 <= site < 2**31:
+        raise ValueError(f"site: expected a number in [0, 2**31), got {site}")
+
+
+def check_coords(name: str, coords: Tensor, x: Tensor, x_name: str) -> None:
+    """Raises unless coords is int32 [T, 2] on x's device, T = len(x)."""
+    check_shape(name, coords, (x.shape[0], 2))
+    check_dtype(name, coords, (torch.int32,))
+    check_same_device(name, coords, x_name, x)
 
 
 def dropout(
@@ -52,7 +64,8 @@ def dropout(
     Source: Salmon et al. 2011 (Philox); `reference/dropout.py` is the definition.
     """
     check_shape("x", x, ("T", "H"))
-    check_dropout_state(dropout_p, seed, coords, x.shape[0])
+    check_floating("x", x)
+    check_dropout_state(dropout_p, seed, coords, x, site, ("coords", "x"))
     if dropout_p == 0.0:
         return x
     return _forward(x, dropout_p, seed, coords, site, requested(backend))

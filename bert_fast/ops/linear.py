@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_same_device, check_shape
-from bert_fast.ops._autocast import autocast_dtype
+from bert_fast.checks import check_floating, check_like, check_shape
+from bert_fast.ops._autocast import autocast_operands
 
 __all__ = ["linear"]
 
@@ -15,23 +15,21 @@ __all__ = ["linear"]
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """y = x W^T + b.
 
-    x (Tensor [T, K], floating): input. weight (Tensor [N, K]); bias (Tensor [N] or None).
+    x (Tensor [T, K], floating): input. weight (Tensor [N, K]); bias (Tensor [N] or None); dtype of x.
     Returns: y (Tensor [T, N], dtype of x; autocast's dtype under autocast).
 
     Raises:
-        ValueError: shapes do not fit or devices differ.
+        TypeError: dtypes differ or are not floating-point. ValueError: shapes do not fit or devices differ.
         BackendError: the forced back-end cannot run the call.
 
     Saves x and weight.
     """
+    x, weight, bias = autocast_operands(x, weight, bias)
     check_shape("x", x, ("T", "K"))
-    check_shape("weight", weight, ("N", x.shape[1]))
-    check_same_device("weight", weight, "x", x)
+    check_floating("x", x)
+    check_like("weight", weight, ("N", x.shape[1]), "x", x)
     if bias is not None:
-        check_shape("bias", bias, (weight.shape[0],))
-    dtype = autocast_dtype(x)
-    if dtype is not None:
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        check_like("bias", bias, (weight.shape[0],), "x", x)
     return _forward(x, weight, bias, requested(backend))
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_same_device, check_shape
-from bert_fast.ops._autocast import autocast_dtype
+from bert_fast.checks import check_floating, check_like, check_shape
+from bert_fast.ops._autocast import autocast_operands
 
 __all__ = ["linear_gelu"]
 
@@ -17,27 +17,26 @@ def linear_gelu(
 ) -> Tensor:
     """y = gelu(x W^T + b), with GELU(z) = z * Phi(z) by erf unless tanh is asked for.
 
-    x (Tensor [T, K], floating): input. weight (Tensor [N, K]); bias (Tensor [N] or None).
+    x (Tensor [T, K], floating): input. weight (Tensor [N, K]); bias (Tensor [N] or None); dtype of x.
     approximate: "none" (erf, BERT's default) or "tanh".
     Returns: y (Tensor [T, N], dtype of x; autocast's dtype under autocast).
 
     Raises:
+        TypeError: dtypes differ or are not floating-point.
         ValueError: shapes do not fit, devices differ, approximate is neither.
         BackendError: the forced back-end cannot run the call.
 
     Saves x, weight and the pre-activation (T * N elements).
     Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
     """
+    x, weight, bias = autocast_operands(x, weight, bias)
     check_shape("x", x, ("T", "K"))
-    check_shape("weight", weight, ("N", x.shape[1]))
-    check_same_device("weight", weight, "x", x)
+    check_floating("x", x)
+    check_like("weight", weight, ("N", x.shape[1]), "x", x)
     if bias is not None:
-        check_shape("bias", bias, (weight.shape[0],))
+        check_like("bias", bias, (weight.shape[0],), "x", x)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
-    dtype = autocast_dtype(x)
-    if dtype is not None:
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return _forward(x, weight, bias, approximate, requested(backend))[0]
 
 

@@ -10,6 +10,7 @@ each token came from:
 `coords` name tokens in dropout masks, so padded and packed runs of one batch draw the same mask.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from bert_fast.checks import check_dtype, check_shape
 from bert_fast.env import SETTINGS
 
-__all__ = ["Packing"]
+__all__ = ["Packing", "check_offsets"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ class Packing:
         batch_size, length = keep_mask.shape
         kept = keep_mask != 0
         indices = kept.flatten().nonzero().squeeze(1)  # the one sync
-        if len(indices) == batch_size * length:
+        # A compiled graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and len(indices) == batch_size * length:
             return cls.full(batch_size, length, keep_mask.device)
         lengths = kept.sum(1)
         # Only CPU tensors are asked for their longest length; on a device it is bounded by S, without a second sync.
-        max_seqlen = int(lengths.max()) if keep_mask.device.type == "cpu" and len(indices) else length
+        is_asked = keep_mask.device.type == "cpu" and not is_compiling and len(indices)
+        max_seqlen = int(lengths.max()) if is_asked else length
         coords = torch.stack((indices // max(length, 1), indices % max(length, 1)), dim=1).int()
         return cls(_cumulative(lengths), max_seqlen, coords, indices, (batch_size, length))
 
@@ -79,10 +83,12 @@ class Packing:
         check_dtype("cu_seqlens", cu_seqlens, (torch.int32,))
         if len(cu_seqlens) == 0:
             raise ValueError("cu_seqlens: expected at least one entry (the leading 0), got none")
-        if cu_seqlens.device.type == "cpu" or SETTINGS.debug:
-            _check_offsets(cu_seqlens, max_seqlen, num_tokens)
+        if not isinstance(max_seqlen, int):
+            raise TypeError(f"max_seqlen: expected an int, got {type(max_seqlen).__name__}")
+        if not torch.compiler.is_compiling():  # compiled, the attention op checks them
+            check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
         token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
-        row = torch.searchsorted(cu_seqlens[1:], token, right=True, out_int32=True)
+        row = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True, out_int32=True)
         return cls(cu_seqlens, max_seqlen, torch.stack((row, token - cu_seqlens[row]), dim=1), None, None)
 
     @property
@@ -109,7 +115,7 @@ class Packing:
 
     def first_tokens(self, x: Tensor) -> Tensor:
         """Rows of x [T, H] that start a sequence, [B, H] (BERT's [CLS]); exactly 0 for a sequence without tokens."""
-        if not len(x):
+        if not torch.compiler.is_compiling() and not len(x):  # compiled graphs must not ask for T
             return x.new_zeros((self.num_sequences, *x.shape[1:]))
         starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:]
         first = x.index_select(0, starts.clamp(max=len(x) - 1))
@@ -122,13 +128,19 @@ def _cumulative(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-def _check_offsets(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> None:
-    lengths = cu_seqlens.diff()
-    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_tokens or bool((lengths < 0).any()):
+def check_offsets(name: str, cu_seqlens: Tensor, max_name: str, max_seqlen: int, num_tokens: int) -> None:
+    """Raises ValueError unless the offsets rise from 0 to num_tokens, in steps of at most max_seqlen.
+
+    Only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1.
+    """
+    if cu_seqlens.device.type != "cpu" and not SETTINGS.debug:
+        return
+    offsets = cu_seqlens.tolist()  # plain integers: a tenth of the time of tensor operations on a few dozen numbers
+    lengths = [end - start for start, end in itertools.pairwise(offsets)]
+    if not offsets or offsets[0] != 0 or offsets[-1] != num_tokens or min(lengths, default=0) < 0:
         raise ValueError(
-            f"cu_seqlens: expected offsets that rise from 0 to the number of tokens ({num_tokens}), "
-            f"got {cu_seqlens.tolist()}"
+            f"{name}: expected offsets that rise from 0 to the number of tokens ({num_tokens}), got {offsets}"
         )
-    longest = int(lengths.max()) if len(lengths) else 0
+    longest = max(lengths, default=0)
     if longest > max_seqlen:
-        raise ValueError(f"max_seqlen: expected at least the longest sequence ({longest}), got {max_seqlen}")
+        raise ValueError(f"{max_name}: expected at least the longest sequence ({longest}), got {max_seqlen}")

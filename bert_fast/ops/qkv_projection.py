@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_same_device, check_shape
-from bert_fast.ops._autocast import autocast_dtype
+from bert_fast.checks import check_floating, check_like, check_shape
+from bert_fast.ops._autocast import autocast_operands
 
 __all__ = ["qkv_projection"]
 
@@ -17,24 +17,22 @@ def qkv_projection(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v = x W^T + b for each of the three projections.
 
-    x (Tensor [T, H], floating): input. wq, wk, wv (Tensor [N, H]), bq, bk, bv (Tensor [N]): N = A * D.
+    x (Tensor [T, H], floating): input. wq, wk, wv (Tensor [N, H]), bq, bk, bv (Tensor [N]): N = A * D, dtype of x.
     Returns: q, k, v (Tensor [T, N] each, dtype of x; autocast's dtype under autocast).
 
     Raises:
-        ValueError: shapes do not fit or devices differ.
+        TypeError: dtypes differ or are not floating-point. ValueError: shapes do not fit or devices differ.
         BackendError: the forced back-end cannot run the call.
 
     Saves x and the weights.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
     """
+    x, wq, bq, wk, bk, wv, bv = autocast_operands(x, wq, bq, wk, bk, wv, bv)
     check_shape("x", x, ("T", "H"))
+    check_floating("x", x)
     for name, weight, bias in (("q", wq, bq), ("k", wk, bk), ("v", wv, bv)):
-        check_shape(f"w{name}", weight, ("N", x.shape[1]))
-        check_shape(f"b{name}", bias, (weight.shape[0],))
-        check_same_device(f"w{name}", weight, "x", x)
-    dtype = autocast_dtype(x)
-    if dtype is not None:
-        x, wq, bq, wk, bk, wv, bv = (t.to(dtype) for t in (x, wq, bq, wk, bk, wv, bv))
+        check_like(f"w{name}", weight, ("N", x.shape[1]), "x", x)
+        check_like(f"b{name}", bias, (weight.shape[0],), "x", x)
     return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
 
 

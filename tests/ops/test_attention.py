@@ -227,7 +227,7 @@ def _call(**changes):
     [
         ({"q": torch.zeros(5, 24)}, ValueError, r"q: expected shape \[Tq, A, D\], got \[5, 24\]"),
         ({"k": torch.zeros(5, 3, 4)}, ValueError, r"k: expected shape \[Tk, 3, 8\], got \[5, 3, 4\]"),
-        ({"v": torch.zeros(5, 3, 8).half()}, TypeError, "v: expected dtype float32, got float16"),
+        ({"v": torch.zeros(5, 3, 8).half()}, TypeError, r"v: expected dtype float32 \(that of q\), got float16"),
         ({"q": [1]}, TypeError, "q: expected a Tensor, got list"),
         ({"cu_seqlens_q": torch.tensor([0, 3, 5])}, TypeError, "cu_seqlens_q: expected dtype int32, got int64"),
         ({"seed": None}, ValueError, "seed: expected a Tensor where dropout_p is 0.1, got None"),
