@@ -1,5 +1,6 @@
 """BertModel: padding removed once, every layer on [T, H], padding put back once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bert_fast.checks import check_dtype, check_shape
+from bert_fast.checks import check_dtype, check_floating, check_shape, check_tensor
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 from bert_fast.models.pretrained import PretrainedMixin
@@ -21,6 +22,8 @@ from bert_fast.ops.packing import Packing
 __all__ = ["BertEncoder", "BertModel", "BertPooler", "BertPreTrainedModel", "Encoded"]
 
 _INTEGERS = (torch.int64, torch.int32)
+# Masks follow from the seed, so no generator state needs saving.
+_CHECKPOINT_ARGUMENTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
 
 
 class BertPreTrainedModel(PretrainedMixin, nn.Module):
@@ -28,6 +31,11 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
+        if not isinstance(config, BertConfig):
+            raise TypeError(
+                f"config: expected a bert_fast.BertConfig, got {type(config).__module__}.{type(config).__name__}; "
+                "BertConfig.from_hf(config) makes one of transformers' configurations"
+            )
         self.config = config
 
     def init_weights(self) -> None:
@@ -68,8 +76,12 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
         """The output as the caller wants it: itself, or a tuple where return_dict (default: the config's) is False."""
         return output if _flag(return_dict, self.config.return_dict) else output.to_tuple()
 
-    def gradient_checkpointing_enable(self) -> None:
-        """From now on training keeps one [T, H] a layer and runs each layer again in backward, with the same masks."""
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """From now on training keeps one [T, H] a layer and runs each layer again in backward, with the same masks.
+
+        gradient_checkpointing_kwargs: of `torch.utils.checkpoint.checkpoint`; use_reentrant is False unless given.
+        """
+        self.base_model.encoder.checkpoint_arguments = _CHECKPOINT_ARGUMENTS | dict(gradient_checkpointing_kwargs or {})
         self.base_model.encoder.gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
@@ -84,14 +96,14 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config, index) for index in range(config.num_hidden_layers))
         self.gradient_checkpointing = False
+        self.checkpoint_arguments = _CHECKPOINT_ARGUMENTS
 
     def forward(self, x: Tensor, packing: Packing, seed: Tensor | None, collect: bool) -> tuple[Tensor, list[Tensor]]:
         """x [T, H] to (output [T, H], the states before and after every layer if `collect`)."""
         states = [x] if collect else []
         for layer in self.layer:
             if self.gradient_checkpointing and self.training:
-                # Masks follow from the seed, so no generator state needs saving.
-                x = checkpoint(layer, x, packing, seed, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, packing, seed, **self.checkpoint_arguments)
             else:
                 x = layer(x, packing, seed)
             if collect:
@@ -211,9 +223,15 @@ class BertModel(BertPreTrainedModel):
         shape = given.shape if inputs_embeds is None else given.shape[:-1]
         if input_ids is not None:
             check_dtype("input_ids", input_ids, _INTEGERS)
+        else:
+            self._check_embeds(given)
         for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
             if ids is not None:
                 check_dtype(ids_name, ids, _INTEGERS)
+        if attention_mask is not None:
+            check_tensor("attention_mask", attention_mask)
+        if head_mask is not None:
+            self._check_head_mask(head_mask, shape)
         if position_ids is not None and len(shape) == 2 and position_ids.shape in ((shape[1],), (1, shape[1])):
             position_ids = position_ids.expand(shape)
         for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
@@ -247,6 +265,34 @@ class BertModel(BertPreTrainedModel):
         assert self.pooler is not None
         return self.pooler(encoded.packing.first_tokens(encoded.hidden))
 
+    def _check_embeds(self, inputs_embeds: Tensor) -> None:
+        check_floating("inputs_embeds", inputs_embeds)
+        if inputs_embeds.shape[-1:] != (self.config.hidden_size,):
+            raise ValueError(
+                f"inputs_embeds: expected a last dimension of {self.config.hidden_size} (hidden_size), "
+                f"got shape {list(inputs_embeds.shape)}"
+            )
+        if torch.promote_types(inputs_embeds.dtype, self.dtype) != self.dtype:
+            want, got = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, inputs_embeds.dtype))
+            raise TypeError(f"inputs_embeds: expected dtype {want} (that of the parameters), got {got}")
+
+    def _check_head_mask(self, head_mask: Tensor, shape: torch.Size) -> None:
+        num_heads, num_layers = self.config.num_attention_heads, self.config.num_hidden_layers
+        check_tensor("head_mask", head_mask)
+        sizes = (num_layers, (1, shape[0]), num_heads, (1, shape[-1]), (1, shape[-1]))
+        fits = head_mask.shape in ((num_heads,), (num_layers, num_heads)) or (
+            head_mask.dim() == 5
+            and all(
+                size in (want if isinstance(want, tuple) else (want,))
+                for size, want in zip(head_mask.shape, sizes, strict=True)
+            )
+        )
+        if not fits:
+            raise ValueError(
+                f"head_mask: expected shape [{num_heads}], [{num_layers}, {num_heads}] or "
+                f"[{num_layers}, B or 1, {num_heads}, S or 1, S or 1], got {list(head_mask.shape)}"
+            )
+
     def _seed(self, device: torch.device, dropout_seed: Tensor | None) -> Tensor | None:
         if not self.training:
             return None
@@ -272,7 +318,7 @@ class BertModel(BertPreTrainedModel):
                 raise ValueError(f"{name}: expected packed tokens [T] beside cu_seqlens, got shape {list(given.shape)}")
             if max_seqlen is None:
                 raise ValueError("max_seqlen: expected an int beside cu_seqlens, got None")
-            longest, packing = max_seqlen, Packing.from_cu_seqlens(cu_seqlens, max_seqlen, shape[0])
+            name, longest, packing = "max_seqlen", max_seqlen, Packing.from_cu_seqlens(cu_seqlens, max_seqlen, shape[0])
         else:
             if len(shape) != 2:
                 raise ValueError(f"{name}: expected a padded batch [B, S], got shape {list(given.shape)}")
@@ -295,10 +341,10 @@ def _flag(argument: bool | None, default: bool) -> bool:
 
 
 def _input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[str, Tensor]:
-    if input_ids is not None and inputs_embeds is None:
-        return "input_ids", input_ids
-    if inputs_embeds is not None and input_ids is None:
-        return "inputs_embeds", inputs_embeds
+    for name, given, other in (("input_ids", input_ids, inputs_embeds), ("inputs_embeds", inputs_embeds, input_ids)):
+        if given is not None and other is None:
+            check_tensor(name, given)
+            return name, given
     got = "neither" if input_ids is None else "both"
     raise ValueError(f"input_ids, inputs_embeds: expected exactly one of the two, got {got}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bert_fast.checks import check_dtype, check_shape
+from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
 from bert_fast.models.bert import BertModel, BertPreTrainedModel, Encoded
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
@@ -92,9 +92,12 @@ class _MaskedLMModel(BertPreTrainedModel):
         hidden, packing = encoded.hidden, encoded.packing
         if masked_lm_positions is not None:
             check_shape("masked_lm_positions", masked_lm_positions, ("M",))
+            check_dtype("masked_lm_positions", masked_lm_positions, (torch.int64, torch.int32))
             if labels is not None:
                 check_shape("labels", labels, (len(masked_lm_positions),))
-            rows = packing.unpack(hidden).flatten(0, -2).index_select(0, masked_lm_positions.long())
+            tokens = packing.unpack(hidden).flatten(0, -2)
+            check_ids("masked_lm_positions", masked_lm_positions, len(tokens))
+            rows = tokens.index_select(0, masked_lm_positions.long())
             logits = self.cls.predictions(rows)
             return None if labels is None else _cross_entropy(logits, labels), logits
         loss, logits = None, None
@@ -263,13 +266,16 @@ class BertForSequenceClassification(BertPreTrainedModel):
         return self.finish(output, return_dict)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        check_tensor("labels", labels)
         problem = self.config.problem_type
         if problem is None:
             integers = labels.dtype in (torch.int64, torch.int32)
             single = "single_label_classification" if integers else "multi_label_classification"
             problem = "regression" if self.num_labels == 1 else single
         if problem == "regression":
-            return F.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
+            if labels.shape not in (logits.shape, logits.squeeze(1).shape):  # mse_loss would broadcast
+                raise ValueError(f"labels: expected shape {list(logits.shape)}, got {list(labels.shape)}")
+            return F.mse_loss(logits, labels.view_as(logits).to(logits.dtype))
         if problem == "single_label_classification":
             return _cross_entropy(logits, labels.flatten())
         check_shape("labels", labels, tuple(logits.shape))
@@ -281,7 +287,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tens
     check_shape(name, labels, (logits.shape[0],))
     check_dtype(name, labels, (torch.int64, torch.int32))
     labels = labels.long()
-    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and labels.device.type == "cpu" and labels.numel():
         low, high = labels.aminmax()
         used = labels[labels != IGNORE_INDEX] if int(low) < 0 else labels
         if int(high) >= logits.shape[1] or (used.numel() and int(used.min()) < 0):

@@ -43,7 +43,9 @@ class BertLayer(nn.Module):
     def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
         """[T, H] to [T, H]."""
         x = self.attention(x, packing, seed)
-        if torch.is_grad_enabled() or x.device.type != "cpu" or len(x) <= MLP_CHUNK_TOKENS:
+        # Compiled graphs must not depend on the number of chunks.
+        is_whole = torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling()
+        if is_whole or len(x) <= MLP_CHUNK_TOKENS:
             return self._mlp(x, packing.coords, seed)
         chunks = zip(x.split(MLP_CHUNK_TOKENS), packing.coords.split(MLP_CHUNK_TOKENS), strict=True)
         return torch.cat([self._mlp(chunk, coords, seed) for chunk, coords in chunks])
