@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bert_fast.checks import check_dtype, check_floating, check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_shape, check_tensor
+from bert_fast.models.argument_checks import (
+    check_architecture,
+    check_head_mask,
+    check_inputs_embeds,
+    refuse_decoder_arguments,
+)
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 from bert_fast.models.pretrained import PretrainedMixin
@@ -59,9 +65,12 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
         """Of the parameters."""
         return next(self.parameters()).dtype
 
-    def num_parameters(self) -> int:
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Number of parameter elements, tied ones once."""
-        return sum(p.numel() for p in self.parameters())
+        tables = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)} if exclude_embeddings else ()
+        return sum(
+            p.numel() for p in self.parameters() if id(p) not in tables and (p.requires_grad or not only_trainable)
+        )
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embedding table."""
@@ -76,17 +85,43 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
         """The output as the caller wants it: itself, or a tuple where return_dict (default: the config's) is False."""
         return output if _flag(return_dict, self.config.return_dict) else output.to_tuple()
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
         """From now on training keeps one [T, H] a layer and runs each layer again in backward, with the same masks.
 
-        gradient_checkpointing_kwargs: of `torch.utils.checkpoint.checkpoint`; use_reentrant is False unless given.
+        activation_checkpointing_kwargs: of `torch.utils.checkpoint.checkpoint`; use_reentrant is False unless given.
+        every_n_layers: only layers 0, n, 2n, ... are run again. offload: only False (nothing is moved to the host).
         """
-        self.base_model.encoder.checkpoint_arguments = _CHECKPOINT_ARGUMENTS | dict(gradient_checkpointing_kwargs or {})
-        self.base_model.encoder.gradient_checkpointing = True
+        if every_n_layers < 1:
+            raise ValueError(f"every_n_layers: expected at least 1, got {every_n_layers}")
+        if offload:
+            raise ValueError(f"offload: expected False (activations stay on their device), got {offload}")
+        arguments = _CHECKPOINT_ARGUMENTS | dict(activation_checkpointing_kwargs or {})
+        self.base_model.encoder.checkpoint_arguments = arguments
+        self.base_model.encoder.checkpoint_every = every_n_layers
+
+    def activation_checkpointing_disable(self) -> None:
+        """Undoes `activation_checkpointing_enable`."""
+        self.base_model.encoder.checkpoint_every = 0
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """The older name of `activation_checkpointing_enable`."""
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Undoes `gradient_checkpointing_enable`."""
-        self.base_model.encoder.gradient_checkpointing = False
+        """The older name of `activation_checkpointing_disable`."""
+        self.activation_checkpointing_disable()
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers run again in backward."""
+        return self.base_model.encoder.checkpoint_every > 0
 
 
 class BertEncoder(nn.Module):
@@ -95,14 +130,14 @@ class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config, index) for index in range(config.num_hidden_layers))
-        self.gradient_checkpointing = False
+        self.checkpoint_every = 0  # layers 0, n, 2n, ... keep their input only; 0: none does
         self.checkpoint_arguments = _CHECKPOINT_ARGUMENTS
 
     def forward(self, x: Tensor, packing: Packing, seed: Tensor | None, collect: bool) -> tuple[Tensor, list[Tensor]]:
         """x [T, H] to (output [T, H], the states before and after every layer if `collect`)."""
         states = [x] if collect else []
-        for layer in self.layer:
-            if self.gradient_checkpointing and self.training:
+        for index, layer in enumerate(self.layer):
+            if self.training and self.checkpoint_every and index % self.checkpoint_every == 0:
                 x = checkpoint(layer, x, packing, seed, **self.checkpoint_arguments)
             else:
                 x = layer(x, packing, seed)
@@ -150,7 +185,7 @@ class BertModel(BertPreTrainedModel):
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
-        _check_architecture(config)
+        check_architecture(config)
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
@@ -165,6 +200,10 @@ class BertModel(BertPreTrainedModel):
         head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         *,
+        encoder_hidden_states: None = None,
+        encoder_attention_mask: None = None,
+        past_key_values: None = None,
+        use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -179,6 +218,8 @@ class BertModel(BertPreTrainedModel):
             [B, S, S] and [B or 1, A or 1, S or 1, S]: slow path.
         token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and 0 .. S-1.
         head_mask (Tensor [A] or [L, A]): factors of the attention probabilities; slow path.
+        encoder_hidden_states, encoder_attention_mask, past_key_values: None, they are for decoders; use_cache: of no
+            effect, as in Hugging Face's encoder.
         output_attentions: return the probabilities, L tensors [B, A, S, S]; slow path.
         cu_seqlens (Tensor [B + 1], int32), max_seqlen (int): layout of packed input; no device sync.
         dropout_seed (Tensor [1], int64): decides every mask of this call; default: drawn from PyTorch's generator.
@@ -190,6 +231,10 @@ class BertModel(BertPreTrainedModel):
 
         The slow path is the reference model on the same parameters (`models/textbook.py`); padded input only.
         """
+        refuse_decoder_arguments(
+            encoder_hidden_states=encoder_hidden_states, encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+        )  # fmt: skip
         encoded = self.encode(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
@@ -224,14 +269,14 @@ class BertModel(BertPreTrainedModel):
         if input_ids is not None:
             check_dtype("input_ids", input_ids, _INTEGERS)
         else:
-            self._check_embeds(given)
+            check_inputs_embeds(given, self.config.hidden_size, self.dtype)
         for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
             if ids is not None:
                 check_dtype(ids_name, ids, _INTEGERS)
         if attention_mask is not None:
             check_tensor("attention_mask", attention_mask)
         if head_mask is not None:
-            self._check_head_mask(head_mask, shape)
+            check_head_mask(head_mask, self.config, shape)
         if position_ids is not None and len(shape) == 2 and position_ids.shape in ((shape[1],), (1, shape[1])):
             position_ids = position_ids.expand(shape)
         for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
@@ -264,34 +309,6 @@ class BertModel(BertPreTrainedModel):
         """The pooled first tokens, [B, H]; only for a model with a pooling layer."""
         assert self.pooler is not None
         return self.pooler(encoded.packing.first_tokens(encoded.hidden))
-
-    def _check_embeds(self, inputs_embeds: Tensor) -> None:
-        check_floating("inputs_embeds", inputs_embeds)
-        if inputs_embeds.shape[-1:] != (self.config.hidden_size,):
-            raise ValueError(
-                f"inputs_embeds: expected a last dimension of {self.config.hidden_size} (hidden_size), "
-                f"got shape {list(inputs_embeds.shape)}"
-            )
-        if torch.promote_types(inputs_embeds.dtype, self.dtype) != self.dtype:
-            want, got = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, inputs_embeds.dtype))
-            raise TypeError(f"inputs_embeds: expected dtype {want} (that of the parameters), got {got}")
-
-    def _check_head_mask(self, head_mask: Tensor, shape: torch.Size) -> None:
-        num_heads, num_layers = self.config.num_attention_heads, self.config.num_hidden_layers
-        check_tensor("head_mask", head_mask)
-        sizes = (num_layers, (1, shape[0]), num_heads, (1, shape[-1]), (1, shape[-1]))
-        fits = head_mask.shape in ((num_heads,), (num_layers, num_heads)) or (
-            head_mask.dim() == 5
-            and all(
-                size in (want if isinstance(want, tuple) else (want,))
-                for size, want in zip(head_mask.shape, sizes, strict=True)
-            )
-        )
-        if not fits:
-            raise ValueError(
-                f"head_mask: expected shape [{num_heads}], [{num_layers}, {num_heads}] or "
-                f"[{num_layers}, B or 1, {num_heads}, S or 1, S or 1], got {list(head_mask.shape)}"
-            )
 
     def _seed(self, device: torch.device, dropout_seed: Tensor | None) -> Tensor | None:
         if not self.training:
@@ -347,17 +364,3 @@ def _input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[str,
             return name, given
     got = "neither" if input_ids is None else "both"
     raise ValueError(f"input_ids, inputs_embeds: expected exactly one of the two, got {got}")
-
-
-def _check_architecture(config: BertConfig) -> None:
-    unsupported = {
-        "position_embedding_type": config.position_embedding_type != "absolute",
-        "is_decoder": config.is_decoder,
-        "add_cross_attention": config.add_cross_attention,
-    }
-    for name, is_asked_for in unsupported.items():
-        if is_asked_for:
-            raise ValueError(
-                f"config.{name}: expected an encoder with absolute positions, got {getattr(config, name)!r}; "
-                "bert_fast.reference.model.ReferenceBertModel runs it"
-            )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
+from bert_fast.models.argument_checks import refuse_decoder_arguments
 from bert_fast.models.bert import BertModel, BertPreTrainedModel, Encoded
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
@@ -136,6 +137,8 @@ class BertForMaskedLM(_MaskedLMModel):
         head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         *,
+        encoder_hidden_states: None = None,
+        encoder_attention_mask: None = None,
         labels: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -155,6 +158,9 @@ class BertForMaskedLM(_MaskedLMModel):
         output_logits: compute logits for all tokens. Default: yes, except in training with labels, where only labelled
             rows go through the vocabulary projection and logits are None.
         """
+        refuse_decoder_arguments(
+            encoder_hidden_states=encoder_hidden_states, encoder_attention_mask=encoder_attention_mask
+        )
         encoded = self.bert.encode(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
