@@ -57,7 +57,7 @@ def _compare(fast: dict[str, Tensor], plain: dict[str, Tensor], truth: dict[str,
     for name, value in truth.items():
         scale = max(1.0, value.abs().max().item())
         kind = "gradient" if name.startswith("grad ") else "output"
-        assert_close_to_truth("reference_model", kind, fast[name] / scale, plain[name] / scale, value / scale)
+        assert_close_to_truth("fast_model", kind, fast[name] / scale, plain[name] / scale, value / scale)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
