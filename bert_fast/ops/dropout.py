@@ -73,7 +73,9 @@ def dropout(
 
 @torch.library.custom_op("bert_fast::dropout", mutates_args=())
 def _forward(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, backend: str) -> Tensor:
-    return resolve("dropout", OpSpec.of(x), backend).dropout_fwd(x, dropout_p, seed, coords, site)
+    y = resolve("dropout", OpSpec.of(x), backend).dropout_fwd(x, dropout_p, seed, coords, site)
+    # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.
+    return y.contiguous()
 
 
 @_forward.register_fake

@@ -62,7 +62,7 @@ def _backward(
 def _(
     dy: Tensor, x: Tensor, weight: Tensor, pre: Tensor, approximate: str, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -62,8 +62,8 @@ def _backward(
 def _(
     dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    weights = [(torch.empty_like(w), w.new_empty(w.shape[0])) for w in (wq, wk, wv)]
-    return torch.empty_like(x), *weights[0], *weights[1], *weights[2]
+    weights = [(w.new_empty(w.shape), w.new_empty(w.shape[0])) for w in (wq, wk, wv)]
+    return x.new_empty(x.shape), *weights[0], *weights[1], *weights[2]
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
