@@ -204,6 +204,7 @@ class BertModel(BertPreTrainedModel):
         encoder_attention_mask: None = None,
         past_key_values: None = None,
         use_cache: bool | None = None,
+        cache_position: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -218,8 +219,8 @@ class BertModel(BertPreTrainedModel):
             [B, S, S] and [B or 1, A or 1, S or 1, S]: slow path.
         token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and 0 .. S-1.
         head_mask (Tensor [A] or [L, A]): factors of the attention probabilities; slow path.
-        encoder_hidden_states, encoder_attention_mask, past_key_values: None, they are for decoders; use_cache: of no
-            effect, as in Hugging Face's encoder.
+        encoder_hidden_states, encoder_attention_mask, past_key_values: None, they are for decoders; use_cache,
+            cache_position: of no effect, as in Hugging Face's encoder.
         output_attentions: return the probabilities, L tensors [B, A, S, S]; slow path.
         cu_seqlens (Tensor [B + 1], int32), max_seqlen (int): layout of packed input; no device sync.
         dropout_seed (Tensor [1], int64): decides every mask of this call; default: drawn from PyTorch's generator.
@@ -335,7 +336,8 @@ class BertModel(BertPreTrainedModel):
                 raise ValueError(f"{name}: expected packed tokens [T] beside cu_seqlens, got shape {list(given.shape)}")
             if max_seqlen is None:
                 raise ValueError("max_seqlen: expected an int beside cu_seqlens, got None")
-            name, longest, packing = "max_seqlen", max_seqlen, Packing.from_cu_seqlens(cu_seqlens, max_seqlen, shape[0])
+            packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, shape[0])
+            name, longest = "max_seqlen", packing.max_seqlen
         else:
             if len(shape) != 2:
                 raise ValueError(f"{name}: expected a padded batch [B, S], got shape {list(given.shape)}")

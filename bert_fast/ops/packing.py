@@ -11,6 +11,7 @@ each token came from:
 """
 
 import itertools
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -83,8 +84,11 @@ class Packing:
         check_dtype("cu_seqlens", cu_seqlens, (torch.int32,))
         if len(cu_seqlens) == 0:
             raise ValueError("cu_seqlens: expected at least one entry (the leading 0), got none")
-        if not isinstance(max_seqlen, int):
-            raise TypeError(f"max_seqlen: expected an int, got {type(max_seqlen).__name__}")
+        if not isinstance(max_seqlen, int):  # NumPy's integers and tensors that hold one (which sync) will do
+            try:
+                max_seqlen = operator.index(max_seqlen)
+            except TypeError:
+                raise TypeError(f"max_seqlen: expected an int, got {type(max_seqlen).__name__}") from None
         if not torch.compiler.is_compiling():  # compiled, the attention op checks them
             check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
         token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)

@@ -304,7 +304,14 @@ def test_equivalent_inputs_give_equal_bits():
         model(ids, torch.ones(3, 9, dtype=torch.bool)),
         model(ids, token_type_ids=torch.zeros(3, 9, dtype=torch.int32)),
         model(ids, position_ids=torch.arange(9)),
-        model(ids, encoder_hidden_states=None, encoder_attention_mask=None, past_key_values=None, use_cache=True),
+        model(
+            ids,
+            encoder_hidden_states=None,
+            encoder_attention_mask=None,
+            past_key_values=None,
+            use_cache=True,
+            cache_position=torch.arange(9),
+        ),
     ):
         assert torch.equal(other[0], wanted)
 
@@ -313,7 +320,8 @@ def test_packed_input_with_empty_sequences_types_and_strided_offsets():
     model = _model()
     ids, types = _ids(7), torch.randint(0, 2, (7,))
     cu_seqlens = torch.tensor([[0, 9], [0, 9], [4, 9], [4, 9], [7, 9], [7, 9]], dtype=torch.int32)[:, 0]
-    packed = model(ids, token_type_ids=types, cu_seqlens=cu_seqlens, max_seqlen=20, dropout_seed=SEED)
+    longest = torch.tensor(4)  # an int in a tensor counts as one
+    packed = model(ids, token_type_ids=types, cu_seqlens=cu_seqlens, max_seqlen=longest, dropout_seed=SEED)
     mask = torch.zeros(5, 4)
     mask[1], mask[3, :3] = 1, 1
     wide, wide_types = torch.zeros(2, 5, 4, dtype=torch.long)
