@@ -169,7 +169,7 @@ def test_models_agree(monkeypatch, name):
         scale = max(1.0, value.abs().max().item())
         kind = "output" if key == "output" else "gradient"
         results = [t / scale for t in (actual[key], plain[key], value)]
-        assert_close_to_truth("reference_model", kind, *results)
+        assert_close_to_truth("fast_model", kind, *results)
 
 
 def test_the_environment_switches_the_extension_off():
