@@ -1,0 +1,59 @@
+"""Prints the newest stored result of every CPU case as the table of the README.
+
+python -m benchmarks.table
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results" / "cpu.jsonl"
+
+
+def newest() -> dict[str, dict[str, Any]]:
+    """Case name -> its last stored result."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    return {result["case"]: result for result in map(json.loads, filter(None, lines))}
+
+
+def render() -> str:
+    """Two Markdown tables: whole models (real tokens per second), single pieces."""
+    results = newest()
+    rows = [
+        "| BERT, lengths, mode | fill | bert_fast | transformers | ratio (goal) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for case, r in results.items():
+        if "transformers_tokens_per_s" not in r:
+            continue
+        shape, lengths, order, mode = case.split("/")
+        ours, theirs = (round(r[f"{name}_tokens_per_s"]) for name in ("bert_fast", "transformers"))
+        sorted_note = ", sorted" if order == "sorted" else ""
+        rows.append(
+            f"| {shape}, {lengths}{sorted_note}, {mode} | {r['fill']:.2f} | {ours:,} | {theirs:,} "
+            f"| **{r['ratio']:.1f}x** ({r['goal']:.1f}x) |"
+        )
+    rows += ["", "| piece | bert_fast | compared with | ratio |", "| --- | --- | --- | --- |"]
+    rows += filter(None, (_piece(case, r) for case, r in results.items()))
+    return "\n".join(rows)
+
+
+def _piece(case: str, r: dict[str, Any]) -> str | None:
+    if case.startswith("tokenizer/"):
+        ours, theirs = r["bert_fast_mb_per_s"], r["tokenizers_mb_per_s"]
+        return f"| {case}, one thread | {ours:.0f} MB/s | tokenizers {theirs:.1f} MB/s | {r['ratio']:.0f}x |"
+    if "torch_ms" in r:
+        return (
+            f"| {case}, forward and backward | {r['bert_fast_ms']:.1f} ms | PyTorch {r['torch_ms']:.1f} ms "
+            f"| {r['ratio']:.1f}x |"
+        )
+    if case.startswith("saved_bytes"):
+        ours, theirs = r["bert_fast"] / 2**20, r["transformers_eager"] / 2**20
+        return f"| {case} | {ours:.0f} MiB | transformers, eager {theirs:.0f} MiB | {r['share_of_eager']:.0%} |"
+    if case == "import_time":
+        return f"| `import bert_fast` beyond torch | {r['median_s']:.2f} s | | |"
+    return None
+
+
+if __name__ == "__main__":
+    print(render())

@@ -1,0 +1,11 @@
+"""The README's figures are the stored ones."""
+
+from pathlib import Path
+
+from benchmarks import table
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_the_readme_shows_the_newest_stored_results():
+    assert table.render() in README.read_text(encoding="utf-8"), "run `python -m benchmarks.table` and paste its output"
