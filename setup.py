@@ -83,7 +83,7 @@ def _run(command: list[str]) -> None:
     except subprocess.CalledProcessError as error:
         raise SystemExit(
             f"bert_fast: the C++ extension did not build (exit {error.returncode}; the compiler's message is above). "
-            "BERT_FAST_NATIVE=0 installs the package without it: same results, slower tokenizer and dropout."
+            "BERT_FAST_NATIVE=0 installs the package without it: same ids and dropout masks, slower."
         ) from None
 
 

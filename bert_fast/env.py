@@ -11,7 +11,7 @@ __all__ = ["SETTINGS", "VARIABLES", "Settings"]
 
 VARIABLES = {
     "BERT_FAST_BACKEND": "back-end of every op: reference, torch or triton; default: the first that can run the call",
-    "BERT_FAST_NATIVE": "0: neither build nor load the C++ extension (slower tokenizer and dropout, same results)",
+    "BERT_FAST_NATIVE": "0: neither build nor load the C++ extension (slower; same ids and masks, results to rounding)",
     "BERT_FAST_DEBUG": "1: value checks that need a device sync (ids, labels and lengths in range)",
     "TRITON_INTERPRET": "1: Triton kernels run on CPU tensors in Triton's interpreter (for tests)",
 }
