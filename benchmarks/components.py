@@ -32,7 +32,7 @@ def dropout(rounds: int) -> dict[str, object]:
         rounds * 5,
         warmup=3,
     )
-    return _pair("dropout/4096x768", times)
+    return _pair("dropout/4096x768/forward and backward", times)
 
 
 def dropout_add_layer_norm(rounds: int) -> dict[str, object]:
@@ -53,7 +53,45 @@ def dropout_add_layer_norm(rounds: int) -> dict[str, object]:
         functional = torch.nn.functional
         functional.layer_norm(residual + functional.dropout(x, 0.1), (768,), weight, bias, 1e-12).backward(dy)
 
-    return _pair("dropout_add_layer_norm/4096x768", interleaved({"bert_fast": ours, "torch": composed}, rounds * 5, 3))
+    return _pair(
+        "dropout_add_layer_norm/4096x768/forward and backward",
+        interleaved({"bert_fast": ours, "torch": composed}, rounds * 5, 3),
+    )
+
+
+def attention(rounds: int) -> dict[str, object]:
+    """Native attention, forward, against PyTorch's flash attention for CPUs (no dropout); 32 x 128, 12 x 64."""
+    from bert_fast import ops
+
+    sequences, length, heads, head_dim = 32, 128, 12, 64
+    q, k, v = (torch.randn(sequences * length, heads, head_dim) for _ in range(3))
+    cu_seqlens = torch.arange(sequences + 1, dtype=torch.int32) * length
+    padded = [t.view(sequences, length, heads, head_dim).transpose(1, 2) for t in (q, k, v)]
+    times = interleaved(
+        {
+            "bert_fast": lambda: ops.attention(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=length),
+            "torch": lambda: torch.nn.functional.scaled_dot_product_attention(*padded),
+        },
+        rounds * 5,
+        warmup=3,
+    )
+    return _pair("attention/32x128x12x64/forward", times)
+
+
+def gemm(rounds: int) -> dict[str, object]:
+    """The linear layer of the MLP, forward, against `torch.nn.functional.linear`; 940 x 768 x 3072."""
+    from bert_fast import ops
+
+    x, weight, bias = torch.randn(940, 768), torch.randn(3072, 768), torch.randn(3072)
+    times = interleaved(
+        {
+            "bert_fast": lambda: ops.linear(x, weight, bias),
+            "torch": lambda: torch.nn.functional.linear(x, weight, bias),
+        },
+        rounds * 5,
+        warmup=3,
+    )
+    return _pair("linear/940x768x3072/forward", times)
 
 
 def _pair(case: str, times: dict) -> dict[str, object]:
@@ -78,7 +116,9 @@ def import_time(rounds: int) -> dict[str, object]:
 COMPONENTS: dict[str, Callable[[int], dict[str, object]]] = {
     "component/tokenizer/documents": tokenizer_documents,
     "component/tokenizer/lines": tokenizer_lines,
+    "component/attention": attention,
     "component/dropout": dropout,
+    "component/linear": gemm,
     "component/dropout_add_layer_norm": dropout_add_layer_norm,
     "component/import_time": import_time,
 }

@@ -1,7 +1,6 @@
 """Whole models: bert_fast against Hugging Face's BertModel on the same weights, lengths and gradients."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,10 +72,13 @@ def _step(model: torch.nn.Module, batch: dict[str, Tensor], gradient: Tensor | N
     return inference if gradient is None else training
 
 
-def run_case(case: Case, rounds: int, num_batches: int) -> dict[str, object]:
+def run_case(case: Case, rounds: int, num_batches: int, gemm: str = "default") -> dict[str, object]:
     """Times one case; returns real tokens/s of both sides, fill, ratio, and the ratio aimed at."""
+    if gemm == "mkl":  # what a processor gets where MKL itself uses all instructions: no help from oneDNN
+        from bert_fast.aten import _gemm
+
+        _gemm._mkl_lacks_avx512 = lambda: False
     torch.manual_seed(0)
-    random.seed(0)
     is_training = case.mode == "training"
     models = dict(zip(("bert_fast", "transformers"), make_models(case.shape, 0.1 if is_training else 0.0), strict=True))
     batches = [_padded_batch(lengths) for lengths in draw_lengths(case, num_batches)]
@@ -95,7 +97,7 @@ def run_case(case: Case, rounds: int, num_batches: int) -> dict[str, object]:
     times = interleaved(contestants, rounds)
     fill = real / padded
     return {
-        "case": case.name,
+        "case": case.name + ("" if gemm == "default" else f", {gemm}"),
         "fill": round(fill, 4),
         "real_tokens": real,
         "bert_fast_tokens_per_s": round(real / times["bert_fast"].median, 1),

@@ -56,20 +56,21 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run cases whose name contains this text")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every contestant")
     parser.add_argument("--batches", type=int, default=2, help="batches of 32 in every round")
+    parser.add_argument("--gemm", choices=("default", "mkl"), default="default", help="library of the linear layers")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--dry-run", action="store_true", help="do not store the results")
     arguments = parser.parse_args()
     if torch.cuda.is_available():
         return _run(_gpu_jobs(), RESULTS / f"{_slug(torch.cuda.get_device_name())}.jsonl", arguments)
-    return _run(_cpu_jobs(arguments.rounds, arguments.batches), RESULTS / "cpu.jsonl", arguments)
+    return _run(_cpu_jobs(arguments.rounds, arguments.batches, arguments.gemm), RESULTS / "cpu.jsonl", arguments)
 
 
 def _gpu_jobs() -> dict[str, Job]:
     return {case.name: (lambda case=case: run_kernel_case(case, torch.device("cuda"))) for case in KERNEL_CASES}
 
 
-def _cpu_jobs(rounds: int, batches: int) -> dict[str, Job]:
-    jobs: dict[str, Job] = {case.name: (lambda case=case: run_case(case, rounds, batches)) for case in CASES}
+def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
+    jobs: dict[str, Job] = {case.name: (lambda case=case: run_case(case, rounds, batches, gemm)) for case in CASES}
     jobs |= {"saved_bytes_per_layer": saved_bytes_per_layer}
     jobs |= {name: (lambda run=run: run(rounds)) for name, run in COMPONENTS.items()}
     return jobs
