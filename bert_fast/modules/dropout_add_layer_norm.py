@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
 __all__ = ["DropoutAddLayerNorm"]
@@ -41,7 +42,7 @@ class DropoutAddLayerNorm(nn.Module):
         dropout_p = self.dropout_p if self.training else 0.0
         if dropout_p > 0.0:
             if seed is None:
-                seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=x.device)
+                seed = draw_seed(x.device)
             if coords is None:
                 positions = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
                 coords = torch.stack([torch.zeros_like(positions), positions], dim=1)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dropout_p, check_dtype, check_same_device, check_shape
+from bert_fast.checks import check_dtype, check_same_device, check_shape
+from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
 
 __all__ = ["dropout_add_layer_norm"]
@@ -132,9 +134,7 @@ def dropout_add_layer_norm(
     Saves h = residual + dropout(x + x_bias), mean and rstd: T * H elements and 2 * T fp32 numbers. Nothing under
         `torch.no_grad`.
     """
-    if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, residual = x.to(dtype), residual.to(dtype)
+    x, residual = autocast_operands(x, residual)
     _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)
     if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
         dropout_p, seed, coords = 0.0, None, None  # nothing to replay, nothing to save
@@ -168,17 +168,4 @@ def _check(
         check_shape(name, parameter, (hidden_size,))
         check_dtype(name, parameter, (weight.dtype,))
         check_same_device(name, parameter, "x", x)
-    check_dropout_p("dropout_p", dropout_p)
-    if dropout_p == 0.0:
-        return
-    if seed is None or coords is None:
-        missing = "seed" if seed is None else "coords"
-        raise ValueError(f"{missing}: expected a Tensor since dropout_p is {dropout_p}, got None")
-    check_shape("seed", seed, (1,))
-    check_dtype("seed", seed, (torch.int64,))
-    check_same_device("seed", seed, "x", x)
-    check_shape("coords", coords, (num_tokens, 2))
-    check_dtype("coords", coords, (torch.int32,))
-    check_same_device("coords", coords, "x", x)
-    if not 0 <= site < 2**31:
-        raise ValueError(f"site: expected a number in [0, 2**31), got {site}")
+    check_dropout_state(dropout_p, seed, coords, x, site, ("coords", "x"))
