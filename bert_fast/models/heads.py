@@ -152,7 +152,8 @@ class BertForMaskedLM(_MaskedLMModel):
         """Masked-LM loss and logits; the arguments of `BertModel.forward` and:
 
         labels (Tensor like input_ids, int64): token to predict, -100 elsewhere; mean cross-entropy over the labelled
-            tokens, 0 where there is none. With masked_lm_positions: Tensor [M].
+            tokens, 0 where there is none; finding them in training costs one more device sync. With
+            masked_lm_positions: Tensor [M], and no sync.
         masked_lm_positions (Tensor [M], int64): indices into the flattened tokens ([B * S] or [T]); only these rows go
             through the head, and logits are [M, V].
         output_logits: compute logits for all tokens. Default: yes, except in training with labels, where only labelled
