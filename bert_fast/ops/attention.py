@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape
+from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_coords, check_dropout_state
 from bert_fast.ops.packing import check_offsets
 
@@ -79,7 +80,7 @@ def attention(
     )[0]  # fmt: skip
 
 
-@torch.library.custom_op("bert_fast::attention_fwd", mutates_args=())
+@custom_op("attention_fwd")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
@@ -102,7 +103,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, *_arguments: Any) -
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=statistics)
 
 
-@torch.library.custom_op("bert_fast::attention_bwd", mutates_args=())
+@custom_op("attention_bwd")
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,

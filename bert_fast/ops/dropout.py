@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_dropout_p, check_dtype, check_floating, check_same_device, check_shape
+from bert_fast.ops._register import custom_op
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 
 __all__ = ["DropoutSite", "check_coords", "check_dropout_state", "draw_seed", "dropout", "dropout_site"]
@@ -71,7 +72,7 @@ def dropout(
     return _forward(x, dropout_p, seed, coords, site, requested(backend))
 
 
-@torch.library.custom_op("bert_fast::dropout", mutates_args=())
+@custom_op("dropout")
 def _forward(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, backend: str) -> Tensor:
     y = resolve("dropout", OpSpec.of(x), backend).dropout_fwd(x, dropout_p, seed, coords, site)
     # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.

@@ -11,6 +11,7 @@ from torch import Tensor
 from bert_fast import backend as backends
 from bert_fast.checks import check_dtype, check_same_device, check_shape
 from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
 
@@ -20,7 +21,7 @@ _OP = "dropout_add_layer_norm"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-@torch.library.custom_op("bert_fast::dropout_add_layer_norm_fwd", mutates_args=())
+@custom_op("dropout_add_layer_norm_fwd")
 def _fwd(
     x: Tensor,
     residual: Tensor,
@@ -50,7 +51,7 @@ def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, bac
     return y, h, mean, rstd
 
 
-@torch.library.custom_op("bert_fast::dropout_add_layer_norm_bwd", mutates_args=())
+@custom_op("dropout_add_layer_norm_bwd")
 def _bwd(
     dy: Tensor,
     h: Tensor,

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_floating, check_like, check_shape
 from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._register import custom_op
 
 __all__ = ["linear"]
 
@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: st
     return _forward(x, weight, bias, requested(backend))
 
 
-@torch.library.custom_op("bert_fast::linear_fwd", mutates_args=())
+@custom_op("linear_fwd")
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
     return resolve("linear", OpSpec.of(x), backend).linear_fwd(x, weight, bias)
 
@@ -43,7 +43,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
-@torch.library.custom_op("bert_fast::linear_bwd", mutates_args=())
+@custom_op("linear_bwd")
 def _backward(dy: Tensor, x: Tensor, weight: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
     return resolve("linear", OpSpec.of(x), backend).linear_bwd(dy, x, weight)
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_floating, check_like, check_shape
 from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._register import custom_op
 
 __all__ = ["linear_gelu"]
 
@@ -40,7 +40,7 @@ def linear_gelu(
     return _forward(x, weight, bias, approximate, requested(backend))[0]
 
 
-@torch.library.custom_op("bert_fast::linear_gelu_fwd", mutates_args=())
+@custom_op("linear_gelu_fwd")
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, backend: str) -> tuple[Tensor, Tensor]:
     return resolve("linear_gelu", OpSpec.of(x), backend).linear_gelu_fwd(x, weight, bias, approximate)
 
@@ -51,7 +51,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, backend:
     return x.new_empty(shape), x.new_empty(shape)
 
 
-@torch.library.custom_op("bert_fast::linear_gelu_bwd", mutates_args=())
+@custom_op("linear_gelu_bwd")
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, pre: Tensor, approximate: str, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:

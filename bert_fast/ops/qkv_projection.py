@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_floating, check_like, check_shape
 from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._register import custom_op
 
 __all__ = ["qkv_projection"]
 
@@ -36,7 +36,7 @@ def qkv_projection(
     return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
 
 
-@torch.library.custom_op("bert_fast::qkv_projection_fwd", mutates_args=())
+@custom_op("qkv_projection_fwd")
 def _forward(
     x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +51,7 @@ def _(
     return q, k, v
 
 
-@torch.library.custom_op("bert_fast::qkv_projection_bwd", mutates_args=())
+@custom_op("qkv_projection_bwd")
 def _backward(
     dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
