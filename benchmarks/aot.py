@@ -6,7 +6,7 @@
 
 What is compiled is what ships: each case calls the launchers themselves, with `JITFunction.run` replaced by a recorder,
 and the recorded launch (kernel, argument types, constants, warps) is compiled for each target. So a new kernel family
-needs only a function that yields its cases, in `FAMILIES`.
+needs only `aot_cases()` in its file of `benchmarks/families`.
 
 Dropout's cost is the number of instructions in the main loop (the whole kernel where there is none) with dropout minus
 that without, divided by the elements per thread that are not padding.
@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +28,9 @@ from unittest import mock
 import torch
 
 from benchmarks.aot_inspect import SHARED_LIMIT_BYTES, inspect
+from benchmarks.case import AotCase, families
 
-__all__ = ["FAMILIES", "TABLE_PATH", "Case", "capture", "compare", "main", "measure"]
+__all__ = ["TABLE_PATH", "capture", "compare", "main", "measure"]
 
 TABLE_PATH = Path(__file__).with_name("aot_table.json")
 TARGETS = {
@@ -42,22 +43,6 @@ TARGETS = {
 # per element an H200 has about 55 instruction slots per element, half of which a kernel can fill, 10 of it its own.
 DROPOUT_LIMIT = {"sm_90": 18.0}
 REGISTER_FILE = 65536  # 32-bit registers of an NVIDIA multiprocessor, handed out to warps 8 a thread at a time
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call of a family's launchers; every kernel that it launches is compiled.
-
-    name: stable, without the dropout flag; has_dropout: whether something is dropped.
-    live_elements: kernel name -> elements of one [T, H] tensor that one program treats at a time, padding left out.
-    resident_programs: kernel name -> programs that the launcher counts on one NVIDIA multiprocessor to hold at once.
-    """
-
-    name: str
-    has_dropout: bool
-    launch: Callable[[], object]
-    live_elements: dict[str, int]
-    resident_programs: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -118,39 +103,6 @@ def capture() -> Iterator[list[Launch]]:
         yield launches
 
 
-def _dropout_add_layer_norm_cases() -> Iterator[Case]:
-    from bert_fast.kernels import dropout_add_layer_norm as family
-
-    num_tokens = 32
-    seed = torch.zeros(1, dtype=torch.int64)
-    coords = torch.zeros(num_tokens, 2, dtype=torch.int32)
-    for hidden_size in (384, 768, 1024):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            config = family.launch_config(hidden_size, dtype)
-            for dropout_p in (0.0, 0.1):
-
-                def launch(hidden_size: int = hidden_size, dtype: torch.dtype = dtype, p: float = dropout_p) -> None:
-                    x = torch.zeros(num_tokens, hidden_size, dtype=dtype)
-                    weight = torch.zeros(hidden_size)  # parameters in fp32, as under autocast
-                    masks = (p, seed, coords, 1) if p else (p, None, None, 1)
-                    _, h, mean, rstd = family.dropout_add_layer_norm_fwd(x, x, weight, weight, weight, 1e-12, *masks)
-                    family.dropout_add_layer_norm_bwd(x, h, mean, rstd, weight, *masks)
-
-                yield Case(
-                    f"H={hidden_size} {_TYPES[dtype]}",
-                    dropout_p > 0,
-                    launch,
-                    {
-                        "_dropout_add_layer_norm_fwd_kernel": config.forward.rows * hidden_size,
-                        "_dropout_add_layer_norm_bwd_kernel": config.backward.rows * hidden_size,
-                    },
-                    {"_dropout_add_layer_norm_bwd_kernel": config.backward_programs_per_multiprocessor},
-                )
-
-
-FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {"dropout_add_layer_norm": _dropout_add_layer_norm_cases}
-
-
 @dataclass(frozen=True)
 class _Job:
     """One compilation, named so that a worker process can find it again (kernels do not pickle)."""
@@ -161,7 +113,7 @@ class _Job:
     target: str
 
 
-def _launches_of(case: Case) -> list[Launch]:
+def _launches_of(case: AotCase) -> list[Launch]:
     with capture() as launches:
         case.launch()
     return launches
@@ -172,7 +124,7 @@ def _compile(job: _Job) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    case = list(FAMILIES[job.family]())[job.case_index]
+    case = list(families()[job.family].aot_cases())[job.case_index]
     launch = _launches_of(case)[job.launch_index]
     names = launch.kernel.arg_names
     source = ASTSource(
@@ -194,8 +146,8 @@ def _jobs() -> dict[str, _Job]:
     """Key of the table -> how to compile it; launches that differ in nothing that matters appear once."""
     jobs: dict[str, _Job] = {}
     seen = set()
-    for family, cases in FAMILIES.items():
-        for case_index, case in enumerate(cases()):
+    for family, module in families().items():
+        for case_index, case in enumerate(module.aot_cases()):
             for launch_index, launch in enumerate(_launches_of(case)):
                 name = launch.kernel.__name__.removeprefix("_").removesuffix("_kernel")
                 key = f"{name} {case.name}"

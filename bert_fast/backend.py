@@ -81,7 +81,8 @@ def _triton_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
-def _triton_dropout_add_layer_norm_reasons(spec: OpSpec) -> list[str]:
+def _triton_row_reasons(spec: OpSpec) -> list[str]:
+    """Of the kernels that hold whole rows in registers."""
     reasons = _triton_reasons(spec)
     hidden_size = spec.details.get("hidden_size")
     if isinstance(hidden_size, int) and hidden_size > 8192:
@@ -98,7 +99,7 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
     "attention": (_implementation("torch", "attention"), _implementation("reference", "attention")),
     "dropout": (_implementation("torch", "dropout"), _implementation("reference", "dropout")),
     "dropout_add_layer_norm": (
-        _implementation("triton", "dropout_add_layer_norm", _triton_dropout_add_layer_norm_reasons),
+        _implementation("triton", "dropout_add_layer_norm", _triton_row_reasons),
         _implementation("torch", "dropout_add_layer_norm"),
         _implementation("reference", "dropout_add_layer_norm"),
     ),

@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._launch import (
     RowTile,
     ceil_div,
@@ -41,14 +42,11 @@ from bert_fast.kernels._launch import (
     row_tile,
     unit_stride,
 )
-from bert_fast.kernels._math import add_pairs, keep_values, row_major, split_seed
+from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
+from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
 
 __all__ = ["LaunchConfig", "dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd", "launch_config"]
-
-# The second stage of the backward pass: 32 columns are 128 bytes of every row of partial sums; 256 rows at once, since
-# latency is all that a program of it waits for.
-_REDUCE_PARTIALS, _REDUCE_COLS, _REDUCE_WARPS = 256, 32, 8
 
 
 @triton.jit(do_not_specialize=["x_row_stride", "residual_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
@@ -117,11 +115,7 @@ def _dropout_add_layer_norm_fwd_kernel(
     tl.store(row_major(h_ptr, row * N_COLS + col), stored_h, mask=mask)
     h = stored_h.to(tl.float32)
 
-    # Two passes over registers: E[h^2] - E[h]^2 would cancel where the mean is large. First the sum inside a thread.
-    mean = tl.sum(tl.sum(h, 0, keep_dims=True), 2, keep_dims=True) / N_COLS  # [1, ROWS, 1]
-    centred = tl.where(mask_col, h - mean, 0.0)
-    variance = tl.sum(tl.sum(centred * centred, 0, keep_dims=True), 2, keep_dims=True) / N_COLS
-    rstd = tl.rsqrt(variance + eps)
+    centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
     weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
     bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
@@ -185,10 +179,7 @@ def _dropout_add_layer_norm_bwd_kernel(
         # In masked columns dy is 0, hence g, and what n holds there enters no sum.
         n = (h - mean) * rstd
         g = dy * weight
-        # First inside each thread, then both sums in one exchange between threads.
-        sum_g, sum_gn = tl.sum(g, 0, keep_dims=True), tl.sum(g * n, 0, keep_dims=True)
-        sum_g, sum_gn = tl.reduce((sum_g, sum_gn), 2, add_pairs, keep_dims=True)  # [1, ROWS, 1] each
-        dresidual = rstd * (g - sum_g / N_COLS - n * (sum_gn / N_COLS))
+        dresidual = layer_norm_backward(g, n, rstd, N_COLS)
         tl.store(row_major(dresidual_ptr, row * N_COLS + col), dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
         if HAS_DROPOUT:
             batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
@@ -211,35 +202,6 @@ def _dropout_add_layer_norm_bwd_kernel(
     tl.store(sum_ptr, tl.sum(dx_bias, 1), mask=sum_col < N_COLS)
     tl.store(sum_ptr + N_COLS, tl.sum(dweight, 1), mask=sum_col < N_COLS)
     tl.store(sum_ptr + 2 * N_COLS, tl.sum(dbias, 1), mask=sum_col < N_COLS)
-
-
-@triton.jit(do_not_specialize=["n_partials"])
-def _dropout_add_layer_norm_bwd_reduce_kernel(
-    partial_ptr,
-    dx_bias_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    n_partials,
-    N_COLS: tl.constexpr,
-    BLOCK_PARTIALS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    """Sums partial (fp32 [n_partials, 3, N_COLS]) over its first dimension; program (i, j) makes block i of sum j."""
-    offs_n = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    mask_n = offs_n < N_COLS
-    which = tl.program_id(1)
-    acc = tl.zeros([BLOCK_PARTIALS, BLOCK_COLS], tl.float32)
-    for start in tl.range(0, n_partials, BLOCK_PARTIALS):
-        partial = start + tl.arange(0, BLOCK_PARTIALS)[:, None]
-        offset = (partial.to(tl.int64) * 3 + which) * N_COLS + offs_n[None, :]
-        acc += tl.load(partial_ptr + offset, mask=(partial < n_partials) & mask_n[None, :], other=0.0)
-    total = tl.sum(acc, 0)
-    if which == 0:
-        tl.store(dx_bias_ptr + offs_n, total.to(dx_bias_ptr.dtype.element_ty), mask=mask_n)
-    elif which == 1:
-        tl.store(dweight_ptr + offs_n, total.to(dweight_ptr.dtype.element_ty), mask=mask_n)
-    else:
-        tl.store(dbias_ptr + offs_n, total.to(dbias_ptr.dtype.element_ty), mask=mask_n)
 
 
 @dataclass(frozen=True)
@@ -357,7 +319,6 @@ def dropout_add_layer_norm_bwd(
     if num_rows == 0:
         dx_bias, dweight, dbias = (torch.zeros_like(weight) for _ in range(3))
         return dx, dresidual, dx_bias, dweight, dbias
-    dx_bias, dweight, dbias = (torch.empty(hidden_size, dtype=weight.dtype, device=h.device) for _ in range(3))
     config = launch_config(hidden_size, h.dtype)
     tile = config.backward
     stride_unit = math.gcd(tile.vector, dy.stride(0), h.stride(0))
@@ -399,16 +360,5 @@ def dropout_add_layer_norm_bwd(
             num_warps=tile.num_warps,
             enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
         )
-        _dropout_add_layer_norm_bwd_reduce_kernel[(ceil_div(hidden_size, _REDUCE_COLS), 3)](
-            partial,
-            dx_bias,
-            dweight,
-            dbias,
-            num_programs,
-            N_COLS=hidden_size,
-            BLOCK_PARTIALS=_REDUCE_PARTIALS,
-            BLOCK_COLS=_REDUCE_COLS,
-            num_warps=_REDUCE_WARPS,
-            enable_fp_fusion=True,
-        )
+    dx_bias, dweight, dbias = column_sums(partial, weight.dtype)
     return dx, dresidual, dx_bias, dweight, dbias

@@ -106,7 +106,7 @@ def wrong_imports(path: Path) -> Iterator[str]:
             oracle = "bert_fast.reference.wordpiece"
             if part == "tokenization" and target == "reference" and not f"{name}.".startswith(f"{oracle}."):
                 yield f"{where}:{line}: tokenization may import reference.wordpiece only, not {name}"
-        elif top == "triton" and part != "kernels":
+        elif top == "triton" and part not in {"kernels", "testing"}:  # testing counts what the interpreter loads
             yield f"{where}:{line}: only kernels imports triton"
         elif part in ALLOWED_PACKAGES and top not in sys.stdlib_module_names and top not in EVERYWHERE:
             exception = (path.relative_to(PACKAGE).as_posix(), top)

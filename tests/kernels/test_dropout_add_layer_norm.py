@@ -1,6 +1,5 @@
 """The Triton kernels of dropout-add-LayerNorm, in the interpreter, against the fp64 reference."""
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from bert_fast.reference import dropout_add_layer_norm as reference
 from bert_fast.reference.dropout import keep_mask
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
+from bert_fast.testing.traffic import traffic
 
 pytestmark = pytest.mark.interpreter
 
@@ -300,58 +300,32 @@ def test_every_width_has_a_configuration(kernels, dtype: torch.dtype) -> None:  
                 assert size & (size - 1) == 0
 
 
-class Traffic:
-    """How often every byte was loaded and stored, as the interpreter sees it; masked elements do not count."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from triton.runtime.interpreter import interpreter_builder as builder
-
-        self.loaded, self.stored = Counter[int](), Counter[int]()
-        load, store = builder.create_masked_load, builder.create_masked_store
-
-        def counting_load(ptrs, mask, *arguments):  # type: ignore[no-untyped-def]
-            self.loaded.update(ptrs.data[mask.data].ravel().tolist())
-            return load(ptrs, mask, *arguments)
-
-        def counting_store(ptrs, value, mask, *arguments):  # type: ignore[no-untyped-def]
-            self.stored.update(ptrs.data[mask.data].ravel().tolist())
-            return store(ptrs, value, mask, *arguments)
-
-        monkeypatch.setattr(builder, "create_masked_load", counting_load)
-        monkeypatch.setattr(builder, "create_masked_store", counting_store)
-
-    @staticmethod
-    def times(counter: "Counter[int]", t: Tensor) -> set[int]:
-        """How many times the elements of a contiguous tensor were touched."""
-        return {counter[t.data_ptr() + i * t.element_size()] for i in range(t.numel())}
-
-
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-def test_bytes_are_those_of_the_docstring(kernels, dropout_p, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_bytes_are_those_of_the_docstring(kernels, dropout_p) -> None:  # type: ignore[no-untyped-def]
     """Every element of a [T, H] tensor is touched once, nothing but parameters and partial sums besides."""
     i = make_inputs(13, 40, torch.float16, dropout_p)
-    traffic = Traffic(monkeypatch)
-    y, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
-        i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask
-    )
+    with traffic() as forward:
+        y, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
+            i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask
+        )
     names = [t for t in i.mask[1:2] if t is not None]  # coords
     for t in (i.x, i.residual, *names):
-        assert traffic.times(traffic.loaded, t) == {1}
+        assert forward.times_loaded(t) == {1}
     for t in (y, h, mean, rstd):
-        assert traffic.times(traffic.stored, t) == {1}
+        assert forward.times_stored(t) == {1}
     parameters = (i.x_bias, i.weight, i.bias)
     seed = dropout_p > 0
-    assert len(traffic.loaded) == sum(t.numel() for t in (i.x, i.residual, *names, *parameters)) + seed
-    assert sum(traffic.stored.values()) == sum(t.numel() for t in (y, h, mean, rstd))
+    assert len(forward.loads) == sum(t.numel() for t in (i.x, i.residual, *names, *parameters)) + seed
+    assert forward.stored_bytes == sum(t.nbytes for t in (y, h, mean, rstd))
 
-    traffic = Traffic(monkeypatch)
-    dx, dresidual, *sums = kernels.dropout_add_layer_norm_bwd(i.dy, h, mean, rstd, i.weight, i.dropout_p, *i.mask)
+    with traffic() as backward:
+        dx, dresidual, *sums = kernels.dropout_add_layer_norm_bwd(i.dy, h, mean, rstd, i.weight, i.dropout_p, *i.mask)
     for t in (i.dy, h, mean, rstd, *names):
-        assert traffic.times(traffic.loaded, t) == {1}
+        assert backward.times_loaded(t) == {1}
     outputs = (dx, dresidual, *sums) if dropout_p else (dresidual, *sums)
     for t in outputs:
-        assert traffic.times(traffic.stored, t) == {1}
-    partial = sum(traffic.stored.values()) - sum(t.numel() for t in outputs)
-    assert partial % (3 * 40) == 0 and partial > 0
-    read = sum(t.numel() for t in (i.dy, h, mean, rstd, i.weight, *names)) + seed + partial
-    assert len(traffic.loaded) == read
+        assert backward.times_stored(t) == {1}
+    partial_bytes = backward.stored_bytes - sum(t.nbytes for t in outputs)
+    assert partial_bytes % (4 * 3 * 40) == 0 and partial_bytes > 0
+    read = sum(t.numel() for t in (i.dy, h, mean, rstd, i.weight, *names)) + seed + partial_bytes // 4
+    assert len(backward.loads) == read

@@ -1,0 +1,109 @@
+"""What an op family tells the benchmarks: cases to time, and launches to compile ahead of time.
+
+A family's cases live in `benchmarks/families/<op>.py`, which defines `cases()` (yields `KernelCase`) and `aot_cases()`
+(yields `AotCase`). Nothing else needs to know the family: `families()` finds it.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from bert_fast.testing.compare import assert_close_to_truth
+
+__all__ = ["AotCase", "KernelCase", "Problem", "assert_gradients_close", "dtype_name", "families"]
+
+Function = Callable[..., Tensor]
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass
+class Problem:
+    """Tensors and contestants of one case on one device.
+
+    inputs: what every contestant is called with; those that require gradients get a backward pass.
+    upstream: gradient of the output; None where there is no backward pass (optimizer steps).
+    fast: bert_fast's op; eager: the same function as PyTorch users write it (timed as it is and compiled); peers: other
+        libraries' versions, only those that import here. All take *inputs and return the output.
+    bytes_moved: mode ("fwd", "bwd", or "step") -> the floor of the family's docstring.
+    verify: raises AssertionError where bert_fast's results on these very inputs are wrong; called before any timing.
+    """
+
+    inputs: tuple[Tensor, ...]
+    upstream: Tensor | None
+    fast: Callable[..., Tensor | None]
+    eager: Callable[..., Tensor | None]
+    bytes_moved: dict[str, int]
+    verify: Callable[[], None]
+    peers: dict[str, Callable[..., Tensor | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One shape of one family, timed forward and backward (or one step)."""
+
+    family: str
+    shape: str  # "16384x768"
+    dtype: torch.dtype
+    variant: str  # what else tells it apart: "p0.1", "erf"
+    make: Callable[[torch.device], Problem]
+
+    @property
+    def name(self) -> str:
+        """Stable name used in results and on the command line."""
+        return f"kernel/{self.family}/{self.shape}/{dtype_name(self.dtype)}/{self.variant}"
+
+
+@dataclass(frozen=True)
+class AotCase:
+    """One call of a family's launchers; every kernel that it launches is compiled.
+
+    name: stable, without the dropout flag; has_dropout: whether something is dropped, None for a family without.
+    live_elements: kernel name -> elements of one [T, H] tensor that one program treats at a time, padding left out.
+    resident_programs: kernel name -> programs that the launcher counts on one NVIDIA multiprocessor to hold at once.
+    bytes_per_element: kernel name -> bytes that the floor reads and writes per live element (for issue-slot budgets).
+    """
+
+    name: str
+    has_dropout: bool | None
+    launch: Callable[[], object]
+    live_elements: dict[str, int]
+    resident_programs: dict[str, int]
+    bytes_per_element: dict[str, float] = field(default_factory=dict)
+
+
+def families() -> dict[str, ModuleType]:
+    """Op name -> its module in `benchmarks/families`, in alphabetical order."""
+    import benchmarks.families as package
+
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return {name: importlib.import_module(f"benchmarks.families.{name}") for name in names}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """fp32, fp16 or bf16."""
+    return _SHORT[dtype]
+
+
+def assert_gradients_close(
+    op: str, names: tuple[str, ...], fast: Function, plain: Function, inputs: tuple[Tensor, ...], upstream: Tensor
+) -> None:
+    """Asserts that output and gradients of `fast` err no more than those of `plain`, both against `plain` in fp64.
+
+    names: of the output and of the gradients of those inputs that require one, as the table of tolerances has them.
+    plain must be the very same function, masks included.
+    """
+
+    def results(function: Function, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        y = function(*arguments)
+        leaves = [t for t in arguments if t.requires_grad]
+        return y.detach(), *torch.autograd.grad(y, leaves, upstream.to(y.dtype))
+
+    doubles = tuple(t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in inputs)
+    triples = zip(results(fast, inputs), results(plain, inputs), results(plain, doubles), strict=True)
+    for name, outputs in zip(names, triples, strict=True):
+        assert_close_to_truth(op, name, *outputs)
