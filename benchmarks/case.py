@@ -1,7 +1,10 @@
 """What an op family tells the benchmarks: cases to time, and launches to compile ahead of time.
 
-A family's cases live in `benchmarks/families/<op>.py`, which defines `cases()` (yields `KernelCase`) and `aot_cases()`
-(yields `AotCase`). Nothing else needs to know the family: `families()` finds it.
+A family's cases live in `benchmarks/families/<op>.py`, which defines `cases()` (yields `KernelCase`: timed on a GPU)
+and `aot_cases()` (yields `AotCase`). Nothing else needs to know the family: `families()` finds it. It may also define
+    small_cases()   `KernelCase`s of a few rows, which a CPU, a sanitizer or a test gets through in moments
+    cpu_cases()     `KernelCase`s in fp32, timed by `make bench` on a CPU
+`make` draws from PyTorch's generators alone: after the same `torch.manual_seed` it yields the same problem.
 """
 
 import importlib
@@ -31,6 +34,7 @@ class Problem:
         libraries' versions, only those that import here. All take *inputs and return the output.
     bytes_moved: mode ("fwd", "bwd", or "step") -> the floor of the family's docstring.
     verify: raises AssertionError where bert_fast's results on these very inputs are wrong; called before any timing.
+    flops: mode -> floating-point operations, for families bound by arithmetic; empty for those bound by memory.
     """
 
     inputs: tuple[Tensor, ...]
@@ -40,6 +44,7 @@ class Problem:
     bytes_moved: dict[str, int]
     verify: Callable[[], None]
     peers: dict[str, Callable[..., Tensor | None]] = field(default_factory=dict)
+    flops: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
