@@ -103,6 +103,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "dropout_add_layer_norm"),
         _implementation("reference", "dropout_add_layer_norm"),
     ),
+    "layer_norm": (
+        _implementation("triton", "layer_norm", _triton_row_reasons),
+        _implementation("torch", "layer_norm"),
+        _implementation("reference", "layer_norm"),
+    ),
     "linear": (_implementation("torch", "linear"), _implementation("reference", "linear")),
     "linear_gelu": (_implementation("torch", "linear_gelu"), _implementation("reference", "linear_gelu")),
     "qkv_projection": (_implementation("torch", "qkv_projection"), _implementation("reference", "qkv_projection")),

@@ -3,6 +3,7 @@
 from bert_fast.ops.attention import attention
 from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
+from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_gelu
 from bert_fast.ops.packing import Packing
@@ -16,6 +17,7 @@ __all__ = [
     "dropout",
     "dropout_add_layer_norm",
     "dropout_site",
+    "layer_norm",
     "linear",
     "linear_gelu",
     "qkv_projection",

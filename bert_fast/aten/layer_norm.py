@@ -1,0 +1,35 @@
+"""LayerNorm from PyTorch's own operator, with fp32 statistics whatever the dtype."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["layer_norm_bwd", "layer_norm_fwd"]
+
+
+def layer_norm_fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, mean, rstd), as `reference.layer_norm`."""
+    x_, weight, bias = _forward_operands(x, weight, bias)
+    y, mean, rstd = torch.native_layer_norm(x_, x.shape[-1:], weight, bias, eps)
+    return y.to(x.dtype), mean.squeeze(-1), rstd.squeeze(-1)
+
+
+def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, dweight, dbias), as `reference.layer_norm`."""
+    # Half precision is widened: on the CPU the operator would round the terms of dweight before it adds them up.
+    wide = torch.promote_types(x.dtype, mean.dtype) if x.device.type == "cpu" else weight.dtype
+    dy_, x_, weight_ = (t.to(wide) for t in (dy, x, weight))
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dy_, x_, x.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), weight_, weight_, [True] * 3
+    )
+    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+
+
+def _forward_operands(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x and its parameters as the operator takes them with fp32 statistics.
+
+    In half precision the CPU's operator keeps statistics in the dtype of the parameters, so those are widened, which
+    spares a wide copy of x. The GPU's always keeps fp32 but wants one dtype: x is widened where parameters are wider.
+    """
+    if x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu":
+        return x, weight.float(), bias.float()
+    return x.to(weight.dtype), weight, bias

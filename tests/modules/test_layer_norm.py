@@ -1,0 +1,38 @@
+"""The module LayerNorm: its parameters, and its agreement with `nn.LayerNorm`."""
+
+import torch
+
+from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.testing.compare import assert_close_to_truth
+
+
+def test_state_dict_is_that_of_layer_norm() -> None:
+    module, plain = LayerNorm(16), torch.nn.LayerNorm(16)
+    torch.nn.init.normal_(plain.weight)
+    torch.nn.init.normal_(plain.bias)
+    module.load_state_dict(plain.state_dict())
+    assert torch.equal(module.weight, plain.weight) and torch.equal(module.bias, plain.bias)
+    plain.load_state_dict(module.state_dict())
+
+
+def test_equals_torch_and_trains() -> None:
+    module, plain = LayerNorm(16, eps=1e-5), torch.nn.LayerNorm(16, eps=1e-5)
+    torch.nn.init.normal_(module.weight)
+    torch.nn.init.normal_(module.bias)
+    plain.load_state_dict(module.state_dict())
+    double = torch.nn.LayerNorm(16, eps=1e-5, dtype=torch.float64)
+    double.load_state_dict(module.state_dict())
+    x, dy = torch.randn(2, 3, 5, 16).unbind()
+    results = []
+    for one in (module, plain, double):
+        leaf = x.to(one.weight.dtype, copy=True).requires_grad_()
+        y = one(leaf)
+        y.backward(dy.to(y.dtype))
+        results.append((y, leaf.grad, one.weight.grad, one.bias.grad))
+    for name, *outputs in zip(("y", "dx", "dweight", "dbias"), *results, strict=True):
+        assert_close_to_truth("layer_norm", name, *outputs)
+
+
+def test_default_eps_is_that_of_bert() -> None:
+    assert LayerNorm(8).eps == 1e-12
+    assert repr(LayerNorm(8, 1e-5)) == "LayerNorm(8, eps=1e-05)"
