@@ -1,18 +1,40 @@
 """Reads what a compiled Triton kernel became: registers, spills, shared memory, instructions, width of accesses.
 
 NVIDIA: `cuobjdump` and `nvdisasm` of the Triton wheel, on the cubin. AMD: the assembly text that Triton keeps.
+
+Instructions are counted in the main loops: the innermost loops that move most of the bytes, added up (a kernel that
+passes over its data twice has two), or the whole kernel where there is none. So a count stands for one pass over the
+elements that a program treats at a time; what runs before and after the loops is in `instructions` alone.
 """
 
 import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHARED_LIMIT_BYTES", "inspect", "main_loop", "read_amdgcn", "read_sass"]
+__all__ = ["Instruction", "Listing", "inspect", "main_loops", "read_amdgcn", "read_sass"]
 
-SHARED_LIMIT_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+
+@dataclass(frozen=True)
+class Instruction:
+    """One machine instruction, and how many bytes per thread it moves between global memory and registers."""
+
+    opcode: str
+    operands: str = ""
+    load_bytes: int = 0
+    store_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A disassembled kernel: instructions in order, and its branches as (index of the branch, index of its target)."""
+
+    instructions: list[Instruction]
+    branches: list[tuple[int, int]]
 
 
 def _nvidia_tool(name: str) -> str:
@@ -30,30 +52,80 @@ def _run_on_cubin(tool: list[str], cubin: bytes) -> str:
         os.unlink(file.name)
 
 
-def main_loop(
-    instructions: list[str], labels: dict[str, int], branches: list[tuple[int, str]], load: tuple[str, ...]
-) -> int:
-    """Instructions of the longest loop that loads from global memory, or of the whole kernel where none does.
+def main_loops(listing: Listing) -> list[range]:
+    """The loops that do the work, as ranges of instructions that do not overlap; the whole kernel where none does.
 
-    Loops of less than an eighth of the kernel do not count: AMD's compiler writes such a loop around a single load.
-
-    instructions: opcodes in order; labels: name -> index of the instruction that it stands before;
-    branches: (index of the branch, label); load: how the opcodes of global loads begin.
+    A loop that encloses others counts as a whole unless those move at least half of its bytes. Loops of less than an
+    eighth of the kernel do not count: AMD's compiler writes such a loop around a single load.
     """
-    spans = []
-    for end, label in branches:
-        body = instructions[labels.get(label, end) : end + 1]
-        if any(op.startswith(load) for op in body):
-            spans.append(len(body))
-    longest = max(spans, default=0)
-    return longest if longest * 8 >= len(instructions) else len(instructions)
+    moved = [i.load_bytes + i.store_bytes for i in listing.instructions]
+
+    def nbytes(span: range) -> int:
+        return sum(moved[span.start : span.stop])
+
+    spans = {range(target, branch + 1) for branch, target in listing.branches if target <= branch}
+    loops = sorted(
+        (s for s in spans if nbytes(s) and len(s) * 8 >= len(listing.instructions)), key=lambda s: (s.start, -s.stop)
+    )
+
+    def unfold(loop: range) -> list[range]:
+        inner = [s for s in loops if s != loop and loop.start <= s.start and s.stop <= loop.stop]
+        outermost = _outermost(inner)
+        if sum(map(nbytes, outermost)) * 2 >= nbytes(loop) and outermost:
+            return [leaf for s in outermost for leaf in unfold(s)]
+        return [loop]
+
+    return [leaf for s in _outermost(loops) for leaf in unfold(s)] or [range(len(listing.instructions))]
 
 
-def read_sass(sass: str) -> dict[str, Any]:
-    """Counts of a listing of `nvdisasm -c`."""
-    instructions: list[str] = []
+def _outermost(loops: list[range]) -> list[range]:
+    """Those of the loops, sorted by start and then longest first, that begin after the one before has ended."""
+    found: list[range] = []
+    for loop in loops:
+        if not found or loop.start >= found[-1].stop:
+            found.append(loop)
+    return found
+
+
+def _counts(
+    listing: Listing, spans: list[range], in_flight: Callable[[list[Instruction]], int], half_rate: tuple[str, ...]
+) -> dict[str, Any]:
+    """What both vendors' listings are asked."""
+    everything = listing.instructions
+    loops = [everything[s.start : s.stop] for s in spans]
+    looped = [i for body in loops for i in body]
+    loads, stores = [i for i in everything if i.load_bytes], [i for i in everything if i.store_bytes]
+    return {
+        "instructions": len(everything),
+        "loop_instructions": len(looped),
+        "loop_half_rate": sum(i.opcode.startswith(half_rate) for i in looped) if half_rate else 0,
+        "loop_bytes": sum(i.load_bytes + i.store_bytes for i in looped),
+        "loads": len(loads),
+        "loads_128": sum(i.load_bytes == 16 for i in loads),
+        "stores": len(stores),
+        "stores_128": sum(i.store_bytes == 16 for i in stores),
+        "in_flight_bytes": max(map(in_flight, loops)),
+    }
+
+
+# Instructions of the arithmetic-logic pipe of sm_90: 64 lanes a clock and multiprocessor, half of what the schedulers
+# issue (CUDA C++ Programming Guide, table of arithmetic throughputs: integer add, compare, shift, logic, conversions).
+# IMAD is not among them: it runs beside FFMA, and the compiler moves work there for that reason.
+_HALF_RATE = (
+    "BMSK", "F2FP", "FMNMX", "FSEL", "FSETP", "I2FP", "IABS", "IADD", "IMNMX", "ISETP", "LEA", "LOP", "PLOP3", "PRMT",
+    "SEL", "SHF", "SGXT", "VIADD", "VIMNMX", "FSET", "HSETP", "HMNMX",
+)  # fmt: skip
+_WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+
+
+def _sass_bytes(opcode: str) -> int:
+    return next((_WIDTHS[part] for part in opcode.split(".")[1:] if part in _WIDTHS), 4)
+
+
+def _parse_sass(sass: str) -> Listing:
+    instructions: list[Instruction] = []
     labels: dict[str, int] = {}
-    branches: list[tuple[int, str]] = []
+    jumps: list[tuple[int, str]] = []
     for line in sass.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = len(instructions)
@@ -62,20 +134,43 @@ def read_sass(sass: str) -> dict[str, Any]:
             if opcode == "NOP":
                 continue
             if opcode.startswith("BRA") and (target := re.search(r"\.L_x_\d+", operands)):
-                branches.append((len(instructions), target[0]))
-            instructions.append(opcode)
-    loads = [op for op in instructions if op.startswith(("LDG.", "LDGSTS."))]
-    stores = [op for op in instructions if op.startswith("STG.")]
-    return {
-        "instructions": len(instructions),
-        "loop_instructions": main_loop(instructions, labels, branches, ("LDG",)),
-        "loads": len(loads),
-        "loads_128": sum(op.endswith(".128") or ".128." in op for op in loads),
-        "stores": len(stores),
-        "stores_128": sum(op.endswith(".128") or ".128." in op for op in stores),
-        "spill_instructions": sum(op.startswith(("LDL", "STL")) for op in instructions),
-        "tensor_core_instructions": sum("MMA" in op for op in instructions),
-        "bulk_copy_instructions": sum(op.startswith(("UTMALDG", "UTMASTG", "UBLKCP")) for op in instructions),
+                jumps.append((len(instructions), target[0]))
+            load = _sass_bytes(opcode) if opcode.startswith(("LDG.", "LDGSTS.")) else 0
+            store = _sass_bytes(opcode) if opcode.startswith("STG.") else 0
+            instructions.append(Instruction(opcode, operands, load, store))
+    return Listing(instructions, [(at, labels[name]) for at, name in jumps if name in labels])
+
+
+def _sass_in_flight(body: list[Instruction]) -> int:
+    """The most bytes per thread that were asked for and not yet used, at any point of straight-line code.
+
+    A load is outstanding until an instruction names its first register (a warp issues in order and waits there), a copy
+    to shared memory until the next wait for copies.
+    """
+    outstanding: dict[str, int] = {}
+    copies = most = 0
+    for instruction in body:
+        named = re.findall(r"\bR\d+\b", instruction.operands)
+        for register in named:
+            outstanding.pop(register, None)
+        if instruction.opcode.startswith("LDGSTS"):
+            copies += instruction.load_bytes
+        elif instruction.load_bytes and named:
+            outstanding[named[0]] = instruction.load_bytes
+        elif instruction.opcode.startswith("DEPBAR"):
+            copies = 0
+        most = max(most, copies + sum(outstanding.values()))
+    return most
+
+
+def read_sass(sass: str) -> dict[str, Any]:
+    """Counts of a listing of `nvdisasm -c`."""
+    listing = _parse_sass(sass)
+    opcodes = [i.opcode for i in listing.instructions]
+    return _counts(listing, main_loops(listing), _sass_in_flight, _HALF_RATE) | {
+        "spill_instructions": sum(op.startswith(("LDL", "STL")) for op in opcodes),
+        "tensor_core_instructions": sum(op.split(".")[0].endswith("MMA") for op in opcodes),  # HFMA2.MMA is none
+        "bulk_copy_instructions": sum(op.startswith(("UTMALDG", "UTMASTG", "UBLKCP")) for op in opcodes),
     }
 
 
@@ -89,6 +184,48 @@ def _inspect_nvidia(compiled: Any) -> dict[str, Any]:
     return {"registers": registers, "spill_bytes": stack + local} | counts
 
 
+_AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4}
+
+
+def _amd_bytes(opcode: str) -> int:
+    last = opcode.split("_")[-1]
+    if last in _AMD_WIDTHS:
+        return _AMD_WIDTHS[last]
+    return 2 if "short" in opcode or "b16" in opcode else 1
+
+
+def _parse_amdgcn(assembly: str) -> Listing:
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    jumps: list[tuple[int, str]] = []
+    for line in assembly.splitlines():
+        if label := re.match(r"(\.?LBB\d+_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif match := re.match(r"\s+((?:s|v|ds|global|buffer|flat|scratch)_\w+)\s*(.*)", line):
+            opcode, operands = match[1], match[2].split(";")[0].strip()
+            if opcode.startswith(("s_branch", "s_cbranch")):
+                jumps.append((len(instructions), operands))
+            load = _amd_bytes(opcode) if opcode.startswith(("global_load", "buffer_load")) else 0
+            store = _amd_bytes(opcode) if opcode.startswith(("global_store", "buffer_store")) else 0
+            instructions.append(Instruction(opcode, operands, load, store))
+            if opcode == "s_endpgm":
+                break
+    return Listing(instructions, [(at, labels[name]) for at, name in jumps if name in labels])
+
+
+def _amd_in_flight(body: list[Instruction]) -> int:
+    """As `_sass_in_flight`; loads are awaited in order, by the number that may remain: s_waitcnt vmcnt(n)."""
+    waiting: list[int] = []
+    most = 0
+    for instruction in body:
+        if instruction.load_bytes or instruction.store_bytes:
+            waiting.append(instruction.load_bytes)
+        elif instruction.opcode == "s_waitcnt" and (left := re.search(r"vmcnt\((\d+)\)", instruction.operands)):
+            waiting = waiting[len(waiting) - int(left[1]) :] if int(left[1]) < len(waiting) else waiting
+        most = max(most, sum(waiting))
+    return most
+
+
 def read_amdgcn(assembly: str) -> dict[str, Any]:
     """Counts of AMD assembly text; its metadata lies at the end, as YAML."""
 
@@ -97,31 +234,13 @@ def read_amdgcn(assembly: str) -> dict[str, Any]:
         assert match is not None, name
         return int(match[1])
 
-    instructions: list[str] = []
-    labels: dict[str, int] = {}
-    branches: list[tuple[int, str]] = []
-    for line in assembly.splitlines():
-        if label := re.match(r"(\.?LBB\d+_\d+):", line):
-            labels[label[1]] = len(instructions)
-        elif match := re.match(r"\s+((?:s|v|ds|global|buffer|flat|scratch)_\w+)\s*(.*)", line):
-            if match[1].startswith(("s_branch", "s_cbranch")):
-                branches.append((len(instructions), match[2].split(";")[0].strip()))
-            instructions.append(match[1])
-            if match[1] == "s_endpgm":
-                break
-    loads = [op for op in instructions if op.startswith(("global_load", "buffer_load"))]
-    stores = [op for op in instructions if op.startswith(("global_store", "buffer_store"))]
+    listing = _parse_amdgcn(assembly)
     return {
         "registers": metadata("vgpr_count"),
         "spill_bytes": metadata("private_segment_fixed_size"),
-        "instructions": len(instructions),
-        "loop_instructions": main_loop(instructions, labels, branches, ("global_load", "buffer_load")),
-        "loads": len(loads),
-        "loads_128": sum(op.endswith("dwordx4") for op in loads),
-        "stores": len(stores),
-        "stores_128": sum(op.endswith("dwordx4") for op in stores),
+        **_counts(listing, main_loops(listing), _amd_in_flight, ()),
         "spill_instructions": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
-        "tensor_core_instructions": sum("mfma" in op for op in instructions),
+        "tensor_core_instructions": sum("mfma" in i.opcode for i in listing.instructions),
         "bulk_copy_instructions": 0,
     }
 

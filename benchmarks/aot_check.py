@@ -1,0 +1,85 @@
+"""What the ahead-of-time gate fails on, given what was measured and the committed table."""
+
+from typing import Any
+
+from benchmarks.aot_device import TARGETS, derive, resident_warps
+
+__all__ = ["DROPOUT_LIMIT", "ISSUE_SHARE_LIMIT", "compare", "with_dropout_cost"]
+
+# Above this the random numbers, not the memory, would set the speed of a memory-bound kernel: 8 bytes an element leave
+# 55 issue slots, of which such a kernel's own arithmetic takes up to 20 and schedulers never fill all.
+DROPOUT_LIMIT = {"sm_90": 18.0}
+# At 1 issuing alone takes as long as moving the bytes; beyond it no kernel reaches the bandwidth, whatever it does.
+ISSUE_SHARE_LIMIT = 1.0
+# Kernel -> a limit of its own, with the reason.
+_ISSUE_SHARE_EXCEPTIONS: dict[str, float] = {}
+
+Rows = dict[str, dict[str, Any]]
+
+
+def with_dropout_cost(rows: Rows) -> Rows:
+    """The rows, each that drops with its instructions per element above the same kernel without dropout."""
+    for key, row in rows.items():
+        plain = rows.get(key.replace(" dropout ", " plain "))
+        if " dropout " in key and plain is not None and row["elements_per_thread"]:
+            extra = row["loop_instructions"] - plain["loop_instructions"]
+            row["dropout_per_element"] = round(extra / row["elements_per_thread"], 2)
+    return rows
+
+
+def compare(measured: dict[str, Any], table: dict[str, Any], *, whole: bool = True) -> list[str]:
+    """What is wrong with a measured table, given the committed one; an empty list when nothing is.
+
+    Registers are compared only when both were made by the same Triton: another version allocates differently.
+    whole: everything was measured, so that what the table has besides is gone.
+    """
+    problems = []
+    missing = sorted(set(table["kernels"]) - set(measured["kernels"]))
+    if whole and missing:
+        problems.append(f"no longer compiled, though in the table: {', '.join(missing)}; run python -m benchmarks.aot")
+    for key, row in measured["kernels"].items():
+        problems += [f"{key}: {problem}" for problem in _problems_of(key, row)]
+        before = table["kernels"].get(key)
+        if before is None:
+            problems.append(f"{key}: not in the table; run python -m benchmarks.aot")
+        else:
+            same_compiler = measured["triton"] == table["triton"]
+            problems += [f"{key}: {problem}" for problem in _regressions(row, before, same_compiler)]
+    return problems
+
+
+def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
+    """What no kernel may do, whatever the table says."""
+    name = key.rsplit(" ", 1)[1]
+    target, derived = TARGETS[name], derive(row, name)
+    problems = []
+    if row["spill_bytes"] or row["spill_instructions"]:
+        problems.append(f"spills ({row['spill_bytes']} bytes, {row['spill_instructions']} instructions)")
+    if row["shared_bytes"] > target.shared_limit_bytes:
+        problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
+    elif name.startswith("sm_"):  # launchers count resident programs on NVIDIA multiprocessors
+        meant = row["resident_threads"] // target.warp_size
+        fit = resident_warps(target, row["registers"], row["shared_bytes"], row["num_warps"])
+        if fit < meant:
+            problems.append(f"{fit} warps fit on a multiprocessor, {meant} are meant to run at once")
+    if row["elements_per_thread"] and not row["loads_128"] + row["stores_128"] + row["bulk_copy_instructions"]:
+        problems.append("no load or store of 128 bits at all")
+    cost = row.get("dropout_per_element")
+    if cost is not None and cost > DROPOUT_LIMIT.get(name, float("inf")):
+        problems.append(f"dropout costs {cost} instructions an element, limit {DROPOUT_LIMIT[name]}")
+    limit = _ISSUE_SHARE_EXCEPTIONS.get(key.split(" ", 1)[0], ISSUE_SHARE_LIMIT)
+    for field, what in (("issue_share", "issue slots"), ("half_rate_share", "slots of the arithmetic-logic pipe")):
+        share = derived[field]
+        if share is not None and share > limit:
+            problems.append(f"takes {share} of the {what} that memory leaves it, limit {limit}")
+    return problems
+
+
+def _regressions(row: dict[str, Any], before: dict[str, Any], same_compiler: bool) -> list[str]:
+    problems = []
+    for field in ("loads_128", "stores_128"):
+        if row[field] < before[field]:
+            problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
+    if same_compiler and row["registers"] > before["registers"]:
+        problems.append(f"{row['registers']} registers, {before['registers']} in the table")
+    return problems

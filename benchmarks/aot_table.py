@@ -1,0 +1,168 @@
+"""The committed table of the ahead-of-time gate, as JSON (a line per kernel and target), as text and as a page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive
+
+__all__ = ["PAGE_PATH", "TABLE_PATH", "page", "read", "text", "to_json"]
+
+TABLE_PATH = Path(__file__).with_name("aot_table.json")
+PAGE_PATH = Path(__file__).parent.parent / "docs" / "kernels" / "ahead_of_time.md"
+
+COLUMNS = (
+    "registers",
+    "spill_bytes",
+    "spill_instructions",
+    "shared_bytes",
+    "num_warps",
+    "loads",
+    "loads_128",
+    "stores",
+    "stores_128",
+    "instructions",
+    "loop_instructions",
+    "loop_half_rate",
+    "loop_bytes",
+    "in_flight_bytes",
+    "tensor_core_instructions",
+    "bulk_copy_instructions",
+    "elements_per_thread",
+    "bytes_per_element",
+    "resident_threads",
+    "dropout_per_element",
+)
+
+
+def to_json(measured: dict[str, Any]) -> str:
+    """The table as committed: the names of the columns once, then one line per kernel and target."""
+    rows = [
+        f"  {json.dumps(key)}: {json.dumps([row.get(column) for column in COLUMNS])}"
+        for key, row in measured["kernels"].items()
+    ]
+    head = f' "triton": {json.dumps(measured["triton"])},\n "columns": {json.dumps(COLUMNS)},\n "kernels": {{\n'
+    return "{\n" + head + ",\n".join(rows) + "\n }\n}\n"
+
+
+def read(path: Path = TABLE_PATH) -> dict[str, Any]:
+    """The committed table: {"triton": version, "kernels": {key: {column: value}}}."""
+    table = json.loads(path.read_text())
+    rows = {key: dict(zip(table["columns"], row, strict=True)) for key, row in table["kernels"].items()}
+    return {"triton": table["triton"], "kernels": rows}
+
+
+_TEXT = {
+    "registers": "regs",
+    "warps": "warps",
+    "spill_bytes": "spill",
+    "shared_bytes": "shared",
+    "loads_128": "ld128",
+    "loads": "ld",
+    "stores_128": "st128",
+    "stores": "st",
+    "instructions": "instr",
+    "loop_instructions": "loop",
+    "per_element": "per el",
+    "dropout_per_element": "dropout",
+    "issue_share": "issue",
+    "half_rate_share": "alu",
+    "in_flight_share": "flight",
+}
+
+
+def text(measured: dict[str, Any]) -> str:
+    """The table for a terminal, one kernel and target a line."""
+    width = max(map(len, measured["kernels"]), default=0)
+    lines = [f"Triton {measured['triton']}", " " * width + "".join(f"{name:>8}" for name in _TEXT.values())]
+    for key, row in measured["kernels"].items():
+        full = row | derive(row, key.rsplit(" ", 1)[1])
+        cells = ("-" if full.get(field) is None else full[field] for field in _TEXT)
+        lines.append(f"{key:<{width}}" + "".join(f"{cell:>8}" for cell in cells))
+    return "\n".join(lines)
+
+
+_INTRODUCTION = f"""# What the kernels compile to
+
+Made by `python -m benchmarks.aot` from `benchmarks/aot_table.json`; do not edit. Every Triton kernel, in every launch
+configuration that ships, is compiled for {", ".join(f"`{name}`" for name in TARGETS)} without a GPU, and read back from
+the machine code. `python -m benchmarks.aot --check` compiles again and fails on a spill, on shared memory that does not
+fit, on a lost 128-bit access, on more registers, on dropout above 18 instructions an element (`sm_90`), on programs
+that are meant to be resident and do not fit, and on a kernel that issues more than memory leaves time for.
+
+These figures say why a kernel should be limited by memory. That it is, only a GPU can show.
+
+- **registers**: of a thread; 255 is the most. Spills are 0 everywhere.
+- **warps**: resident on a multiprocessor by registers, shared memory and warps per program, of
+  {TARGETS["sm_90"].max_warps} (`gfx942`: waves, of {TARGETS["gfx942"].max_warps}).
+- **loads**, **stores**: of global memory, 128 bits wide / all. What is narrower is one number per row (statistics,
+  coordinates) or per program.
+- **instructions**: of one pass of the main loops / of the whole kernel, per thread; one number where no loop is.
+- **per element**: instructions of one pass over the elements that a thread treats in it. What stands before and after
+  the loops is left out: it is paid once per program, whatever the number of rows.
+- **dropout**: the same, minus the kernel without dropout.
+- **issue**: share of the issue slots that memory leaves: instructions per element / (bytes per element x
+  {ISSUE_SLOTS_PER_BYTE:.1f}). An H200 issues 132 multiprocessors x 4 schedulers x 32 lanes x 1.755 GHz and was measured
+  to copy 4.3 TB/s.
+- **half rate**: the same for integer, logic, compare and convert instructions, which issue at half that rate.
+- **in flight**: bytes that the resident warps have asked for at once, over the
+  {NEEDED_IN_FLIGHT_BYTES / 1024:.0f} KB per multiprocessor that bandwidth x latency needs. Latency: 480 cycles on an idle H100 (Luo et al. 2024, arXiv:2402.13499), doubled for a busy
+  memory, which is an assumption. Loads that a cache answers (weights) are counted too.
+
+A kernel below 1 in **issue** and **half rate** and above 1 in **in flight** has what it takes to be limited by memory.
+Kernels without these figures treat little data, such as second stages of sums, or no fixed number of elements.
+"""
+
+
+def _configuration_names(kernels: dict[str, Any]) -> dict[str, list[str]]:
+    """Kernel -> what tells its configurations apart, in the order of the table."""
+    found: dict[str, list[str]] = {}
+    for key in kernels:
+        kernel, rest = key.split(" ", 1)
+        rest = rest.rsplit(" ", 1)[0]
+        if rest not in found.setdefault(kernel, []):
+            found[kernel].append(rest)
+    return found
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def page(table: dict[str, Any]) -> str:
+    """The page of the documentation that shows the table."""
+    kernels = table["kernels"]
+    lines = [_INTRODUCTION, f"Compiled by Triton {table['triton']}; {len(kernels)} compilations.\n"]
+    others = [name for name in TARGETS if name != "sm_90"]
+    for kernel, configurations in _configuration_names(kernels).items():
+        lines += [
+            f"## {kernel}\n",
+            "| `sm_90` | registers | warps | shared | loads | stores | instructions | per element | dropout | issue "
+            "| half rate | in flight |",
+            "| --- |" + " --- |" * 11,
+        ]
+        for one in configurations:
+            row = kernels[f"{kernel} {one} sm_90"]
+            derived = derive(row, "sm_90")
+            body, whole = row["loop_instructions"], row["instructions"]
+            cells = [
+                row["registers"], derived["warps"], row["shared_bytes"], f"{row['loads_128']} / {row['loads']}",
+                f"{row['stores_128']} / {row['stores']}", whole if body == whole else f"{body} / {whole}",
+                derived["per_element"], row["dropout_per_element"], derived["issue_share"],
+                derived["half_rate_share"], derived["in_flight_share"],
+            ]  # fmt: skip
+            lines.append(f"| {one} | " + " | ".join(map(_cell, cells)) + " |")
+        lines += [
+            "",
+            "| registers, warps, 128-bit loads, 128-bit stores | " + " | ".join(f"`{name}`" for name in others) + " |",
+            "| --- |" + " --- |" * len(others),
+        ]
+        for one in configurations:
+            cells = []
+            for name in others:
+                row = kernels[f"{kernel} {one} {name}"]
+                wide = f"{row['loads_128']} / {row['loads']}, {row['stores_128']} / {row['stores']}"
+                cells.append(f"{row['registers']}, {derive(row, name)['warps']}, {wide}")
+            lines.append(f"| {one} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,134 @@
+"""What the gate compiles: launches as the launchers make them, named once; and what it remembers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import aot_compile
+from benchmarks.aot_launches import Configuration, capture, configurations
+from benchmarks.case import AotCase
+from bert_fast.env import SETTINGS
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+pytestmark = pytest.mark.skipif(SETTINGS.triton_interpret, reason="the interpreter replaces what is recorded here")
+
+# Triton compiles functions of files only; numbers below stand for pointers, sizes and flags of real kernels.
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _scale_kernel(x_ptr, y_ptr, row_stride, n_rows, factor, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * row_stride + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offset, tl.load(x_ptr + offset, mask=offset < n_rows) * factor, mask=offset < n_rows)
+
+
+def launch(block: int = 16, warps: int = 1, rows: int = 16, stride: int = 16, y: torch.Tensor | None = None) -> None:
+    x = torch.zeros(64)
+    _scale_kernel[(1,)](x, x if y is None else y, stride, rows, 2.0, BLOCK=block, num_warps=warps)
+
+
+def test_a_launch_is_recorded_as_triton_specializes_it() -> None:
+    with capture() as launches:
+        launch()
+        launch(stride=1, rows=2**40)
+    first, second = launches
+    assert first.kernel is _scale_kernel
+    assert first.signature == {
+        "x_ptr": "*fp32", "y_ptr": "*fp32", "row_stride": "i32", "n_rows": "i32", "factor": "fp32",
+        "BLOCK": "constexpr",
+    }  # fmt: skip
+    assert first.constants == {"BLOCK": 16}
+    assert first.divisible_by_16 == ("x_ptr", "y_ptr", "row_stride")  # n_rows is never specialized
+    assert first.options == {"num_warps": 1} and first.num_warps == 1
+    assert second.signature["row_stride"] == "constexpr" and second.constants["row_stride"] == 1
+    assert second.signature["n_rows"] == "i64"
+
+
+@pytest.mark.parametrize(
+    "change", [{"block": 32}, {"warps": 2}, {"stride": 8}, {"rows": 2**40}, {"y": torch.zeros(64)[1:]}]
+)
+def test_what_changes_the_code_changes_the_identity(change: dict[str, Any]) -> None:
+    with capture() as launches:
+        launch()
+        launch(rows=17)
+        launch(**change)
+    base, same, other = (one.identity for one in launches)
+    assert base == same  # a size that is never specialized
+    assert base != other
+
+
+def family(*cases: AotCase) -> Any:
+    """Stands for a module of benchmarks/families."""
+
+    class Module:
+        @staticmethod
+        def aot_cases() -> tuple[AotCase, ...]:
+            return cases
+
+    return Module
+
+
+def named(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> list[Configuration]:
+    monkeypatch.setattr("benchmarks.aot_launches.importlib.import_module", lambda name: modules[name.rsplit(".", 1)[1]])
+    return configurations(modules)
+
+
+def test_names_are_unique_and_identical_launches_appear_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice() -> None:
+        launch(block=32)
+        launch(block=64)
+
+    a = family(
+        AotCase("H=16", False, launch, {"_scale_kernel": 16}, {"_scale_kernel": 4}, {"_scale_kernel": 8.0}),
+        AotCase("H=16", True, lambda: launch(warps=4), {"_scale_kernel": 16}, {}),
+        AotCase("again", None, launch, {}, {}),
+    )
+    b = family(AotCase("H=16", None, lambda: launch(warps=8), {}, {}), AotCase("pair", None, twice, {}, {}))
+    found = named(monkeypatch, a=a, b=b)
+    assert [one.name for one in found] == [
+        "scale H=16 plain", "scale H=16 dropout", "scale H=16", "scale pair", "scale pair #2",
+    ]  # fmt: skip
+    assert [one.family for one in found] == ["a", "a", "b", "b", "b"]
+    assert found[0].row_facts(32) == {
+        "num_warps": 1, "elements_per_thread": 0.5, "bytes_per_element": 8.0, "resident_threads": 128,
+    }  # fmt: skip
+    assert found[2].row_facts(64) == {
+        "num_warps": 8, "elements_per_thread": None, "bytes_per_element": None, "resident_threads": 512,
+    }  # fmt: skip
+
+
+def test_equal_names_of_two_families_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [AotCase("H=16", None, lambda block=block: launch(block), {}, {}) for block in (16, 32)]
+    found = named(monkeypatch, a=family(cases[0]), b=family(cases[1]))
+    assert [one.name for one in found] == ["scale H=16", "scale H=16 (b)"]
+
+
+def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
+    compiled: list[Any] = []
+
+    def compile_all(jobs: list[Any], families: tuple[str, ...]) -> Any:
+        compiled.extend(jobs)
+        return [(job, {"registers": 10, "seconds": 0.5}) for job in jobs]
+
+    monkeypatch.setattr(aot_compile, "_compile_all", compile_all)
+    [one] = named(monkeypatch, a=family(AotCase("H=16", None, launch, {}, {})))
+    first = aot_compile.measure([one], ["sm_80", "sm_90"], ("a",))
+    assert list(first) == ["scale H=16 sm_80", "scale H=16 sm_90"] and len(compiled) == 2
+    assert aot_compile.measure([one], ["sm_90"], ("a",))["scale H=16 sm_90"] == first["scale H=16 sm_90"]
+    assert len(compiled) == 2
+    monkeypatch.setattr(triton, "__version__", "another")
+    aot_compile.measure([one], ["sm_90"], ("a",))
+    assert len(compiled) == 3
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {"scale H=16 sm_80": 0.5, "scale H=16 sm_90": 0.5}
+
+
+def test_what_took_long_is_compiled_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
+    (tmp_path / "seconds.json").write_text(json.dumps({"quick sm_90": 0.1, "slow sm_90": 9.0, "middle sm_90": 1.0}))
+    jobs = [("quick", "sm_90"), ("new", "sm_90"), ("slow", "sm_90")]
+    assert [name for name, _ in aot_compile._slow_first(jobs)] == ["slow", "new", "quick"]
