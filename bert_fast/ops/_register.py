@@ -23,10 +23,16 @@ class Op:
         _library.define(name + torch.library.infer_schema(function, mutates_args=mutates_args))
         _library.impl(name, function, "CompositeExplicitAutograd")
         self._overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
+        if name.endswith("_bwd"):  # a formula of first derivatives: nothing differentiates it again
+            self.register_autograd(self._refuse_backward, setup_context=lambda ctx, inputs, output: None)
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the op through PyTorch's dispatcher."""
         return self._overload(*arguments)
+
+    def _refuse_backward(self, ctx: Any, *_: Any) -> None:
+        name = self._qualified_name.replace("::", ".")
+        raise RuntimeError(f"backward through {name}: second derivatives are not implemented")
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the implementation that knows shapes and dtypes only; usable as a decorator."""
@@ -40,6 +46,6 @@ class Op:
 def custom_op(name: str, *, mutates_args: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
     """Registers the decorated function as `bert_fast::<name>`; its annotations become the schema.
 
-    Outputs must not share memory with inputs or with one another.
+    Outputs must not share memory with inputs or with one another. An op named `..._bwd` refuses to be differentiated.
     """
     return lambda function: Op(name, function, mutates_args)
