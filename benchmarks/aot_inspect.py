@@ -101,9 +101,9 @@ def _counts(
         "loop_half_rate": sum(i.opcode.startswith(half_rate) for i in looped) if half_rate else 0,
         "loop_bytes": sum(i.load_bytes + i.store_bytes for i in looped),
         "loads": len(loads),
-        "loads_128": sum(i.load_bytes == 16 for i in loads),
+        "loads_128": sum(i.load_bytes >= 16 for i in loads),
         "stores": len(stores),
-        "stores_128": sum(i.store_bytes == 16 for i in stores),
+        "stores_128": sum(i.store_bytes >= 16 for i in stores),
         "in_flight_bytes": max(map(in_flight, loops)),
     }
 
@@ -115,7 +115,7 @@ _HALF_RATE = (
     "BMSK", "F2FP", "FMNMX", "FSEL", "FSETP", "I2FP", "IABS", "IADD", "IMNMX", "ISETP", "LEA", "LOP", "PLOP3", "PRMT",
     "SEL", "SHF", "SGXT", "VIADD", "VIMNMX", "FSET", "HSETP", "HMNMX",
 )  # fmt: skip
-_WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 
 def _sass_bytes(opcode: str) -> int:

@@ -106,8 +106,9 @@ These figures say why a kernel should be limited by memory. That it is, only a G
   to copy 4.3 TB/s.
 - **half rate**: the same for integer, logic, compare and convert instructions, which issue at half that rate.
 - **in flight**: bytes that the resident warps have asked for at once, over the
-  {NEEDED_IN_FLIGHT_BYTES / 1024:.0f} KB per multiprocessor that bandwidth x latency needs. Latency: 480 cycles on an idle H100 (Luo et al. 2024, arXiv:2402.13499), doubled for a busy
-  memory, which is an assumption. Loads that a cache answers (weights) are counted too.
+  {NEEDED_IN_FLIGHT_BYTES / 1024:.0f} KB per multiprocessor that bandwidth x latency needs.
+  Latency: 480 cycles on an idle H100 (Luo et al. 2024, arXiv:2402.13499), doubled for a busy memory, which is an
+  assumption. Loads that a cache answers (weights) are counted too.
 
 A kernel below 1 in **issue** and **half rate** and above 1 in **in flight** has what it takes to be limited by memory.
 Kernels without these figures treat little data, such as second stages of sums, or no fixed number of elements.
