@@ -1,12 +1,15 @@
 # Every target that needs packages sets them up first, in the virtual environment $(VENV); a second call is quick.
 # PYTHON is the interpreter that the environment is made from. `make gpu` uses $(GPU_PYTHON) as it is, installs nothing
-# and reaches for no network: it is meant for a machine that has torch, triton and the build tools already.
+# and reaches for no network: it is meant for a machine that has torch, triton and the build tools already. Its results
+# go to RESULTS_DIR; COMMIT names the commit of a copy of the project that has no history.
 PYTHON ?= python3
 VENV ?= .venv
 VENV_PYTHON := $(VENV)/bin/python
+RESULTS_DIR ?= benchmarks/results
+COMMIT ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp bench gpu gpu-status docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp bench gpu gpu-status plots docs clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -14,7 +17,9 @@ help:
 	@echo "make lint        ruff, mypy and clang-format, checks only;  make format  rewrites"
 	@echo "make cpp         the C++ tests alone, under sanitizers"
 	@echo "make bench       benchmarks on this machine's own device"
-	@echo "make gpu         GPU tests and benchmarks;  make gpu-status  kernels without a result for their present source"
+	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
+	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
+	@echo "make plots       draws the stored results into build/benchmarks"
 	@echo "make docs        checks the links of the documentation and renders it to build/docs"
 	@echo "make clean       removes what was built;  make distclean  the environment as well"
 
@@ -45,10 +50,13 @@ bench: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.run
 
 gpu:
-	@$(GPU_PYTHON) tools/check.py gpu
+	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT))
 
 gpu-status:
 	@$(PYTHON) -m benchmarks.gpu_status
+
+plots: setup-demo
+	@$(VENV_PYTHON) -m benchmarks.plot
 
 docs: setup
 	@$(VENV_PYTHON) tools/build_docs.py

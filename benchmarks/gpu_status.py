@@ -1,68 +1,69 @@
-"""What is owed to a GPU: one line per Triton kernel whose present source has no stored GPU result.
+"""What is owed to a GPU: one line per Triton kernel whose present source has no GPU result; nothing when none is owed.
 
-    python -m benchmarks.gpu_status
+    python -m benchmarks.gpu_status [--results FOLDER]
 
-Needs neither torch nor triton. A result counts for a kernel family when its line in benchmarks/results/*.jsonl has
-`"source_hash"` equal to `source_hash(<family>)` and names the GPU that ran it (`"gpu"`). The hash covers the family's
-file and the files of bert_fast/kernels that it imports, so a changed helper makes every result that used it old.
+Needs neither torch nor triton. A result is a line of FOLDER/*.jsonl (benchmarks/results) that a case left which was
+verified and timed on a GPU; it counts for the kernels that the case launched, if they still have the source that it
+names. A kernel's source is its file and the files of bert_fast/kernels that the file imports, so a changed helper makes
+every result that used it old.
 """
 
+import argparse
 import ast
 import hashlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.record import RESULTS, ROOT, read_lines
+
 KERNELS = ROOT / "bert_fast" / "kernels"
-RESULTS = ROOT / "benchmarks" / "results"
 
 
-def families() -> list[str]:
-    """Names of the kernel families; files that start with an underscore hold helpers."""
-    return sorted(path.stem for path in KERNELS.glob("*.py") if not path.name.startswith("_"))
+def files() -> list[str]:
+    """Names of the files that hold kernels: families, and helpers that launch kernels of their own."""
+    return sorted(path.stem for path in KERNELS.glob("*.py") if kernel_names(path.stem))
 
 
-def source_hash(family: str) -> str:
-    """Hash of everything in bert_fast/kernels that decides what the kernels of a family compile to."""
+def source_hash(file: str) -> str:
+    """Hash of everything in bert_fast/kernels that decides what the kernels of a file compile to."""
     digest = hashlib.sha256()
-    for path in _with_imports(KERNELS / f"{family}.py"):
+    for path in _with_imports(KERNELS / f"{file}.py"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def kernel_names(family: str) -> list[str]:
-    """Functions of a family's file that are decorated with `triton.jit` and launched (named `_..._kernel`)."""
-    functions = [node for node in _parse(KERNELS / f"{family}.py").body if isinstance(node, ast.FunctionDef)]
+def kernel_names(file: str) -> list[str]:
+    """Functions of a file that are decorated with `triton.jit` and launched (named `_..._kernel`)."""
+    functions = [node for node in _parse(KERNELS / f"{file}.py").body if isinstance(node, ast.FunctionDef)]
     jitted = [node.name for node in functions if any("jit" in ast.unparse(item) for item in node.decorator_list)]
     return [name for name in jitted if name.endswith("_kernel")]
 
 
-def measured_hashes() -> dict[str, set[str]]:
-    """source hash -> names of the GPUs with a stored result for it."""
-    measured: dict[str, set[str]] = {}
-    for path in sorted(RESULTS.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if not line.strip():
-                continue
-            try:
-                result = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise SystemExit(f"{path.relative_to(ROOT)}, line {number}: no JSON ({error})") from None
-            if result.get("source_hash") and result.get("gpu"):
-                measured.setdefault(result["source_hash"], set()).add(result["gpu"])
-    return measured
+def kernel_hashes() -> dict[str, str]:
+    """Kernel -> hash of its present source."""
+    return {kernel: source_hash(file) for file in files() for kernel in kernel_names(file)}
 
 
-def owed() -> list[tuple[str, str, str]]:
-    """(family, kernel, source hash) of every kernel without a GPU result for its present source."""
-    measured = measured_hashes()
+def measured(results: Path | None = None) -> set[tuple[str, str]]:
+    """(kernel, source hash) of everything that was verified and timed on a GPU."""
+    lines = (line for path in sorted((results or RESULTS).glob("*.jsonl")) for line in read_lines(path))
+    return {
+        (kernel, source)
+        for line in lines
+        if line.get("kind") == "timing" and line.get("provider") == "bert_fast" and line.get("gpu")
+        if line.get("verified") is True
+        for kernel, source in line.get("kernels", {}).items()
+    }
+
+
+def owed(results: Path | None = None) -> list[tuple[str, str, str]]:
+    """(file, kernel, source hash) of every kernel without a GPU result for its present source."""
+    done = measured(results)
     found = []
-    for family in families():
-        current = source_hash(family)
-        if current not in measured:
-            found += [(family, kernel, current) for kernel in kernel_names(family)]
+    for file in files():
+        current = source_hash(file)
+        found += [(file, kernel, current) for kernel in kernel_names(file) if (kernel, current) not in done]
     return found
 
 
@@ -101,12 +102,12 @@ def _imports(path: Path) -> Iterator[Path]:
                     yield candidate
 
 
-def main() -> int:
-    total = sum(len(kernel_names(family)) for family in families())
-    missing = owed()
-    for family, kernel, current in missing:
-        print(f"{family}: {kernel}: no GPU result for source {current}")
-    print(f"{total - len(missing)} of {total} Triton kernels have a GPU result for their present source")
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_status", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, help="folder with the results; default: benchmarks/results")
+    for file, kernel, current in owed(parser.parse_args(arguments).results):
+        print(f"{file}: {kernel} ({current})")
     return 0
 
 

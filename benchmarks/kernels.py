@@ -1,130 +1,325 @@
-"""Kernel families on a GPU: bert_fast's op against stock PyTorch, eager and compiled, with the bytes that must move.
+"""One kernel case on one device: is it right, does it repeat, and how long does it take beside its contestants.
 
-python -m benchmarks.run --only kernel/          on a machine with a CUDA or ROCm device
+Nothing here knows a family: `benchmarks/case.py` says what a case is. `docs/benchmarks.md` explains the figures.
 """
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from benchmarks.gpu_status import source_hash
-from bert_fast import ops
+from benchmarks import gpu_status
+from benchmarks.case import KernelCase, Problem
+from benchmarks.clock import Clock, HostClock, Launch, QueueClock
+from benchmarks.measure import Times
+from benchmarks.record import ROOT
 
-__all__ = ["KERNEL_CASES", "KernelCase", "run_kernel_case"]
+__all__ = [
+    "PROVIDERS",
+    "Ceilings",
+    "Contestant",
+    "check_case",
+    "compile_eager",
+    "copies",
+    "launched_kernels",
+    "make_clock",
+    "time_case",
+]
 
-ROUNDS = 30
-FLUSH_BYTES = 256 * 2**20  # several times the largest L2
+PROVIDERS = ("bert_fast", "eager", "compiled")
+# Several times the largest cache (60 MB of L2 on an H200, 256 MB of Infinity Cache on an MI300): launches take turns
+# on copies of the problem until that much has been touched, so that each finds its inputs in memory.
+ROTATION_BYTES, MAX_ROTATION = 512 * 2**20, 64
+ROUNDS, WARMUP = 30, 3
+Function = Callable[..., Tensor | None]
 
 
 @dataclass(frozen=True)
-class KernelCase:
-    """One shape of one family; every case is timed forward and backward."""
+class Ceilings:
+    """What this device reached in this run; None where it was not measured."""
 
-    family: str
-    num_tokens: int
-    hidden_size: int
-    dtype: torch.dtype
-    dropout_p: float
+    copy_gb_s: float | None = None
+    matmul_tflop_s: float | None = None
+
+
+@contextmanager
+def launched_kernels() -> Iterator[dict[str, str]]:
+    """Yields a dict that takes, for every Triton kernel of bert_fast launched within, its name and source hash."""
+    launched: dict[str, str] = {}
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        yield launched
+        return
+    hashes = gpu_status.kernel_hashes()
+    run = JITFunction.run
+
+    def recording(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(kernel, "__name__", "")
+        if name in hashes:
+            launched[name] = hashes[name]
+        return run(kernel, *args, **kwargs)
+
+    with mock.patch.object(JITFunction, "run", recording):
+        yield launched
+
+
+def check_case(case: KernelCase, device: torch.device) -> dict[str, Any]:
+    """Verifies a case and runs it twice; never raises: what went wrong is the result.
+
+    Returns: family, case, ok, error (None or text), and kernels: name -> source hash of what was launched.
+    """
+    with launched_kernels() as kernels:
+        try:
+            torch.manual_seed(0)
+            case.make(device).verify()
+            error = _difference_between_runs(case, device)
+        except AssertionError as failure:
+            error = f"wrong: {failure}"
+        except Exception as failure:  # whatever stops a case is what there is to say about it
+            error = f"{type(failure).__name__}: {str(failure)[:2000]} ({_place(failure)})"
+    return {"family": case.family, "case": case.name, "ok": error is None, "error": error, "kernels": kernels}
+
+
+def _place(failure: Exception) -> str:
+    """The last line of this project that a failure came through."""
+    frames = [f for f in traceback.extract_tb(failure.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
+    return f"{Path(frames[-1].filename).relative_to(ROOT)}, line {frames[-1].lineno}" if frames else "elsewhere"
+
+
+def _difference_between_runs(case: KernelCase, device: torch.device) -> str | None:
+    """Runs two problems made from one seed; None if outputs, gradients and changed inputs agree in every bit."""
+    runs: list[dict[str, Tensor]] = []
+    made: list[tuple[Tensor, ...]] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        problem = case.make(device)
+        made.append(tuple(t.detach().clone() for t in problem.inputs))
+        runs.append(_run(problem))
+    if not all(map(_same_bits, *made)):
+        return "make() draws other inputs from the same seed, so repeatability cannot be tested"
+    different = [name for name in runs[0] if not _same_bits(runs[0][name], runs[1][name])]
+    return f"two runs differ in {', '.join(different)}" if different else None
+
+
+def _run(problem: Problem) -> dict[str, Tensor]:
+    """Output and gradients; for a step, inputs after two of them (the second sees the state the first has left)."""
+    if problem.upstream is None:
+        outputs = [problem.fast(*problem.inputs) for _ in range(2)]
+        results = {f"input {i}": t for i, t in enumerate(problem.inputs)}
+        return results | {f"output {i}": t for i, t in enumerate(outputs) if t is not None}
+    output = problem.fast(*problem.inputs)
+    assert output is not None, "a case with an upstream gradient has an output"
+    leaves = [t for t in problem.inputs if t.requires_grad]
+    gradients = torch.autograd.grad(output, leaves, problem.upstream.to(output.dtype))
+    return {"output": output.detach()} | {f"gradient {i}": g for i, g in enumerate(gradients)}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    a, b = a.detach(), b.detach()
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]  # a NaN equals itself
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def compile_eager(eager: Function, backend: str = "inductor") -> Function:
+    """torch.compile of a case's eager function for its one shape, with everything compiled before forgotten.
+
+    Backward runs many times on one graph, which must not give its saved buffers away ("donate" them) to the first run.
+    """
+    import torch._functorch.config as functorch
+
+    torch._dynamo.reset()
+    functorch.donated_buffer = False  # type: ignore[attr-defined]
+    return torch.compile(eager, dynamic=False, backend=backend)
+
+
+@dataclass
+class Contestant:
+    """One function in one mode: a batch of launches, one for each copy of the problem."""
+
+    provider: str
+    mode: str
+    launches: list[Launch]
+    clock: Clock
+    peak_bytes: int | None = None
+    microseconds: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)
+
+    def take_turn(self, is_counted: bool) -> None:
+        microseconds = self.clock.microseconds(self.launches)
+        if is_counted:
+            self.microseconds.append(microseconds)
+            self.host_us.append(self.clock.host_us)
 
     @property
-    def name(self) -> str:
-        """Stable name used in results and on the command line."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"kernel/{self.family}/{self.num_tokens}x{self.hidden_size}/{dtype}/p{self.dropout_p}"
-
-    def bytes_moved(self, mode: str) -> int:
-        """The floor of docs/kernels/dropout_add_layer_norm.md, without parameters and partial sums."""
-        tile = self.num_tokens * self.hidden_size * self.dtype.itemsize
-        tensors = 4 if mode == "fwd" or self.dropout_p > 0.0 else 3
-        return tensors * tile + (24 if mode == "bwd" else 16) * self.num_tokens
+    def times(self) -> Times:
+        return Times(tuple(t / 1e6 for t in self.microseconds))
 
 
-KERNEL_CASES = tuple(
-    KernelCase("dropout_add_layer_norm", num_tokens, hidden_size, torch.bfloat16, dropout_p)
-    for num_tokens in (4096, 16384, 32768)
-    for hidden_size in (768, 1024)
-    for dropout_p in (0.0, 0.1)
-)
+def time_case(
+    case: KernelCase,
+    device: torch.device,
+    providers: Iterable[str] = PROVIDERS,
+    *,
+    with_peers: bool = False,
+    rounds: int = ROUNDS,
+    ceilings: Ceilings | None = None,
+    compile_backend: str = "inductor",
+) -> Iterator[dict[str, Any]]:
+    """Times one case, which must have been checked; yields a result for each provider and mode.
 
-Residual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def _providers(case: KernelCase, device: torch.device) -> dict[str, Residual]:
-    tokens = torch.arange(case.num_tokens, dtype=torch.int32, device=device)
-    coords = torch.stack((tokens // 512, tokens % 512), dim=1)
-    seed = ops.draw_seed(device)
-
-    def fast(x: Tensor, residual: Tensor, x_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return ops.dropout_add_layer_norm(
-            x, residual, weight, bias, x_bias=x_bias, eps=1e-12, dropout_p=case.dropout_p, seed=seed, coords=coords
-        )
-
-    def eager(x: Tensor, residual: Tensor, x_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        h = residual + F.dropout(x + x_bias, case.dropout_p)
-        return F.layer_norm(h, (case.hidden_size,), weight, bias, 1e-12)
-
-    return {"bert_fast": fast, "eager": eager, "compiled": torch.compile(eager)}
-
-
-def run_kernel_case(case: KernelCase, device: torch.device, providers: tuple[str, ...] = ()) -> dict[str, object]:
-    """Times one case on `device`; medians with 20 % and 80 % quantiles in microseconds, GB/s, share of copy bandwidth.
-
-    Inputs and upstream gradients are made before; the cache is flushed before every launch; providers take turns.
+    Forward includes what autograd saves. Backward is `torch.autograd.grad` on graphs built before, so neither forward
+    nor accumulation into `.grad` is in it. Contestants take turns, round after round; among them is a plain copy of
+    the same number of bytes. A contestant that fails yields {"provider", "skipped": reason}.
     """
-    shape = case.num_tokens, case.hidden_size
-    x, residual = (torch.randn(shape, dtype=case.dtype, device=device, requires_grad=True) for _ in range(2))
-    x_bias, weight, bias = (
-        torch.randn(case.hidden_size, dtype=case.dtype, device=device, requires_grad=True) for _ in range(3)
-    )
-    dy = torch.randn(shape, dtype=case.dtype, device=device)
-    inputs = (x, residual, x_bias, weight, bias)
-    functions = {n: f for n, f in _providers(case, device).items() if not providers or n in providers}
-    flush = torch.empty(FLUSH_BYTES if device.type == "cuda" else 1, dtype=torch.int8, device=device)
-    outputs: dict[str, Tensor] = {}
-    launches: dict[tuple[str, str], Callable[[], object]] = {("copy", "copy"): lambda: dy.clone()}
-    for name, function in functions.items():
-        launches[name, "fwd"] = lambda name=name, function=function: outputs.__setitem__(name, function(*inputs))
-        launches[name, "bwd"] = lambda name=name: torch.autograd.grad(outputs[name], inputs, dy, retain_graph=True)
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in launches}
-    for round_index in range(ROUNDS + 5):
-        for key, launch in launches.items():
-            flush.zero_()
-            microseconds = _time(launch, device)
-            if round_index >= 5:
-                times[key].append(microseconds)
-    copy_gb_s = 2 * dy.nbytes / statistics.median(times["copy", "copy"]) / 1e3
-    result: dict[str, object] = {
-        "case": case.name,
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "source_hash": source_hash(case.family),
-        "copy_gb_s": round(copy_gb_s, 1),
+    ceilings = ceilings or Ceilings()
+    problems = _rotation(case, device)
+    contestants: list[Contestant] = []
+    names = [*providers, *(problems[0].peers if with_peers else ())]
+    for provider in names:
+        try:
+            functions = _functions(provider, problems, compile_backend)
+            contestants += _contestants(provider, problems, functions, device)
+        except Exception as failure:  # a contestant that cannot run is reported, the others run on
+            yield {"provider": provider, "skipped": f"{type(failure).__name__}: {str(failure)[:500]}"}
+    for mode, size in problems[0].bytes_moved.items():
+        contestants.append(Contestant("copy", mode, copies(size, len(problems), device), make_clock(device)))
+    for round_index in range(WARMUP + rounds):
+        for contestant in contestants:
+            contestant.take_turn(round_index >= WARMUP)
+    by_key = {(c.provider, c.mode): c for c in contestants}
+    for contestant in contestants:
+        if contestant.provider != "copy":
+            yield _result(contestant, by_key, problems, ceilings)
+
+
+def _rotation(case: KernelCase, device: torch.device) -> list[Problem]:
+    torch.manual_seed(0)
+    first = case.make(device)
+    if device.type == "cpu":
+        return [first]
+    count = math.ceil(ROTATION_BYTES / max(1, min(first.bytes_moved.values())))
+    return [first, *(case.make(device) for _ in range(min(count, MAX_ROTATION) - 1))]
+
+
+def _functions(provider: str, problems: Sequence[Problem], compile_backend: str) -> list[Function]:
+    """The provider's function for every copy of the problem."""
+    if provider == "bert_fast":
+        return [problem.fast for problem in problems]
+    if provider == "eager":
+        return [problem.eager for problem in problems]
+    if provider == "compiled":
+        # One compilation serves all copies, but where a function has a state of its own.
+        if problems[0].upstream is not None:
+            return [compile_eager(problems[0].eager, compile_backend)] * len(problems)
+        return [compile_eager(problem.eager, compile_backend) for problem in problems]
+    return [problem.peers[provider] for problem in problems]
+
+
+def _contestants(
+    provider: str, problems: Sequence[Problem], functions: Sequence[Function], device: torch.device
+) -> list[Contestant]:
+    forward: list[Launch] = [partial(f, *p.inputs) for f, p in zip(functions, problems, strict=True)]
+    before = _reset_peak(device)
+    first = forward[0]()
+    backward: list[Launch] = []
+    if problems[0].upstream is not None:
+        backward.append(_backward(first, problems[0]))
+        backward[0]()
+    peak = _peak(device, before)
+    if not backward:
+        return [Contestant(provider, "step", forward, make_clock(device), peak)]
+    backward += [_backward(run(), problem) for run, problem in zip(forward[1:], problems[1:], strict=True)]
+    return [
+        Contestant(provider, "fwd", forward, make_clock(device), peak),
+        Contestant(provider, "bwd", backward, make_clock(device), peak),
+    ]
+
+
+def _backward(output: Any, problem: Problem) -> Launch:
+    assert problem.upstream is not None
+    leaves = [t for t in problem.inputs if t.requires_grad]
+    upstream = problem.upstream.to(output.dtype)
+    return partial(torch.autograd.grad, output, leaves, upstream, retain_graph=True, allow_unused=True)
+
+
+def copies(bytes_moved: int, count: int, device: torch.device) -> list[Launch]:
+    """Copies that read and write as many bytes in all; random content, since zeros may run faster."""
+    pairs = []
+    for _ in range(count):
+        source = torch.randint(0, 256, (max(1, bytes_moved // 2),), dtype=torch.uint8, device=device)
+        pairs.append((torch.empty_like(source), source))
+    return [partial(target.copy_, source) for target, source in pairs]
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The device's own clock."""
+    return QueueClock() if device.type == "cuda" else HostClock()
+
+
+def _reset_peak(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: torch.device, before: int) -> int | None:
+    """Bytes that one forward and backward took at most, beyond inputs."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _result(
+    contestant: Contestant,
+    by_key: dict[tuple[str, str], Contestant],
+    problems: Sequence[Problem],
+    ceilings: Ceilings,
+) -> dict[str, Any]:
+    mode, times = contestant.mode, contestant.times
+    low, high = times.quantiles()
+    size, flops = problems[0].bytes_moved[mode], problems[0].flops.get(mode)
+    gb_s = size / times.median / 1e9
+    equal_copy = size / by_key["copy", mode].times.median / 1e9
+    result: dict[str, Any] = {
+        "provider": contestant.provider,
+        "mode": mode,
+        "us": round(times.median * 1e6, 2),
+        "us_p20": round(low * 1e6, 2),
+        "us_p80": round(high * 1e6, 2),
+        "host_us": round(Times(tuple(contestant.host_us)).median, 2),
+        "bytes": size,
+        "gb_s": round(gb_s, 1),
+        "equal_copy_gb_s": round(equal_copy, 1),
+        "share_of_equal_copy": round(gb_s / equal_copy, 4),
+        "copy_ceiling_gb_s": ceilings.copy_gb_s,
+        "share_of_copy_ceiling": round(gb_s / ceilings.copy_gb_s, 4) if ceilings.copy_gb_s else None,
+        "peak_bytes": contestant.peak_bytes,
+        "clock": contestant.clock.name,
+        "rounds": len(times.seconds),
+        "rotation": len(problems),
     }
-    for (name, mode), values in times.items():
-        if name != "copy":
-            ordered, median = sorted(values), statistics.median(values)
-            gb_s = case.bytes_moved(mode) / median / 1e3
-            result[f"{name}_{mode}_us"] = [
-                round(t, 2) for t in (median, ordered[len(ordered) // 5], ordered[-(len(ordered) // 5)])
-            ]
-            result[f"{name}_{mode}_gb_s"] = round(gb_s, 1)
-            result[f"{name}_{mode}_share_of_copy"] = round(gb_s / copy_gb_s, 3)
+    if flops:
+        rate = flops / times.median / 1e12
+        ceiling = ceilings.matmul_tflop_s
+        result |= {"flops": flops, "tflop_s": round(rate, 2), "matmul_ceiling_tflop_s": ceiling}
+        result["share_of_matmul_ceiling"] = round(rate / ceiling, 4) if ceiling else None
+    ours = by_key.get(("bert_fast", mode))
+    if ours is not None and ours is not contestant:
+        result["bert_fast_speedup"] = round(ours.times.speedup_over(times), 3)
     return result
-
-
-def _time(launch: Callable[[], object], device: torch.device) -> float:
-    """Microseconds of one launch on the device's own clock (the host's where the device is the host)."""
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        launch()
-        end.record()
-        torch.cuda.synchronize(device)
-        return start.elapsed_time(end) * 1e3
-    begin = time.perf_counter()
-    launch()
-    return (time.perf_counter() - begin) * 1e6

@@ -34,7 +34,8 @@ class Recorder:
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Stores one result and returns it whole."""
         line = {**self.shared, "kind": kind, "time": _now(), **fields}
-        data = (json.dumps(line) + "\n").encode()
+        # Messages name files: by where they are in the project, not on this machine.
+        data = (json.dumps(line).replace(f"{ROOT}{os.sep}", "") + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

@@ -1,8 +1,18 @@
-"""THE list of benchmark cases: each is declared once, here."""
+"""THE list of benchmark cases: whole models, declared here, and kernels, declared by their families.
 
+Importing this module imports no torch; `kernel_cases` does.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["CASES", "SHAPES", "Case", "ModelShape"]
+if TYPE_CHECKING:
+    from benchmarks.case import KernelCase
+
+__all__ = ["CASES", "SHAPES", "Case", "ModelShape", "family_names", "kernel_cases"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +74,29 @@ CASES = tuple(
     for lengths, max_len, order in _LENGTHS
     for mode in ("inference", "training")
 )
+
+
+def family_names() -> list[str]:
+    """Op families with kernel cases."""
+    folder = Path(__file__).with_name("families")
+    return sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
+
+
+def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list["KernelCase"]:
+    """The kernel cases of all families, or of some (a dotted name is a module from elsewhere, for tests).
+
+    size: "gpu" (full BERT shapes), "cpu" (fp32, for `make bench` without a GPU), or "small" (a few rows: sanitizer and
+        tests; a family that has none lends the first of its full cases).
+    """
+    found: list[KernelCase] = []
+    for name in family_names() if families is None else families:
+        module = importlib.import_module(name if "." in name else f"benchmarks.families.{name}")
+        make: Callable[[], Iterable[KernelCase]] | None = getattr(module, _FUNCTIONS[size], None)
+        if make is not None:
+            found += make()
+        elif size == "small":
+            found += list(module.cases())[:1]
+    return found
+
+
+_FUNCTIONS = {"gpu": "cases", "cpu": "cpu_cases", "small": "small_cases"}

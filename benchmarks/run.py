@@ -1,100 +1,112 @@
-"""Runs benchmark cases, prints a line for each, appends JSON lines to `benchmarks/results/`.
+"""Runs benchmark cases in this process, prints a line for each, appends JSON lines to `benchmarks/results/`.
 
-python -m benchmarks.run                      every case of registry.py
-python -m benchmarks.run --only minilm        cases whose name contains a text
-python -m benchmarks.run --list
+    python -m benchmarks.run                      every case that this machine's device can run
+    python -m benchmarks.run --only minilm        cases whose name contains a text
+    python -m benchmarks.run --list
+
+Without a GPU these are whole models, single components and the kernel families' CPU shapes. With one they are the
+kernel cases at full BERT shapes: `make gpu` does the same and more, within a budget.
 """
 
 import argparse
-import datetime
-import json
-import platform
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
+from benchmarks.case import KernelCase
+from benchmarks.ceilings import ceilings_of, measure_ceilings
 from benchmarks.components import COMPONENTS
-from benchmarks.kernels import KERNEL_CASES, run_kernel_case
+from benchmarks.kernels import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
 from benchmarks.models import run_case, saved_bytes_per_layer
-from benchmarks.registry import CASES
+from benchmarks.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
+from benchmarks.registry import CASES, kernel_cases
 
-Job = Callable[[], dict[str, object]]
-RESULTS = Path(__file__).resolve().parent / "results"
-
-
-def environment() -> dict[str, object]:
-    """What a figure depends on: commit, processor, threads, versions, time."""
-    import transformers
-
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+Job = Callable[[], Iterable[dict[str, Any]]]
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def main() -> int:
-    """Command line."""
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 1 if a kernel case is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="run cases whose name contains this text")
-    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every contestant")
-    parser.add_argument("--batches", type=int, default=2, help="batches of 32 in every round")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every contestant (on a CPU)")
+    parser.add_argument("--batches", type=int, default=2, help="batches of 32 in every round (whole models)")
     parser.add_argument("--gemm", choices=("default", "mkl"), default="default", help="library of the linear layers")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--dry-run", action="store_true", help="do not store the results")
-    arguments = parser.parse_args()
-    if torch.cuda.is_available():
-        return _run(_gpu_jobs(), RESULTS / f"{_slug(torch.cuda.get_device_name())}.jsonl", arguments)
-    return _run(_cpu_jobs(arguments.rounds, arguments.batches, arguments.gemm), RESULTS / "cpu.jsonl", arguments)
+    options = parser.parse_args(arguments)
+    is_gpu = torch.cuda.is_available()
+    jobs = _gpu_jobs() if is_gpu else _cpu_jobs(options.rounds, options.batches, options.gemm)
+    jobs = {name: job for name, job in jobs.items() if options.only in name}
+    if options.list:
+        print("\n".join(jobs))
+        return 0
+    if is_gpu:
+        shared = gpu_environment()
+        recorder = Recorder(RESULTS / f"{slug(shared['gpu'])}.jsonl", shared)
+    else:
+        recorder = Recorder(RESULTS / "cpu.jsonl", cpu_environment())
+    wrong = 0
+    for name, job in jobs.items():
+        for result in job():
+            shown = {key: value for key, value in result.items() if key != "case" and not isinstance(value, list)}
+            print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+            wrong += result.get("ok") is False
+            if not options.dry_run:
+                recorder.write(**({"kind": "cpu"} | result))
+    return 1 if wrong else 0
 
 
 def _gpu_jobs() -> dict[str, Job]:
-    return {case.name: (lambda case=case: run_kernel_case(case, torch.device("cuda"))) for case in KERNEL_CASES}
+    device = torch.device("cuda")
+    measured: list[dict[str, Any]] = []
+
+    def ceilings() -> Iterable[dict[str, Any]]:
+        measured.extend({"kind": "ceiling", **result} for result in measure_ceilings(device))
+        return measured
+
+    def kernel(case: KernelCase) -> Iterable[dict[str, Any]]:
+        return check_and_time(case, device, PROVIDERS, ROUNDS, ceilings_of(measured or list(ceilings())))
+
+    return {"ceilings": ceilings} | {case.name: (lambda case=case: kernel(case)) for case in kernel_cases("gpu")}
 
 
 def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
-    jobs: dict[str, Job] = {case.name: (lambda case=case: run_case(case, rounds, batches, gemm)) for case in CASES}
-    jobs |= {"saved_bytes_per_layer": saved_bytes_per_layer}
-    jobs |= {name: (lambda run=run: run(rounds)) for name, run in COMPONENTS.items()}
-    return jobs
+    device = torch.device("cpu")
+    jobs: dict[str, Job] = {case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)]) for case in CASES}
+    jobs |= {"saved_bytes_per_layer": lambda: [saved_bytes_per_layer()]}
+    jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in COMPONENTS.items()}
+    return jobs | {
+        case.name: (lambda case=case: check_and_time(case, device, ("bert_fast", "eager"), rounds * 5))
+        for case in kernel_cases("cpu")
+    }
 
 
-def _slug(name: str) -> str:
-    """A file name from a GPU's name."""
-    return "".join(c if c.isalnum() else "-" for c in name.lower())
-
-
-def _run(jobs: dict[str, Job], results: Path, arguments: argparse.Namespace) -> int:
-    jobs = {name: job for name, job in jobs.items() if arguments.only in name}
-    if arguments.list:
-        print("\n".join(jobs))
-        return 0
-    surroundings = environment()
-    for name, job in jobs.items():
-        result = job()
-        shown = {key: value for key, value in result.items() if key != "case" and not isinstance(value, list)}
-        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
-        if not arguments.dry_run:
-            with open(results, "a", encoding="utf-8") as file:
-                file.write(json.dumps(surroundings | result) + "\n")
-    return 0
+def check_and_time(
+    case: KernelCase,
+    device: torch.device,
+    providers: Iterable[str],
+    rounds: int,
+    ceilings: Ceilings | None = None,
+    compile_backend: str = "inductor",
+) -> Iterable[dict[str, Any]]:
+    """Yields what `check_case` says and, only if that is green, the times of all providers, peers included."""
+    checked = check_case(case, device)
+    yield {"kind": "verify", **checked}
+    if not checked["ok"]:
+        return
+    results = time_case(
+        case, device, providers, with_peers=True, rounds=rounds, ceilings=ceilings, compile_backend=compile_backend
+    )
+    for result in results:
+        named = {"family": case.family, "case": case.name, **result}
+        if "skipped" in result:
+            yield {"kind": "skipped", "part": "time", **named, "reason": named.pop("skipped")}
+        elif result["provider"] == "bert_fast":
+            yield {"kind": "timing", **named, "verified": True, "kernels": checked["kernels"]}
+        else:
+            yield {"kind": "timing", **named}
 
 
 if __name__ == "__main__":

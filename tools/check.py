@@ -6,7 +6,7 @@
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
-    gpu          what needs a GPU: the tests marked gpu, then the benchmarks, then what is still owed. Installs nothing
+    gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
 
 Every check runs even when an earlier one failed; the exit status is 1 if any did.
 """
@@ -93,17 +93,7 @@ def interpreter() -> list[Outcome]:
 
 
 def gpu() -> list[Outcome]:
-    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", probe], check=False).returncode != 0:
-        print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
-        return [Outcome("GPU", 1, 0.0, "no device")]
-    commands = {
-        "extension": [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        "GPU tests": [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--durations=10"],
-        "benchmarks": [sys.executable, "-m", "benchmarks.run"],
-        "still owed": [sys.executable, "-m", "benchmarks.gpu_status"],
-    }
-    return [_run(name, command) for name, command in commands.items()]
+    return [_run("GPU", [sys.executable, "-m", "benchmarks.gpu"])]
 
 
 CHECKS = {"lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter, "gpu": gpu}

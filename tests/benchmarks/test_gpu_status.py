@@ -1,7 +1,10 @@
-"""`make gpu-status`: which kernels are owed a GPU result."""
+"""`make gpu-status`: which kernels are owed a GPU result, and silence when none is."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,7 @@ from benchmarks import gpu_status
 
 FAMILY = """
 import triton
+from bert_fast.kernels._sums import sums
 from bert_fast.kernels._math import helper
 
 @triton.jit
@@ -26,6 +30,13 @@ def _x_bwd_kernel(x_ptr, n):
 def x_fwd(x):
     pass
 """
+SUMS = """
+import triton
+
+@triton.jit
+def _sums_kernel(x_ptr):
+    pass
+"""
 
 
 @pytest.fixture
@@ -35,41 +46,83 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     results.mkdir()
     (kernels / "__init__.py").write_text("")
     (kernels / "_math.py").write_text("def helper(): pass\n")
+    (kernels / "_sums.py").write_text(SUMS)
     (kernels / "_unused.py").write_text("")
     (kernels / "x.py").write_text(FAMILY)
-    monkeypatch.setattr(gpu_status, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_status, "KERNELS", kernels)
     monkeypatch.setattr(gpu_status, "RESULTS", results)
     return kernels, results
 
 
+def write(results: Path, *kernels: str, **changes: Any) -> None:
+    line = {"kind": "timing", "provider": "bert_fast", "gpu": "NVIDIA H200", "verified": True}
+    hashes = gpu_status.kernel_hashes()
+    line |= {"kernels": {kernel: hashes[kernel] for kernel in kernels or hashes}} | changes
+    with open(results / "gpu.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n\n")
+
+
+def owed() -> list[str]:
+    return [kernel for _, kernel, _ in gpu_status.owed()]
+
+
 def test_kernels_without_a_result_are_owed(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    current = gpu_status.source_hash("x")
-    assert gpu_status.owed() == [("x", "_x_fwd_kernel", current), ("x", "_x_bwd_kernel", current)]
-    assert gpu_status.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert lines[-1].startswith("0 of 2")
+    current, sums = gpu_status.source_hash("x"), gpu_status.source_hash("_sums")
+    assert gpu_status.main([]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"_sums: _sums_kernel ({sums})",
+        f"x: _x_fwd_kernel ({current})",
+        f"x: _x_bwd_kernel ({current})",
+    ]
+
+
+def test_nothing_is_printed_when_none_is_owed(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    write(folders[1])
+    assert gpu_status.main([]) == 0
+    assert capsys.readouterr().out == ""
+    assert gpu_status.main(["--results", str(folders[0])]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3, "another folder holds other results"
+
+
+def test_a_result_counts_for_what_it_launched(folders: tuple[Path, Path]) -> None:
+    write(folders[1], "_x_fwd_kernel")
+    assert owed() == ["_sums_kernel", "_x_bwd_kernel"]
+    write(folders[1], "_x_bwd_kernel", "_sums_kernel")
+    assert owed() == []
 
 
 def test_a_result_counts_until_the_source_changes(folders: tuple[Path, Path]) -> None:
     kernels, results = folders
-    line = {"source_hash": gpu_status.source_hash("x"), "gpu": "NVIDIA H200"}
-    (results / "gpu.jsonl").write_text(json.dumps(line) + "\n\n")
-    assert gpu_status.owed() == []
-    (kernels / "_unused.py").write_text("# no kernel of x imports this file\n")
-    assert gpu_status.owed() == []
+    write(results)
+    (kernels / "_unused.py").write_text("# no kernel imports this file\n")
+    assert owed() == []
     (kernels / "_math.py").write_text("def helper(): return 1\n")
-    assert len(gpu_status.owed()) == 2
+    assert owed() == ["_x_fwd_kernel", "_x_bwd_kernel"]
+    (kernels / "_sums.py").write_text(SUMS + "# changed\n")
+    assert len(owed()) == 3
 
 
-def test_a_result_from_a_cpu_does_not_count(folders: tuple[Path, Path]) -> None:
-    _, results = folders
-    (results / "cpu.jsonl").write_text(json.dumps({"source_hash": gpu_status.source_hash("x"), "gpu": None}) + "\n")
-    assert len(gpu_status.owed()) == 2
+@pytest.mark.parametrize(
+    "changes", [{"gpu": None}, {"verified": False}, {"verified": None}, {"kind": "verify"}, {"provider": "eager"}]
+)
+def test_what_does_not_count(changes: dict[str, Any], folders: tuple[Path, Path]) -> None:
+    write(folders[1], **changes)
+    assert len(owed()) == 3
 
 
 def test_a_broken_results_file_is_named(folders: tuple[Path, Path]) -> None:
     (folders[1] / "broken.jsonl").write_text('{"a": 1}\n{"a"\n')
     with pytest.raises(SystemExit, match=r"broken\.jsonl, line 2"):
         gpu_status.owed()
+
+
+def test_the_real_kernels_are_found_without_torch_or_triton() -> None:
+    code = (
+        "import sys; from benchmarks import gpu_status; gpu_status.main([]);"
+        "print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)), sorted(gpu_status.kernel_hashes()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=gpu_status.ROOT)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("[] ")
+    for kernel in ("_column_sums_kernel", "_dropout_add_layer_norm_fwd_kernel", "_dropout_add_layer_norm_bwd_kernel"):
+        assert repr(kernel) in last

@@ -1,0 +1,232 @@
+"""The parts of `make gpu` that run in a process of their own; `benchmarks/gpu.py` starts them within their budgets.
+
+    python -m benchmarks.parts PART --run FILE [--family NAME] [--seconds N]
+
+    ceilings   copy bandwidth and bf16 matrix rate
+    verify     every case of a family against fp64, and twice, bit for bit
+    compile    torch.compile of every verified case, into the compiler's cache on disk
+    time       bert_fast, eager and compiled in turn, cases that verified green only
+    peers      bert_fast and other libraries in turn, for cases that have any
+
+FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
+should it hang, it is killed, and what it had recorded stays.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.record import Recorder
+from benchmarks.registry import kernel_cases
+
+if TYPE_CHECKING:
+    from benchmarks.case import KernelCase
+
+__all__ = ["PARTS", "Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of `make gpu`: where results go, what stands in every line, and on what device which cases run.
+
+    device: "cuda", or "cpu" for tests; size: of the cases, as `registry.kernel_cases` has it.
+    compile_backend: of torch.compile; rounds: counted rounds of every contestant, None for the usual number.
+    """
+
+    results: str
+    shared: dict[str, Any]
+    device: str = "cuda"
+    size: str = "gpu"
+    compile_backend: str = "inductor"
+    rounds: int | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.__dict__))
+
+    @property
+    def recorder(self) -> Recorder:
+        return Recorder(Path(self.results), self.shared)
+
+
+class Seconds:
+    """The time a part has; leaves no case half done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._longest = 0.0
+
+    def of(self, cases: "list[KernelCase]", leave_out: "Callable[[KernelCase, str], None]") -> "Iterator[KernelCase]":
+        """Yields cases as long as one that takes as long as the longest so far would still fit."""
+        for case in cases:
+            start = time.monotonic()
+            if start + self._longest > self._end:
+                leave_out(case, "no time left in this part")
+                continue
+            yield case
+            self._longest = max(self._longest, time.monotonic() - start)
+
+
+def ceilings(run: Run, family: str, seconds: float) -> bool:
+    """Every size gets a line; returns whether all were measured."""
+    import torch
+
+    from benchmarks.ceilings import measure_ceilings
+
+    small = {"copy_bytes": (10**6,), "matmul_size": 64, "rounds": 3} if run.size == "small" else {}
+    for result in measure_ceilings(torch.device(run.device), **small):  # type: ignore[arg-type]
+        run.recorder.write("ceiling", **result)
+        rate = f"{result['gb_s']} GB/s" if "gb_s" in result else f"{result['tflop_s']} TFLOP/s"
+        _say(f"{result['what']} {result.get('bytes', '')}: {rate}")
+    return True
+
+
+def verify(run: Run, family: str, seconds: float) -> bool:
+    """Returns whether all cases are right."""
+    import torch
+
+    from benchmarks.kernels import check_case
+
+    recorder, all_right = run.recorder, True
+    for case in Seconds(seconds).of(kernel_cases(run.size, [family]), _left_out(run, "verify")):
+        start = time.monotonic()
+        result = check_case(case, torch.device(run.device))
+        recorder.write("verify", **result, seconds=round(time.monotonic() - start, 2))
+        all_right &= result["ok"]
+        _say(f"{case.name}: {'green' if result['ok'] else 'RED ' + result['error']}")
+    return all_right
+
+
+def compile_(run: Run, family: str, seconds: float) -> bool:
+    """Compiles forward and backward of the eager functions by running them; a failure is recorded, not an error."""
+    import torch
+
+    from benchmarks.kernels import compile_eager
+
+    recorder = run.recorder
+    for case in Seconds(seconds).of(list(_green(run, family)), _left_out(run, "compile")):
+        start, error = time.monotonic(), None
+        try:
+            torch.manual_seed(0)
+            problem = case.make(torch.device(run.device))
+            output = compile_eager(problem.eager, run.compile_backend)(*problem.inputs)
+            if problem.upstream is not None:
+                leaves = [t for t in problem.inputs if t.requires_grad]
+                torch.autograd.grad(output, leaves, problem.upstream.to(output.dtype), allow_unused=True)
+        except Exception as failure:  # the compiler's failure is its result
+            error = f"{type(failure).__name__}: {str(failure)[:500]}"
+        took = round(time.monotonic() - start, 2)
+        recorder.write("compile", family=family, case=case.name, ok=error is None, error=error, seconds=took)
+        _say(f"{case.name}: {error or f'compiled in {took} s'}")
+    return True
+
+
+def time_(run: Run, family: str, seconds: float) -> bool:
+    """Times what verified green; what `compile` did not get done in this run is timed without the compiled version."""
+    compiled = {line["case"] for line in run.recorder.of_this_run("compile") if line["ok"]}
+    for case in Seconds(seconds).of(list(_green(run, family, report=True)), _left_out(run, "time")):
+        providers = ["bert_fast", "eager"]
+        if case.name in compiled:
+            providers.append("compiled")
+        else:
+            _skip(run, "time", case, "compiled", "not compiled in this run")
+        _time(run, case, providers, with_peers=False)
+    return True
+
+
+def peers(run: Run, family: str, seconds: float) -> bool:
+    """Times bert_fast again, in turn with other libraries, where a case has any here."""
+    import torch
+
+    for case in Seconds(seconds).of(list(_green(run, family)), _left_out(run, "peers")):
+        if case.make(torch.device(run.device)).peers:
+            _time(run, case, ["bert_fast"], with_peers=True)
+        else:
+            _say(f"{case.name}: no peer imports here")
+    return True
+
+
+def _green(run: Run, family: str, report: bool = False) -> "Iterator[KernelCase]":
+    """The family's cases that verified green in this run; with `report` the others are recorded as left out."""
+    checked = {line["case"]: line["ok"] for line in run.recorder.of_this_run("verify")}
+    for case in kernel_cases(run.size, [family]):
+        if checked.get(case.name):
+            yield case
+        elif report:
+            reason = "verified red: not timed" if case.name in checked else "not verified in this run: not timed"
+            _skip(run, "time", case, None, reason)
+
+
+def _time(run: Run, case: "KernelCase", providers: list[str], with_peers: bool) -> None:
+    import torch
+
+    from benchmarks.ceilings import ceilings_of
+    from benchmarks.kernels import ROUNDS, time_case
+
+    recorder = run.recorder
+    kernels = {line["case"]: line["kernels"] for line in recorder.of_this_run("verify")}[case.name]
+    results = time_case(
+        case,
+        torch.device(run.device),
+        providers,
+        with_peers=with_peers,
+        rounds=run.rounds or ROUNDS,
+        ceilings=ceilings_of(recorder.of_this_run("ceiling")),
+        compile_backend=run.compile_backend,
+    )
+    for result in results:
+        if "skipped" in result:
+            _skip(run, "peers" if with_peers else "time", case, result["provider"], result["skipped"])
+            continue
+        if result["provider"] == "bert_fast":  # others launch nothing of ours
+            result |= {"verified": True, "kernels": kernels}
+        recorder.write("timing", family=case.family, case=case.name, **result)
+        share = result["share_of_copy_ceiling"]
+        rate = f"{result['gb_s']:7.1f} GB/s" + (f" ({share:.0%} of copy)" if share else "")
+        faster = f", bert_fast {result['bert_fast_speedup']}x" if "bert_fast_speedup" in result else ""
+        _say(f"{case.name} {result['mode']:4} {result['provider']:9} {result['us']:9.1f} us {rate}{faster}")
+
+
+def _left_out(run: Run, part: str) -> "Callable[[KernelCase, str], None]":
+    return lambda case, reason: _skip(run, part, case, None, reason)
+
+
+def _skip(run: Run, part: str, case: "KernelCase", provider: str | None, reason: str) -> None:
+    run.recorder.write("skipped", part=part, family=case.family, case=case.name, provider=provider, reason=reason)
+    _say(f"{case.name}{f' {provider}' if provider else ''}: left out: {reason}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+PARTS: dict[str, Callable[[Run, str, float], bool]] = {
+    "ceilings": ceilings,
+    "verify": verify,
+    "compile": compile_,
+    "time": time_,
+    "peers": peers,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--family", default="")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    options = parser.parse_args(arguments)
+    return 0 if PARTS[options.part](Run.read(options.run), options.family, options.seconds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

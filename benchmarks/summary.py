@@ -1,0 +1,57 @@
+"""What a run of `make gpu` ends with: parts, what is red, one line per case, what is owed."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.record import Recorder
+
+__all__ = ["summary"]
+
+
+def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]) -> str:
+    """Text of at most a few thousand characters; the results file has everything."""
+    lines = ["-" * 78]
+    lines += [f"{p['process']:<36} {p['outcome']:<7} {p['seconds']:6.1f} s of {p['allowed_s']:.0f}" for p in parts]
+    tests = recorder.of_this_run("test")
+    lines.append("tests: " + _counted(t["outcome"] for t in tests))
+    lines += [f"  {t['outcome']}: {t['test']}" for t in tests if t["outcome"] != "passed"][:20]
+    lines.append("sanitizer: " + _counted(s["outcome"] for s in recorder.of_this_run("sanitizer")))
+    checked = recorder.of_this_run("verify")
+    lines.append("cases: " + _counted("green" if c["ok"] else "red" for c in checked))
+    lines += [f"  red: {c['case']}: {str(c['error'])[:200]}" for c in checked if not c["ok"]][:20]
+    lines.append("left out: " + _counted(s["reason"][:60] for s in recorder.of_this_run("skipped")))
+    lines += _ceilings(recorder.of_this_run("ceiling"))
+    lines += _cases(recorder.of_this_run("timing"))
+    lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
+    return "\n".join([*lines, *(f"  {kernel}" for kernel in owed)])
+
+
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common()) or "none"
+
+
+def _ceilings(lines: list[dict[str, Any]]) -> list[str]:
+    rates = [
+        f"copy of {line['bytes'] / 1e6:.0f} MB {line['gb_s']:.0f} GB/s"
+        if "gb_s" in line
+        else f"{line['what']} {line['tflop_s']:.0f} TFLOP/s"
+        for line in lines
+    ]
+    return [f"ceilings: {'; '.join(rates) or 'not measured'}"]
+
+
+def _cases(timings: list[dict[str, Any]]) -> list[str]:
+    """us, share of the copy ceiling, and how many times as fast as each of the others."""
+    rows: dict[tuple[str, str], str] = {}
+    for line in timings:
+        key = line["case"], line["mode"]
+        if line["provider"] == "bert_fast" and key not in rows:  # timed a second time beside its peers
+            share = line["share_of_copy_ceiling"]
+            shown = f"{share:4.0%}" if share is not None else "    "
+            rows[key] = f"{key[0].removeprefix('kernel/'):<50} {key[1]:4} {line['us']:9.1f} us {shown}"
+    for line in timings:
+        key = line["case"], line["mode"]
+        if "bert_fast_speedup" in line and key in rows:
+            rows[key] += f"  {line['provider']} {line['bert_fast_speedup']:.2f}x"
+    return list(rows.values())

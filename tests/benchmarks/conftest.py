@@ -1,0 +1,51 @@
+"""Fixtures of the benchmark tests: a run on the CPU of the fake family's cases."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import parts
+from benchmarks.parts import Run
+from benchmarks.record import read_lines
+
+FAMILY = "tests.benchmarks.fake_family"
+
+
+class CpuRun:
+    """A run as `make gpu` would describe it to its parts, but small and on the CPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.results = folder / "results.jsonl"
+        self.file = folder / "run.json"
+        Run(str(self.results), {"run": "this", "gpu": None}, "cpu", "small", "aot_eager", 3).write(self.file)
+
+    def part(self, name: str, seconds: float = 600.0) -> int:
+        return parts.main([name, "--run", str(self.file), "--family", FAMILY, "--seconds", str(seconds)])
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        found = read_lines(self.results) if self.results.exists() else ()
+        return [line for line in found if line["kind"] == kind]
+
+    def by_variant(self, kind: str) -> dict[str, dict[str, Any]]:
+        return {line["case"].rsplit("/", 1)[1]: line for line in self.lines(kind)}
+
+
+@pytest.fixture
+def cpu_run(tmp_path: Path) -> CpuRun:
+    return CpuRun(tmp_path)
+
+
+@pytest.fixture
+def write_script(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Writes an executable shell script into a folder of its own."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    return write

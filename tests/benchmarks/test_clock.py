@@ -1,0 +1,76 @@
+"""The device clock, on a device made for the test: samples count only when all launches were queued in time."""
+
+import pytest
+
+from benchmarks.clock import HostClock, QueueClock
+
+
+class FakeCuda:
+    """A device that works through its queue on its own time; the host needs `host_cost` for each launch."""
+
+    def __init__(self, host_cost: float) -> None:
+        self.host_cost = host_cost
+        self.host, self.device = 0.0, 0.0
+        self.sleeps: list[int] = []
+
+    def _sleep(self, cycles: int) -> None:
+        self.sleeps.append(cycles)
+        self.device = max(self.device, self.host) + cycles / 1e6  # 1 GHz: milliseconds
+
+    def launch(self, duration: float) -> None:
+        self.host += self.host_cost
+        self.device = max(self.device, self.host) + duration
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def Event(self, enable_timing: bool) -> "FakeEvent":
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+
+    def record(self) -> None:
+        self.at = max(self.cuda.device, self.cuda.host)
+
+    def query(self) -> bool:
+        return self.at <= self.cuda.host
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return end.at - self.at
+
+
+@pytest.mark.parametrize("host_cost", [0.001, 0.06, 1.0])  # of a launch, in milliseconds; the kernel takes 0.002
+def test_the_time_of_the_host_is_no_part_of_it(host_cost: float) -> None:
+    cuda = FakeCuda(host_cost)
+    clock = QueueClock(cuda)
+    microseconds = clock.microseconds([lambda: cuda.launch(0.002)] * 10)
+    assert round(microseconds, 3) == 2.0
+    assert clock.name == "queue"
+    assert cuda.sleeps[-1] / 1e6 > 10 * host_cost, "the device slept until everything was queued"
+    again = len(cuda.sleeps)
+    clock.microseconds([lambda: cuda.launch(0.002)] * 10)
+    assert len(cuda.sleeps) == again + 1, "what was long enough once is not searched for again"
+
+
+def test_launches_that_cannot_be_queued_are_called_so() -> None:
+    cuda = FakeCuda(0.0)
+    clock = QueueClock(cuda)
+
+    def synchronising() -> None:
+        cuda.launch(0.002)
+        cuda.synchronize()
+        cuda.host += 0.1
+
+    assert clock.microseconds([synchronising] * 10) > 50
+    assert clock.name == "launch-bound"
+    assert cuda.sleeps[-1] == QueueClock.LONGEST_SLEEP and len(cuda.sleeps) < 10
+
+
+def test_the_host_clock_divides_by_the_number_of_launches() -> None:
+    calls: list[int] = []
+    clock = HostClock()
+    assert clock.microseconds([lambda: calls.append(1)] * 4) == clock.host_us > 0
+    assert len(calls) == 4
