@@ -4,7 +4,7 @@
     y = dropout(LayerNorm(h))
 
 `words` may hold the word vectors themselves (Hugging Face's inputs_embeds) in place of ids. With relative positions
-there is no position table.
+there is no position table. Without token types every token is of type 0.
 
 Backward: dh by dropout and LayerNorm backward; a table's row receives the sum of dh over the tokens that looked it up,
 except the word table's row `padding_idx`, whose gradient stays 0.
@@ -26,35 +26,45 @@ __all__ = ["EmbeddingGradients", "embedding_bwd", "embedding_fwd"]
 
 
 class EmbeddingGradients(NamedTuple):
-    """dwords: of the word table [V, H] where words are ids, of the vectors [T, H] where they are vectors."""
+    """dwords: of the word table [V, H] where words are ids, of the vectors [T, H] where they are vectors.
 
-    dwords: Tensor
+    dwords, dposition_table and dtype_table are None where nobody asked for them.
+    """
+
+    dwords: Tensor | None
     dposition_table: Tensor | None
-    dtype_table: Tensor
+    dtype_table: Tensor | None
     dweight: Tensor
     dbias: Tensor
 
 
 def _sum(
     words: Tensor,
-    token_type_ids: Tensor,
-    position_ids: Tensor,
-    word_table: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
     position_table: Tensor | None,
     type_table: Tensor,
     padding_idx: int | None,
 ) -> Tensor:
     """h [T, H], wide."""
-    vectors = words if words.is_floating_point() else F.embedding(words, word_table, padding_idx)
-    h = wide(vectors) + wide(F.embedding(token_type_ids, type_table))
-    return h if position_table is None else h + wide(F.embedding(position_ids, position_table))
+    if words.is_floating_point():
+        h = wide(words).to(wide(type_table).dtype)
+    else:
+        assert word_table is not None
+        h = wide(F.embedding(words, word_table, padding_idx))
+    h = h + wide(type_table[0] if token_type_ids is None else F.embedding(token_type_ids, type_table))
+    if position_table is None:
+        return h
+    assert position_ids is not None
+    return h + wide(F.embedding(position_ids, position_table))
 
 
 def embedding_fwd(
     words: Tensor,
-    token_type_ids: Tensor,
-    position_ids: Tensor,
-    word_table: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
     position_table: Tensor | None,
     type_table: Tensor,
     padding_idx: int | None,
@@ -65,26 +75,30 @@ def embedding_fwd(
     seed: Tensor | None,
     coords: Tensor | None,
     site: int,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The embedding of every token.
 
-    words (Tensor [T], int: ids, or Tensor [T, H], floating: vectors); token_type_ids, position_ids (Tensors [T], int).
-    word_table (Tensor [V, H]); position_table (Tensor [M, H] or None); type_table (Tensor [2, H]).
+    words (Tensor [T], int: ids, or Tensor [T, H], floating: vectors).
+    token_type_ids (Tensor [T], int, or None: all 0); position_ids (Tensor [T], int; unused without a position table).
+    word_table (Tensor [V, H]; unused where words are vectors); position_table (Tensor [M, H] or None);
+    type_table (Tensor [K, H]): all of one dtype.
     padding_idx: the word id whose row receives no gradient; None for none.
     weight, bias (Tensors [H]); eps: of LayerNorm. dropout_p, seed, coords, site: see reference/dropout.py.
-    Returns: y (Tensor [T, H], dtype of the tables); mean, rstd (Tensors [T], fp32; fp64 for fp64 inputs).
+    out_dtype: of y; None for that of the tables.
+    Returns: y (Tensor [T, H]); mean, rstd (Tensors [T], fp32; fp64 for fp64 tables).
     """
     h = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx)
     y, mean, rstd = layer_norm_fwd(h, weight, bias, eps)
-    return dropout_fwd(y, dropout_p, seed, coords, site).to(type_table.dtype), mean, rstd
+    return dropout_fwd(y, dropout_p, seed, coords, site).to(out_dtype or type_table.dtype), mean, rstd
 
 
 def embedding_bwd(
     dy: Tensor,
     words: Tensor,
-    token_type_ids: Tensor,
-    position_ids: Tensor,
-    word_table: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
     position_table: Tensor | None,
     type_table: Tensor,
     padding_idx: int | None,
@@ -95,25 +109,35 @@ def embedding_bwd(
     seed: Tensor | None,
     coords: Tensor | None,
     site: int,
+    needs_words: bool = True,
+    needs_positions: bool = True,
+    needs_types: bool = True,
 ) -> EmbeddingGradients:
-    """Gradients of `embedding_fwd`, each in the shape and dtype of its tensor."""
+    """Gradients of `embedding_fwd`, each in the shape and dtype of its tensor.
+
+    needs_words, needs_positions, needs_types: whether dwords, dposition_table and dtype_table are wanted.
+    """
     h = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx)
-    dnormalised = dropout_bwd(wide(dy), dropout_p, seed, coords, site)
+    dnormalised = dropout_bwd(dy.to(h.dtype), dropout_p, seed, coords, site)
     dh, dweight, dbias = layer_norm_bwd(dnormalised, h, wide(weight), mean, rstd)
 
-    def scattered(ids: Tensor, table: Tensor) -> Tensor:
+    def scattered(ids: Tensor | None, table: Tensor) -> Tensor:
+        if ids is None:
+            ids = torch.zeros(len(dh), dtype=torch.int64, device=dh.device)
         return torch.zeros_like(table, dtype=dh.dtype).index_add_(0, ids, dh).to(table.dtype)
 
-    if words.is_floating_point():
+    dwords = None
+    if needs_words and words.is_floating_point():
         dwords = dh.to(words.dtype)
-    else:
+    elif needs_words:
+        assert word_table is not None
         dwords = scattered(words, word_table)
         if padding_idx is not None:
             dwords[padding_idx] = 0.0
     return EmbeddingGradients(
         dwords,
-        None if position_table is None else scattered(position_ids, position_table),
-        scattered(token_type_ids, type_table),
+        scattered(position_ids, position_table) if needs_positions and position_table is not None else None,
+        scattered(token_type_ids, type_table) if needs_types else None,
         dweight.to(weight.dtype),
         dbias.to(weight.dtype),
     )

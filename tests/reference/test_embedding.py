@@ -75,3 +75,34 @@ def test_no_padding_row() -> None:
     given = IDS, TYPES, POSITIONS, words, positions, types, None, weight
     y, mean, rstd = embedding_fwd(*given, bias, EPS, 0.0, None, None, SITE)
     assert embedding_bwd(torch.randn_like(y), *given, mean, rstd, 0.0, None, None, SITE).dwords[PADDING_IDX].any()
+
+
+def test_no_token_types_are_zeros() -> None:
+    words, positions, types, weight, bias = (t.detach() for t in _tables())
+    zeros = torch.zeros_like(TYPES)
+    mask = 0.3, SEED, COORDS, SITE
+    results = []
+    for token_types in (None, zeros):
+        given = IDS, token_types, POSITIONS, words, positions, types, PADDING_IDX, weight
+        y, mean, rstd = embedding_fwd(*given, bias, EPS, *mask)
+        torch.manual_seed(3)
+        results.append((y, *embedding_bwd(torch.randn_like(y), *given, mean, rstd, *mask)))
+    for without, with_zeros in zip(*results, strict=True):
+        assert torch.equal(without, with_zeros)
+
+
+def test_only_wanted_gradients_are_made() -> None:
+    words, positions, types, weight, bias = (t.detach() for t in _tables())
+    given = IDS, TYPES, POSITIONS, words, positions, types, PADDING_IDX, weight
+    y, mean, rstd = embedding_fwd(*given, bias, EPS, 0.0, None, None, SITE)
+    got = embedding_bwd(y, *given, mean, rstd, 0.0, None, None, SITE, False, False, False)
+    assert got.dwords is None and got.dposition_table is None and got.dtype_table is None
+    assert got.dweight.any()
+
+
+def test_output_dtype() -> None:
+    words, positions, types, weight, bias = (t.detach().float() for t in _tables())
+    given = IDS, TYPES, POSITIONS, words, positions, types, PADDING_IDX, weight, bias, EPS, 0.0, None, None, SITE
+    y, mean, _ = embedding_fwd(*given, torch.bfloat16)
+    assert y.dtype == torch.bfloat16 and mean.dtype == torch.float32
+    assert torch.equal(y, embedding_fwd(*given)[0].bfloat16())

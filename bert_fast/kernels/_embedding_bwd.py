@@ -1,0 +1,263 @@
+"""Backward of the embedding in Triton; formulas, shapes and bytes in `embedding.py`."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bert_fast.kernels._column_sums import column_sums
+from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
+from bert_fast.kernels._launch import ceil_div, dropout_arguments, num_multiprocessors, unit_stride
+from bert_fast.kernels._layer_norm import layer_norm_backward
+from bert_fast.kernels._math import keep_values, row_major, split_seed
+from bert_fast.kernels._table_gradient import key_dtype, table_gradient
+from bert_fast.reference.dropout import dropout_threshold
+from bert_fast.reference.embedding import EmbeddingGradients
+
+__all__ = ["embedding_bwd"]
+
+
+@triton.jit(do_not_specialize=[*RUNTIME, "dy_row_stride"])
+def _embedding_bwd_kernel(
+    dy_ptr,
+    word_id_ptr,
+    type_id_ptr,
+    position_id_ptr,
+    word_table_ptr,
+    type_table_ptr,
+    position_table_ptr,
+    mean_ptr,
+    rstd_ptr,
+    weight_ptr,
+    seed_ptr,
+    coords_ptr,
+    dh_ptr,
+    word_key_ptr,
+    type_key_ptr,
+    position_key_ptr,
+    partial_ptr,
+    type_partial_ptr,
+    dy_row_stride,
+    word_id_stride,
+    type_id_stride,
+    position_id_stride,
+    word_row_stride,
+    type_row_stride,
+    position_row_stride,
+    param_row_stride,
+    n_tokens,
+    n_words,
+    n_types,
+    n_positions,
+    scale,
+    drop_max,
+    site,
+    N_COLS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    STRIDE_UNIT: tl.constexpr,
+    WORDS_ARE_IDS: tl.constexpr,
+    HAS_TYPES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    TYPE_SUMS: tl.constexpr,
+):
+    """Every num_programs-th group of ROWS tokens, then the program's sums over its tokens.
+
+    dh ([T, N_COLS] or None); *_key ([T] or None): the row that a token looked up, the number of rows where it looks
+    nothing up. partial (fp32 [num_programs, 2, N_COLS]): sums for dweight and dbias; type_partial (fp32 [num_programs,
+    TYPE_SUMS, N_COLS] or None): of dh over the tokens of each type.
+    """
+    chunk_start = tl.arange(0, CHUNKS)[:, None, None] * CHUNK_COLS  # [CHUNKS, 1, 1]
+    col = chunk_start + tl.arange(0, CHUNK_COLS)[None, None, :]  # [CHUNKS, 1, CHUNK_COLS]
+    mask_col = col < N_COLS
+    vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
+    tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
+    param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
+    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+        weight *= scale
+    dweight = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
+    dbias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
+    dtype0 = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
+    dtype1 = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
+
+    for group in tl.range(tl.program_id(0), tl.cdiv(n_tokens, ROWS), tl.num_programs(0)):
+        row = group * ROWS + tile_row
+        mask_row = row < n_tokens
+        token = tl.minimum(row, n_tokens - 1)  # as in forward
+        word, type_row, position, exists = looked_up(
+            token, word_id_ptr, word_id_stride, n_words, type_id_ptr, type_id_stride, n_types,
+            position_id_ptr, position_id_stride, n_positions, param_row_stride, WORDS_ARE_IDS, HAS_TYPES, HAS_POSITIONS,
+        )  # fmt: skip
+        # Where nothing is looked up dn and rstd are 0, hence dh, and nothing is added to any sum.
+        exists &= mask_row
+        mask = exists & mask_col
+        dn = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+        h = sum_of_lookups(
+            word, type_row, position, mask_col, col, word_table_ptr, word_row_stride,
+            type_table_ptr, type_row_stride, position_table_ptr, position_row_stride, STRIDE_UNIT, HAS_POSITIONS,
+        )  # fmt: skip
+        mean = tl.load(mean_ptr + row, mask=exists, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=exists, other=0.0)
+        if word_key_ptr is not None:
+            key = tl.where(exists, word, n_words)
+            tl.store(word_key_ptr + row, key.to(word_key_ptr.dtype.element_ty), mask=mask_row)
+        if type_key_ptr is not None:
+            key = tl.where(exists, type_row, n_types)
+            tl.store(type_key_ptr + row, key.to(type_key_ptr.dtype.element_ty), mask=mask_row)
+        if position_key_ptr is not None:
+            key = tl.where(exists, position, n_positions)
+            tl.store(position_key_ptr + row, key.to(position_key_ptr.dtype.element_ty), mask=mask_row)
+        if HAS_DROPOUT:
+            batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
+            batch_col = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
+            keep = keep_values(
+                k0, k1, site.to(tl.uint32), batch_row, batch_col, vector_col, drop_max.to(tl.uint32), VECTOR
+            )
+            dn = tl.where(keep, dn, 0.0)  # scaled with weight, and in the sums at the end
+        n = (h - mean) * rstd
+        dh = layer_norm_backward(dn * weight, n, rstd, N_COLS)
+        if dh_ptr is not None:
+            tl.store(row_major(dh_ptr, row * N_COLS + col), dh.to(dh_ptr.dtype.element_ty), mask=mask_row & mask_col)
+        # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
+        # registers.
+        dweight += tl.where(mask_col, dn * n, 0.0)
+        dbias += tl.where(mask_col, dn, 0.0)
+        if TYPE_SUMS == 1:
+            dtype0 += tl.where(mask_col, dh, 0.0)
+        if TYPE_SUMS == 2:
+            # Factors 0 and 1 make each sum one instruction, selections two; a dh that is not finite shows in both.
+            is_type1 = type_row.to(tl.float32)
+            dtype0 += tl.where(mask_col, dh * (1.0 - is_type1), 0.0)
+            dtype1 += tl.where(mask_col, dh * is_type1, 0.0)
+
+    sum_col = tl.arange(0, CHUNKS)[:, None] * CHUNK_COLS + tl.arange(0, CHUNK_COLS)[None, :]  # [CHUNKS, CHUNK_COLS]
+    mask_sum = sum_col < N_COLS
+    program = tl.program_id(0).to(tl.int64)
+    sum_ptr = partial_ptr + program * (2 * N_COLS) + sum_col
+    factor = scale if HAS_DROPOUT else 1.0
+    tl.store(sum_ptr, tl.sum(dweight, 1) * factor, mask=mask_sum)
+    tl.store(sum_ptr + N_COLS, tl.sum(dbias, 1) * factor, mask=mask_sum)
+    if TYPE_SUMS >= 1:
+        tl.store(type_partial_ptr + program * (TYPE_SUMS * N_COLS) + sum_col, tl.sum(dtype0, 1), mask=mask_sum)
+    if TYPE_SUMS == 2:
+        tl.store(type_partial_ptr + program * (2 * N_COLS) + N_COLS + sum_col, tl.sum(dtype1, 1), mask=mask_sum)
+
+
+def embedding_bwd(
+    dy: Tensor,
+    words: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
+    position_table: Tensor | None,
+    type_table: Tensor,
+    padding_idx: int | None,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    dropout_p: float,
+    seed: Tensor | None,
+    coords: Tensor | None,
+    site: int,
+    needs_words: bool = True,
+    needs_positions: bool = True,
+    needs_types: bool = True,
+) -> EmbeddingGradients:
+    """Launches the row kernel, its sums and the table gradients; arguments and results as in `reference/embedding.py`.
+
+    dy [T, H] of fp32, fp16 or bf16, strided or expanded.
+    """
+    lookups = Lookups.of(words, token_type_ids, position_ids, word_table, position_table, type_table)
+    dy = unit_stride(dy)
+    num_tokens, hidden_size, device = words.shape[0], type_table.shape[1], words.device
+    num_words, num_types, num_positions = lookups.sizes
+    needs_positions = needs_positions and position_table is not None
+    if num_tokens == 0:
+        dwords = torch.zeros_like(word_table if lookups.flags["WORDS_ARE_IDS"] else words) if needs_words else None
+        dpositions = torch.zeros_like(position_table) if needs_positions else None
+        dtypes = torch.zeros_like(type_table) if needs_types else None
+        return EmbeddingGradients(dwords, dpositions, dtypes, torch.zeros_like(weight), torch.zeros_like(weight))
+    has_word_table = needs_words and lookups.flags["WORDS_ARE_IDS"]
+    # Without types only row 0 was looked up: one sum, whatever the size of the table.
+    type_sums = 0 if not needs_types else 1 if token_type_ids is None else num_types
+    config = launch_config(hidden_size, type_table.dtype, dy.dtype)
+    tile = config.backward
+    has_type_keys = type_sums > config.max_type_sums
+    if has_type_keys:
+        type_sums = 0
+
+    def keys(is_needed: bool, num_rows: int) -> Tensor | None:
+        return torch.empty(num_tokens, dtype=key_dtype(num_rows), device=device) if is_needed else None
+
+    word_keys, type_keys = keys(has_word_table, num_words), keys(has_type_keys, num_types)
+    position_keys = keys(needs_positions, num_positions)
+    dh = None
+    if needs_words or needs_positions or has_type_keys:
+        dh = torch.empty(num_tokens, hidden_size, dtype=type_table.dtype, device=device)
+
+    # As many programs as run at once, fewer where the same number of rounds takes fewer: less to reduce.
+    num_groups = ceil_div(num_tokens, tile.rows)
+    resident = num_multiprocessors(device) * config.backward_programs_per_multiprocessor
+    num_programs = ceil_div(num_groups, ceil_div(num_groups, resident))
+    partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=device)
+    type_partial = torch.empty(num_programs, 1, type_sums * hidden_size, dtype=torch.float32, device=device)
+    has_dropout = dropout_threshold(dropout_p) > 0
+    drop_max, scale = dropout_arguments(dropout_p)
+    if has_dropout:
+        assert seed is not None and coords is not None
+        coords = coords.contiguous()
+    stride_unit = lookups.stride_unit(tile.vector, dy.stride(0))
+    with torch.cuda.device_of(words):
+        _embedding_bwd_kernel[(num_programs,)](
+            dy,
+            *lookups.tensors,
+            mean,
+            rstd,
+            weight.contiguous(),
+            seed if has_dropout else None,
+            coords if has_dropout else None,
+            dh,
+            word_keys,
+            type_keys,
+            position_keys,
+            partial,
+            type_partial if type_sums else None,
+            dy.stride(0) // stride_unit,
+            *lookups.strides(stride_unit),
+            num_tokens,
+            *lookups.sizes,
+            scale,
+            drop_max,
+            site,
+            N_COLS=hidden_size,
+            CHUNKS=tile.chunks,
+            ROWS=tile.rows,
+            CHUNK_COLS=tile.chunk_cols,
+            VECTOR=tile.vector,
+            STRIDE_UNIT=stride_unit,
+            **lookups.flags,
+            HAS_DROPOUT=has_dropout,
+            TYPE_SUMS=type_sums,
+            num_warps=tile.num_warps,
+            enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
+        )
+    dweight, dbias = column_sums(partial, weight.dtype)
+    dtypes = None
+    if has_type_keys:
+        dtypes = table_gradient(dh, type_keys, num_types)
+    elif needs_types:
+        dtypes = column_sums(type_partial, type_table.dtype)[0].view(type_sums, hidden_size)
+        if type_sums < num_types:
+            dtypes = torch.nn.functional.pad(dtypes, (0, 0, 0, num_types - type_sums))
+    dwords = None
+    if has_word_table:
+        dwords = table_gradient(dh, word_keys, num_words, padding_idx)
+    elif needs_words:
+        dwords = dh.to(words.dtype)
+    dpositions = table_gradient(dh, position_keys, num_positions) if needs_positions else None
+    return EmbeddingGradients(dwords, dpositions, dtypes, dweight, dbias)
