@@ -1,0 +1,169 @@
+"""Draws the stored results: PNG files and one page, index.html, that holds them all.
+
+    python -m benchmarks.plot [--results FOLDER] [--output FOLDER]
+
+Reads benchmarks/results/*.jsonl and writes to build/benchmarks. Needs matplotlib (extra `demo`) and no GPU.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.page import render_page
+from benchmarks.record import RESULTS, ROOT, slug
+from benchmarks.stored import Row, load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "family_figure", "models_figure", "pieces_figure"]
+
+OURS, GOAL, GRID = "#1b6ca8", "#444444", "#dddddd"
+# One colour for a contestant wherever it appears; peers that are not listed share the last.
+COLOURS = {"eager": "#9aa5b1", "compiled": "#e08e2b", "liger": "#3f9b5b", "apex": "#8e5bb5", "flash_attn": "#c2506b"}
+MODE_COLOURS = {"fwd": OURS, "bwd": "#6fb1de", "step": OURS}
+GOAL_SHARES = (0.8, 0.9)  # at 4,096 tokens; from 16,384 on
+
+
+def draw(results: Path, output: Path) -> Path:
+    """Draws everything in `results` into `output`; returns the page."""
+    output.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, list[tuple[str, Path]]] = {}
+    machines = load(results)
+    for machine in machines:
+        figures: list[tuple[str, Any]] = [
+            (family, family_figure(family, rows)) for family, rows in machine.families().items()
+        ]
+        if any("transformers_tokens_per_s" in line for line in machine.simple.values()):
+            figures.append(("whole models", models_figure(machine.simple)))
+        if any("torch_ms" in line or "tokenizers_mb_per_s" in line for line in machine.simple.values()):
+            figures.append(("single pieces", pieces_figure(machine.simple)))
+        pictures[machine.name] = []
+        for title, figure in figures:
+            path = output / f"{slug(machine.name)}-{slug(title)}.png"
+            figure.savefig(path, dpi=110, bbox_inches="tight")
+            pictures[machine.name].append((title, path))
+    page = output / "index.html"
+    page.write_text(render_page(machines, pictures), encoding="utf-8")
+    return page
+
+
+def _figure(rows: int, columns: int = 1, width: float = 9.0) -> tuple["Figure", Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, max(2.2, 1.1 + 0.27 * rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="x", color=GRID, linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.tick_params(labelsize=8)
+    return figure, axes
+
+
+def family_figure(family: str, rows: Sequence[Row]) -> "Figure":
+    """Left: share of the ceiling, a bar for each case and mode. Right: how many times as fast as the others."""
+    others = [name for name in COLOURS if any(name in row.speedups for row in rows)]
+    others += sorted({name for row in rows for name in row.speedups} - set(others))
+    per_row = max(1.0, 0.55 * len(others))
+    has_share = any(row.share is not None for row in rows)
+    figure, axes = _figure(round(len(rows) * per_row) + 1, 2 if has_share else 1, 11.0 if has_share else 8.0)
+    places = [-float(i) for i in range(len(rows))]
+    axes[0].set_yticks(places, [f"{row.label}  {row.mode}" for row in rows], family="monospace")
+    axes[0].set_ylim(places[-1] - 0.6, 0.6)
+    if has_share:
+        _shares(axes[0], rows, places)
+    _speedups(axes[-1], rows, places, others)
+    figure.suptitle(family, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def _shares(axis: Any, rows: Sequence[Row], places: Sequence[float]) -> None:
+    for row, place in zip(rows, places, strict=True):
+        share = row.share or 0.0
+        axis.barh(place, share, 0.72, color=MODE_COLOURS[row.mode])
+        inside = share > 0.2  # where the lines of the goals do not run through it
+        where = {"x": share - 0.01, "ha": "right"} if inside else {"x": share + 0.01, "ha": "left"}
+        colour = "white" if inside and row.mode != "bwd" else "black"
+        axis.text(**where, y=place, s=f"{share:.0%}", va="center", fontsize=8, color=colour)
+    for goal in GOAL_SHARES:
+        axis.axvline(goal, color=GOAL, linewidth=0.9, linestyle="--")
+    axis.set_xlim(0, max(1.12, *((row.share or 0.0) + 0.1 for row in rows)))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    by_matmul = any("share_of_matmul_ceiling" in row.result for row in rows)
+    ceiling = "ceiling (bf16 matrix product where operations are counted, else copy)" if by_matmul else "copy bandwidth"
+    axis.set_title(f"share of the {ceiling} measured in the same run", fontsize=9, loc="left")
+
+
+def _speedups(axis: Any, rows: Sequence[Row], places: Sequence[float], others: Sequence[str]) -> None:
+    height = 0.8 / max(1, len(others))
+    for index, name in enumerate(others):
+        found = [(p, row.speedups[name]) for row, p in zip(rows, places, strict=True) if name in row.speedups]
+        offset = 0.4 - height * (index + 0.5)
+        colour = COLOURS.get(name, "#7f7f7f")
+        axis.barh([p + offset for p, _ in found], [s for _, s in found], height * 0.92, color=colour, label=name)
+        for place, speedup in found:
+            axis.text(speedup, place + offset, f" {speedup:.2g}x", va="center", fontsize=7)
+    axis.axvline(1.0, color=GOAL, linewidth=0.9)
+    largest = max((s for row in rows for s in row.speedups.values()), default=1.0)
+    axis.set_xlim(0, max(1.2, largest * 1.15))
+    axis.set_title("bert_fast is ... times as fast as", fontsize=9, loc="left")
+    if others:
+        axis.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.55, 1.0), ncols=3, frameon=False, borderpad=0)
+
+
+def models_figure(results: dict[str, dict[str, Any]]) -> "Figure":
+    """Whole models on the CPU: real tokens per second over transformers', and the ratio aimed at."""
+    found = {case: line for case, line in results.items() if "transformers_tokens_per_s" in line}
+    figure, (axis,) = _figure(len(found))
+    places = [-float(i) for i in range(len(found))]
+    for place, line in zip(places, found.values(), strict=True):
+        axis.barh(place, line["ratio"], 0.72, color=OURS)
+        axis.plot([line["goal"]] * 2, [place - 0.36, place + 0.36], color=GOAL, linewidth=1.6)
+        axis.text(
+            line["ratio"] + 0.05, place, f"{line['ratio']:.1f}x, {line['fill']:.0%} filled", va="center", fontsize=8
+        )
+    axis.set_yticks(places, list(found))
+    axis.set_ylim(places[-1] - 0.6, 0.6)
+    axis.set_xlim(0, 1.25 * max(line["ratio"] for line in found.values()))
+    axis.set_title("real tokens per second, times transformers'; a stroke marks the goal", fontsize=9, loc="left")
+    return figure
+
+
+def pieces_figure(results: dict[str, dict[str, Any]]) -> "Figure":
+    """Single pieces on the CPU: how many times as fast as PyTorch or Hugging Face tokenizers; logarithmic."""
+    found = {c: line for c, line in results.items() if "torch_ms" in line or "tokenizers_mb_per_s" in line}
+    figure, (axis,) = _figure(len(found))
+    places = [-float(i) for i in range(len(found))]
+    axis.barh(places, [line["ratio"] for line in found.values()], 0.72, color=OURS)
+    for place, line in zip(places, found.values(), strict=True):
+        other = "PyTorch" if "torch_ms" in line else "tokenizers"
+        axis.text(line["ratio"] * 1.04, place, f"{line['ratio']:.2g}x {other}", va="center", fontsize=8)
+    axis.set_yticks(places, list(found))
+    axis.set_ylim(places[-1] - 0.6, 0.6)
+    axis.set_xscale("log")
+    axis.set_xlim(min(0.5, *(line["ratio"] for line in found.values())), 3 * max(r["ratio"] for r in found.values()))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axis.axvline(1.0, color=GOAL, linewidth=0.9)
+    axis.set_title("times as fast (logarithmic)", fontsize=9, loc="left")
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder with *.jsonl; default: %(default)s")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "benchmarks", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    if not any(options.results.glob("*.jsonl")):
+        parser.error(f"no results (*.jsonl) in {options.results}")
+    print(draw(options.results, options.output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Pictures of stored results: what is drawn, what is not, and a page that needs nothing else."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import plot
+from benchmarks.record import RESULTS
+from benchmarks.stored import load
+from tests.benchmarks.conftest import CpuRun
+
+pytest.importorskip("matplotlib", reason="the package matplotlib is not installed")
+
+
+def timing(provider: str, case: str = "kernel/x/8x16/bf16/p0.1", mode: str = "fwd", **changes: Any) -> dict[str, Any]:
+    line = {
+        "kind": "timing", "gpu": "Made up", "run": "2", "processor": "none", "torch": "0.1", "commit": "c0ffee" * 6,
+        "dirty": False, "time": "2000-01-01T00:00:00+00:00", "family": "x", "case": case, "mode": mode,
+        "provider": provider, "us": 10.0, "us_p20": 9.0, "us_p80": 11.0, "host_us": 5.0, "bytes": 1, "gb_s": 1.0,
+        "equal_copy_gb_s": 2.0, "share_of_equal_copy": 0.5, "copy_ceiling_gb_s": 4.0, "share_of_copy_ceiling": 0.25,
+    }  # fmt: skip
+    return line | ({} if provider == "bert_fast" else {"bert_fast_speedup": 2.0}) | changes
+
+
+def write(folder: Path, *lines: dict[str, Any]) -> Path:
+    (folder / "gpu.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_the_newest_result_of_each_case_is_drawn(tmp_path: Path) -> None:
+    old = timing("bert_fast", us=99.0, run="1", commit="bad" * 13)
+    folder = write(tmp_path, old, timing("bert_fast"), timing("eager"), timing("liger", bert_fast_speedup=0.5))
+    (machine,) = load(folder)
+    (row,) = machine.rows
+    assert (row.family, row.label, row.mode) == ("x", "8x16  bf16  p0.1", "fwd")
+    assert row.result["us"] == 10.0
+    assert row.share == 0.25
+    assert row.speedups == {"eager": 2.0, "liger": 0.5}
+    assert machine.facts["commit"] == "c0ffeec"
+
+
+def test_arithmetic_binds_where_operations_are_counted(tmp_path: Path) -> None:
+    (machine,) = load(write(tmp_path, timing("bert_fast", share_of_matmul_ceiling=0.75)))
+    assert machine.rows[0].share == 0.75
+
+
+def test_a_case_that_turned_red_is_named_and_not_drawn(tmp_path: Path) -> None:
+    red = {**timing("bert_fast"), "kind": "verify", "ok": False, "error": "wrong: dx"}
+    folder = write(tmp_path, timing("bert_fast"), timing("eager"), red)
+    (machine,) = load(folder)
+    assert machine.rows == []
+    page = plot.draw(folder, tmp_path / "out").read_text()
+    assert "is wrong and was not timed: wrong: dx" in page
+    assert "<img" not in page
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        {**timing("copy"), "kind": "ceiling", "what": "copy", "bytes": 1e8, "gb_s": 4000.0, "case": None},
+        timing("bert_fast"), timing("eager"), timing("bert_fast", mode="bwd", dirty=True), timing("<peer>"),
+    )  # fmt: skip
+    page = plot.draw(folder, tmp_path / "out")
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == len(list((tmp_path / "out").glob("*.png"))) == 1
+    assert not re.search(r'(?:src|href)="(?!data:)', text), "nothing is loaded from elsewhere"
+    for shown in ("Made up", "c0ffeec (changed)", "2000-01-01", "4,000 GB/s", "2.00x", "&lt;peer&gt;"):
+        assert shown in text
+    picture = next((tmp_path / "out").glob("*.png")).read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+
+
+def test_stored_cpu_results_can_be_drawn(tmp_path: Path) -> None:
+    page = plot.draw(RESULTS, tmp_path)
+    assert "minilm/full@128/random/training" in page.read_text()
+    assert len(list(tmp_path.glob("*.png"))) >= 2
+
+
+def test_results_of_a_real_run_can_be_drawn(cpu_run: CpuRun, tmp_path: Path) -> None:
+    for part in ("ceilings", "verify", "time"):
+        cpu_run.part(part)
+    # What a run on a CPU for a test says of its machine is no more than this.
+    lines = [json.loads(line) | {"gpu": "none"} for line in cpu_run.results.read_text().splitlines()]
+    cpu_run.results.unlink()
+    folder = write(tmp_path, *lines)
+    page = plot.draw(folder, tmp_path / "out").read_text()
+    assert "8x16  fp32  right" in page and "wrong: worst error 1.0" in page
+
+
+def test_a_folder_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plot.main(["--results", str(tmp_path)])
+    assert "no results" in capsys.readouterr().err
