@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.measure import interleaved
 from benchmarks.registry import SHAPES, Case
 
-__all__ = ["draw_lengths", "run_case", "saved_bytes_per_layer"]
+__all__ = ["draw_lengths", "make_models", "make_step", "padded_batch", "run_case", "saved_bytes_per_layer"]
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "length_distributions"
 VOCAB_SIZE = 30522
@@ -53,14 +53,17 @@ def make_models(shape: str, dropout_p: float, num_layers: int | None = None) -> 
     return ours, theirs
 
 
-def _padded_batch(lengths: list[int]) -> dict[str, Tensor]:
+def padded_batch(lengths: list[int]) -> dict[str, Tensor]:
+    """Random ids, padded to the longest sequence, with their mask."""
     longest = max(lengths)
     keep_mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
     input_ids = torch.randint(1000, VOCAB_SIZE, keep_mask.shape) * keep_mask
     return {"input_ids": input_ids, "attention_mask": keep_mask.long()}
 
 
-def _step(model: torch.nn.Module, batch: dict[str, Tensor], gradient: Tensor | None) -> Callable[[], None]:
+def make_step(model: torch.nn.Module, batch: dict[str, Tensor], gradient: Tensor | None) -> Callable[[], None]:
+    """One inference, or one forward and backward where a gradient is given."""
+
     def inference() -> None:
         with torch.inference_mode():
             model(**batch)
@@ -81,7 +84,7 @@ def run_case(case: Case, rounds: int, num_batches: int, gemm: str = "default") -
     torch.manual_seed(0)
     is_training = case.mode == "training"
     models = dict(zip(("bert_fast", "transformers"), make_models(case.shape, 0.1 if is_training else 0.0), strict=True))
-    batches = [_padded_batch(lengths) for lengths in draw_lengths(case, num_batches)]
+    batches = [padded_batch(lengths) for lengths in draw_lengths(case, num_batches)]
     real = sum(int(batch["attention_mask"].sum()) for batch in batches)
     padded = sum(batch["attention_mask"].numel() for batch in batches)
     hidden = SHAPES[case.shape].hidden_size
@@ -92,7 +95,7 @@ def run_case(case: Case, rounds: int, num_batches: int, gemm: str = "default") -
     contestants: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         model.train(is_training)
-        steps = [_step(model, batch, gradient) for batch, gradient in zip(batches, gradients, strict=True)]
+        steps = [make_step(model, batch, gradient) for batch, gradient in zip(batches, gradients, strict=True)]
         contestants[name] = lambda steps=steps: [step() for step in steps]
     times = interleaved(contestants, rounds)
     fill = real / padded

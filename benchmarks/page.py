@@ -16,7 +16,7 @@ h1 { font-size: 1.6rem } h2 { border-bottom: 2px solid #1b6ca8; padding-bottom: 
 h3 { margin-bottom: .3rem } img { max-width: 100%; height: auto } .facts { color: #555 } .bad { color: #b00020 }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13px }
 td, th { border-bottom: 1px solid #ddd; padding: .15rem .7rem .15rem 0; text-align: right; white-space: nowrap }
-td:first-child, th:first-child { text-align: left }
+td:first-child, th:first-child, table.text td, table.text th { text-align: left; white-space: normal }
 """
 
 
@@ -49,11 +49,11 @@ def _section(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> str:
             parts.append(_rows(families[title]))
     if machine.simple:
         parts.append(
-            "<h3>All figures</h3>" + _table(("case", "figures"), [_simple(r) for r in machine.simple.values()])
+            "<h3>All figures</h3>" + _table(("case", "figures"), map(_simple, machine.simple.values()), "text")
         )
     if machine.sanitizer:
         cells = [(f"{s['family']} {s['tool']}", s["outcome"], s["said"][:120]) for s in machine.sanitizer]
-        parts.append("<h3>compute-sanitizer</h3>" + _table(("kernels", "outcome", "said"), cells))
+        parts.append("<h3>compute-sanitizer</h3>" + _table(("kernels", "outcome", "said"), cells, "text"))
     return "".join(parts)
 
 
@@ -89,7 +89,7 @@ def _simple(line: dict[str, Any]) -> tuple[str, str]:
     return line["case"], ", ".join(f"{key} {value}" for key, value in shown.items())
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="scroll"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'

@@ -34,7 +34,7 @@ def draw(results: Path, output: Path) -> Path:
     machines = load(results)
     for machine in machines:
         figures: list[tuple[str, Any]] = [
-            (family, family_figure(family, rows)) for family, rows in machine.families().items()
+            (family, family_figure(f"{family} on {machine.name}", rows)) for family, rows in machine.families().items()
         ]
         if any("transformers_tokens_per_s" in line for line in machine.simple.values()):
             figures.append(("whole models", models_figure(machine.simple)))
@@ -65,7 +65,7 @@ def _figure(rows: int, columns: int = 1, width: float = 9.0) -> tuple["Figure", 
     return figure, axes
 
 
-def family_figure(family: str, rows: Sequence[Row]) -> "Figure":
+def family_figure(title: str, rows: Sequence[Row]) -> "Figure":
     """Left: share of the ceiling, a bar for each case and mode. Right: how many times as fast as the others."""
     others = [name for name in COLOURS if any(name in row.speedups for row in rows)]
     others += sorted({name for row in rows for name in row.speedups} - set(others))
@@ -78,7 +78,7 @@ def family_figure(family: str, rows: Sequence[Row]) -> "Figure":
     if has_share:
         _shares(axes[0], rows, places)
     _speedups(axes[-1], rows, places, others)
-    figure.suptitle(family, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -86,10 +86,10 @@ def _shares(axis: Any, rows: Sequence[Row], places: Sequence[float]) -> None:
     for row, place in zip(rows, places, strict=True):
         share = row.share or 0.0
         axis.barh(place, share, 0.72, color=MODE_COLOURS[row.mode])
-        inside = share > 0.2  # where the lines of the goals do not run through it
-        where = {"x": share - 0.01, "ha": "right"} if inside else {"x": share + 0.01, "ha": "left"}
+        # At the foot of the bar, where the lines of the goals do not run through it.
+        inside = share > 0.1
         colour = "white" if inside and row.mode != "bwd" else "black"
-        axis.text(**where, y=place, s=f"{share:.0%}", va="center", fontsize=8, color=colour)
+        axis.text(0.015 if inside else share + 0.01, place, f"{share:.0%}", va="center", fontsize=9, color=colour)
     for goal in GOAL_SHARES:
         axis.axvline(goal, color=GOAL, linewidth=0.9, linestyle="--")
     axis.set_xlim(0, max(1.12, *((row.share or 0.0) + 0.1 for row in rows)))

@@ -1,0 +1,76 @@
+"""pytest-benchmark entry points for every case of the registry.
+
+    python -m pytest benchmarks [-k layer_norm] [--benchmark-save NAME] [--benchmark-compare]
+
+Wall time, which is what pytest-benchmark measures: of a forward and a backward (or a step), launches included. For a
+kernel's own time and what it is compared with, see `make gpu` and docs/benchmarks.md. Without a GPU the cases at full
+BERT shapes skip, small ones run, and whole models run with two layers and batches of two.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import models
+from benchmarks.case import KernelCase
+from benchmarks.registry import CASES, Case, kernel_cases
+
+HAS_GPU = torch.cuda.is_available()
+ROUNDS = 20 if HAS_GPU else 5
+
+
+def _kernel_parameters() -> list[Any]:
+    on_gpu = pytest.mark.skipif(not HAS_GPU, reason="full BERT shapes are timed on a CUDA or ROCm device")
+    found = {case.name: pytest.param(case, id=case.name, marks=on_gpu) for case in kernel_cases("gpu")}
+    # What a CPU gets through in moments comes last: a family without small shapes lends a full one.
+    small = [] if HAS_GPU else [*kernel_cases("cpu"), *kernel_cases("small")]
+    return list((found | {case.name: pytest.param(case, id=case.name) for case in small}).values())
+
+
+@pytest.mark.parametrize("case", _kernel_parameters())
+def test_kernel(case: KernelCase, benchmark: Any) -> None:
+    """A case that is wrong fails here and is not timed."""
+    device = torch.device("cuda" if HAS_GPU else "cpu")
+    torch.manual_seed(0)
+    problem = case.make(device)
+    problem.verify()
+    leaves = [t for t in problem.inputs if t.requires_grad]
+
+    def run() -> None:
+        output: Any = problem.fast(*problem.inputs)
+        if problem.upstream is not None:
+            torch.autograd.grad(output, leaves, problem.upstream.to(output.dtype))
+        if HAS_GPU:
+            torch.cuda.synchronize()
+
+    benchmark.extra_info.update(family=case.family, bytes=sum(problem.bytes_moved.values()))
+    benchmark.pedantic(run, rounds=ROUNDS, warmup_rounds=2)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_model(case: Case, benchmark: Any) -> None:
+    """bert_fast's side of a whole-model case."""
+    is_training = case.mode == "training"
+    case = case if HAS_GPU else replace(case, batch_size=2)
+    try:
+        lengths = models.draw_lengths(case, 1)[0]
+    except FileNotFoundError as error:
+        pytest.skip(f"the lengths of real texts are not there: {error.filename}")
+    torch.manual_seed(0)
+    device = torch.device("cuda" if HAS_GPU else "cpu")
+    ours, _ = models.make_models(case.shape, 0.1 if is_training else 0.0, None if HAS_GPU else 2)
+    batch = {name: tensor.to(device) for name, tensor in models.padded_batch(lengths).items()}
+    hidden_size = models.SHAPES[case.shape].hidden_size
+    gradient = torch.randn(*batch["input_ids"].shape, hidden_size, device=device) if is_training else None
+    step: Callable[[], None] = models.make_step(ours.to(device).train(is_training), batch, gradient)
+
+    def run() -> None:
+        step()
+        if HAS_GPU:
+            torch.cuda.synchronize()
+
+    benchmark.extra_info.update(real_tokens=sum(lengths), fill=round(sum(lengths) / batch["input_ids"].numel(), 4))
+    benchmark.pedantic(run, rounds=ROUNDS, warmup_rounds=1)
