@@ -78,16 +78,18 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
         return [Part(f"{name} {f}", budget_s / len(families), (part(name, f),)) for f in families]
 
     workers = ("-n", str(min(4, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
-    tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu_tests", "--gpu-run", str(run_file), *workers)
+    limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
+    tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu_tests", "--gpu-run", str(run_file))
+    tests += (*workers, *limit, "--durations", "5", *gpu_test_files())
     sanitizers = [(tool, family) for tool in ("memcheck", "racecheck") for family in families]
     return [
         Part("extension", 40, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
         at_once("verify", 80),
-        Part("tests", 90, (Process("tests", (*tests, "--timeout", "60", "--durations", "5", *gpu_test_files())),)),
+        Part("tests", 90, (Process("tests", tests),)),
         Part("ceilings", 15, (part("ceilings", ""),)),
         at_once("compile", 60),
-        *in_turn("time", 150),
-        *in_turn("peers", 30),
+        *in_turn("time", 155),
+        Part("peers", 25, (part("peers", ""),)),
         Part("sanitizer", 55, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,
                     "--port", str(49152 + 32 * i)))

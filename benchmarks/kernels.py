@@ -314,6 +314,8 @@ def _result(
         "rounds": len(times.seconds),
         "rotation": len(problems),
     }
+    if contestant.provider == "bert_fast":
+        result["peers"] = sorted(problems[0].peers)
     if flops:
         rate = flops / times.median / 1e12
         ceiling = ceilings.matmul_tflop_s

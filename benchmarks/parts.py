@@ -6,7 +6,7 @@
     verify     every case of a family against fp64, and twice, bit for bit
     compile    torch.compile of every verified case, into the compiler's cache on disk
     time       bert_fast, eager and compiled in turn, cases that verified green only
-    peers      bert_fast and other libraries in turn, for cases that have any
+    peers      bert_fast and other libraries in turn, for the cases of all families that have any
 
 FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
 should it hang, it is killed, and what it had recorded stays.
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ def compile_(run: Run, family: str, seconds: float) -> bool:
 def time_(run: Run, family: str, seconds: float) -> bool:
     """Times what verified green; what `compile` did not get done in this run is timed without the compiled version."""
     compiled = {line["case"] for line in run.recorder.of_this_run("compile") if line["ok"]}
-    for case in Seconds(seconds).of(list(_green(run, family, report=True)), _left_out(run, "time")):
+    for case in Seconds(seconds).of(_most_telling_first(_green(run, family, report=True)), _left_out(run, "time")):
         providers = ["bert_fast", "eager"]
         if case.name in compiled:
             providers.append("compiled")
@@ -142,15 +142,22 @@ def time_(run: Run, family: str, seconds: float) -> bool:
     return True
 
 
-def peers(run: Run, family: str, seconds: float) -> bool:
-    """Times bert_fast again, in turn with other libraries, where a case has any here."""
-    import torch
+def _most_telling_first(cases: "Iterable[KernelCase]") -> "list[KernelCase]":
+    """16,384 tokens, the size that goals are set for, first: should time run out, the other sizes are missing."""
+    return sorted(cases, key=lambda case: not case.shape.startswith("16384"))
 
-    for case in Seconds(seconds).of(list(_green(run, family)), _left_out(run, "peers")):
-        if case.make(torch.device(run.device)).peers:
-            _time(run, case, ["bert_fast"], with_peers=True)
-        else:
-            _say(f"{case.name}: no peer imports here")
+
+def peers(run: Run, family: str, seconds: float) -> bool:
+    """Times bert_fast again, in turn with other libraries, for the cases of all families that have any here."""
+    timed = run.recorder.of_this_run("timing")
+    with_peers = {line["case"] for line in timed if line.get("peers")}
+    families = sorted({line["family"] for line in timed if line["case"] in with_peers})
+    if not families:
+        _say("no other library with such kernels imports here")
+        return True
+    cases = [case for name in families for case in _green(run, name) if case.name in with_peers]
+    for case in Seconds(seconds).of(_most_telling_first(cases), _left_out(run, "peers")):
+        _time(run, case, ["bert_fast"], with_peers=True)
     return True
 
 
@@ -171,28 +178,29 @@ def _time(run: Run, case: "KernelCase", providers: list[str], with_peers: bool) 
     from benchmarks.ceilings import ceilings_of
     from benchmarks.kernels import ROUNDS, time_case
 
-    recorder = run.recorder
+    recorder, part = run.recorder, "peers" if with_peers else "time"
     kernels = {line["case"]: line["kernels"] for line in recorder.of_this_run("verify")}[case.name]
-    results = time_case(
-        case,
-        torch.device(run.device),
-        providers,
-        with_peers=with_peers,
-        rounds=run.rounds or ROUNDS,
-        ceilings=ceilings_of(recorder.of_this_run("ceiling")),
-        compile_backend=run.compile_backend,
-    )
-    for result in results:
-        if "skipped" in result:
-            _skip(run, "peers" if with_peers else "time", case, result["provider"], result["skipped"])
-            continue
-        if result["provider"] == "bert_fast":  # others launch nothing of ours
-            result |= {"verified": True, "kernels": kernels}
-        recorder.write("timing", family=case.family, case=case.name, **result)
-        share = result["share_of_copy_ceiling"]
-        rate = f"{result['gb_s']:7.1f} GB/s" + (f" ({share:.0%} of copy)" if share else "")
-        faster = f", bert_fast {result['bert_fast_speedup']}x" if "bert_fast_speedup" in result else ""
-        _say(f"{case.name} {result['mode']:4} {result['provider']:9} {result['us']:9.1f} us {rate}{faster}")
+    try:
+        for result in time_case(
+            case, torch.device(run.device), providers, with_peers=with_peers, rounds=run.rounds or ROUNDS,
+            ceilings=ceilings_of(recorder.of_this_run("ceiling")), compile_backend=run.compile_backend,
+        ):  # fmt: skip
+            if "skipped" in result:
+                _skip(run, part, case, result["provider"], result["skipped"])
+                continue
+            if result["provider"] == "bert_fast":  # others launch nothing of ours
+                result |= {"verified": True, "kernels": kernels}
+            recorder.write("timing", family=case.family, case=case.name, **result)
+            _show(case, result)
+    except Exception as failure:  # memory of the device, say: the next case may be smaller
+        _skip(run, part, case, None, f"{type(failure).__name__}: {str(failure)[:500]}")
+
+
+def _show(case: "KernelCase", result: dict[str, Any]) -> None:
+    share = result["share_of_copy_ceiling"]
+    rate = f"{result['gb_s']:7.1f} GB/s" + (f" ({share:.0%} of copy)" if share else "")
+    faster = f", bert_fast {result['bert_fast_speedup']}x" if "bert_fast_speedup" in result else ""
+    _say(f"{case.name} {result['mode']:4} {result['provider']:9} {result['us']:9.1f} us {rate}{faster}")
 
 
 def _left_out(run: Run, part: str) -> "Callable[[KernelCase, str], None]":

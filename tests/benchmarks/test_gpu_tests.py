@@ -46,6 +46,22 @@ def test_order_is_by_dtype_then_in_turn_between_files() -> None:
 
 
 @pytest.mark.slow
+def test_several_processes_write_each_line_once(cpu_run: CpuRun, tmp_path: Path) -> None:
+    pytest.importorskip("xdist", reason="the package pytest-xdist is not installed")
+    (tmp_path / "test_x.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [
+        sys.executable, "-m", "pytest", "-n", "2", "-p", "benchmarks.gpu_tests", "--gpu-run", str(cpu_run.file),
+        "test_x.py",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted((line["test"], line["outcome"]) for line in cpu_run.lines("test"))
+    assert lines == [("test_x.py::test_a", "passed"), ("test_x.py::test_b", "passed")]
+
+
+@pytest.mark.slow
 def test_a_line_for_each_test_survives_a_crash(cpu_run: CpuRun, tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

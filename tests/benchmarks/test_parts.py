@@ -43,6 +43,24 @@ def test_nothing_is_timed_that_this_run_has_not_verified(cpu_run: CpuRun) -> Non
     assert {line["reason"] for line in cpu_run.lines("skipped")} == {"not verified in this run: not timed"}
 
 
+def test_a_case_too_large_for_the_device_does_not_end_the_part(
+    cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_run.part("verify")
+    time_case = kernels.time_case
+
+    def out_of_memory(case, *arguments, **options):
+        if case.variant == "right":
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return time_case(case, *arguments, **options)
+
+    monkeypatch.setattr(kernels, "time_case", out_of_memory)
+    assert cpu_run.part("time") == 0
+    assert set(cpu_run.by_variant("timing")) == GREEN - {"right"}
+    reasons = {line["reason"] for line in cpu_run.lines("skipped") if line["case"].endswith("right")}
+    assert "OutOfMemoryError: tried to allocate 80 GiB" in reasons
+
+
 @pytest.mark.slow
 def test_a_whole_run_has_every_field(cpu_run: CpuRun) -> None:
     for part in ("ceilings", "verify", "compile", "time", "peers"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.case import KernelCase
+from benchmarks.kernels import check_case
 from benchmarks.record import ROOT
 from benchmarks.registry import CASES, family_names, kernel_cases
 from tests.benchmarks.conftest import FAMILY
@@ -41,8 +42,9 @@ SMALL = [pytest.param(case, id=case.name) for case in kernel_cases("small", WITH
 
 @pytest.mark.parametrize("case", SMALL)
 def test_a_small_case_is_a_whole_case_on_a_cpu(case: KernelCase) -> None:
+    checked = check_case(case, torch.device("cpu"))
+    assert checked["ok"], checked["error"]
     problem = case.make(torch.device("cpu"))
-    problem.verify()
     modes = {"step"} if problem.upstream is None else {"fwd", "bwd"}
     assert set(problem.bytes_moved) == modes and set(problem.flops) <= modes
     assert all(size > 0 for size in problem.bytes_moved.values())
