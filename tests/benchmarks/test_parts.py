@@ -132,3 +132,23 @@ def test_launched_kernels_are_recorded_with_their_source(monkeypatch: pytest.Mon
     kernel[(1,)](1, 2)
     assert launched == {"_column_sums_kernel": kernels.gpu_status.source_hash("_column_sums")}
     assert ran == ["_column_sums_kernel"] * 2, "a recorded kernel still runs"
+
+
+def test_launches_rotate_over_copies_of_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in kernel_cases("small", [FAMILY]):
+        if case.variant in GREEN:
+            problems = [case.make(torch.device("cpu")) for _ in range(3)]
+            monkeypatch.setattr(kernels, "_rotation", lambda case, device, problems=problems: problems)
+            results = list(kernels.time_case(case, torch.device("cpu"), rounds=2, compile_backend="aot_eager"))
+            assert {result["rotation"] for result in results} == {3}
+            assert {result["provider"] for result in results} == {"bert_fast", "eager", "compiled"}
+
+
+@pytest.mark.slow
+def test_backward_of_what_inductor_compiled_can_run_again() -> None:
+    """Its backward may hand its saved buffers on ("donated buffers"), and then refuses to run twice on one graph."""
+    x = torch.randn(64, 32, requires_grad=True)
+    output = kernels.compile_eager(lambda x: torch.nn.functional.gelu(x).square().sin())(x)
+    upstream = torch.randn_like(output)
+    first, second = (torch.autograd.grad(output, x, upstream, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
