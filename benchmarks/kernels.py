@@ -136,7 +136,8 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 def compile_eager(eager: Function, backend: str = "inductor") -> Function:
     """torch.compile of a case's eager function for its one shape, with everything compiled before forgotten.
 
-    Backward runs many times on one graph, which must not give its saved buffers away ("donate" them) to the first run.
+    Backward runs many times on one graph, which must not give its saved buffers away ("donate" them) to the first run:
+    some versions of PyTorch then refuse the second.
     """
     import torch._functorch.config as functorch
 
