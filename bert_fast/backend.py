@@ -103,6 +103,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "dropout_add_layer_norm"),
         _implementation("reference", "dropout_add_layer_norm"),
     ),
+    "embedding": (
+        _implementation("triton", "embedding", _triton_row_reasons),
+        _implementation("torch", "embedding"),
+        _implementation("reference", "embedding"),
+    ),
     "layer_norm": (
         _implementation("triton", "layer_norm", _triton_row_reasons),
         _implementation("torch", "layer_norm"),

@@ -3,6 +3,7 @@
 from bert_fast.ops.attention import attention
 from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
+from bert_fast.ops.embedding import embedding
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_gelu
@@ -17,6 +18,7 @@ __all__ = [
     "dropout",
     "dropout_add_layer_norm",
     "dropout_site",
+    "embedding",
     "layer_norm",
     "linear",
     "linear_gelu",

@@ -1,0 +1,148 @@
+"""Embedding from PyTorch's operators: lookups added in place, one LayerNorm, dropout; nothing kept but statistics."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
+from bert_fast.reference.dropout import dropout_threshold
+from bert_fast.reference.embedding import EmbeddingGradients
+from bert_fast.reference.precision import wide, wide_dtype
+
+__all__ = ["embedding_bwd", "embedding_fwd"]
+
+
+def _in_table(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor | None]:
+    """ids that may be looked up, and which of them were in range: None on the CPU, where the op has checked them.
+
+    A device would answer an id out of range with an assertion that ends the process; here its row becomes NaN.
+    """
+    if ids.device.type == "cpu":
+        return ids, None
+    in_range = (ids >= 0) & (ids < len(table))
+    return ids.where(in_range, 0), in_range
+
+
+def _sum(
+    words: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
+    position_table: Tensor | None,
+    type_table: Tensor,
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    """(h [T, H] in fp32 or fp64, the ids that were looked up, whether each token's ids are all in range or None)."""
+    used: dict[str, Tensor] = {}
+    exists: Tensor | None = None
+    work = wide_dtype(type_table.dtype)
+
+    def rows(name: str, ids: Tensor, table: Tensor) -> Tensor:
+        nonlocal exists
+        used[name], in_range = _in_table(ids, table)
+        if in_range is not None:
+            exists = in_range if exists is None else exists & in_range
+        return F.embedding(used[name], table)
+
+    if words.is_floating_point():
+        h = words.to(work)
+        if h is words:
+            h = words.clone(memory_format=torch.contiguous_format)
+    else:
+        assert word_table is not None
+        h = rows("words", words, word_table).to(work)
+    h += type_table[0] if token_type_ids is None else rows("types", token_type_ids, type_table)
+    if position_table is not None:
+        assert position_ids is not None
+        h += rows("positions", position_ids, position_table)
+    return h, used, exists
+
+
+def embedding_fwd(
+    words: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
+    position_table: Tensor | None,
+    type_table: Tensor,
+    padding_idx: int | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    coords: Tensor | None,
+    site: int,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, mean, rstd), as `reference.embedding`. On a device a token with an id out of range gets a row of NaN."""
+    h, _, exists = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table)
+    y, mean, rstd = torch.native_layer_norm(h, h.shape[-1:], wide(weight), wide(bias), eps)
+    mean, rstd = mean.squeeze(-1), rstd.squeeze(-1)
+    if dropout_threshold(dropout_p) > 0 and len(y):
+        y = dropout_fwd(y, dropout_p, seed, coords, site)
+    if exists is not None:
+        y, mean, rstd = (t.masked_fill(~(exists[:, None] if t is y else exists), torch.nan) for t in (y, mean, rstd))
+    return y.to(out_dtype or type_table.dtype), mean, rstd
+
+
+def embedding_bwd(
+    dy: Tensor,
+    words: Tensor,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    word_table: Tensor | None,
+    position_table: Tensor | None,
+    type_table: Tensor,
+    padding_idx: int | None,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    dropout_p: float,
+    seed: Tensor | None,
+    coords: Tensor | None,
+    site: int,
+    needs_words: bool = True,
+    needs_positions: bool = True,
+    needs_types: bool = True,
+) -> EmbeddingGradients:
+    """The gradients, as `reference.embedding`; h is looked up again."""
+    h, used, exists = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table)
+    dn = dy.to(h.dtype)
+    if dropout_threshold(dropout_p) > 0 and len(dn):
+        dn = dropout_bwd(dn, dropout_p, seed, coords, site)
+    if exists is not None:  # what looked nothing up counts nowhere
+        dn = dn.masked_fill(~exists[:, None], 0.0)
+        mean, rstd = (t.masked_fill(~exists, 0.0) for t in (mean, rstd))
+    wide_weight = wide(weight)
+    dh, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dn, h, h.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), wide_weight, wide_weight, [True] * 3
+    )
+    del h, dn
+
+    dwords = dpositions = dtypes = None
+    if needs_words and words.is_floating_point():
+        dwords = dh.to(words.dtype)
+    elif needs_words:
+        assert word_table is not None
+        dwords = _table_gradient(dh, used["words"], word_table, padding_idx)
+    if needs_positions and position_table is not None:
+        dpositions = _table_gradient(dh, used["positions"], position_table, None)
+    if needs_types and token_type_ids is None:
+        dtypes = torch.zeros_like(type_table)
+        dtypes[0] = dh.sum(0)
+    elif needs_types:
+        dtypes = _table_gradient(dh, used["types"], type_table, None)
+    return EmbeddingGradients(dwords, dpositions, dtypes, dweight.to(weight.dtype), dbias.to(weight.dtype))
+
+
+def _table_gradient(dh: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None) -> Tensor:
+    """Sum of dh (fp32 or fp64) over the tokens of each row, in the table's dtype; the same bits every run."""
+    if dh.device.type == "cpu":  # every thread owns some rows of the table
+        padding = -1 if padding_idx is None else padding_idx
+        total = torch.ops.aten.embedding_dense_backward(dh, ids, len(table), padding, False)
+    else:  # index_put_ sorts the ids and adds in their order; index_add_ and the like add in any order
+        total = torch.zeros(table.shape, dtype=dh.dtype, device=dh.device)
+        total.index_put_((ids.long(),), dh, accumulate=True)
+        if padding_idx is not None:
+            total[padding_idx] = 0.0
+    return total.to(table.dtype)
