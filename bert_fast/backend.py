@@ -90,6 +90,17 @@ def _triton_row_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
+def _triton_list_reasons(spec: OpSpec) -> list[str]:
+    """Of the kernels that are given addresses of tensors."""
+    reasons = _triton_reasons(spec)
+    tensor_class = spec.details.get("tensor_class", torch.Tensor)
+    if tensor_class not in (torch.Tensor, torch.nn.Parameter):
+        reasons.append(
+            f"tensors are of class {getattr(tensor_class, '__name__', tensor_class)}, which hides its memory"
+        )
+    return reasons
+
+
 def _implementation(backend: str, op: str, reasons: Callable[[OpSpec], list[str]] = _no_reasons) -> Implementation:
     folder = {"triton": "kernels", "torch": "aten", "reference": "reference"}[backend]
     return Implementation(backend, f"bert_fast.{folder}.{op}", reasons)
@@ -115,6 +126,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
     ),
     "linear": (_implementation("torch", "linear"), _implementation("reference", "linear")),
     "linear_gelu": (_implementation("torch", "linear_gelu"), _implementation("reference", "linear_gelu")),
+    "optimizer": (
+        _implementation("triton", "optimizer", _triton_list_reasons),
+        _implementation("torch", "optimizer"),
+        _implementation("reference", "optimizer"),
+    ),
     "qkv_projection": (_implementation("torch", "qkv_projection"), _implementation("reference", "qkv_projection")),
 }
 

@@ -7,18 +7,22 @@ from bert_fast.ops.embedding import embedding
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_gelu
+from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing
 from bert_fast.ops.qkv_projection import qkv_projection
 
 __all__ = [
     "DropoutSite",
     "Packing",
+    "adamw_step",
     "attention",
     "draw_seed",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_site",
     "embedding",
+    "global_norm",
+    "lamb_step",
     "layer_norm",
     "linear",
     "linear_gelu",

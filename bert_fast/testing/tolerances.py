@@ -74,6 +74,8 @@ RELATIVE: dict[str, float] = {
     # Stored gradients of MiniLM's masked-LM loss, relative to each tensor's largest element (its norm, for norms): fp32
     # is within 2e-6 of fp64 per tensor (fixture notes); this leaves room for another order of summation.
     "minilm_gradients": 1e-5,
+    # An optimizer step written twice in fp64, operations in another order, over a few dozen steps.
+    "two_fp64_formulas": 1e-11,
     # Two processes against one on the joint batch, after two SGD steps: sums of gradients in another order.
     "two_processes": 1e-6,
     # Fast and reference training from one seed, fp32, 50 steps: rounding differences amplified by AdamW's division.

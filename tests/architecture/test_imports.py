@@ -16,7 +16,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"_version", "checks", "env", "errors", "native"}
 OPS = BASE | {"backend", "reference"}
 MODULES = OPS | {"ops"}
-MODELS = MODULES | {"modules"}
+MODELS = MODULES | {"modules", "optim"}
 DATA = MODELS | {"models", "tokenization"}
 TRAINING = DATA | {"data"}
 DEMO = TRAINING | {"training", "__init__"}
@@ -34,6 +34,7 @@ ALLOWED = {
     "backend": BASE,
     "ops": OPS,
     "modules": MODULES,
+    "optim": MODULES,
     "models": MODELS,
     "tokenization": BASE | {"reference"},
     "data": DATA,
@@ -148,10 +149,11 @@ def loaded_by(statements: str) -> set[str]:
 
 
 # What a user imports; the command line is not in it, since it may load what it likes when it is called.
+PUBLIC_PARTS = {"ops", "modules", "optim", "models", "tokenization", "reference", "aten"}
 PUBLIC = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in SOURCES
-    if part_of(path) in {"ops", "modules", "models", "tokenization", "reference", "aten"} and path.name != "__init__.py"
+    if part_of(path) in PUBLIC_PARTS and path.name != "__init__.py"
 )
 
 

@@ -1,0 +1,205 @@
+"""Steps of AdamW and LAMB from PyTorch's multi-tensor operators; formulas in `reference/optimizer.py`.
+
+AdamW is PyTorch's own fused kernel, one pass. Gradients that are scaled, clipped or of another dtype than the weights
+are copied first: the fused kernel would write what it unscales back. On the CPU lists are treated one tensor at a time:
+what one operator leaves in the cache the next one finds there, and temporaries are as large as one tensor. Elsewhere
+whole lists keep the number of launches small, and no value is read on the host.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bert_fast.reference.precision import wide_dtype
+
+__all__ = ["adamw_step", "global_norm", "lamb_step"]
+
+# Below this the squares of elements lose digits in fp32, above fp32's range the sum is infinite: then fp64 is used.
+_SMALLEST_FP32_NORM = 1e-15
+
+
+def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
+    """Norm of all gradients together, divided by grad_scale, as `reference.global_norm`."""
+    dtype = torch.float64 if all(g.dtype == torch.float64 for g in grads) else torch.float32
+    norm = torch.linalg.vector_norm(_norms(grads))
+    return (norm if grad_scale is None else norm / grad_scale.double().reshape(())).to(dtype)
+
+
+def adamw_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    master_params: list[Tensor],
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_norm: Tensor | None,
+    max_grad_norm: float | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """One step of AdamW in place, arguments as for `reference.adamw_step`."""
+    if not params or _skips_on_host(params, found_inf):
+        return
+    factor = _factor(params[0].device, grad_norm, max_grad_norm, grad_scale)
+    if params[0].device.type == "cpu":
+        lr, found_inf = float(lr), None
+    torch._foreach_add_(steps, 1.0 if found_inf is None else 1.0 - found_inf.reshape(()))
+    same = master_params or params[0].dtype == exp_avgs[0].dtype
+    if same and factor == 1.0 and grads[0].dtype == exp_avgs[0].dtype:
+        portions: Iterator[list[list[Tensor]]] = iter([[params, grads, exp_avgs, exp_avg_sqs, steps, master_params]])
+    else:
+        portions = _portions(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+    for p, g, m, v, step, masters in portions:
+        weights = masters or _wide(p)
+        torch._fused_adamw_(
+            weights, _scaled(g, factor, weights[0].dtype), m, v, [], step, lr=lr, beta1=beta1, beta2=beta2,
+            weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
+            found_inf=None if found_inf is None else found_inf.reshape(()),
+        )  # fmt: skip
+        _round_into(p, weights)
+
+
+def lamb_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    master_params: list[Tensor],
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction: bool,
+    grad_averaging: bool,
+    use_nvlamb: bool,
+    grad_norm: Tensor | None,
+    max_grad_norm: float | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """One step of LAMB in place, arguments as for `reference.lamb_step`."""
+    if not params or _skips_on_host(params, found_inf):
+        return
+    on_host = params[0].device.type == "cpu"
+    factor = _factor(params[0].device, grad_norm, max_grad_norm, grad_scale)
+    rate = float(lr) if on_host else lr
+    adaptive = use_nvlamb or weight_decay != 0.0
+    changed = [*params, *exp_avgs, *exp_avg_sqs, *steps, *master_params]
+    before = [] if found_inf is None or on_host else [t.clone() for t in changed]
+    for p, g, m, v, step, masters in _portions(params, grads, exp_avgs, exp_avg_sqs, steps, master_params):
+        weights = masters or _wide(p)
+        g = _scaled(g, factor, weights[0].dtype)
+        torch._foreach_add_(step, 1.0)
+        if grad_averaging:
+            torch._foreach_lerp_(m, g, 1.0 - beta1)
+        else:
+            torch._foreach_mul_(m, beta1)
+            torch._foreach_add_(m, g)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, g, g, value=1.0 - beta2)
+        u = list(torch._foreach_sqrt(v))
+        if bias_correction:
+            first, root_second = _corrections(step, beta1, beta2, on_host)
+            torch._foreach_div_(u, root_second)
+            torch._foreach_add_(u, eps)
+            torch._foreach_mul_(u, first)
+        else:
+            torch._foreach_add_(u, eps)
+        u = list(torch._foreach_div(m, u))
+        if weight_decay != 0.0:
+            torch._foreach_add_(u, weights, alpha=weight_decay)
+        if adaptive:
+            torch._foreach_mul_(u, _ratios(weights, u, on_host))
+        torch._foreach_mul_(u, rate)
+        torch._foreach_sub_(weights, u)
+        _round_into(p, weights)
+    if before and found_inf is not None:
+        skips = found_inf.reshape(()) != 0
+        for new, old in zip(changed, before, strict=True):
+            new.copy_(torch.where(skips, old, new))
+
+
+def _skips_on_host(params: list[Tensor], found_inf: Tensor | None) -> bool:
+    """Whether to change nothing, where asking costs no device sync."""
+    return found_inf is not None and params[0].device.type == "cpu" and float(found_inf) != 0.0
+
+
+def _factor(
+    device: torch.device, grad_norm: Tensor | None, max_grad_norm: float | None, grad_scale: Tensor | None
+) -> float | Tensor:
+    """What gradients are multiplied by: a number on the CPU or where nothing is to be done, else a Tensor []."""
+    if grad_scale is None and (grad_norm is None or max_grad_norm is None):
+        return 1.0
+    factor = torch.ones((), dtype=torch.float64, device=device)
+    if grad_norm is not None and max_grad_norm is not None:
+        norm = grad_norm.double().reshape(())
+        factor = torch.where(norm > max_grad_norm, max_grad_norm / norm, factor)
+    if grad_scale is not None:
+        factor = factor / grad_scale.double().reshape(())
+    return float(factor) if device.type == "cpu" else factor
+
+
+def _portions(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
+    """Matching parts of the lists; an empty list has empty parts."""
+    if lists[0][0].device.type != "cpu":
+        yield list(lists)
+        return
+    for i in range(len(lists[0])):
+        yield [tensors[i : i + 1] for tensors in lists]
+
+
+def _wide(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors in the dtype of arithmetic; themselves where they have it."""
+    return [t.to(wide_dtype(t.dtype)) for t in tensors]
+
+
+def _scaled(grads: list[Tensor], factor: float | Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """factor * grads in the given dtype; the gradients themselves where that is what they are."""
+    wide = [g.to(dtype) for g in grads]
+    if isinstance(factor, Tensor):
+        return list(torch._foreach_mul(wide, factor.to(dtype)))
+    return wide if factor == 1.0 else list(torch._foreach_mul(wide, factor))
+
+
+def _round_into(params: list[Tensor], weights: list[Tensor]) -> None:
+    if params[0] is not weights[0]:
+        torch._foreach_copy_(params, weights)
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Norms of the tensors, fp64 [n]."""
+    if tensors[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64))
+    norms = [torch.linalg.vector_norm(t, dtype=wide_dtype(t.dtype)) for t in tensors]
+    for i, norm in enumerate(norms):
+        if not _SMALLEST_FP32_NORM < float(norm) < math.inf:
+            norms[i] = torch.linalg.vector_norm(tensors[i], dtype=torch.float64)
+    return torch.stack([norm.double() for norm in norms])
+
+
+def _ratios(weights: list[Tensor], updates: list[Tensor], on_host: bool) -> list[float] | list[Tensor]:
+    """Trust ratio of every tensor: numbers on the host, else Tensors []."""
+    weight_norms, update_norms = _norms(weights), _norms(updates)
+    defined = (weight_norms != 0) & (update_norms != 0)
+    ratios = torch.where(defined, weight_norms / update_norms, 1.0)
+    return ratios.tolist() if on_host else list(ratios.to(weights[0].dtype).unbind())
+
+
+def _corrections(
+    steps: list[Tensor], beta1: float, beta2: float, on_host: bool
+) -> tuple[list[float], list[float]] | tuple[list[Tensor], list[Tensor]]:
+    """1 - beta1^t and sqrt(1 - beta2^t) of every tensor: numbers on the host, else Tensors []."""
+    t = torch.stack(steps).double()
+    first, root_second = 1.0 - beta1**t, (1.0 - beta2**t).sqrt()
+    if on_host:
+        return first.tolist(), root_second.tolist()
+    return list(first.float().unbind()), list(root_second.float().unbind())

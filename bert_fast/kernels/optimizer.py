@@ -1,0 +1,405 @@
+"""AdamW, LAMB and the global norm of gradients in Triton, over lists of tensors.
+
+With f the factor that unscales and clips gradients, t the step that is being made and c_i = 1 - beta_i^t:
+    g = f * grad;   m = beta1 * m + w1 * g;   v = beta2 * v + w2 * g^2
+    AdamW:  p -= lr * (weight_decay * p + m / c_1 / (sqrt(v) / sqrt(c_2) + eps))
+    LAMB:   u = m / c_1 / (sqrt(v) / sqrt(c_2) + eps) + weight_decay * p;   p -= lr * |p| / |u| * u
+Definitions, variants and sources: `reference/optimizer.py`; derivation in docs/kernels/optimizer.md.
+
+Shapes: lists of tensors of any shapes. A program treats one chunk of one tensor; which, and where its tensors lie, it
+reads from tables (`_pointer_tables.py`).
+Bytes moved per element (the floor, and what the kernels do), with gradients of e bytes:
+    global norm            reads grad: e
+    AdamW                  reads grad, p, m, v; writes p, m, v: 24 + e                              28 in fp32
+    LAMB, first pass       reads grad, p, m, v; writes m, v: 20 + e
+    LAMB, second pass      reads p, m, v; writes p: 16                                              40 in fp32
+    p here are master weights where there are some; the last pass then also writes the parameter: + 2
+    p in half precision without master weights: 4 less in AdamW, 2 and 4 less in the passes of LAMB
+    groups that LAMB treats without trust ratio (weight_decay = 0) cost what AdamW costs
+plus, per chunk of 8,192 elements, about 80 bytes of tables and 16 of partial sums.
+Recomputed: u, in the second pass of LAMB, from m and v as stored. Storing it would move the same bytes (4 more written,
+4 less read) and need memory as large as the parameters.
+Precision: m, v, master weights and all arithmetic are fp32, roots correctly rounded; norms and bias
+corrections are fp64, so no finite gradient overflows its square.
+Determinism: no atomics; sums of squares are added within a chunk, then over chunks, in an order that depends on the
+sizes of the tensors alone.
+
+Passes go through the list in alternating directions: each begins with what the one before left in the L2 cache.
+"""
+
+import functools
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bert_fast.kernels._adamw import adamw_step_kernel
+from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb_update_kernel
+from bert_fast.kernels._launch import ceil_div
+from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
+from bert_fast.kernels._pointer_tables import address_table, chunks_of
+from bert_fast.reference.optimizer import is_dense
+
+__all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
+
+
+@triton.jit(do_not_specialize=["first_partial"])
+def _global_norm_partial_kernel(
+    grads_ptr, entries_ptr, sizes_ptr, partial_ptr, first_partial,
+    GRAD_TYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """partial[first_partial:] (fp64): the sum of squares of every chunk of a list."""
+    tensor, start, length = chunk(entries_ptr, sizes_ptr, tl.program_id(0), CHUNK)
+    g_ptr = address(grads_ptr, tensor, GRAD_TYPE, ALIGNED) + start
+    vectors = whole_vectors(length)
+    acc = tl.zeros([BLOCK // 4], tl.float64)
+    for block in tl.range(0, vectors, BLOCK):
+        acc += sums_of_squares(load(g_ptr, block + tl.arange(0, BLOCK), vectors).to(tl.float64))
+    g = load(g_ptr, vectors + tl.arange(0, VECTOR), length).to(tl.float64)
+    tl.store(partial_ptr + first_partial + tl.program_id(0), tl.sum(acc) + tl.sum(g * g))
+
+
+@triton.jit(do_not_specialize=["n_partials"])
+def _global_norm_final_kernel(partial_ptr, scale_ptr, norm_ptr, n_partials, BLOCK: tl.constexpr):
+    """norm = sqrt(sum of partial) / scale, in one program."""
+    acc = tl.zeros([BLOCK], tl.float64)
+    for block in tl.range(0, n_partials, BLOCK):
+        offs = block + tl.arange(0, BLOCK)
+        acc += tl.load(partial_ptr + offs, mask=offs < n_partials, other=0.0)
+    norm = tl.sqrt(tl.sum(acc))
+    if scale_ptr is not None:
+        norm = norm / tl.load(scale_ptr).to(tl.float64)
+    tl.store(norm_ptr, norm.to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["n_tensors"])
+def _step_scalars_kernel(
+    steps_ptr, lr_ptr, norm_ptr, scale_ptr, found_inf_ptr, scalars_ptr, shared_ptr,
+    lr, log_beta1, log_beta2, max_norm, n_tensors,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Counts the step of every tensor and works out what the other kernels multiply by.
+
+    scalars (fp32 [n_tensors, 2]): sqrt(c_2) / c_1 and sqrt(c_2).
+    shared (fp32 [3]): factor of gradients, lr, and 1 to go on or 0 to change nothing.
+    """
+    active = 1.0
+    if found_inf_ptr is not None:
+        active = tl.where(tl.load(found_inf_ptr) == 0.0, 1.0, 0.0)
+    factor = tl.full([], 1.0, tl.float64)
+    if scale_ptr is not None:
+        factor = factor / tl.load(scale_ptr).to(tl.float64)
+    if norm_ptr is not None:
+        norm = tl.load(norm_ptr).to(tl.float64)
+        factor = tl.where(norm > max_norm, factor * (max_norm / norm), factor)
+    if lr_ptr is not None:
+        lr = tl.load(lr_ptr).to(tl.float32)
+    if tl.program_id(0) == 0:
+        tl.store(shared_ptr, factor.to(tl.float32))
+        tl.store(shared_ptr + 1, lr)
+        tl.store(shared_ptr + 2, active)
+
+    tensor = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = tensor < n_tensors
+    step_ptr = tl.load(steps_ptr + tensor, mask=mask, other=0).to(tl.pointer_type(tl.float32))
+    step = tl.load(step_ptr, mask=mask, other=1.0) + active
+    tl.store(step_ptr, step, mask=mask)
+    # 1 - beta^t in fp64: near beta = 1 the difference keeps too few digits in fp32. A log of -infinity gives 1.
+    c1 = 1.0 - tl.exp(step.to(tl.float64) * log_beta1)
+    c2 = 1.0 - tl.exp(step.to(tl.float64) * log_beta2)
+    root_c2 = tl.sqrt(c2)
+    tl.store(scalars_ptr + tensor * 2, (root_c2 / c1).to(tl.float32), mask=mask)
+    tl.store(scalars_ptr + tensor * 2 + 1, root_c2.to(tl.float32), mask=mask)
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How elements are laid over programs; one configuration serves every dtype."""
+
+    # 16 elements a thread on NVIDIA, 8 on AMD, whose warps are twice as wide: accesses of 128 bits on both.
+    block: int = 2048
+    # Enough to make the look-ups of a program (three dependent loads) vanish; small enough that the last programs to
+    # finish do not leave the device idle: BERT-base is 13,400 chunks.
+    chunk: int = 8192
+    num_warps: int = 4
+    tensors: int = 128  # whose scalars a program works out
+    partials: int = 1024  # sums of chunks that are added at once
+
+
+CONFIG = LaunchConfig()
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def _is_aligned(t: Tensor) -> bool:
+    return t.data_ptr() % 16 == 0
+
+
+def _log(beta: float) -> float:
+    """The logarithm that the kernel multiplies by a step; -infinity makes the bias correction 1."""
+    return math.log(beta) if beta > 0.0 else -math.inf
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """What a step changes, and the gradients. The tensors of a place have one dense layout; masters may be none."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    steps: list[Tensor]
+    masters: list[Tensor]
+    aligned: bool
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return self.masters or self.params
+
+    def take(self, places: Sequence[int], aligned: bool) -> "_Lists":
+        lists = (self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps, self.masters)
+        return _Lists(*([tensors[i] for i in places] if tensors else [] for tensors in lists), aligned)
+
+
+def _groups(lists: _Lists) -> Iterator[_Lists]:
+    """The lists by alignment: one group, or two where some place is not aligned throughout."""
+    columns = [
+        lists.params,
+        lists.grads,
+        lists.exp_avgs,
+        lists.exp_avg_sqs,
+        *([lists.masters] if lists.masters else []),
+    ]
+    addresses = zip(*([t.data_ptr() for t in column] for column in columns), strict=True)
+    unions = [functools.reduce(operator.or_, row) for row in addresses]  # bits that any address of a place has
+    for aligned in (True, False):
+        places = [i for i, union in enumerate(unions) if (union % 16 == 0) == aligned]
+        if places:
+            yield lists.take(places, aligned)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Arguments of one step that are the same for all its tensors."""
+
+    lr: float | Tensor
+    beta1: float
+    beta2: float
+    weight1: float
+    eps: float
+    weight_decay: float
+    bias_correction: bool
+    grad_norm: Tensor | None
+    max_grad_norm: float | None
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+
+    @property
+    def moment_arguments(self) -> tuple[float, ...]:
+        """beta1, weight1, weight2, eps, weight_decay as kernels take them (1 - beta2 loses digits in fp32)."""
+        return self.beta1, self.weight1, 1.0 - self.beta2, self.eps, self.weight_decay
+
+    def scalars(self, steps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Counts `steps` up; (fp32 [n, 2], fp32 [3]) of `_step_scalars_kernel`."""
+        device = steps[0].device
+        scalars = torch.empty(len(steps), 2, dtype=torch.float32, device=device)
+        shared = torch.empty(3, dtype=torch.float32, device=device)
+        lr_is_tensor = isinstance(self.lr, Tensor)
+        clips = self.grad_norm is not None and self.max_grad_norm is not None
+        _step_scalars_kernel[(ceil_div(len(steps), CONFIG.tensors),)](
+            address_table(steps),
+            self.lr if lr_is_tensor else None,
+            self.grad_norm if clips else None,
+            self.grad_scale,
+            self.found_inf,
+            scalars,
+            shared,
+            0.0 if lr_is_tensor else float(self.lr),
+            _log(self.beta1) if self.bias_correction else -math.inf,
+            _log(self.beta2) if self.bias_correction else -math.inf,
+            float(self.max_grad_norm) if clips and self.max_grad_norm is not None else 0.0,
+            len(steps),
+            BLOCK=CONFIG.tensors,
+            num_warps=CONFIG.num_warps,
+            enable_fp_fusion=True,
+        )
+        return scalars, shared
+
+
+def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
+    """Launches the two stages of the norm; arguments and result as in `reference/optimizer.py`.
+
+    grads: at least one, of fp32, fp16 or bf16 (they may mix), on one device. Tensors with gaps in memory are copied.
+    """
+    device = grads[0].device
+    by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = defaultdict(list)
+    for g in grads:
+        g = g if is_dense(g) else g.contiguous()
+        by_kind[g.dtype, _is_aligned(g)].append(g)
+    cuts = {kind: chunks_of(tensors, CONFIG.chunk) for kind, tensors in by_kind.items()}
+    num_partials = sum(cut.count for cut in cuts.values())
+    partial = torch.empty(num_partials, dtype=torch.float64, device=device)
+    norm = torch.empty((), dtype=torch.float32, device=device)
+    with torch.cuda.device_of(partial):
+        start = 0
+        for (dtype, aligned), tensors in by_kind.items():
+            cut = cuts[dtype, aligned]
+            if cut.count:
+                _global_norm_partial_kernel[(cut.count,)](
+                    address_table(tensors),
+                    cut.entries,
+                    cut.sizes,
+                    partial,
+                    start,
+                    GRAD_TYPE=_TYPES[dtype],
+                    ALIGNED=aligned,
+                    CHUNK=CONFIG.chunk,
+                    BLOCK=CONFIG.block,
+                    num_warps=CONFIG.num_warps,
+                    enable_fp_fusion=True,  # running sums of squares
+                )
+            start += cut.count
+        _global_norm_final_kernel[(1,)](
+            partial, grad_scale, norm, num_partials, BLOCK=CONFIG.partials, num_warps=CONFIG.num_warps,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return norm
+
+
+def adamw_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    master_params: list[Tensor],
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_norm: Tensor | None,
+    max_grad_norm: float | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """Launches a step of AdamW: one small kernel and one pass; arguments as in `reference/optimizer.py`."""
+    step = _Step(
+        lr, beta1, beta2, 1.0 - beta1, eps, weight_decay, True, grad_norm, max_grad_norm, grad_scale, found_inf
+    )  # fmt: skip
+    _run(_adamw_pass, step, params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+
+
+def lamb_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    master_params: list[Tensor],
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction: bool,
+    grad_averaging: bool,
+    use_nvlamb: bool,
+    grad_norm: Tensor | None,
+    max_grad_norm: float | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """Launches a step of LAMB: two small kernels and two passes; arguments as in `reference/optimizer.py`.
+
+    Without weight decay and use_nvlamb the trust ratio is 1, and what remains is AdamW without decay: one pass.
+    """
+    step = _Step(
+        lr, beta1, beta2, 1.0 - beta1 if grad_averaging else 1.0, eps, weight_decay, bias_correction,
+        grad_norm, max_grad_norm, grad_scale, found_inf,
+    )  # fmt: skip
+    run_pass = _lamb_passes if use_nvlamb or weight_decay != 0.0 else _adamw_pass
+    _run(run_pass, step, params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+
+
+def _run(run_pass, step: _Step, params, grads, exp_avgs, exp_avg_sqs, steps, masters) -> None:  # type: ignore[no-untyped-def]
+    if not params:
+        return
+    with torch.cuda.device_of(params[0]):
+        for group in _groups(_Lists(params, grads, exp_avgs, exp_avg_sqs, steps, masters, False)):
+            run_pass(group, step)
+
+
+def _adamw_pass(lists: _Lists, step: _Step) -> None:
+    scalars, shared = step.scalars(lists.steps)
+    cut = chunks_of(lists.params, CONFIG.chunk)
+    if cut.count == 0:
+        return
+    adamw_step_kernel[(cut.count,)](
+        address_table(lists.grads),
+        address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.masters),
+        cut.entries,
+        cut.sizes,
+        scalars,
+        shared,
+        len(lists.params),
+        *step.moment_arguments,
+        PARAM_TYPE=_TYPES[lists.params[0].dtype],
+        GRAD_TYPE=_TYPES[lists.grads[0].dtype],
+        HAS_MASTER=bool(lists.masters),
+        ALIGNED=lists.aligned,
+        CHUNK=CONFIG.chunk,
+        BLOCK=CONFIG.block,
+        num_warps=CONFIG.num_warps,
+        enable_fp_fusion=True,  # moments, and the subtraction from p
+    )
+
+
+def _lamb_passes(lists: _Lists, step: _Step) -> None:
+    scalars, shared = step.scalars(lists.steps)
+    cut = chunks_of(lists.params, CONFIG.chunk)
+    if cut.count == 0:
+        return
+    state = address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.masters)
+    partial = torch.empty(cut.count, 2, dtype=torch.float64, device=scalars.device)
+    ratios = torch.empty(len(lists.params), dtype=torch.float32, device=scalars.device)
+    sizes = dict(ALIGNED=lists.aligned, CHUNK=CONFIG.chunk, BLOCK=CONFIG.block)
+    # The second pass must find the very u that the norm is of: contraction is on in both.
+    launch = dict(num_warps=CONFIG.num_warps, enable_fp_fusion=True)
+    lamb_moments_kernel[(cut.count,)](
+        address_table(lists.grads),
+        state,
+        cut.entries,
+        cut.sizes,
+        scalars,
+        shared,
+        partial,
+        len(lists.params),
+        *step.moment_arguments,
+        PARAM_TYPE=_TYPES[lists.weights[0].dtype],
+        GRAD_TYPE=_TYPES[lists.grads[0].dtype],
+        PARAM_LIST=3 if lists.masters else 0,
+        **sizes,
+        **launch,
+    )
+    lamb_ratio_kernel[(len(lists.params),)](cut.first, partial, ratios, BLOCK=CONFIG.partials, **launch)
+    lamb_update_kernel[(cut.count,)](
+        state,
+        cut.entries,
+        cut.sizes,
+        scalars,
+        shared,
+        ratios,
+        len(lists.params),
+        step.eps,
+        step.weight_decay,
+        PARAM_TYPE=_TYPES[lists.params[0].dtype],
+        HAS_MASTER=bool(lists.masters),
+        **sizes,
+        **launch,
+    )

@@ -1,0 +1,58 @@
+"""AdamW on the op `adamw_step`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from bert_fast.optim._base import MultiTensorOptimizer
+
+__all__ = ["AdamW"]
+
+
+class AdamW(MultiTensorOptimizer):
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) as torch.optim.AdamW computes it, in one pass over memory.
+
+    params: parameters, or dictionaries of groups, as for every PyTorch optimizer; fp32, fp16, bf16 or fp64, which may
+        mix, as may devices. Groups may set lr, betas, eps and weight_decay for themselves.
+    lr (float, or Tensor []): a tensor on the parameters' device may change between replays of a CUDA graph.
+    betas, eps, weight_decay: as torch.optim.AdamW.
+    max_grad_norm (float or None): gradients are clipped to this norm, taken over all parameters together, while the
+        step reads them; `param.grad` stays as it is. `grad_norm` then holds the norm before clipping, on the device.
+    master_weights: fp16 and bf16 parameters get a copy in fp32 in the optimizer's state, on which steps are made. It is
+        taken at the first step: weights loaded later need a new optimizer (or its `load_state_dict`).
+    backend: "triton", "torch" or "reference"; None takes the first that can run.
+
+    State and checkpoints are those of torch.optim.AdamW, and may be exchanged with it (`master_param` comes on top for
+    half-precision parameters). Under `torch.amp.GradScaler`, unscaling happens in the same pass, and a step with
+    infinite gradients is skipped without asking the device.
+
+    CUDA graphs: make one step before capturing. Capture then works as with torch's capturable optimizers: give lr as a
+    tensor, and let gradients keep their memory, either with `zero_grad(set_to_none=False)` or because backward is part
+    of the graph. Compiled training steps best leave the optimizer outside.
+
+    Raises: TypeError, ValueError naming the argument.
+    """
+
+    kind = "adamw"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        max_grad_norm: float | None = None,
+        master_weights: bool = True,
+        backend: str | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(
+            params, defaults, max_grad_norm=max_grad_norm, master_weights=master_weights, backend=backend
+        )  # fmt: skip
+
+    def arguments(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """beta1, beta2, eps, weight_decay."""
+        return *group["betas"], group["eps"], group["weight_decay"]

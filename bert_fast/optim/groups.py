@@ -1,0 +1,22 @@
+"""Which parameters decay."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["weight_decay_groups"]
+
+
+def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups for an optimizer: matrices with `weight_decay`; biases and LayerNorm weights without.
+
+    In BERT those are exactly the parameters of two and of one dimension. Parameters that need no gradient are left out;
+    tied ones appear once. A group without parameters is left out, too.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups: Iterable[dict[str, Any]] = (
+        {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+    )
+    return [group for group in groups if group["params"]]
