@@ -8,6 +8,7 @@ variable `BERT_FAST_BACKEND`. A request that cannot be met raises `BackendError`
 Without a request the first implementation without a reason against it is taken; the list always ends at the reference.
 """
 
+import functools
 import importlib
 import importlib.util
 import threading
@@ -68,9 +69,15 @@ def _no_reasons(spec: OpSpec) -> list[str]:
     return []
 
 
+@functools.cache
+def _has_triton() -> bool:
+    """Asked once: looking through the folders of packages costs more than choosing an implementation."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def _triton_reasons(spec: OpSpec) -> list[str]:
     reasons = []
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         reasons.append("the package triton is not installed")
     if spec.device.type == "cpu" and not SETTINGS.triton_interpret:
         reasons.append("tensors are on the CPU and TRITON_INTERPRET is not 1")
@@ -108,6 +115,11 @@ def _implementation(backend: str, op: str, reasons: Callable[[OpSpec], list[str]
 
 _TABLE: dict[str, tuple[Implementation, ...]] = {
     "attention": (_implementation("torch", "attention"), _implementation("reference", "attention")),
+    "cross_entropy": (
+        _implementation("triton", "cross_entropy", _triton_reasons),
+        _implementation("torch", "cross_entropy"),
+        _implementation("reference", "cross_entropy"),
+    ),
     "dropout": (_implementation("torch", "dropout"), _implementation("reference", "dropout")),
     "dropout_add_layer_norm": (
         _implementation("triton", "dropout_add_layer_norm", _triton_row_reasons),

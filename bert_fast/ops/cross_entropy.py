@@ -1,0 +1,140 @@
+"""Mean cross entropy over the rows that carry a label, on any back-end.
+
+Registered as `bert_fast::cross_entropy_fwd` and `_bwd`, so `torch.compile` sees two opaque ops and autograd saves the
+logits themselves, the labels and one number per row: no fp32 copy, no log-probabilities.
+"""
+
+import torch
+from torch import Tensor
+
+from bert_fast import backend as backends
+from bert_fast.checks import check_dtype, check_same_device, check_shape
+from bert_fast.env import SETTINGS
+from bert_fast.ops._register import custom_op
+from bert_fast.reference.precision import wide_dtype
+
+__all__ = ["check_labels", "cross_entropy"]
+
+_OP = "cross_entropy"
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@custom_op("cross_entropy_fwd")
+def _fwd(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, backend: str
+) -> tuple[Tensor, Tensor]:
+    module = backends.resolve(_OP, backends.OpSpec.of(logits), backend)
+    return module.cross_entropy_fwd(logits, labels, ignore_index, label_smoothing)
+
+
+@_fwd.register_fake
+def _(logits, labels, ignore_index, label_smoothing, backend):  # type: ignore[no-untyped-def]
+    dtype = wide_dtype(logits.dtype)
+    return logits.new_empty((), dtype=dtype), logits.new_empty(logits.shape[:1], dtype=dtype)
+
+
+@custom_op("cross_entropy_bwd")
+def _bwd(
+    dloss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    backend: str,
+) -> Tensor:
+    module = backends.resolve(_OP, backends.OpSpec.of(logits), backend)
+    dlogits = module.cross_entropy_bwd(dloss, logits, labels, lse, ignore_index, label_smoothing)
+    return dlogits.contiguous()  # what the fake implementation promises; PyTorch would keep a transposed layout
+
+
+@_bwd.register_fake
+def _(dloss, logits, labels, lse, ignore_index, label_smoothing, backend):  # type: ignore[no-untyped-def]
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    logits, labels, *arguments = inputs
+    _, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(logits, labels, lse)
+    ctx.arguments = arguments
+
+
+def _backward(ctx, dloss, *_):  # type: ignore[no-untyped-def]
+    logits, labels, lse = ctx.saved_tensors
+    dlogits = None if dloss is None else _bwd(dloss, logits, labels, lse, *ctx.arguments)
+    return dlogits, None, None, None, None
+
+
+_fwd.register_autograd(_backward, setup_context=_setup_context)
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    backend: str | None = None,
+) -> Tensor:
+    """Mean of (1 - s) * (lse(z) - z_label) + s * (lse(z) - mean(z)) over labelled rows z, s the smoothing.
+
+    logits (Tensor [N, C], fp32/fp16/bf16/fp64): scores, C >= 1; any strides (a copy is made of columns that do not
+        lie side by side).
+    labels (Tensor [N], int64 or int32): a class in [0, C), or ignore_index for rows that count for nothing: they may
+        hold anything, inf and NaN too.
+    label_smoothing: s in [0, 1].
+    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+    Returns: loss (Tensor [], fp32; fp64 for fp64 logits): 0, with zero gradients, where no row is labelled (torch says
+        NaN).
+    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call. A label
+        out of range is a ValueError on the CPU (elsewhere with BERT_FAST_DEBUG=1); in compiled graphs and on a GPU,
+        where looking would cost a device sync, it makes the loss and the gradient of its row NaN.
+    Differentiable once, in logits; their gradient has their dtype. Deterministic: no atomics. No device sync.
+    Autocast: logits keep their dtype, all arithmetic inside is fp32 (fp64 for fp64 logits).
+    Saves logits, labels and lse (N fp32 numbers). Nothing under `torch.no_grad`.
+    """
+    check_shape("logits", logits, ("N", "C"))
+    if logits.shape[1] == 0:
+        raise ValueError("logits: expected at least one column, got shape [N, 0]")
+    check_dtype("logits", logits, _DTYPES)
+    _check_integer("ignore_index", ignore_index)
+    check_labels("labels", labels, logits, ignore_index)
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+        raise TypeError(f"label_smoothing: expected a number, got {type(label_smoothing).__name__}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+    return _fwd(logits, labels, ignore_index, float(label_smoothing), backends.requested(backend))[0]
+
+
+def check_labels(name: str, labels: Tensor, logits: Tensor, ignore_index: int = -100) -> None:
+    """Raises unless labels are one class of the logits [N, C], or ignore_index, per row.
+
+    Values are looked at only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1; never in a
+    compiled graph.
+
+    Raises:
+        TypeError: not a Tensor of int64 or int32.
+        ValueError: wrong shape or device, or a label out of range.
+    """
+    num_rows, num_classes = logits.shape
+    check_shape(name, labels, (num_rows,))
+    check_dtype(name, labels, (torch.int64, torch.int32))
+    check_same_device(name, labels, "logits", logits)
+    if torch.compiler.is_compiling() or (labels.device.type != "cpu" and not SETTINGS.debug) or not num_rows:
+        return
+    low, high = map(int, labels.aminmax())
+    if low >= 0 and high < num_classes:
+        return
+    used = labels[labels != ignore_index]
+    low, high = map(int, used.aminmax()) if used.numel() else (0, 0)
+    if low < 0 or high >= num_classes:
+        bad = high if high >= num_classes else low
+        raise ValueError(f"{name}: expected {ignore_index} or a class in [0, {num_classes}), got {bad}")
+
+
+def _check_integer(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
