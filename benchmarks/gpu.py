@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from benchmarks import gpu_status
 from benchmarks.parts import Run
@@ -34,6 +34,8 @@ from benchmarks.summary import summary
 __all__ = ["Part", "Process", "parts_of", "run_parts"]
 
 GRACE_S = 3.0  # between asking a process to end and ending it
+# A group within this session, where Python can: what ends the session's processes, should this one die, ends them too.
+OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 # Set by a user for other runs; here they would change what is measured.
 CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
 
@@ -64,12 +66,13 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
     """
     python = (sys.executable, "-m")
     run = ("--run", str(run_file))
-    # Families side by side: most of the time is Triton's and the compiler's, which run on the CPU.
+    # Families side by side: most of the time is Triton's and the compiler's, which run on the CPU. The same setting for
+    # `compile` and `time`, so that nothing keeps the second from what the first has stored.
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, min(8, cores // max(1, len(families)))))}
 
     def part(name: str, family: str) -> Process:
         command = (*python, "benchmarks.parts", name, *run, "--family", family, "--seconds", "{seconds}")
-        return Process(f"{name} {family}".strip(), command, threads if name == "compile" else {})
+        return Process(f"{name} {family}".strip(), command, threads)
 
     def at_once(name: str, budget_s: float) -> Part:
         return Part(name, budget_s, tuple(part(name, family) for family in families))
@@ -140,7 +143,7 @@ def _run_part(part: Part, start: float, deadline: float, recorder: Recorder, log
 
 
 class _Running:
-    """A process that has been started, in a session of its own so that it can be ended with everything it starts."""
+    """A process that has been started, in a group of its own so that it can be ended with everything it starts."""
 
     def __init__(self, process: Process, seconds: float, log: IO[str]) -> None:
         self.name = process.name
@@ -151,7 +154,7 @@ class _Running:
         self.popen = subprocess.Popen(
             [word.replace("{seconds}", left) for word in process.command], cwd=ROOT,
             env=environment | process.environment | {"PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **OWN_GROUP,
         )  # fmt: skip
         self.echo = threading.Thread(target=self._echo, args=(log,), daemon=True)
         self.echo.start()

@@ -73,6 +73,13 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert picture.startswith(b"\x89PNG") and len(picture) > 5000
 
 
+def test_times_without_a_ceiling_can_be_drawn(tmp_path: Path) -> None:
+    line = timing("bert_fast", gpu=None, threads=2, share_of_copy_ceiling=None, copy_ceiling_gb_s=None)
+    page = plot.draw(write(tmp_path, line, {**line, "provider": "eager", "bert_fast_speedup": 3.0}), tmp_path / "out")
+    text = page.read_text()
+    assert "none, 2 threads" in text and "3.00x" in text and "<img" in text
+
+
 def test_stored_cpu_results_can_be_drawn(tmp_path: Path) -> None:
     page = plot.draw(RESULTS, tmp_path)
     assert "minilm/full@128/random/training" in page.read_text()
