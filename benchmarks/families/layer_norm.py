@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
 EPS = 1e-12
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -20,10 +20,25 @@ def cases() -> Iterator[KernelCase]:
     """bf16 at full token budgets."""
     for num_tokens in (4096, 16384, 32768):
         for hidden_size in (768, 1024):
-            yield KernelCase(
-                "layer_norm", f"{num_tokens}x{hidden_size}", torch.bfloat16, "affine",
-                lambda device, t=num_tokens, h=hidden_size: make(t, h, torch.bfloat16, device),
-            )  # fmt: skip
+            yield _case(num_tokens, hidden_size, torch.bfloat16)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: a width that is no power of two, and BERT's."""
+    yield _case(37, 100, torch.float32)
+    yield _case(37, 768, torch.bfloat16)
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base."""
+    yield _case(4096, 768, torch.float32)
+
+
+def _case(num_tokens: int, hidden_size: int, dtype: torch.dtype) -> KernelCase:
+    return KernelCase(
+        "layer_norm", f"{num_tokens}x{hidden_size}", dtype, "affine",
+        lambda device: make(num_tokens, hidden_size, dtype, device),
+    )  # fmt: skip
 
 
 def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Problem:
