@@ -40,8 +40,9 @@ class QueueClock:
 
     The device is first put to sleep. While it sleeps the host queues an event, all launches, and an event; then the
     device works through them without waiting for the host. That the first event was still pending when the last launch
-    had been queued is checked for every sample: otherwise the sample is dropped and the sleep made longer. Where even
-    the longest sleep does not suffice (a function that synchronises), `name` becomes "launch-bound" and says so.
+    had been queued is checked for every sample: otherwise the sample is dropped and the sleep made longer. Where the
+    longest sleep does not suffice, more launches were given than the queue takes, and they are timed in smaller groups;
+    where a single one cannot be queued, the function synchronises: `name` becomes "launch-bound" and says so.
 
     cuda: what has `Event`, `synchronize` and `_sleep`, as torch.cuda; tests give another.
     """
@@ -53,20 +54,42 @@ class QueueClock:
         self.host_us = 0.0
         self._cuda = cuda
         self._cycles = self.FIRST_SLEEP
+        self._group: int | None = None  # launches timed at once; all of them as long as the queue takes them
 
     def microseconds(self, launches: Sequence[Launch]) -> float:
+        while True:
+            size = self._group or len(launches)
+            kept: list[object] = []  # results stay until the end: each has its own memory
+            begun, total = 0.0, 0.0
+            for first in range(0, len(launches), size):
+                microseconds, host = self._sample(launches[first : first + size], kept)
+                if microseconds is None:
+                    break
+                begun, total = begun + host, total + microseconds
+            else:
+                self.host_us = begun / len(launches)
+                return total / len(launches)
+            del kept
+            if size == 1:
+                self.name = "launch-bound"
+            self._group, self._cycles = max(1, size // 2), self.FIRST_SLEEP
+
+    def _sample(self, launches: Sequence[Launch], kept: list[object]) -> tuple[float | None, float]:
+        """(device microseconds of all, or None where they could not be queued; host microseconds)."""
         while True:
             start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
             self._cuda._sleep(self._cycles)
             begin = time.perf_counter()
             start.record()
-            kept = [launch() for launch in launches]  # results stay until the end: each has its own memory
+            results = [launch() for launch in launches]
             end.record()
-            self.host_us = (time.perf_counter() - begin) * 1e6 / len(kept)
+            host = (time.perf_counter() - begin) * 1e6
             was_queued = not start.query()
             self._cuda.synchronize()
-            if was_queued or self._cycles >= self.LONGEST_SLEEP:
-                if not was_queued:
-                    self.name = "launch-bound"
-                return start.elapsed_time(end) * 1e3 / len(kept)
+            if was_queued or self.name == "launch-bound":
+                kept += results
+                return start.elapsed_time(end) * 1e3, host
+            if self._cycles >= self.LONGEST_SLEEP:
+                return None, host
             self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP)
+            del results  # or the next try would need as much memory again

@@ -8,8 +8,9 @@ from benchmarks.clock import HostClock, QueueClock
 class FakeCuda:
     """A device that works through its queue on its own time; the host needs `host_cost` for each launch."""
 
-    def __init__(self, host_cost: float) -> None:
-        self.host_cost = host_cost
+    def __init__(self, host_cost: float, queue_length: int = 10**6) -> None:
+        self.host_cost, self.queue_length = host_cost, queue_length
+        self.waiting = 0
         self.host, self.device = 0.0, 0.0
         self.sleeps: list[int] = []
 
@@ -19,9 +20,13 @@ class FakeCuda:
 
     def launch(self, duration: float) -> None:
         self.host += self.host_cost
+        self.waiting += 1
+        if self.waiting > self.queue_length:  # the host waits for room in the queue
+            self.host = max(self.host, self.device)
         self.device = max(self.device, self.host) + duration
 
     def synchronize(self) -> None:
+        self.waiting = 0
         self.host = max(self.host, self.device)
 
     def Event(self, enable_timing: bool) -> "FakeEvent":
@@ -66,7 +71,25 @@ def test_launches_that_cannot_be_queued_are_called_so() -> None:
 
     assert clock.microseconds([synchronising] * 10) > 50
     assert clock.name == "launch-bound"
-    assert cuda.sleeps[-1] == QueueClock.LONGEST_SLEEP and len(cuda.sleeps) < 10
+    before = len(cuda.sleeps)
+    clock.microseconds([synchronising] * 10)
+    assert len(cuda.sleeps) == before + 10 and cuda.sleeps[-1] == QueueClock.FIRST_SLEEP, "not searched for again"
+
+
+def test_more_launches_than_the_queue_takes_are_timed_in_groups() -> None:
+    cuda = FakeCuda(0.001, queue_length=300)
+    clock = QueueClock(cuda)
+    calls = []
+
+    def launch() -> None:
+        calls.append(1)
+        cuda.launch(0.002)
+
+    assert round(clock.microseconds([launch] * 1000), 3) == 2.0
+    assert clock.name == "queue"
+    calls.clear()
+    assert round(clock.microseconds([launch] * 1000), 3) == 2.0
+    assert len(calls) == 1000, "every launch once"
 
 
 def test_the_host_clock_divides_by_the_number_of_launches() -> None:
