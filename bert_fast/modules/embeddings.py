@@ -1,12 +1,12 @@
-"""Word, position and type embeddings, LayerNorm, dropout, on packed tokens."""
+"""Word, position and type embeddings, LayerNorm, dropout, on packed tokens, in one op."""
 
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bert_fast.checks import check_ids
-from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
+from bert_fast.ops.dropout import DropoutSite, dropout_site
+from bert_fast.ops.embedding import embedding
 from bert_fast.ops.packing import Packing
 
 __all__ = ["BertEmbeddings"]
@@ -36,27 +36,36 @@ class BertEmbeddings(nn.Module):
 
         input_ids (Tensor [T], int) or inputs_embeds (Tensor [T, H]); token_type_ids (default 0) and position_ids
         (default: the token's column in its row), Tensor [T], int.
-        Returns: Tensor [T, H].
+        Returns: Tensor [T, H], of the tables' dtype, under autocast of its dtype.
 
         Raises:
             ValueError: an id is outside its table (checked on the CPU, elsewhere with BERT_FAST_DEBUG=1).
         """
-        if inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self._lookup("input_ids", input_ids, self.word_embeddings)
         if position_ids is None:
             position_ids = packing.coords[:, 1]
-        x = inputs_embeds + self._lookup("position_ids", position_ids, self.position_embeddings)
-        if token_type_ids is None:
-            x = x + self.token_type_embeddings.weight[0]
-        else:
-            x = x + self._lookup("token_type_ids", token_type_ids, self.token_type_embeddings)
-        x = self.LayerNorm(x)  # [T, H]
-        if not self.training:
-            return x
-        return dropout(x, self.dropout_p, seed=seed, coords=packing.coords, site=dropout_site(DropoutSite.EMBEDDING))
-
-    @staticmethod
-    def _lookup(name: str, ids: Tensor, table: nn.Embedding) -> Tensor:
-        check_ids(name, ids, table.num_embeddings)
-        return F.embedding(ids, table.weight, padding_idx=table.padding_idx)
+        # The op checks too, but does not know what its caller's arguments are called.
+        for name, ids, table in (
+            ("input_ids", input_ids, self.word_embeddings),
+            ("position_ids", position_ids, self.position_embeddings),
+            ("token_type_ids", token_type_ids, self.token_type_embeddings),
+        ):
+            if ids is not None:
+                check_ids(name, ids, table.num_embeddings)
+        words = input_ids if inputs_embeds is None else inputs_embeds
+        assert words is not None
+        return embedding(
+            words,
+            self.word_embeddings.weight,
+            self.token_type_embeddings.weight,
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            position_table=self.position_embeddings.weight,
+            padding_idx=self.word_embeddings.padding_idx,
+            eps=self.LayerNorm.eps,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            seed=seed,
+            coords=packing.coords,
+            site=dropout_site(DropoutSite.EMBEDDING),
+        )
