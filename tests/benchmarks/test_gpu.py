@@ -161,6 +161,40 @@ def test_the_real_parts_from_end_to_end_on_a_cpu(
     assert text.endswith("owed: nothing")
 
 
+@pytest.mark.parametrize(("status", "is_green"), [(0, True), (1, True), (0, False)])
+def test_the_command_names_files_after_the_gpu_and_says_what_failed(
+    status: int, is_green: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"run": "made up", "gpu": "Made up 3000 (test)"}
+
+    def parts(run_file: Path, families: list[str], cores: int) -> list[Part]:
+        code = (
+            "from pathlib import Path; from benchmarks.parts import Run\n"
+            f"run = Run.read(Path({str(run_file)!r}))\n"
+            f"run.recorder.write('verify', case='c', ok={is_green}, error='wrong', family='x')"
+        )
+        return [Part("a", 9.0, (python("a", code),)), Part("b", 9.0, (python("b", f"raise SystemExit({status})"),))]
+
+    monkeypatch.setattr(gpu, "_environment", lambda commit: environment | {"commit": commit})
+    monkeypatch.setattr(gpu, "parts_of", parts)
+    monkeypatch.setattr(gpu.gpu_status, "RESULTS", tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        done = gpu.main(["--results", str(tmp_path / "new"), "--commit", "c0ffee", "--minutes", "4.5"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert done == (0 if status == 0 and is_green else 1)
+    lines = list(read_lines(tmp_path / "new" / "made-up-3000--test-.jsonl"))
+    assert [line["kind"] for line in lines] == ["verify", "part", "part"]
+    assert {line["commit"] for line in lines} == {"c0ffee"}
+    assert lines[1]["allowed_s"] <= 4.5, "budgets are scaled to the minutes given"
+    shown = capsys.readouterr().out
+    assert shown == (tmp_path / "new" / "made-up-3000--test-.log").read_text()
+    assert ("red: c: wrong" in shown) == (not is_green)
+    assert "_dropout_add_layer_norm_fwd_kernel" in shown, "what is still owed"
+
+
 def test_without_a_device_nothing_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
