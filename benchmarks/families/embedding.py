@@ -10,7 +10,7 @@ from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 
-__all__ = ["aot_cases", "cases"]
+__all__ = ["aot_cases", "cases", "small_cases"]
 
 EPS = 1e-12
 NUM_WORDS, LENGTH, NUM_TYPES, PADDING_IDX = 30522, 512, 2, 0
@@ -22,11 +22,21 @@ def cases() -> Iterator[KernelCase]:
     for num_tokens in (4096, 16384, 32768):
         for hidden_size in (768, 1024):
             for dropout_p, tables in ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32)):
-                yield KernelCase(
-                    "embedding", f"{num_tokens}x{hidden_size}", torch.bfloat16,
-                    f"p{dropout_p}" + ("-fp32-tables" if tables == torch.float32 else ""),
-                    lambda device, t=num_tokens, h=hidden_size, p=dropout_p, d=tables: make(t, h, d, p, device),
-                )  # fmt: skip
+                yield _case(num_tokens, hidden_size, tables, dropout_p)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: a width that is no power of two, and BERT's."""
+    yield _case(37, 100, torch.bfloat16, 0.1)
+    yield _case(37, 768, torch.float32, 0.1)
+
+
+def _case(num_tokens: int, hidden_size: int, tables: torch.dtype, dropout_p: float) -> KernelCase:
+    return KernelCase(
+        "embedding", f"{num_tokens}x{hidden_size}", torch.bfloat16,
+        f"p{dropout_p}" + ("-fp32-tables" if tables == torch.float32 else ""),
+        lambda device: make(num_tokens, hidden_size, tables, dropout_p, device),
+    )  # fmt: skip
 
 
 def word_ids(num_tokens: int, device: torch.device) -> Tensor:
@@ -91,9 +101,9 @@ def make(num_tokens: int, hidden_size: int, tables: torch.dtype, dropout_p: floa
 
 
 def _launch(
-    hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float, *, vectors: bool, plain: bool
+    hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float, *, vectors: bool
 ) -> Callable[[], None]:
-    """One forward and one backward call; plain: neither token types nor positions."""
+    """One forward and one backward call; vectors: in place of ids, and neither token types nor positions."""
 
     def launch() -> None:
         from bert_fast.kernels import embedding as family
@@ -107,10 +117,10 @@ def _launch(
         parameter = torch.zeros(hidden_size)  # in fp32, as under autocast
         lookups = (
             torch.zeros(num_tokens, hidden_size, dtype=tables) if vectors else ids,
-            None if plain else ids,
-            None if plain else coords[:, 1],
+            None if vectors else ids,
+            None if vectors else coords[:, 1],
             None if vectors else word_table,
-            None if plain else position_table,
+            None if vectors else position_table,
             type_table,
             PADDING_IDX,
         )
@@ -126,24 +136,24 @@ def aot_cases() -> Iterator[AotCase]:
     from bert_fast.kernels import embedding as family
 
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    usual = ((fp32, fp32), (fp32, fp16), (fp32, bf16), (bf16, bf16), (fp16, fp16))
-    configurations = [(size, *pair) for size in (384, 768, 1024) for pair in usual]
-    configurations += [(size, dtype, dtype) for size in (2048, 4096, 8192) for dtype in (bf16, fp32)]
-    for hidden_size, tables, y_dtype in configurations:
+    pairs = ((fp32, fp32), (fp32, fp16), (fp32, bf16), (bf16, bf16))
+    configurations = [(size, *pair, False) for size in (384, 768, 1024) for pair in pairs]
+    configurations += [(size, dtype, dtype, False) for size in (2048, 4096, 8192) for dtype in (bf16, fp32)]
+    configurations += [(768, tables, bf16, True) for tables in (bf16, fp32)]
+    for hidden_size, tables, y_dtype, vectors in configurations:
         config = family.launch_config(hidden_size, tables, y_dtype)
-        for vectors, plain in ((False, False), (True, True)) if hidden_size <= 1024 else ((False, False),):
-            for dropout_p in (0.0, 0.1):
-                yield AotCase(
-                    f"H={hidden_size} {dtype_name(y_dtype)} of {dtype_name(tables)} {'vectors' if vectors else 'ids'}",
-                    dropout_p > 0,
-                    _launch(hidden_size, tables, y_dtype, dropout_p, vectors=vectors, plain=plain),
-                    {
-                        "_embedding_fwd_kernel": config.forward.rows * hidden_size,
-                        "_embedding_bwd_kernel": config.backward.rows * hidden_size,
-                    },
-                    {"_embedding_bwd_kernel": config.backward_programs_per_multiprocessor},
-                    {
-                        "_embedding_fwd_kernel": tables.itemsize + y_dtype.itemsize,
-                        "_embedding_bwd_kernel": 2 * tables.itemsize + y_dtype.itemsize,
-                    },
-                )
+        for dropout_p in (0.0, 0.1):
+            yield AotCase(
+                f"H={hidden_size} {dtype_name(y_dtype)} of {dtype_name(tables)} {'vectors' if vectors else 'ids'}",
+                dropout_p > 0,
+                _launch(hidden_size, tables, y_dtype, dropout_p, vectors=vectors),
+                {
+                    "_embedding_fwd_kernel": config.forward.rows * hidden_size,
+                    "_embedding_bwd_kernel": config.backward.rows * hidden_size,
+                },
+                {"_embedding_bwd_kernel": config.backward_programs_per_multiprocessor},
+                {
+                    "_embedding_fwd_kernel": tables.itemsize + y_dtype.itemsize,
+                    "_embedding_bwd_kernel": 2 * tables.itemsize + y_dtype.itemsize,
+                },
+            )
