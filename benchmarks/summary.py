@@ -15,7 +15,7 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
     lines += [f"{p['process']:<36} {p['outcome']:<7} {p['seconds']:6.1f} s of {p['allowed_s']:.0f}" for p in parts]
     tests = recorder.of_this_run("test")
     lines.append("tests: " + _counted(t["outcome"] for t in tests))
-    lines += [f"  {t['outcome']}: {t['test']}" for t in tests if t["outcome"] != "passed"][:20]
+    lines += [f"  {t['outcome']}: {t['test']}" for t in tests if t["outcome"] not in {"passed", "skipped"}][:20]
     lines.append("sanitizer: " + _counted(s["outcome"] for s in recorder.of_this_run("sanitizer")))
     checked = recorder.of_this_run("verify")
     lines.append("cases: " + _counted("green" if c["ok"] else "red" for c in checked))

@@ -34,14 +34,14 @@ def test_kills_the_process():
 """
 
 
-def test_order_is_by_dtype_then_in_turn_between_files() -> None:
+def test_order_is_by_dtype_then_by_width_then_in_turn_between_files() -> None:
     names = [
         ("a", "test[float32]"), ("a", "test[float16]"), ("a", "test[bfloat16-1]"), ("a", "test[bfloat16-2]"),
-        ("b", "test"), ("b", "test[bf16-1]"), ("b", "test[bf16-2]"),
+        ("b", "test"), ("b", "test[bf16-1]"), ("b", "test[bf16-2]"), ("b", "test[bf16-768]"),
     ]  # fmt: skip
     assert [names[i] for i in in_order(names)] == [
-        ("a", "test[bfloat16-1]"), ("b", "test[bf16-1]"), ("a", "test[bfloat16-2]"), ("b", "test[bf16-2]"),
-        ("a", "test[float16]"), ("a", "test[float32]"), ("b", "test"),
+        ("b", "test[bf16-768]"), ("a", "test[bfloat16-1]"), ("b", "test[bf16-1]"), ("a", "test[bfloat16-2]"),
+        ("b", "test[bf16-2]"), ("a", "test[float16]"), ("a", "test[float32]"), ("b", "test"),
     ]  # fmt: skip
 
 
