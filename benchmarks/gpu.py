@@ -88,10 +88,10 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
     return [
         Part("extension", 40, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
         at_once("verify", 80),
-        Part("tests", 90, (Process("tests", tests),)),
+        Part("tests", 80, (Process("tests", tests),)),
         Part("ceilings", 15, (part("ceilings", ""),)),
         at_once("compile", 60),
-        *in_turn("time", 155),
+        *in_turn("time", 165),
         Part("peers", 25, (part("peers", ""),)),
         Part("sanitizer", 55, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,

@@ -38,7 +38,7 @@ PROVIDERS = ("bert_fast", "eager", "compiled")
 # Several times the largest cache (60 MB of L2 on an H200, 256 MB of Infinity Cache on an MI300): launches take turns
 # on copies of the problem until that much has been touched, so that each finds its inputs in memory.
 ROTATION_BYTES, MAX_ROTATION = 512 * 2**20, 64
-ROUNDS, WARMUP = 30, 3
+ROUNDS, WARMUP = 20, 3
 Function = Callable[..., Tensor | None]
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -202,3 +203,12 @@ def test_without_a_device_nothing_is_run(
     assert gpu.main(["--results", str(tmp_path / "results")]) == 1
     assert "nothing was run" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
+
+
+def test_the_documentation_has_the_parts_and_budgets(tmp_path: Path) -> None:
+    budgets: dict[str, float] = {}
+    for part in parts_of(tmp_path / "run.json", family_names(), cores=16):
+        name = part.name.split()[0]
+        budgets[name] = budgets.get(name, 0.0) + part.budget_s
+    rows = re.findall(r"^\| (\w+) \| (\d+) \|", (ROOT / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
+    assert [(name, int(seconds)) for name, seconds in rows] == [(n, round(s)) for n, s in budgets.items()]
