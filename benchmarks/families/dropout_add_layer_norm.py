@@ -16,20 +16,35 @@ EPS = 1e-12
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16 at full token budgets."""
-    for num_tokens in (4096, 16384, 32768):
-        for hidden_size in (768, 1024):
-            for dropout_p in (0.0, 0.1):
-                yield KernelCase(
-                    "dropout_add_layer_norm", f"{num_tokens}x{hidden_size}", torch.bfloat16, f"p{dropout_p}",
-                    lambda device, t=num_tokens, h=hidden_size, p=dropout_p: make(t, h, torch.bfloat16, p, device),
-                )  # fmt: skip
+    """bf16 at full token budgets, and once with weights that make forward keep its sum h."""
+    shapes = [(t, h, p, False) for t in (4096, 16384, 32768) for h in (768, 1024) for p in (0.0, 0.1)]
+    for num_tokens, hidden_size, dropout_p, keeps_h in [*shapes, (16384, 768, 0.1, True)]:
+        yield KernelCase(
+            "dropout_add_layer_norm", f"{num_tokens}x{hidden_size}", torch.bfloat16,
+            f"p{dropout_p}" + (" weight 0" if keeps_h else ""),
+            lambda device, t=num_tokens, h=hidden_size, p=dropout_p, keeps_h=keeps_h: make(
+                t, h, torch.bfloat16, p, device, keeps_h=keeps_h
+            ),
+        )  # fmt: skip
 
 
-def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, dropout_p: float, device: torch.device) -> Problem:
-    """Random rows, weights away from the identity, sequences of 512 tokens."""
+def make(
+    num_tokens: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+    dropout_p: float,
+    device: torch.device,
+    *,
+    keeps_h: bool = False,
+) -> Problem:
+    """Random rows, weights as trained models have them (one of them 0 if keeps_h), sequences of 512 tokens."""
     x, residual = (torch.randn(num_tokens, hidden_size, device=device).to(dtype).requires_grad_() for _ in range(2))
-    x_bias, weight, bias = (torch.randn(hidden_size, device=device).to(dtype).requires_grad_() for _ in range(3))
+    x_bias, weight, bias = (0.2 * torch.randn(hidden_size, device=device) + c for c in (0.0, 0.9, 0.0))
+    weight = weight.abs() + 0.1  # at least as far from 0 as half the bias at most, or forward would keep h
+    bias = bias.clamp(-0.2, 0.2)
+    if keeps_h:
+        weight[7] = 0.0
+    x_bias, weight, bias = (t.to(dtype).requires_grad_() for t in (x_bias, weight, bias))
     upstream = torch.randn(num_tokens, hidden_size, device=device).to(dtype)
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=device)
     coords = torch.stack((tokens // 512, tokens % 512), dim=1)
@@ -57,38 +72,56 @@ def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, dropout_p: float
     return Problem(
         inputs, upstream, fast, eager, verify=verify,
         bytes_moved={
-            "fwd": 4 * tile + 16 * num_tokens,
-            "bwd": (4 if dropout_p else 3) * tile + 24 * num_tokens,
+            "fwd": (4 if keeps_h else 3) * tile + 16 * num_tokens,
+            "bwd": (4 if dropout_p else 3) * tile + 20 * num_tokens,
         },
     )  # fmt: skip
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """Every launch configuration of BERT's widths."""
+    """Every launch configuration of BERT's widths, and of the widest rows, as the op launches them on a GPU."""
     from bert_fast.kernels import dropout_add_layer_norm as family
 
-    num_tokens = 32
+    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    shapes = [
+        (h, dtype, fp32) for h in (384, 768, 1024) for dtype in (fp32, fp16, bf16)
+    ]  # parameters as under autocast
+    shapes += [(768, bf16, bf16)]
+    shapes += [(h, dtype, fp32) for h in (2048, 4096, 8192) for dtype in (fp32, bf16)]
+    num_tokens = 64
     seed = torch.zeros(1, dtype=torch.int64)
     coords = torch.zeros(num_tokens, 2, dtype=torch.int32)
-    for hidden_size in (384, 768, 1024):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            config = family.launch_config(hidden_size, dtype)
-            for dropout_p in (0.0, 0.1):
+    for hidden_size, dtype, parameter_dtype in shapes:
+        config = family.launch_config(hidden_size, dtype)
+        for p in (0.0, 0.1):
 
-                def launch(hidden_size: int = hidden_size, dtype: torch.dtype = dtype, p: float = dropout_p) -> None:
-                    x = torch.zeros(num_tokens, hidden_size, dtype=dtype)
-                    weight = torch.zeros(hidden_size)  # parameters in fp32, as under autocast
-                    masks = (p, seed, coords, 1) if p else (p, None, None, 1)
-                    _, h, mean, rstd = family.dropout_add_layer_norm_fwd(x, x, weight, weight, weight, 1e-12, *masks)
-                    family.dropout_add_layer_norm_bwd(x, h, mean, rstd, weight, *masks)
-
-                yield AotCase(
-                    f"H={hidden_size} {dtype_name(dtype)}",
-                    dropout_p > 0,
-                    launch,
-                    {
-                        "_dropout_add_layer_norm_fwd_kernel": config.forward.rows * hidden_size,
-                        "_dropout_add_layer_norm_bwd_kernel": config.backward.rows * hidden_size,
-                    },
-                    {"_dropout_add_layer_norm_bwd_kernel": config.backward_programs_per_multiprocessor},
+            def launch(
+                h: int = hidden_size,
+                dtype: torch.dtype = dtype,
+                parameters: torch.dtype = parameter_dtype,
+                p: float = p,
+            ) -> None:
+                x, weight = torch.zeros(num_tokens, h, dtype=dtype), torch.zeros(h, dtype=parameters)
+                masks = (p, seed, coords, 1) if p else (p, None, None, 1)
+                y, kept_h, mean, rstd = family.dropout_add_layer_norm_fwd(
+                    x, x, weight, weight, weight, EPS, *masks, "device"
                 )
+                family.dropout_add_layer_norm_bwd(x, y, kept_h, mean, rstd, weight, weight, *masks, "device")
+
+            yield AotCase(
+                f"H={hidden_size} {dtype_name(dtype)}" + (" parameters bf16" if parameter_dtype == bf16 else ""),
+                p > 0,
+                launch,
+                {
+                    "_dropout_add_layer_norm_fwd_kernel": config.forward.rows * hidden_size,
+                    "_dropout_add_layer_norm_bwd_kernel": config.backward.rows * hidden_size,
+                },
+                {
+                    "_dropout_add_layer_norm_fwd_kernel": config.forward_programs_per_multiprocessor,
+                    "_dropout_add_layer_norm_bwd_kernel": config.backward_programs_per_multiprocessor,
+                },
+                {
+                    "_dropout_add_layer_norm_fwd_kernel": 3 * dtype.itemsize,
+                    "_dropout_add_layer_norm_bwd_kernel": (4 if p else 3) * dtype.itemsize,
+                },
+            )

@@ -67,6 +67,11 @@ class RowTile:
     chunk_cols: int
     num_warps: int
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """The tile as kernels take it; num_warps is an option of the launch."""
+        return {"CHUNKS": self.chunks, "ROWS": self.rows, "CHUNK_COLS": self.chunk_cols, "VECTOR": self.vector}
+
 
 def row_tile(hidden_size: int, dtype: torch.dtype, max_elements: int, best_elements: int) -> RowTile:
     """The tile for rows of `hidden_size` columns, with at most `max_elements` of a row in one thread.

@@ -3,9 +3,9 @@
 Forward, per row of H columns:
     h    = residual + (x + x_bias) * m          m = scale where kept, else 0; 1 without dropout
     mean = sum(h) / H;   rstd = 1 / sqrt(sum((h - mean)^2) / H + eps)
-    y    = (h - mean) * rstd * weight + bias
+    n    = (h - mean) * rstd;   y = n * weight + bias
 
-Backward, with n = (h - mean) * rstd and g = dy * weight:
+Backward, with n = (y - bias) / weight, or from h where `saves` says so, and g = dy * weight:
     dresidual = rstd * (g - sum(g) / H - n * sum(g * n) / H);   dx = dresidual * m
     dx_bias = sum over rows of dx;   dweight = sum of dy * n;   dbias = sum of dy
 
@@ -13,15 +13,18 @@ Source: Ba et al. 2016 (arXiv:1607.06450), section 3; derivation in docs/kernels
 
 Shapes: x, residual, y, h, dy, dx, dresidual [T, H]; x_bias, weight, bias and their gradients [H]; mean, rstd [T].
 Bytes moved per row, with elements of e bytes (the floor, and what the kernels do; parameters come from cache):
-    forward   reads x, residual, coords: 2 H e + 8; writes y, h, mean, rstd: 2 H e + 8
-    backward  reads dy, h, mean, rstd, coords: 2 H e + 16; writes dx, dresidual: 2 H e (H e without dropout)
+    forward   reads x, residual, coords: 2 H e + 8; writes y, mean, rstd: H e + 8
+    backward  reads dy, y, rstd, coords: 2 H e + 12; writes dx, dresidual: 2 H e (H e without dropout)
     backward, once per program: 12 H bytes of partial sums written, and read again by the second stage
-Saved: h, mean, rstd. Recomputed: n, and the mask, from the seed.
-Precision: loads are widened to fp32 at once; statistics (of h as stored), sums and all arithmetic are fp32; outputs
-round once.
+    where backward reads h: forward writes h, H e more; backward reads h in place of y, and mean, 4 more
+Saved: y (the output itself), rstd; or h, mean, rstd. `saves` as in the reference; "device", what the op asks for on a
+GPU, is decided by every program from weight and bias, with the same answer. Recomputed: n; the mask, from the seed.
+Precision: loads are widened to fp32 at once; statistics, sums and all arithmetic are fp32; outputs round once. Where h
+is stored, statistics are those of h as stored.
 Determinism: no atomics; partial sums are added in a fixed order that depends on T and the device alone.
 
-Tiles are [CHUNKS, ROWS, CHUNK_COLS], as `_launch.py:RowTile` explains: a row belongs to one warp, or few.
+Tiles are [CHUNKS, ROWS, CHUNK_COLS], as `_launch.py:RowTile` explains: a row belongs to one warp, or few. Programs are
+persistent, as many as run at once: what concerns no row (parameters, seed) is looked at once a program.
 """
 
 import functools
@@ -45,8 +48,25 @@ from bert_fast.kernels._launch import (
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
+from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, SAVES, max_shift
 
 __all__ = ["LaunchConfig", "dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd", "launch_config"]
+
+_MIN_WEIGHT = tl.constexpr(MIN_WEIGHT)
+_MAX_WEIGHT = tl.constexpr(MAX_WEIGHT)
+_MAX_SHIFT_FP32 = tl.constexpr(max_shift(torch.float32))
+_MAX_SHIFT_HALF = tl.constexpr(max_shift(torch.bfloat16))
+
+
+@triton.jit
+def _output_suffices(weight_ptr, bias_ptr, dtype: tl.constexpr, N_COLS: tl.constexpr, PARAM_COLS: tl.constexpr):
+    """`output_suffices` of the reference: one bool. dtype: of y; PARAM_COLS: a power of two, not below N_COLS."""
+    col = tl.arange(0, PARAM_COLS)
+    size = tl.abs(tl.load(weight_ptr + col, mask=col < N_COLS, other=1.0).to(tl.float32))
+    shift = tl.abs(tl.load(bias_ptr + col, mask=col < N_COLS, other=0.0).to(tl.float32))
+    max_shift: tl.constexpr = _MAX_SHIFT_FP32 if dtype == tl.float32 else _MAX_SHIFT_HALF
+    suffices = (size >= _MIN_WEIGHT) & (size <= _MAX_WEIGHT) & (shift <= size * max_shift)
+    return tl.min(suffices.to(tl.int32), 0) == 1
 
 
 @triton.jit(do_not_specialize=["x_row_stride", "residual_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
@@ -76,68 +96,78 @@ def _dropout_add_layer_norm_fwd_kernel(
     CHUNK_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    SAVES: tl.constexpr,
     HAS_X_BIAS: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
 ):
-    """ROWS rows per program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :, None]  # [1, ROWS, 1]
+    """Every num_programs-th group of ROWS rows."""
     chunk_start = tl.arange(0, CHUNKS)[:, None, None] * CHUNK_COLS  # [CHUNKS, 1, 1]
     col = chunk_start + tl.arange(0, CHUNK_COLS)[None, None, :]  # [CHUNKS, 1, CHUNK_COLS]
-    mask_row = row < n_rows
     mask_col = col < N_COLS
-    mask = mask_row & mask_col
+    vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
+    tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # [1, ROWS, 1]; offsets pass 2^31, row numbers do not
     # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
     # the layout of x, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
-    param_col = row * param_row_stride * STRIDE_UNIT + col
-
-    # Strides count STRIDE_UNIT elements: seeing the factor, Triton knows that rows start at whole vectors. By itself it
-    # looks for multiples of 16 only, and would load single elements where H is 312.
-    branch = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-    h = tl.load(row_major(residual_ptr, row * residual_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(
-        tl.float32
-    )
-    if HAS_X_BIAS:
-        branch += tl.load(row_major(x_bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    param_col = tile_row * param_row_stride * STRIDE_UNIT + col
+    stores_h = SAVES == "input"
+    if SAVES == "device":
+        stores_h = not _output_suffices(weight_ptr, bias_ptr, y_ptr.dtype.element_ty, N_COLS, CHUNKS * CHUNK_COLS)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-        batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
-        position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
-        vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
-        keep = keep_values(k0, k1, site.to(tl.uint32), batch_row, position, vector_col, drop_max.to(tl.uint32), VECTOR)
-        # Selecting before scaling lets the multiplication and the addition become one instruction, and keeps a dropped
-        # infinity out of the sum.
-        h += tl.where(keep, branch, 0.0) * scale
-    else:
-        h += branch
-    # Statistics are those of h as it is stored: backward sees no other, and in a row of tiny variance the difference
-    # would be multiplied by a huge rstd.
-    stored_h = h.to(h_ptr.dtype.element_ty)
-    tl.store(row_major(h_ptr, row * N_COLS + col), stored_h, mask=mask)
-    h = stored_h.to(tl.float32)
 
-    centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
-    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
-    bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
-    y = centred * rstd * weight + bias
-    tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
-    tl.store(mean_ptr + row, mean, mask=mask_row)
-    tl.store(rstd_ptr + row, rstd, mask=mask_row)
+    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+        row = group * ROWS + tile_row
+        mask_row = row < n_rows
+        mask = mask_row & mask_col
+        # Strides count STRIDE_UNIT elements: seeing the factor, Triton knows that rows start at whole vectors. Alone,
+        # it looks for multiples of 16 only, and would load single elements where H is 312.
+        branch = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+        h = tl.load(row_major(residual_ptr, row * residual_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0)
+        h = h.to(tl.float32)
+        if HAS_X_BIAS:
+            branch += tl.load(row_major(x_bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+        if HAS_DROPOUT:
+            batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
+            position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
+            keep = keep_values(
+                k0, k1, site.to(tl.uint32), batch_row, position, vector_col, drop_max.to(tl.uint32), VECTOR
+            )
+            # Selecting before scaling lets the multiplication and the addition become one instruction, and keeps a
+            # dropped infinity out of the sum.
+            h += tl.where(keep, branch, 0.0) * scale
+        else:
+            h += branch
+        if stores_h:
+            # Statistics are then those of h as it is stored: backward sees no other, and in a row of tiny variance the
+            # difference would be multiplied by a huge rstd.
+            stored_h = h.to(h_ptr.dtype.element_ty)
+            tl.store(row_major(h_ptr, row * N_COLS + col), stored_h, mask=mask)
+            h = stored_h.to(tl.float32)
+
+        centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
+        weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+        bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+        y = centred * rstd * weight + bias
+        tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(mean_ptr + row, mean, mask=mask_row)
+        tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
 
-@triton.jit(do_not_specialize=["dy_row_stride", "h_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
+@triton.jit(do_not_specialize=["dy_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
 def _dropout_add_layer_norm_bwd_kernel(
     dy_ptr,
+    y_ptr,
     h_ptr,
     mean_ptr,
     rstd_ptr,
     weight_ptr,
+    bias_ptr,
     seed_ptr,
     coords_ptr,
     dx_ptr,
     dresidual_ptr,
     partial_ptr,
     dy_row_stride,
-    h_row_stride,
     param_row_stride,
     n_rows,
     scale,
@@ -149,35 +179,63 @@ def _dropout_add_layer_norm_bwd_kernel(
     CHUNK_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    SAVES: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    FEW_REGISTERS: tl.constexpr,
 ):
     """Every num_programs-th group of ROWS rows, then the program's sums over its rows.
 
-    partial (fp32 [num_programs, 3, N_COLS]) takes the sums for dx_bias, dweight and dbias.
+    partial (fp32 [num_programs, 3, N_COLS]) takes the sums for dx_bias, dweight and dbias. FEW_REGISTERS: compute again
+    in every round what could be computed once and held.
     """
     chunk_start = tl.arange(0, CHUNKS)[:, None, None] * CHUNK_COLS  # [CHUNKS, 1, 1]
     col = chunk_start + tl.arange(0, CHUNK_COLS)[None, None, :]  # [CHUNKS, 1, CHUNK_COLS]
     mask_col = col < N_COLS
     vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
-    tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
+    tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # [1, ROWS, 1]; offsets pass 2^31, row numbers do not
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
-    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    # One pointer to what forward kept, so that no load waits for a branch.
+    reads_y = SAVES == "output"
+    if SAVES == "device":
+        reads_y = _output_suffices(weight_ptr, bias_ptr, y_ptr.dtype.element_ty, N_COLS, CHUNKS * CHUNK_COLS)
+        kept_ptr = y_ptr if reads_y else h_ptr
+    elif SAVES == "output":
+        kept_ptr = y_ptr
+    else:
+        kept_ptr = h_ptr
+    if SAVES != "input" and not FEW_REGISTERS:
+        inverse = 1.0 / tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     dx_bias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dweight = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dbias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
 
-    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+    # Where registers are few, what does not change is not to be hoisted out of the loop either.
+    first, num_groups = tl.program_id(0), tl.cdiv(n_rows, ROWS)
+    for group in tl.range(first, num_groups, tl.num_programs(0), disable_licm=FEW_REGISTERS):
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
         dy = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-        h = tl.load(row_major(h_ptr, row * h_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=mask_row, other=0.0)
+        kept = tl.load(row_major(kept_ptr, row * N_COLS + col), mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=mask_row, other=0.0)
         # In masked columns dy is 0, hence g, and what n holds there enters no sum.
-        n = (h - mean) * rstd
+        if reads_y:
+            bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+            if FEW_REGISTERS:
+                divisor = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
+                n = (kept - bias) / divisor
+            else:
+                n = (kept - bias) * inverse
+        else:
+            n = (kept - tl.load(mean_ptr + row, mask=mask_row, other=0.0)) * rstd
+        # From cache: registers are for the sums. 1 in masked columns, where it divides.
+        weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
+        # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
+        # registers. Rows past the last add 0 by themselves: there dy and rstd are 0.
+        dweight += tl.where(mask_col, dy * n, 0.0)
+        dbias += tl.where(mask_col, dy, 0.0)
         g = dy * weight
         dresidual = layer_norm_backward(g, n, rstd, N_COLS)
         tl.store(row_major(dresidual_ptr, row * N_COLS + col), dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
@@ -191,11 +249,7 @@ def _dropout_add_layer_norm_bwd_kernel(
             tl.store(row_major(dx_ptr, row * N_COLS + col), dx.to(dx_ptr.dtype.element_ty), mask=mask)
         else:
             dx = dresidual
-        # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
-        # registers. Rows past the last add 0 by themselves: there dy and rstd are 0.
         dx_bias += tl.where(mask_col, dx, 0.0)
-        dweight += tl.where(mask_col, dy * n, 0.0)
-        dbias += tl.where(mask_col, dy, 0.0)
 
     sum_col = tl.arange(0, CHUNKS)[:, None] * CHUNK_COLS + tl.arange(0, CHUNK_COLS)[None, :]  # [CHUNKS, CHUNK_COLS]
     sum_ptr = partial_ptr + tl.program_id(0).to(tl.int64) * (3 * N_COLS) + sum_col
@@ -206,28 +260,56 @@ def _dropout_add_layer_norm_bwd_kernel(
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How rows of one width and dtype are laid over threads."""
+    """How rows of one width and dtype are laid over threads, and how many programs a multiprocessor holds at once."""
 
     forward: RowTile
+    forward_programs_per_multiprocessor: int
     backward: RowTile
     backward_programs_per_multiprocessor: int
+    few_registers: bool  # of backward
+    keeps_h: bool  # where `saves` leaves the choice
 
 
 @functools.cache
 def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
     """The configuration for rows of `hidden_size` columns, 1 to 8,192, of fp32, fp16 or bf16."""
     # Forward: 32 elements of a row in a thread make a row of 1,024 the business of one warp, whose sums need neither
-    # shared memory nor a barrier, in under 100 registers: 20 warps to a multiprocessor keep 60 KB of loads in flight,
-    # several times what the latency of memory asks for.
+    # shared memory nor a barrier. Up to 24 take at most 80 registers, 32 take 104, fp32 up to 168: 20, 16 or 12 warps
+    # to a multiprocessor (65,536 registers). Even these keep 60 KB of loads in flight, several times what the latency
+    # of memory asks for.
     forward = row_tile(hidden_size, dtype, max_elements=32, best_elements=32)
-    # Backward: an element also costs a thread its weight and three running sums. 24 fill the registers without spilling
-    # (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row and 16 elements to a thread.
+    forward_elements = ceil_div(hidden_size, forward.chunk_cols) * forward.vector
+    forward_warps = 12 if dtype == torch.float32 else 16 if forward_elements > 24 else 20
+    # Backward: an element also costs a thread three running sums and the inverse of its weight. 24 fill the registers
+    # without spilling (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row and 16 elements to a
+    # thread.
     backward = row_tile(hidden_size, dtype, max_elements=24, best_elements=16)
     elements = ceil_div(hidden_size, backward.chunk_cols) * backward.vector
-    # Warps that the register file holds (65,536 registers): 8 of up to 255, 12 of up to 168. More programs would run
-    # in a second, nearly empty round. The ahead-of-time gate checks the registers behind this.
-    resident_warps = 8 if elements > 16 else 12
-    return LaunchConfig(forward, backward, max(1, resident_warps // backward.num_warps))
+    # Warps that the register file holds: 8 of up to 255, 12 of up to 168. More programs would run in a second, nearly
+    # empty round. The ahead-of-time gate checks the registers behind this, and those of forward.
+    backward_warps = 8 if elements > 16 else 12
+    # 512 threads to a row, as of 4,097 columns, have 128 registers each. fp32 has instructions to spare: an element
+    # leaves time for twice as many as in half precision. Together there is no room to recover n.
+    is_wide, is_fp32 = backward.num_warps >= 16, dtype == torch.float32
+    return LaunchConfig(
+        forward,
+        max(1, forward_warps // forward.num_warps),
+        backward,
+        max(1, backward_warps // backward.num_warps),
+        few_registers=is_wide or (is_fp32 and elements >= 16),
+        keeps_h=is_wide and is_fp32,
+    )
+
+
+def _chosen(saves: str, config: LaunchConfig) -> str:
+    """What a call that says `saves` does in this configuration, forward and backward."""
+    return "input" if saves == "device" and config.keeps_h else saves
+
+
+def _num_programs(num_groups: int, device: torch.device, programs_per_multiprocessor: int) -> int:
+    """As many programs as run at once, fewer where the same number of rounds takes fewer."""
+    resident = num_multiprocessors(device) * programs_per_multiprocessor
+    return ceil_div(num_groups, ceil_div(num_groups, resident))
 
 
 def dropout_add_layer_norm_fwd(
@@ -241,26 +323,30 @@ def dropout_add_layer_norm_fwd(
     seed: Tensor | None,
     coords: Tensor | None,
     site: int,
+    saves: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launches the forward kernel; arguments and results as in `reference/dropout_add_layer_norm.py`.
 
     x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; rows anywhere in memory, a copy is made where neighbouring
     columns are not neighbours. Returns new, contiguous tensors.
     """
+    assert saves in SAVES
     x, residual = unit_stride(x), unit_stride(residual)
     num_rows, hidden_size = x.shape
-    y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    h = torch.empty(0 if saves == "output" else x.shape, dtype=x.dtype, device=x.device)
     mean, rstd = (torch.empty(num_rows, dtype=torch.float32, device=x.device) for _ in range(2))
     if num_rows == 0:
         return y, h, mean, rstd
-    tile = launch_config(hidden_size, x.dtype).forward
+    config = launch_config(hidden_size, x.dtype)
+    tile = config.forward
+    saves = _chosen(saves, config)
     has_dropout = dropout_threshold(dropout_p) > 0
     drop_max, scale = dropout_arguments(dropout_p)
-    if has_dropout:
-        assert seed is not None and coords is not None
-        coords = coords.contiguous()
+    seed, coords = (seed, coords.contiguous()) if has_dropout and coords is not None else (None, None)
     stride_unit = math.gcd(tile.vector, x.stride(0), residual.stride(0))
-    grid = (ceil_div(num_rows, tile.rows),)
+    num_groups = ceil_div(num_rows, tile.rows)
+    grid = (_num_programs(num_groups, x.device, config.forward_programs_per_multiprocessor),)
     with torch.cuda.device_of(x):
         _dropout_add_layer_norm_fwd_kernel[grid](
             x,
@@ -268,10 +354,10 @@ def dropout_add_layer_norm_fwd(
             x_bias.contiguous() if x_bias is not None else None,
             weight.contiguous(),
             bias.contiguous(),
-            seed if has_dropout else None,
-            coords if has_dropout else None,
+            seed,
+            coords,
             y,
-            h,
+            None if saves == "output" else h,
             mean,
             rstd,
             x.stride(0) // stride_unit,
@@ -283,11 +369,9 @@ def dropout_add_layer_norm_fwd(
             drop_max,
             site,
             N_COLS=hidden_size,
-            CHUNKS=tile.chunks,
-            ROWS=tile.rows,
-            CHUNK_COLS=tile.chunk_cols,
-            VECTOR=tile.vector,
+            **tile.constants,
             STRIDE_UNIT=stride_unit,
+            SAVES=saves,
             HAS_X_BIAS=x_bias is not None,
             HAS_DROPOUT=has_dropout,
             num_warps=tile.num_warps,
@@ -298,65 +382,65 @@ def dropout_add_layer_norm_fwd(
 
 def dropout_add_layer_norm_bwd(
     dy: Tensor,
-    h: Tensor,
-    mean: Tensor,
+    y: Tensor | None,
+    h: Tensor | None,
+    mean: Tensor | None,
     rstd: Tensor,
     weight: Tensor,
+    bias: Tensor,
     dropout_p: float,
     seed: Tensor | None,
     coords: Tensor | None,
     site: int,
+    saves: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Launches the two backward stages; arguments and results as in `reference/dropout_add_layer_norm.py`.
-
-    dy, h [T, H] as x in forward. dx and dresidual are one tensor where nothing is dropped (p below 2**-17).
-    """
-    dy, h = unit_stride(dy), unit_stride(h)
-    num_rows, hidden_size = h.shape
+    """Launches the backward kernel and the sum over its programs; as in `reference/dropout_add_layer_norm.py`."""
+    assert saves in SAVES
+    dy = unit_stride(dy)
+    num_rows, hidden_size = dy.shape
     has_dropout = dropout_threshold(dropout_p) > 0
-    dresidual = torch.empty(h.shape, dtype=h.dtype, device=h.device)
+    dresidual = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
     dx = torch.empty_like(dresidual) if has_dropout else dresidual
     if num_rows == 0:
         dx_bias, dweight, dbias = (torch.zeros_like(weight) for _ in range(3))
         return dx, dresidual, dx_bias, dweight, dbias
-    config = launch_config(hidden_size, h.dtype)
+    config = launch_config(hidden_size, dy.dtype)
     tile = config.backward
-    stride_unit = math.gcd(tile.vector, dy.stride(0), h.stride(0))
-    # As many programs as run at once, fewer where the same number of rounds takes fewer: less to reduce.
+    saves = _chosen(saves, config)
+    y = None if y is None or saves == "input" else y.contiguous()
+    h = None if h is None or saves == "output" else h.contiguous()
+    stride_unit = math.gcd(tile.vector, dy.stride(0))
     num_groups = ceil_div(num_rows, tile.rows)
-    resident = num_multiprocessors(h.device) * config.backward_programs_per_multiprocessor
-    num_programs = ceil_div(num_groups, ceil_div(num_groups, resident))
-    partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=h.device)
+    num_programs = _num_programs(num_groups, dy.device, config.backward_programs_per_multiprocessor)
+    partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
     drop_max, scale = dropout_arguments(dropout_p)
-    if has_dropout:
-        assert seed is not None and coords is not None
-        coords = coords.contiguous()
-    with torch.cuda.device_of(h):
+    seed, coords = (seed, coords.contiguous()) if has_dropout and coords is not None else (None, None)
+    with torch.cuda.device_of(dy):
         _dropout_add_layer_norm_bwd_kernel[(num_programs,)](
             dy,
+            y,
             h,
-            mean,
+            mean if saves != "output" else None,
             rstd,
             weight.contiguous(),
-            seed if has_dropout else None,
-            coords if has_dropout else None,
+            bias.contiguous(),
+            seed,
+            coords,
             dx if has_dropout else None,
             dresidual,
             partial,
             dy.stride(0) // stride_unit,
-            h.stride(0) // stride_unit,
             0,
             num_rows,
             scale,
             drop_max,
             site,
             N_COLS=hidden_size,
-            CHUNKS=tile.chunks,
-            ROWS=tile.rows,
-            CHUNK_COLS=tile.chunk_cols,
-            VECTOR=tile.vector,
+            **tile.constants,
             STRIDE_UNIT=stride_unit,
+            SAVES=saves,
             HAS_DROPOUT=has_dropout,
+            FEW_REGISTERS=config.few_registers,
             num_warps=tile.num_warps,
             enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
         )

@@ -1,7 +1,8 @@
 """y = LayerNorm(residual + dropout(x + x_bias)), forward and backward, on any back-end.
 
-Registered as `bert_fast::dropout_add_layer_norm_fwd` and `_bwd`, so `torch.compile` sees two opaque ops and autograd
-saves exactly h, mean and rstd (T * H elements and 2 * T fp32 numbers) besides parameters, seed and coords. The request
+Registered as `bert_fast::dropout_add_layer_norm_fwd` and `_bwd`, so `torch.compile` sees two opaque ops. What autograd
+saves depends on `saves`, as `reference/dropout_add_layer_norm.py` explains: "output" keeps the very tensor y that is
+returned, and rstd; "input" keeps h, mean and rstd; "device" all four. Besides parameters, seed and coords. The request
 for a back-end travels as the last argument: backward runs where forward was asked to run.
 """
 
@@ -9,15 +10,18 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
+from bert_fast import native
 from bert_fast.checks import check_dtype, check_same_device, check_shape
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
+from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, max_shift, output_suffices
 
 __all__ = ["dropout_add_layer_norm"]
 
 _OP = "dropout_add_layer_norm"
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -33,20 +37,22 @@ def _fwd(
     seed: Tensor | None,
     coords: Tensor | None,
     site: int,
+    saves: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     module = backends.resolve(_OP, backends.OpSpec.of(x, hidden_size=x.shape[1]), backend)
     y, h, mean, rstd = module.dropout_add_layer_norm_fwd(
-        x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site
+        x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves
     )
     # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.
     return y.contiguous(), h.contiguous(), mean, rstd
 
 
 @_fwd.register_fake
-def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, backend):  # type: ignore[no-untyped-def]
+def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves, backend):  # type: ignore[no-untyped-def]
     statistics_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y, h = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    h = y.new_empty(0) if saves == "output" else torch.empty_like(y)
     mean, rstd = (x.new_empty(x.shape[:1], dtype=statistics_dtype) for _ in range(2))
     return y, h, mean, rstd
 
@@ -54,19 +60,22 @@ def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, bac
 @custom_op("dropout_add_layer_norm_bwd")
 def _bwd(
     dy: Tensor,
-    h: Tensor,
-    mean: Tensor,
+    y: Tensor | None,
+    h: Tensor | None,
+    mean: Tensor | None,
     rstd: Tensor,
     weight: Tensor,
+    bias: Tensor,
     dropout_p: float,
     seed: Tensor | None,
     coords: Tensor | None,
     site: int,
+    saves: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    module = backends.resolve(_OP, backends.OpSpec.of(h, hidden_size=h.shape[1]), backend)
+    module = backends.resolve(_OP, backends.OpSpec.of(dy, hidden_size=dy.shape[1]), backend)
     dx, dresidual, dx_bias, dweight, dbias = module.dropout_add_layer_norm_bwd(
-        dy, h, mean, rstd, weight, dropout_p, seed, coords, site
+        dy, y, h, mean, rstd, weight, bias, dropout_p, seed, coords, site, saves
     )
     if dropout_p == 0.0:  # dx is dresidual, and two outputs of an op may not share memory: see `_backward`
         dresidual = dx.new_empty(0)
@@ -74,30 +83,34 @@ def _bwd(
 
 
 @_bwd.register_fake
-def _(dy, h, mean, rstd, weight, dropout_p, seed, coords, site, backend):  # type: ignore[no-untyped-def]
-    dx = torch.empty_like(h, memory_format=torch.contiguous_format)
+def _(dy, y, h, mean, rstd, weight, bias, dropout_p, seed, coords, site, saves, backend):  # type: ignore[no-untyped-def]
+    dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
     dresidual = dx.new_empty(0) if dropout_p == 0.0 else torch.empty_like(dx)
     dx_bias, dweight, dbias = (torch.empty_like(weight) for _ in range(3))
     return dx, dresidual, dx_bias, dweight, dbias
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    _, _, x_bias, weight, _, _, dropout_p, seed, coords, site, backend = inputs
-    _, h, mean, rstd = output
+    _, _, x_bias, weight, bias, _, dropout_p, seed, coords, site, saves, backend = inputs
+    y, h, mean, rstd = output
     ctx.mark_non_differentiable(h, mean, rstd)
     ctx.set_materialize_grads(False)  # or autograd would fill a [T, H] gradient of h with zeros
-    ctx.save_for_backward(h, mean, rstd, weight, seed, coords)
+    kept_y = None if saves == "input" else y
+    kept_h, kept_mean = (None, None) if saves == "output" else (h, mean)
+    ctx.save_for_backward(kept_y, kept_h, kept_mean, rstd, weight, bias, seed, coords)
     ctx.has_x_bias = x_bias is not None
-    ctx.arguments = (dropout_p, site, backend)
+    ctx.arguments = (dropout_p, site, saves, backend)
 
 
 def _backward(ctx, dy, *_):  # type: ignore[no-untyped-def]
-    h, mean, rstd, weight, seed, coords = ctx.saved_tensors
-    dropout_p, site, backend = ctx.arguments
-    dx, dresidual, dx_bias, dweight, dbias = _bwd(dy, h, mean, rstd, weight, dropout_p, seed, coords, site, backend)
+    y, h, mean, rstd, weight, bias, seed, coords = ctx.saved_tensors
+    dropout_p, site, saves, backend = ctx.arguments
+    dx, dresidual, dx_bias, dweight, dbias = _bwd(
+        dy, y, h, mean, rstd, weight, bias, dropout_p, seed, coords, site, saves, backend
+    )
     if dropout_p == 0.0:
         dresidual = dx
-    return dx, dresidual, dx_bias if ctx.has_x_bias else None, dweight, dbias, None, None, None, None, None, None
+    return dx, dresidual, dx_bias if ctx.has_x_bias else None, dweight, dbias, *[None] * 7
 
 
 _fwd.register_autograd(_backward, setup_context=_setup_context)
@@ -132,15 +145,41 @@ def dropout_add_layer_norm(
     Differentiable once, in x, residual, weight, bias and x_bias. Deterministic: two-stage sums, no atomics.
     Autocast: x and residual are cast to the autocast dtype (fp64 stays), so the residual stream stays in it; parameters
         keep theirs and all arithmetic inside is fp32.
-    Saves h = residual + dropout(x + x_bias), mean and rstd: T * H elements and 2 * T fp32 numbers. Nothing under
-        `torch.no_grad`.
+    Saves, on the CPU: y itself and rstd, so T fp32 numbers more than what the caller holds anyway, where every weight
+        is in [2**-10, 2**9] and |bias| <= 2 |weight| (8 |weight| in fp32) in absolute value; elsewhere h = residual +
+        dropout(x + x_bias), mean and rstd, T * H elements and 2 * T numbers. On other devices and under `torch.compile`
+        h is always allocated, but neither written nor read where the weights allow. Nothing under `torch.no_grad`.
+        So y and, on the CPU, weight and bias must not be changed in place before backward: autograd notices.
     """
     x, residual = autocast_operands(x, residual)
     _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)
     if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
         dropout_p, seed, coords = 0.0, None, None  # nothing to replay, nothing to save
-    request = backends.requested(backend)
-    return _fwd(x, residual, x_bias, weight, bias, float(eps), float(dropout_p), seed, coords, int(site), request)[0]
+    request, saves = backends.requested(backend), _saves(x, weight, bias)
+    return _fwd(
+        x, residual, x_bias, weight, bias, float(eps), float(dropout_p), seed, coords, int(site), saves, request
+    )[0]
+
+
+def _saves(x: Tensor, weight: Tensor, bias: Tensor) -> str:
+    """What this call saves for backward; the same with and without gradients, since y's last place depends on it."""
+    # On the CPU looking at the weights takes 2 microseconds (14 without the extension). Elsewhere it would wait for the
+    # device; and a graph, or a stand-in for a tensor, cannot be asked.
+    is_plain = type(weight) in _PLAIN_TENSORS and type(bias) in _PLAIN_TENSORS
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not is_plain:
+        return "device"
+    if x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
+        return "output"  # nobody will read h, and y is the same to the bit
+    return "output" if _output_suffices(weight.detach(), bias.detach(), x.dtype) else "input"
+
+
+def _output_suffices(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:
+    """`reference.dropout_add_layer_norm.output_suffices` of CPU tensors, by the C++ extension where it can be."""
+    lib = native.load()
+    if lib is None or weight.dtype != torch.float32 or not (weight.is_contiguous() and bias.is_contiguous()):
+        return bool(output_suffices(weight, bias, dtype))
+    limits = (MIN_WEIGHT, MAX_WEIGHT, max_shift(dtype))
+    return bool(lib.output_suffices(weight.data_ptr(), bias.data_ptr(), len(weight), *limits))
 
 
 def _check(

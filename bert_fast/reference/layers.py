@@ -54,7 +54,7 @@ class SelfOutput(nn.Module):
         norm, dropout_p = self.LayerNorm, 0.0 if call.seed is None else self.dropout_p
         y, _, _, _ = dropout_add_layer_norm_fwd(
             linear_fwd(x, self.dense.weight, None), residual, self.dense.bias, norm.weight, norm.bias, norm.eps,
-            dropout_p, call.seed, call.tokens.coords, self.site,
+            dropout_p, call.seed, call.tokens.coords, self.site, "input",
         )  # fmt: skip
         return y
 

@@ -83,15 +83,22 @@ void dropout_add_layer_norm_fwd(Address x, Address x_bias, Address residual, Add
                                       num_threads);
 }
 
-void dropout_add_layer_norm_bwd(Address dy, Address h, Address mean, Address rstd, Address weight, Address dresidual,
-                                Address dx, Address dx_bias, Address dweight, Address dbias, int64_t num_rows,
-                                int64_t num_cols, Address coords, Seed seed, uint32_t site, uint32_t threshold,
-                                float scale, int num_threads) {
+bool output_suffices(Address weight, Address bias, int64_t num_cols, float min_weight, float max_weight,
+                     float max_shift) {
+  return cpu::output_suffices(at<const float>(weight), at<const float>(bias), num_cols, min_weight, max_weight,
+                              max_shift);
+}
+
+void dropout_add_layer_norm_bwd(Address dy, Address kept, Address mean, Address rstd, Address weight, Address bias,
+                                Address dresidual, Address dx, Address dx_bias, Address dweight, Address dbias,
+                                int64_t num_rows, int64_t num_cols, Address coords, Seed seed, uint32_t site,
+                                uint32_t threshold, float scale, int num_threads) {
   const cpu::LayerNormBackward args{at<const float>(dy),
-                                    at<const float>(h),
+                                    at<const float>(kept),
                                     at<const float>(mean),
                                     at<const float>(rstd),
                                     at<const float>(weight),
+                                    at<const float>(bias),
                                     at<float>(dresidual),
                                     at<float>(dx),
                                     at<float>(dx_bias),
@@ -177,11 +184,16 @@ void bind_cpu(py::module_& module) {
              arg("num_threads"),
              "h = residual + dropout(x + x_bias); y = layer_norm(h) (fp32 addresses, contiguous).\n\n"
              "x_bias, h, mean, rstd may be 0; coords may be 0 when threshold is 0; y and h may be x or residual.");
-  module.def("dropout_add_layer_norm_bwd", &dropout_add_layer_norm_bwd, no_gil, arg("dy"), arg("h"), arg("mean"),
-             arg("rstd"), arg("weight"), arg("dresidual"), arg("dx"), arg("dx_bias"), arg("dweight"), arg("dbias"),
-             arg("num_rows"), arg("num_cols"), arg("coords"), arg("seed"), arg("site"), arg("threshold"), arg("scale"),
-             arg("num_threads"),
-             "Gradients of dropout_add_layer_norm_fwd; dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
+  module.def("output_suffices", &output_suffices, arg("weight"), arg("bias"), arg("num_cols"), arg("min_weight"),
+             arg("max_weight"), arg("max_shift"),
+             "Whether min_weight <= |weight| <= max_weight and |bias| <= max_shift * |weight| in every column (fp32\n"
+             "addresses): dropout_add_layer_norm_bwd may then be given y. False where a parameter is NaN.");
+  module.def("dropout_add_layer_norm_bwd", &dropout_add_layer_norm_bwd, no_gil, arg("dy"), arg("kept"), arg("mean"),
+             arg("rstd"), arg("weight"), arg("bias"), arg("dresidual"), arg("dx"), arg("dx_bias"), arg("dweight"),
+             arg("dbias"), arg("num_rows"), arg("num_cols"), arg("coords"), arg("seed"), arg("site"), arg("threshold"),
+             arg("scale"), arg("num_threads"),
+             "Gradients of dropout_add_layer_norm_fwd, from kept = h with bias 0, or from kept = y with bias given\n"
+             "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
   module.def("attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
              arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),

@@ -52,12 +52,15 @@ struct LayerNormStatistics {
   float rstd;
 };
 
-// One row of the gradients; the three column sums are added to.
+// One row of the gradients; the three column sums are added to. The normalised row n = (h - mean) * rstd comes from h,
+// or where `inverse` is given from y: n = (y - bias) * inverse.
 struct LayerNormBackwardRow {
   const float* dy;
-  const float* h;
+  const float* kept;  // h, or y
   const float* weight;
-  LayerNormStatistics statistics;
+  const float* bias;               // nullptr with h
+  const float* inverse;            // 1 / weight; nullptr with h
+  LayerNormStatistics statistics;  // the mean is not read with y
   float* dresidual;
   float* dx;  // dropout(dresidual); nullptr: not stored
   float* dweight_sum;

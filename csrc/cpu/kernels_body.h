@@ -148,26 +148,53 @@ struct RowKernels {
     return statistics;
   }
 
-  // With n = (h - mean) * rstd and g = dy * weight: dresidual = rstd * (g - mean(g) - n * mean(g * n)).
+  // Where the normalised row comes from: see LayerNormBackwardRow.
+  struct FromInput {
+    const float* h;
+    F mean, rstd;
+    template <class At>
+    BERT_FAST_INLINE F operator()(int64_t c, At at) const {
+      return (at.load(h + c) - mean) * rstd;
+    }
+  };
+  struct FromOutput {
+    const float *y, *bias, *inverse;
+    template <class At>
+    BERT_FAST_INLINE F operator()(int64_t c, At at) const {
+      return (at.load(y + c) - at.load(bias + c)) * at.load(inverse + c);
+    }
+  };
+
   static void layer_norm_backward(const LayerNormBackwardRow& row, int64_t num_columns) {
-    const LayerNormBackwardRow r = row;
-    const F mean = V::set1(r.statistics.mean), rstd = V::set1(r.statistics.rstd), scale = V::set1(r.scale);
+    const LayerNormBackwardRow r = row;  // a copy that stores through float* cannot change
+    if (r.inverse != nullptr) {
+      layer_norm_backward_from(FromOutput{r.kept, r.bias, r.inverse}, r, num_columns);
+    } else {
+      const F mean = V::set1(r.statistics.mean), rstd = V::set1(r.statistics.rstd);
+      layer_norm_backward_from(FromInput{r.kept, mean, rstd}, r, num_columns);
+    }
+  }
+
+  // With n the normalised row and g = dy * weight: dresidual = rstd * (g - mean(g) - n * mean(g * n)).
+  template <class Normalized>
+  static BERT_FAST_INLINE void layer_norm_backward_from(const Normalized normalized, const LayerNormBackwardRow& r,
+                                                        int64_t num_columns) {
+    const F rstd = V::set1(r.statistics.rstd), scale = V::set1(r.scale);
     F sum_g = V::set1(0.0f), sum_gn = V::set1(0.0f);
     for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      const F dy = at.load(r.dy + c);
-      const F normalized = (at.load(r.h + c) - mean) * rstd;
+      const F dy = at.load(r.dy + c), n = normalized(c, at);
       const F g = dy * at.load(r.weight + c);
       sum_g = sum_g + g;
-      sum_gn = V::fma(g, normalized, sum_gn);  // g is 0 beyond the row, so normalized does not matter there
-      at.store(r.dweight_sum + c, V::fma(dy, normalized, at.load(r.dweight_sum + c)));
+      sum_gn = V::fma(g, n, sum_gn);  // g is 0 beyond the row, so n does not matter there
+      at.store(r.dweight_sum + c, V::fma(dy, n, at.load(r.dweight_sum + c)));
       at.store(r.dbias_sum + c, at.load(r.dbias_sum + c) + dy);
     });
     const float count = static_cast<float>(num_columns);
     const F mean_g = V::set1(V::reduce_add(sum_g) / count), mean_gn = V::set1(V::reduce_add(sum_gn) / count);
     for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      const F normalized = (at.load(r.h + c) - mean) * rstd;
+      const F n = normalized(c, at);
       const F g = at.load(r.dy + c) * at.load(r.weight + c);
-      const F dresidual = rstd * V::fnma(normalized, mean_gn, g - mean_g);
+      const F dresidual = rstd * V::fnma(n, mean_gn, g - mean_g);
       at.store(r.dresidual + c, dresidual);
       const F dx = keep_and_scale(dresidual, r.keep_bits, c, scale);
       if (r.dx != nullptr) at.store(r.dx + c, dx);

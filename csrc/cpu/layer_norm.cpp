@@ -1,5 +1,6 @@
 #include "cpu/layer_norm.h"
 
+#include <cmath>
 #include <vector>
 
 #include "cpu/keep_bits.h"
@@ -34,12 +35,23 @@ void dropout_add_layer_norm_forward(const LayerNormForward& args, const int32_t*
   });
 }
 
+bool output_suffices(const float* weight, const float* bias, int64_t num_cols, float min_weight, float max_weight,
+                     float max_shift) {
+  for (int64_t c = 0; c < num_cols; ++c) {
+    const float size = std::abs(weight[c]), shift = std::abs(bias[c]);
+    if (!(size >= min_weight && size <= max_weight && shift <= max_shift * size)) return false;  // NaN fails, too
+  }
+  return true;
+}
+
 void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_t* coords, const DropoutSpec& spec,
                                      int num_threads) {
   require_shape(args.num_rows, args.num_cols);
   require_coords(spec, coords, args.num_rows);
   const Kernels& k = kernels();
   const int64_t n = args.num_cols, num_pieces = num_row_pieces(args.num_rows);
+  std::vector<float> inverse(args.bias == nullptr ? 0 : static_cast<size_t>(n));
+  for (size_t c = 0; c < inverse.size(); ++c) inverse[c] = 1.0f / args.weight[c];
   std::vector<float> sums(static_cast<size_t>(3 * n * num_pieces), 0.0f);  // [num_pieces, 3, num_cols]
   split_range(num_pieces, useful_threads(args.num_rows * n, num_threads), [&](int64_t first_piece, int64_t last_piece) {
     TokenKeepBits bits(k, spec, coords, n);
@@ -49,11 +61,12 @@ void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_
       float* dx_bias = args.dx_bias == nullptr ? nullptr : dbias + n;
       const int64_t end = args.num_rows * (piece + 1) / num_pieces;
       for (int64_t i = args.num_rows * piece / num_pieces; i < end; ++i) {
-        const LayerNormStatistics statistics{args.mean[i], args.rstd[i]};
+        const LayerNormStatistics statistics{args.bias == nullptr ? args.mean[i] : 0.0f, args.rstd[i]};
         float* dx = args.dx == nullptr ? nullptr : args.dx + i * n;
-        k.layer_norm_backward({args.dy + i * n, args.h + i * n, args.weight, statistics, args.dresidual + i * n, dx,
-                               dweight, dbias, dx_bias, bits.draw(i), spec.scale},
-                              n);
+        k.layer_norm_backward(
+            {args.dy + i * n, args.kept + i * n, args.weight, args.bias, inverse.empty() ? nullptr : inverse.data(),
+             statistics, args.dresidual + i * n, dx, dweight, dbias, dx_bias, bits.draw(i), spec.scale},
+            n);
       }
     }
   });

@@ -1,8 +1,8 @@
 // h = residual + dropout(x + x_bias); y = layer_norm(h), and its gradients, on raw fp32 buffers, all [num_rows,
 // num_cols] contiguous. The caller owns every buffer; nullptr marks what is not there or not wanted.
 //
-// Bytes per element: forward reads x and residual and writes h and y (16; 12 without h), backward reads dy and h and
-// writes dresidual and dx (16; 12 without dx). A row stays in the first-level cache between its passes.
+// Bytes per element: forward reads x and residual and writes h and y (16; 12 without h), backward reads dy and h (or y)
+// and writes dresidual and dx (16; 12 without dx). A row stays in the first-level cache between its passes.
 
 #ifndef BERT_FAST_CPU_LAYER_NORM_H_
 #define BERT_FAST_CPU_LAYER_NORM_H_
@@ -32,12 +32,18 @@ struct LayerNormForward {
 void dropout_add_layer_norm_forward(const LayerNormForward& args, const int32_t* coords, const DropoutSpec& spec,
                                     int num_threads);
 
+// Whether every column has min_weight <= |weight| <= max_weight and |bias| <= max_shift * |weight|: backward may then
+// read the normalised row from y. False where a parameter is NaN.
+bool output_suffices(const float* weight, const float* bias, int64_t num_cols, float min_weight, float max_weight,
+                     float max_shift);
+
 struct LayerNormBackward {
   const float* dy;
-  const float* h;
-  const float* mean;
+  const float* kept;  // h; or, where bias is given, y
+  const float* mean;  // not read where bias is given
   const float* rstd;
   const float* weight;
+  const float* bias;  // nullptr: kept is h
   float* dresidual;
   float* dx;       // = dropout(dresidual); nullptr: not stored
   float* dx_bias;  // [num_cols], column sums of dx, or nullptr

@@ -129,10 +129,13 @@ void test_memory_runs_out() {
                                  h.data(), mean.data(), rstd.data(), num_rows,       num_cols,       1e-12f};
   CHECK(count_failures([&] { dropout_add_layer_norm_forward(forward, coords.data(), spec, num_threads); }) >=
         num_threads);
-  const LayerNormBackward backward{x.data(),  h.data(),       mean.data(),    rstd.data(),  columns.data(), dq.data(),
-                                   dk.data(), dx_bias.data(), dweight.data(), dbias.data(), num_rows,       num_cols};
-  CHECK(count_failures([&] { dropout_add_layer_norm_backward(backward, coords.data(), spec, num_threads); }) >=
-        num_threads);
+  for (const float* bias : {static_cast<const float*>(nullptr), columns.data()}) {
+    const LayerNormBackward backward{x.data(),  h.data(),  mean.data(),    rstd.data(),    columns.data(), bias,  //
+                                     dq.data(), dk.data(), dx_bias.data(), dweight.data(), dbias.data(),   num_rows,
+                                     num_cols};
+    CHECK(count_failures([&] { dropout_add_layer_norm_backward(backward, coords.data(), spec, num_threads); }) >=
+          num_threads);
+  }
 
   const int32_t cu_seqlens[2] = {0, num_rows};
   const Coords names{coords.data()};

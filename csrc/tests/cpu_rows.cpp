@@ -26,23 +26,31 @@ struct LayerNormRun {
   std::vector<float> y, h, mean, rstd, dresidual, dx, dx_bias, dweight, dbias;
 };
 
-LayerNormRun run_layer_norm(int64_t num_rows, int64_t num_cols, const DropoutSpec& spec, int num_threads) {
+// from_output: backward is given y, and neither h nor mean is there.
+LayerNormRun run_layer_norm(int64_t num_rows, int64_t num_cols, const DropoutSpec& spec, int num_threads,
+                            bool from_output) {
   Values values(3);
   const int64_t size = num_rows * num_cols;
   const std::vector<float> x = values.vector(size), residual = values.vector(size, 1.0f, -20.0f);
-  const std::vector<float> x_bias = values.vector(num_cols), weight = values.vector(num_cols);
+  const std::vector<float> x_bias = values.vector(num_cols), weight = values.vector(num_cols, 0.4f, -0.6f);
   const std::vector<float> bias = values.vector(num_cols), dy = values.vector(size);
   const std::vector<int32_t> coords = token_coords(num_rows);
   LayerNormRun run;
-  for (std::vector<float>* rows : {&run.y, &run.h, &run.dresidual, &run.dx}) rows->resize(x.size());
-  for (std::vector<float>* rows : {&run.mean, &run.rstd}) rows->resize(static_cast<size_t>(num_rows));
+  for (std::vector<float>* rows : {&run.y, &run.dresidual, &run.dx}) rows->resize(x.size());
+  run.rstd.resize(static_cast<size_t>(num_rows));
+  if (!from_output) {
+    run.h.resize(x.size());
+    run.mean.resize(static_cast<size_t>(num_rows));
+  }
   for (std::vector<float>* columns : {&run.dx_bias, &run.dweight, &run.dbias}) columns->resize(x_bias.size());
   dropout_add_layer_norm_forward({x.data(), x_bias.data(), residual.data(), weight.data(), bias.data(), run.y.data(),
-                                  run.h.data(), run.mean.data(), run.rstd.data(), num_rows, num_cols, 1e-12f},
+                                  from_output ? nullptr : run.h.data(), from_output ? nullptr : run.mean.data(),
+                                  run.rstd.data(), num_rows, num_cols, 1e-12f},
                                  coords.data(), spec, num_threads);
   dropout_add_layer_norm_backward(
-      {dy.data(), run.h.data(), run.mean.data(), run.rstd.data(), weight.data(), run.dresidual.data(), run.dx.data(),
-       run.dx_bias.data(), run.dweight.data(), run.dbias.data(), num_rows, num_cols},
+      {dy.data(), from_output ? run.y.data() : run.h.data(), from_output ? nullptr : run.mean.data(), run.rstd.data(),
+       weight.data(), from_output ? bias.data() : nullptr, run.dresidual.data(), run.dx.data(), run.dx_bias.data(),
+       run.dweight.data(), run.dbias.data(), num_rows, num_cols},
       coords.data(), spec, num_threads);
 
   std::vector<double> dweight(x_bias.size()), dbias(x_bias.size()), dx_bias(x_bias.size());
@@ -59,11 +67,11 @@ LayerNormRun run_layer_norm(int64_t num_rows, int64_t num_cols, const DropoutSpe
     }
     for (const double value : h) variance += (value - mean) * (value - mean) / n;
     const double rstd = 1.0 / std::sqrt(variance + 1e-12);
-    CHECK(is_close(run.mean[static_cast<size_t>(i)], mean, 1e-6));
+    if (!from_output) CHECK(is_close(run.mean[static_cast<size_t>(i)], mean, 1e-6));
     CHECK(is_close(run.rstd[static_cast<size_t>(i)], rstd, kBound));
     for (size_t c = 0; c < h.size(); ++c) {
       const double normalized = (h[c] - mean) * rstd, g = double{dy[row + c]} * weight[c];
-      CHECK(is_close(run.h[row + c], h[c], 1e-6));
+      if (!from_output) CHECK(is_close(run.h[row + c], h[c], 1e-6));
       CHECK(is_close(run.y[row + c], normalized * weight[c] + bias[c], kBound));
       dweight[c] += dy[row + c] * normalized;
       dbias[c] += dy[row + c];
@@ -90,11 +98,33 @@ LayerNormRun run_layer_norm(int64_t num_rows, int64_t num_cols, const DropoutSpe
 void test_layer_norm() {
   for (const uint32_t threshold : {0u, 6554u}) {
     const DropoutSpec spec{42, 3, threshold, 65536.0f / static_cast<float>(65536 - threshold)};
-    for (const int64_t num_cols : {2, 7, 16, 31, 65, 384}) run_layer_norm(5, num_cols, spec, 1);
-    const LayerNormRun one = run_layer_norm(300, 300, spec, 1), three = run_layer_norm(300, 300, spec, 3);
-    CHECK(one.y == three.y && one.dx == three.dx);
-    CHECK(one.dx_bias == three.dx_bias && one.dweight == three.dweight && one.dbias == three.dbias);
+    for (const bool from_output : {false, true}) {
+      for (const int64_t num_cols : {2, 7, 16, 31, 65, 384}) run_layer_norm(5, num_cols, spec, 1, from_output);
+      const LayerNormRun one = run_layer_norm(300, 300, spec, 1, from_output);
+      const LayerNormRun three = run_layer_norm(300, 300, spec, 3, from_output);
+      CHECK(one.y == three.y && one.dx == three.dx);
+      CHECK(one.dx_bias == three.dx_bias && one.dweight == three.dweight && one.dbias == three.dbias);
+    }
   }
+}
+
+// One column outside the limits, wherever it stands, or a NaN says no.
+void test_output_suffices() {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  for (const int64_t num_cols : {1, 5, 33}) {
+    for (int64_t column = 0; column < num_cols; ++column) {
+      const auto suffices = [&](float weight_at_column, float bias_at_column) {
+        std::vector<float> weight(static_cast<size_t>(num_cols), -0.7f), bias(weight.size(), 0.2f);
+        weight[static_cast<size_t>(column)] = weight_at_column;
+        bias[static_cast<size_t>(column)] = bias_at_column;
+        return output_suffices(weight.data(), bias.data(), num_cols, 0.25f, 4.0f, 2.0f);
+      };
+      CHECK(suffices(0.25f, 0.5f) && suffices(-0.25f, -0.5f) && suffices(4.0f, 0.0f) && suffices(-1.0f, 2.0f));
+      for (const float weight : {0.0f, -0.0f, 0.2f, -0.2f, 4.1f, inf, -inf, nan}) CHECK(!suffices(weight, 0.0f));
+      for (const float bias : {2.1f, -2.1f, inf, -inf, nan}) CHECK(!suffices(1.0f, bias));
+    }
+  }
+  CHECK(output_suffices(nullptr, nullptr, 0, 0.25f, 4.0f, 2.0f));
 }
 
 // Rows exactly as long as their width, with real keys in front and padding, poisoned, behind.
@@ -152,6 +182,7 @@ int main() {
   using namespace bert_fast::cpu::testing;
   for_every_level([] {
     test_layer_norm();
+    test_output_suffices();
     for (const int64_t num_keys : {0, 1, 5, 8, 15, 16, 17, 37, 64}) {
       for (const uint32_t threshold : {0u, 6554u}) {
         for (const float largest_score : {1.0f, 30.0f, 600.0f}) {

@@ -104,7 +104,7 @@ def test_masks_inside_layer_norm(monkeypatch):
     def forward() -> dict[str, Tensor]:
         ones, zeros = torch.ones(len(coords), 45), torch.zeros(len(coords), 45)
         _, h, _, _ = torch.ops.bert_fast.dropout_add_layer_norm_fwd(
-            ones, zeros, None, ones[0], zeros[0], 1e-12, 0.3, SEED, coords, SITE, "torch"
+            ones, zeros, None, ones[0], zeros[0], 1e-12, 0.3, SEED, coords, SITE, "input", "torch"
         )
         return {"h": h}
 

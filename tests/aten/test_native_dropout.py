@@ -1,6 +1,7 @@
 """Native dropout routines, per instruction set: masks against the specification to the bit, arithmetic against fp64."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from bert_fast import native as native_loader
 from bert_fast.reference import dropout as spec
+from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, max_shift, output_suffices
 from bert_fast.testing.compare import assert_close_to_truth
 
 SITE = spec.dropout_site(spec.DropoutSite.MLP_OUTPUT, layer=11)
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0)
 PROBABILITIES = (0.0, 0.1, 0.5, 1 - 2**-16, 1.0)
 EPS = 1e-12
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @pytest.fixture(params=["avx512", "avx2", "portable"])
@@ -122,35 +125,48 @@ def composed_layer_norm(inputs: SimpleNamespace, keep: Tensor, scale: float, dty
 
 
 def native_layer_norm(
-    native: ModuleType, inputs: SimpleNamespace, common: dict[str, int | float], num_threads: int
+    native: ModuleType,
+    inputs: SimpleNamespace,
+    common: dict[str, int | float],
+    num_threads: int,
+    *,
+    from_output: bool = False,
 ) -> dict[str, Tensor]:
+    """Forward and backward; from_output: h and mean are not there, backward is given y."""
     num_rows, num_columns = inputs.x.shape
     by_element = {n: torch.full_like(inputs.x, torch.nan) for n in ("y", "h", "dresidual", "dx")}
     by_row = {n: torch.full((num_rows,), torch.nan) for n in ("mean", "rstd")}
     by_column = {n: torch.full((num_columns,), torch.nan) for n in ("dx_bias", "dweight", "dbias")}
     out = by_element | by_row | by_column
-    address = {n: t.data_ptr() for n, t in (vars(inputs) | out).items()}
+    if from_output:
+        out = {n: t for n, t in out.items() if n not in ("h", "mean")}
+    address = {"h": 0, "mean": 0} | {n: t.data_ptr() for n, t in (vars(inputs) | out).items()}
     size = {"num_rows": num_rows, "num_cols": num_columns, "coords": address["coords"], "num_threads": num_threads}
     forward = ("x", "x_bias", "residual", "weight", "bias", "y", "h", "mean", "rstd")
     native.dropout_add_layer_norm_fwd(**{n: address[n] for n in forward}, **size, **common, eps=EPS)
-    backward = ("dy", "h", "mean", "rstd", "weight", "dresidual", "dx", "dx_bias", "dweight", "dbias")
-    native.dropout_add_layer_norm_bwd(**{n: address[n] for n in backward}, **size, **common)
+    kept = {"kept": address["y"], "bias": address["bias"]} if from_output else {"kept": address["h"], "bias": 0}
+    backward = ("dy", "mean", "rstd", "weight", "dresidual", "dx", "dx_bias", "dweight", "dbias")
+    native.dropout_add_layer_norm_bwd(**kept, **{n: address[n] for n in backward}, **size, **common)
     return out
 
 
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (3, 7), (4, 16), (67, 65), (130, 384), (257, 768)])
 @pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
-def test_dropout_add_layer_norm(native: ModuleType, num_rows: int, num_columns: int, p: float) -> None:
+@pytest.mark.parametrize("from_output", [False, True], ids=["from_input", "from_output"])
+def test_dropout_add_layer_norm(native: ModuleType, num_rows, num_columns, p, from_output) -> None:  # type: ignore[no-untyped-def]
     inputs = layer_norm_inputs(num_rows, num_columns)
+    if from_output:  # weights as far from 0 as they have to be
+        inputs.weight = torch.where(inputs.weight < 0, inputs.weight - 0.1, inputs.weight + 0.1)
+        inputs.bias = 7.9 * inputs.weight * (2 * torch.rand(num_columns) - 1)
     seed, common = random_arguments(p)
     keep = spec.keep_mask(seed, SITE, inputs.coords, num_columns, p)
-    out = native_layer_norm(native, inputs, common, num_threads=2)
+    out = native_layer_norm(native, inputs, common, num_threads=2, from_output=from_output)
     plain, truth = (
         composed_layer_norm(inputs, keep, spec.dropout_scale(p), dtype) for dtype in (torch.float32, torch.float64)
     )
     if num_columns == 1:
         # The variance is 0, and 1 / sqrt(eps) = 1e6 magnifies the rounding of h: only these are well defined.
-        names = {"h", "mean", "dbias"}
+        names = {"h", "mean", "dbias"} & set(out)
     else:
         names = set(out)
     for name in sorted(names):
@@ -171,12 +187,47 @@ def test_layer_norm_forward_in_place_without_saving(native: ModuleType, alias: s
     assert torch.equal(getattr(inputs, alias), expected["y"])
 
 
-def test_layer_norm_bits_do_not_depend_on_threads(native: ModuleType) -> None:
+@pytest.mark.parametrize("from_output", [False, True])
+def test_layer_norm_bits_do_not_depend_on_threads(native: ModuleType, from_output: bool) -> None:
     inputs = layer_norm_inputs(700, 200)
     _, common = random_arguments(0.1)
-    one, many = (native_layer_norm(native, inputs, common, num_threads) for num_threads in (1, 5))
+    one, many = (
+        native_layer_norm(native, inputs, common, num_threads, from_output=from_output) for num_threads in (1, 5)
+    )
     for name in one:
         assert torch.equal(one[name], many[name]), name
+
+
+def test_layer_norm_forward_is_the_same_with_and_without_h(native: ModuleType) -> None:
+    inputs = layer_norm_inputs(33, 100)
+    _, common = random_arguments(0.1)
+    with_h, without = (native_layer_norm(native, inputs, common, 1, from_output=f) for f in (False, True))
+    assert torch.equal(with_h["y"], without["y"]) and torch.equal(with_h["rstd"], without["rstd"])
+
+
+@pytest.mark.parametrize("num_columns", [1, 5, 768])
+def test_output_suffices_is_that_of_the_reference(native: ModuleType, num_columns: int) -> None:
+    weights = [
+        1.0,
+        0.0,
+        MIN_WEIGHT,
+        -MIN_WEIGHT,
+        MIN_WEIGHT * 0.999,
+        MAX_WEIGHT,
+        MAX_WEIGHT * 1.001,
+        math.inf,
+        math.nan,
+    ]
+    seen = set()
+    for value, ratio, dtype in itertools.product(weights, [0.0, 1.0, -2.0, 2.01, 8.0, -8.01, math.nan], DTYPES):
+        weight, bias = torch.ones(num_columns), torch.zeros(num_columns)
+        weight[-1], bias[-1] = value, ratio * value
+        expected = bool(output_suffices(weight, bias, dtype))
+        limits = (MIN_WEIGHT, MAX_WEIGHT, max_shift(dtype))
+        assert native.output_suffices(weight.data_ptr(), bias.data_ptr(), num_columns, *limits) == expected
+        assert expected == (MIN_WEIGHT <= abs(value) <= MAX_WEIGHT and abs(ratio) <= max_shift(dtype))
+        seen.add(expected)
+    assert seen == {False, True}
 
 
 def test_bad_arguments_are_named(native: ModuleType) -> None:
@@ -196,7 +247,7 @@ def test_empty_tensors(native: ModuleType) -> None:
     native.keep_mask(0, 0, 8, 0, 0, 0, 6554, 2)
     columns = torch.full((3, 4), torch.nan)
     native.dropout_add_layer_norm_bwd(
-        *(0, 0, 0, 0, 0, 0, 0), *(c.data_ptr() for c in columns), 0, 4, 0, 0, 0, 6554, 1.0, 2
+        *(0, 0, 0, 0, 0, 0, 0, 0), *(c.data_ptr() for c in columns), 0, 4, 0, 0, 0, 6554, 1.0, 2
     )
     assert (columns == 0).all(), "column sums over no rows are 0"
 

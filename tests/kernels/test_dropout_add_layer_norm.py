@@ -1,4 +1,8 @@
-"""The Triton kernels of dropout-add-LayerNorm, in the interpreter, against the fp64 reference."""
+"""The Triton kernels of dropout-add-LayerNorm, in the interpreter, against the fp64 reference.
+
+Most tests let the kernels choose what backward reads (`saves` "device"), once with weights that let it be y and once
+with weights that do not.
+"""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +14,7 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.reference import dropout_add_layer_norm as reference
 from bert_fast.reference.dropout import keep_mask
+from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, max_shift, output_suffices
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
@@ -46,10 +51,18 @@ class Inputs:
     dy: Tensor
     dropout_p: float
     eps: float = 1e-12
+    saves: str = "device"
     mask: tuple[Tensor | None, Tensor | None, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.mask = (SEED, coords_of(len(self.x)), SITE) if self.dropout_p else (None, None, SITE)
+
+    @property
+    def keeps_h(self) -> bool:
+        """Whether forward stores h."""
+        return self.saves == "input" or (
+            self.saves == "device" and not output_suffices(self.weight, self.bias, self.x.dtype)
+        )
 
     def tensors(self) -> list[Tensor]:
         named = (self.x, self.residual, self.x_bias, self.weight, self.bias, self.dy)
@@ -66,9 +79,17 @@ def make_inputs(
     parameter_dtype: torch.dtype | None = None,
     offset: float = 0.0,
     scale: float = 1.0,
+    suffices: bool = False,
 ) -> Inputs:
+    """suffices: parameters with which y is all that backward needs; without, most weights are too close to 0."""
     x, residual, dy = torch.randn(3, num_tokens, hidden_size).unbind()
-    x_bias, weight, bias = torch.randn(3, hidden_size).to(parameter_dtype or dtype).unbind()
+    x_bias, weight, bias = torch.randn(3, hidden_size).unbind()
+    if suffices:
+        weight = torch.where(weight < 0, weight - 0.2, weight + 0.2)
+        bias = 1.95 * weight * (2 * torch.rand(hidden_size) - 1)  # no rounding may lift it above twice the weight
+    else:
+        bias[0] = 9 * weight[0]
+    x_bias, weight, bias = (t.to(parameter_dtype or dtype) for t in (x_bias, weight, bias))
     return Inputs(
         (x * scale).to(dtype),
         (residual * scale + offset).to(dtype),
@@ -83,11 +104,13 @@ def make_inputs(
 def run(family, i: Inputs) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
     """(y, h, mean, rstd, dx, dresidual, dx_bias, dweight, dbias) of one implementation."""
     y, h, mean, rstd = family.dropout_add_layer_norm_fwd(
-        i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask
+        i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask, i.saves
     )
     return (
         y, h, mean, rstd,
-        *family.dropout_add_layer_norm_bwd(i.dy, h, mean, rstd, i.weight, i.dropout_p, *i.mask),
+        *family.dropout_add_layer_norm_bwd(
+            i.dy, y, h, mean, rstd, i.weight, i.bias, i.dropout_p, *i.mask, i.saves
+        ),
     )  # fmt: skip
 
 
@@ -109,14 +132,21 @@ def run_plain(i: Inputs) -> tuple[Tensor, ...]:
     return tuple(t.detach() for t in (y, h, mean, rstd, *grads) if t is not None)
 
 
-def check(kernels, i: Inputs) -> None:  # type: ignore[no-untyped-def]
-    """Compares every output with the fp64 reference on the same rounded inputs; inputs must stay as they were."""
+def check(kernels, i: Inputs, *, keeps_h: bool | None = None) -> None:  # type: ignore[no-untyped-def]
+    """Compares every output with the fp64 reference on the same rounded inputs; inputs must stay as they were.
+
+    keeps_h: whether h is to be there; by default what the weights say.
+    """
+    keeps_h = i.keeps_h if keeps_h is None else keeps_h
     before = [t.clone() for t in i.tensors()]
     double = replace(
         i, **{n: t.double() for n, t in vars(i).items() if isinstance(t, Tensor) and n != "mask"}
     )  # fmt: skip
     names = ("y", "h", "mean", "rstd", "dx", "dresidual", "dx_bias", "dweight", "dbias")
     for name, actual, plain, truth in zip(names, run(kernels, i), run_plain(i), run(reference, double), strict=True):
+        if name == "h" and not keeps_h:  # allocated or not, nothing was written
+            assert actual.numel() == (0 if i.saves == "output" else i.x.numel()) and torch.isnan(actual).all()
+            continue
         of_half = name in ("mean", "rstd") and i.x.dtype != torch.float32
         assert_close_to_truth(OP, f"{name}_of_half" if of_half else name, actual, plain, truth)
         assert actual.is_contiguous(), name
@@ -126,37 +156,111 @@ def check(kernels, i: Inputs) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("hidden_size", [8, 13, 33, 96, 384, 768, 1000, 1024])
-def test_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, make_inputs(5, hidden_size, dtype))
+@pytest.mark.parametrize("suffices", [False, True])
+def test_widths(kernels, hidden_size: int, dtype: torch.dtype, suffices: bool) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(5, hidden_size, dtype, suffices=suffices))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("hidden_size", [128, 312, 1500, 4096, 8192])
 def test_more_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, make_inputs(3, hidden_size, dtype))
+    i = make_inputs(2, hidden_size, dtype, suffices=hidden_size != 1500)
+    # The widest fp32 rows keep h whatever the weights are.
+    keeps_h = kernels.launch_config(hidden_size, dtype).keeps_h
+    assert keeps_h == (hidden_size == 8192 and dtype == torch.float32)
+    check(kernels, i, keeps_h=keeps_h or i.keeps_h)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 17, 64])
 def test_numbers_of_tokens(kernels, num_tokens: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, make_inputs(num_tokens, 96, dtype))
+    check(kernels, make_inputs(num_tokens, 96, dtype, suffices=num_tokens != 17))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1, 0.5, 1.0])
-def test_dropout_and_bias(kernels, dropout_p: float, has_bias: bool) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, make_inputs(7, 33, dropout_p=dropout_p, has_bias=has_bias))
+@pytest.mark.parametrize("suffices", [False, True])
+def test_dropout_and_bias(kernels, dropout_p: float, has_bias: bool, suffices: bool) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(7, 33, dropout_p=dropout_p, has_bias=has_bias, suffices=suffices))
 
 
-def test_half_precision_with_fp32_parameters(kernels) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, make_inputs(5, 40, torch.float16, parameter_dtype=torch.float32))
+@pytest.mark.parametrize("saves", ["input", "output"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_told_what_to_save(kernels, saves: str, dropout_p: float) -> None:  # type: ignore[no-untyped-def]
+    """Both answers, given by the caller; the output gives the same bits as the kernels' own choice of it."""
+    i = replace(make_inputs(7, 33, torch.float16, dropout_p, suffices=True), saves=saves)
+    check(kernels, i)
+    if saves == "output":
+        told, chosen = run(kernels, i), run(kernels, replace(i, saves="device"))
+        assert all(torch.equal(a, b) for n, (a, b) in enumerate(zip(told, chosen, strict=True)) if n != 1)
+
+
+@pytest.mark.parametrize("suffices", [False, True])
+def test_half_precision_with_fp32_parameters(kernels, suffices: bool) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make_inputs(5, 40, torch.float16, parameter_dtype=torch.float32, suffices=suffices))
+
+
+UNSAFE = {
+    "zero": (0.0, 0.0), "tiny": (1e-6, 0.0), "negative and tiny": (-1e-6, 1e-6), "huge bias": (0.5, 300.0),
+    "huge": (2e4, 1.0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_far_from_zero(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("name", UNSAFE)
+def test_one_unsafe_column_is_enough(kernels, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """A weight near 0, or a bias that buries it: everything, this column's gradients included, comes from h."""
+    i = make_inputs(6, 72, dtype, suffices=True)
+    i.weight[71], i.bias[71] = UNSAFE[name]
+    assert i.keeps_h
+    if name == "huge":
+        i.dy[:, 71] = 0.0  # comparisons are absolute: its values would hide all others
+        i.residual[:, 71] = i.x[:, 71] = i.x_bias[71] = 0.0
+    check(kernels, i)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_all_zero(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """As at the start of residual networks that initialise their last LayerNorm with zeros."""
+    i = make_inputs(6, 72, dtype, suffices=True)
+    i.weight.zero_()
+    check(kernels, i)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("weight", [MIN_WEIGHT, MAX_WEIGHT])
+def test_weights_at_the_limits(kernels, dtype: torch.dtype, weight: float) -> None:  # type: ignore[no-untyped-def]
+    """The smallest and largest weights, with the largest bias, of which n is read from y."""
+    i = make_inputs(6, 72, dtype, suffices=True)
+    i.weight.copy_(weight * i.weight.sign())
+    i.bias.copy_(max_shift(dtype) * i.weight * torch.randn(72).sign())
+    assert not i.keeps_h
+    i = replace(i, dy=(i.dy.float() / weight).to(dtype))  # so that gradients are near 1
+    named = zip(("y", "mean", "rstd", "dx", "dresidual", "dx_bias"), (0, 2, 3, 4, 5, 6), strict=True)
+    double = replace(i, **{n: t.double() for n, t in vars(i).items() if isinstance(t, Tensor) and n != "mask"})
+    results = run(kernels, i), run_plain(i), run(reference, double)
+    for name, index in named:
+        actual, plain, truth = (result[index] / (weight if name == "y" else 1.0) for result in results)
+        of_half = name in ("mean", "rstd") and i.x.dtype != torch.float32
+        assert_close_to_truth(OP, f"{name}_of_half" if of_half else name, actual, plain, truth)
+
+
+@pytest.mark.parametrize("where", ["weight", "bias"])
+def test_parameters_that_are_not_numbers(kernels, where: str) -> None:  # type: ignore[no-untyped-def]
+    """NaN takes the path of h, and shows where plain torch shows it."""
+    i = make_inputs(4, 24, dropout_p=0.0, suffices=True)  # plain torch multiplies what is dropped by 0
+    getattr(i, where)[5] = float("nan")
+    assert i.keeps_h
+    for actual, plain in zip(run(kernels, i), run_plain(i), strict=True):
+        assert torch.equal(torch.isnan(actual), torch.isnan(plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("suffices", [False, True])
+def test_rows_far_from_zero(kernels, dtype: torch.dtype, suffices: bool) -> None:  # type: ignore[no-untyped-def]
     """An offset of -20 with a spread of 0.01 defeats variances computed as E[h^2] - E[h]^2."""
-    check(kernels, replace(make_inputs(5, 96, dtype, offset=-20.0, scale=0.01), eps=1e-5))
+    check(kernels, replace(make_inputs(5, 96, dtype, offset=-20.0, scale=0.01, suffices=suffices), eps=1e-5))
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e15), (torch.float16, 5e3)])
@@ -187,14 +291,15 @@ def test_constant_rows_and_bert_eps(kernels) -> None:  # type: ignore[no-untyped
 
 
 def test_dropped_infinities_stay_out(kernels) -> None:  # type: ignore[no-untyped-def]
-    i = make_inputs(2, 16, dropout_p=1.0, has_bias=False)
+    i = replace(make_inputs(2, 16, dropout_p=1.0, has_bias=False), saves="input")
     _, h = run(kernels, replace(i, x=torch.full_like(i.x, float("inf"))))[:2]
     assert torch.equal(h, i.residual)
 
 
 @pytest.mark.parametrize("layout", ["row-strided", "transposed", "expanded"])
-def test_strides(kernels, layout: str) -> None:  # type: ignore[no-untyped-def]
-    i = make_inputs(6, 40)
+@pytest.mark.parametrize("suffices", [False, True])
+def test_strides(kernels, layout: str, suffices: bool) -> None:  # type: ignore[no-untyped-def]
+    i = make_inputs(6, 40, suffices=suffices)
 
     def relaid(t: Tensor) -> Tensor:
         if layout == "row-strided":
@@ -207,7 +312,7 @@ def test_strides(kernels, layout: str) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_strided_parameters(kernels) -> None:  # type: ignore[no-untyped-def]
-    i = make_inputs(5, 16)
+    i = make_inputs(5, 16, suffices=True)
     every_other = {name: getattr(i, name).repeat_interleave(2)[::2] for name in ("x_bias", "weight", "bias")}
     check(kernels, replace(i, **every_other))
 
@@ -225,12 +330,12 @@ def test_masks_are_those_of_the_reference(kernels, hidden_size, dtype, dropout_p
     keep = keep_mask(SEED, SITE, coords, hidden_size, dropout_p)
     weight = torch.ones(hidden_size)
     _, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
-        ones, zeros, None, weight, weight, 1e-12, dropout_p, SEED, coords, SITE
+        ones, zeros, None, weight, weight, 1e-12, dropout_p, SEED, coords, SITE, "input"
     )
     assert torch.equal(h != 0, keep)
     dx, dresidual, *_ = kernels.dropout_add_layer_norm_bwd(
-        torch.randn(num_tokens, hidden_size).to(dtype), zeros, mean, torch.ones_like(rstd), weight,
-        dropout_p, SEED, coords, SITE,
+        torch.randn(num_tokens, hidden_size).to(dtype), None, zeros, mean, torch.ones_like(rstd), weight, weight,
+        dropout_p, SEED, coords, SITE, "input",
     )  # fmt: skip
     assert torch.equal(dx != 0, keep & (dresidual != 0))
 
@@ -241,7 +346,7 @@ def test_masks_depend_on_seed_site_row_and_position(kernels) -> None:  # type: i
     def mask(seed: int = 1, site: int = 2, row: int = 3, position: int = 4) -> Tensor:
         coords = torch.tensor([[row, position]], dtype=torch.int32)
         return kernels.dropout_add_layer_norm_fwd(
-            ones, ones * 0, None, weight, weight, 1e-12, 0.5, torch.tensor([seed]), coords, site
+            ones, ones * 0, None, weight, weight, 1e-12, 0.5, torch.tensor([seed]), coords, site, "input"
         )[1]
 
     base = mask()
@@ -251,9 +356,9 @@ def test_masks_depend_on_seed_site_row_and_position(kernels) -> None:  # type: i
 
 
 def test_runs_repeat_bit_for_bit(kernels) -> None:  # type: ignore[no-untyped-def]
-    i = make_inputs(33, 96, torch.float16)
-    for first, second in zip(run(kernels, i), run(kernels, i), strict=True):
-        assert torch.equal(first, second)
+    i = make_inputs(33, 96, torch.float16, suffices=True)
+    for index, (first, second) in enumerate(zip(run(kernels, i), run(kernels, i), strict=True)):
+        assert torch.equal(first, second) or index == 1  # h is not written
 
 
 def test_without_dropout_dx_is_dresidual(kernels) -> None:  # type: ignore[no-untyped-def]
@@ -262,7 +367,7 @@ def test_without_dropout_dx_is_dresidual(kernels) -> None:  # type: ignore[no-un
 
 
 def test_bf16_stays_within_a_unit_of_the_reference(kernels) -> None:  # type: ignore[no-untyped-def]
-    i = make_inputs(5, 96, torch.bfloat16)
+    i = replace(make_inputs(5, 96, torch.bfloat16), saves="input")
     y, h, mean, rstd = run(kernels, i)[:4]
     expected_h = run(reference, i)[1].float()
     expected_y = (h.float() - mean[:, None]) * rstd[:, None] * i.weight.float() + i.bias.float()
@@ -273,7 +378,7 @@ def test_bf16_stays_within_a_unit_of_the_reference(kernels) -> None:  # type: ig
 def test_offsets_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The second row of every input lies 2^31 + 8 elements behind the first, in a sparse file that takes no space."""
     hidden_size, stride = 16, 2**31 + 8
-    i = make_inputs(2, hidden_size, torch.float16)
+    i = make_inputs(2, hidden_size, torch.float16)  # y and h are contiguous: new tensors of T * H elements
 
     def far_apart(name: str, t: Tensor) -> Tensor:
         storage = torch.from_file(str(tmp_path / name), shared=True, size=stride + hidden_size, dtype=t.dtype)
@@ -301,31 +406,36 @@ def test_every_width_has_a_configuration(kernels, dtype: torch.dtype) -> None:  
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-def test_bytes_are_those_of_the_docstring(kernels, dropout_p) -> None:  # type: ignore[no-untyped-def]
-    """Every element of a [T, H] tensor is touched once, nothing but parameters and partial sums besides."""
-    i = make_inputs(13, 40, torch.float16, dropout_p)
+@pytest.mark.parametrize("suffices", [False, True])
+def test_bytes_are_those_of_the_docstring(kernels, dropout_p, suffices) -> None:  # type: ignore[no-untyped-def]
+    """Three tensors forward (four where h is stored), each element once; nothing but parameters and sums besides."""
+    i = make_inputs(13, 40, torch.float16, dropout_p, suffices=suffices)
     with traffic() as forward:
         y, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
-            i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask
+            i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask, i.saves
         )
     names = [t for t in i.mask[1:2] if t is not None]  # coords
+    written = (y, mean, rstd) if suffices else (y, h, mean, rstd)
     for t in (i.x, i.residual, *names):
         assert forward.times_loaded(t) == {1}
-    for t in (y, h, mean, rstd):
+    for t in written:
         assert forward.times_stored(t) == {1}
     parameters = (i.x_bias, i.weight, i.bias)
     seed = dropout_p > 0
     assert len(forward.loads) == sum(t.numel() for t in (i.x, i.residual, *names, *parameters)) + seed
-    assert forward.stored_bytes == sum(t.nbytes for t in (y, h, mean, rstd))
+    assert forward.stored_bytes == sum(t.nbytes for t in written)
 
     with traffic() as backward:
-        dx, dresidual, *sums = kernels.dropout_add_layer_norm_bwd(i.dy, h, mean, rstd, i.weight, i.dropout_p, *i.mask)
-    for t in (i.dy, h, mean, rstd, *names):
+        dx, dresidual, *sums = kernels.dropout_add_layer_norm_bwd(
+            i.dy, y, h, mean, rstd, i.weight, i.bias, i.dropout_p, *i.mask, i.saves
+        )
+    kept = (y, rstd) if suffices else (h, mean, rstd)
+    for t in (i.dy, *kept, *names):
         assert backward.times_loaded(t) == {1}
     outputs = (dx, dresidual, *sums) if dropout_p else (dresidual, *sums)
     for t in outputs:
         assert backward.times_stored(t) == {1}
     partial_bytes = backward.stored_bytes - sum(t.nbytes for t in outputs)
     assert partial_bytes % (4 * 3 * 40) == 0 and partial_bytes > 0
-    read = sum(t.numel() for t in (i.dy, h, mean, rstd, i.weight, *names)) + seed + partial_bytes // 4
+    read = sum(t.numel() for t in (i.dy, *kept, i.weight, i.bias, *names)) + seed + partial_bytes // 4
     assert len(backward.loads) == read

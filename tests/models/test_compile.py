@@ -125,8 +125,8 @@ def _op_calls(dtype: torch.dtype, *, transposed: bool) -> dict[str, tuple]:
         "dropout": (x, 0.5, SEED, coords, 2),
         "attention_fwd": (q, k, v, *layout),
         "attention_bwd": (new(5, 2, 16), q, k, v, torch.randn(5, 2, 16, dtype=dtype), lse, *layout),
-        "dropout_add_layer_norm_fwd": (x, new(5, 16), None, new(16), new(16), 1e-12, *drop),
-        "dropout_add_layer_norm_bwd": (x, new(5, 16), mean, mean, new(16), *drop),
+        "dropout_add_layer_norm_fwd": (x, new(5, 16), None, new(16), new(16), 1e-12, *drop, "device"),
+        "dropout_add_layer_norm_bwd": (x, new(5, 16), new(5, 16), mean, mean, new(16), new(16), *drop, "device"),
     }
 
 

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bert_fast import backend
+from bert_fast import backend, native
 from bert_fast.errors import BackendError
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 from bert_fast.reference import dropout_add_layer_norm as reference
+from bert_fast.reference.dropout_add_layer_norm import SAVES
 from bert_fast.testing.compare import assert_close_to_truth
 
 BACKENDS = ["reference", "torch", pytest.param("triton", marks=pytest.mark.interpreter)]
@@ -18,9 +20,16 @@ _fwd = torch.ops.bert_fast.dropout_add_layer_norm_fwd.default
 _bwd = torch.ops.bert_fast.dropout_add_layer_norm_bwd.default
 
 
-def leaves(num_tokens: int = 5, hidden_size: int = 24, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def leaves(
+    num_tokens: int = 5, hidden_size: int = 24, dtype: torch.dtype = torch.float32, *, suffices: bool = True
+) -> dict[str, Tensor]:
+    """suffices: parameters with which backward needs nothing but the output; without, one weight is 0."""
     x, residual = torch.randn(2, num_tokens, hidden_size).to(dtype).unbind()
     weight, bias, x_bias = torch.randn(3, hidden_size).unbind()
+    weight = torch.where(weight < 0, weight - 0.2, weight + 0.2)
+    bias = 1.95 * weight * bias.tanh()
+    if not suffices:
+        weight[7] = 0.0
     named = {"x": x, "residual": residual, "weight": weight, "bias": bias, "x_bias": x_bias}
     return {name: t.clone().requires_grad_() for name, t in named.items()}
 
@@ -41,8 +50,9 @@ def outputs(name: str, arguments: dict[str, Any], dy: Tensor) -> dict[str, Tenso
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_back_ends_agree_with_fp64(name: str, dropout_p: float, has_bias: bool) -> None:
-    arguments = leaves() | (mask(dropout_p=dropout_p) if dropout_p else {})
+@pytest.mark.parametrize("suffices", [False, True])
+def test_back_ends_agree_with_fp64(name: str, dropout_p: float, has_bias: bool, suffices: bool) -> None:
+    arguments = leaves(suffices=suffices) | (mask(dropout_p=dropout_p) if dropout_p else {})
     if not has_bias:
         arguments["x_bias"] = None
     dy = torch.randn(5, 24)
@@ -58,8 +68,9 @@ def test_back_ends_agree_with_fp64(name: str, dropout_p: float, has_bias: bool) 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_with_fp32_parameters(name: str, dtype: torch.dtype) -> None:
-    arguments = leaves(dtype=dtype) | mask()
+@pytest.mark.parametrize("suffices", [False, True])
+def test_half_precision_with_fp32_parameters(name: str, dtype: torch.dtype, suffices: bool) -> None:
+    arguments = leaves(dtype=dtype, suffices=suffices) | mask()
     dy = torch.randn(5, 24).to(dtype)
     got = outputs(name, arguments, dy)
     assert got["y"].dtype == got["dx"].dtype == got["dresidual"].dtype == dtype
@@ -92,25 +103,29 @@ def test_no_rows(name: str) -> None:
 def test_outputs_alias_nothing(name: str) -> None:
     arguments = leaves()
     x, residual, weight, bias = (arguments[key].detach() for key in ("x", "residual", "weight", "bias"))
-    with torch.no_grad():
-        out = _fwd(x * 0, residual, None, weight, bias, 1e-5, 0.0, None, None, 0, name)
-    addresses = [t.data_ptr() for t in (*out, x, residual, weight, bias)]
-    assert len(set(addresses)) == len(addresses)
+    for saves in SAVES:
+        with torch.no_grad():
+            out = _fwd(x * 0, residual, None, weight, bias, 1e-5, 0.0, None, None, 0, saves, name)
+        addresses = [t.data_ptr() for t in (*out, x, residual, weight, bias) if t.numel()]
+        assert len(set(addresses)) == len(addresses) == (7 if saves == "output" else 8)
 
 
 @pytest.mark.parametrize("name", ["reference", "torch"])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-def test_opcheck(name: str, dropout_p: float) -> None:
-    t = leaves()
+@pytest.mark.parametrize(("saves", "suffices"), [("input", False), ("output", True), ("device", False)])
+def test_opcheck(name: str, dropout_p: float, saves: str, suffices: bool) -> None:
+    # Two runs are compared, also in an h that nobody wrote: so "device" is checked with weights that make it written.
+    t = leaves(suffices=suffices)
     masks = (0.3, *[mask()[key] for key in ("seed", "coords", "site")]) if dropout_p else (0.0, None, None, SITE)
-    torch.library.opcheck(_fwd, (t["x"], t["residual"], t["x_bias"], t["weight"], t["bias"], 1e-5, *masks, name))
-    h, dy = (t[key].detach() for key in ("x", "residual"))
-    torch.library.opcheck(_bwd, (dy, h, h.mean(1), h.std(1), t["weight"].detach(), *masks, name))
+    torch.library.opcheck(_fwd, (t["x"], t["residual"], t["x_bias"], t["weight"], t["bias"], 1e-5, *masks, saves, name))
+    h, dy, weight, bias = (t[key].detach() for key in ("x", "residual", "weight", "bias"))
+    kept = {"input": (None, h, h.mean(1)), "output": (h, None, None), "device": (h, h, h.mean(1))}[saves]
+    torch.library.opcheck(_bwd, (dy, *kept, h.std(1), weight, bias, *masks, saves, name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_full_graph_compile_without_recompiling_for_new_lengths(compiler: str) -> None:
+@pytest.mark.parametrize(("compiler", "suffices"), [("aot_eager", True), ("aot_eager", False), ("inductor", True)])
+def test_full_graph_compile_without_recompiling_for_new_lengths(compiler: str, suffices: bool) -> None:
     graphs, graphs_of_first_length = 0, 0
 
     def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -121,7 +136,7 @@ def test_full_graph_compile_without_recompiling_for_new_lengths(compiler: str) -
     torch._dynamo.reset()
     compiled = torch.compile(dropout_add_layer_norm, fullgraph=True, backend=counting, dynamic=True)
     for num_tokens in (5, 7, 12):
-        arguments = leaves(num_tokens) | mask(num_tokens)
+        arguments = leaves(num_tokens, suffices=suffices) | mask(num_tokens)
         y = compiled(**arguments)
         graphs_of_first_length = graphs_of_first_length or graphs
         expected = dropout_add_layer_norm(**arguments)
@@ -135,37 +150,81 @@ def test_full_graph_compile_without_recompiling_for_new_lengths(compiler: str) -
     assert graphs == graphs_of_first_length > 0
 
 
-def saved(arguments: dict[str, Any]) -> list[Tensor]:
+def saved(arguments: dict[str, Any], name: str = "torch") -> tuple[Tensor, list[Tensor]]:
+    """The output and what is saved for backward."""
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        dropout_add_layer_norm(**arguments, backend="reference")
-    return kept
+        y = dropout_add_layer_norm(**arguments, backend=name)
+    return y, kept
 
 
-def test_saves_one_activation() -> None:
-    arguments = leaves() | mask()
-    sizes = sorted(t.numel() for t in saved(arguments))
-    assert sizes == sorted([5 * 24, 5, 5, 24, 1, 10])  # h, mean, rstd, weight, seed, coords
-    assert sorted(t.numel() for t in saved(leaves())) == sorted([5 * 24, 5, 5, 24])
+@pytest.mark.parametrize("name", ["reference", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saves_its_output_where_the_weights_allow(name: str, dtype: torch.dtype) -> None:
+    """Of [T, H] there is nothing but the very tensor that the caller gets."""
+    arguments = leaves(dtype=dtype) | mask()
+    y, kept = saved(arguments, name)
+    assert sorted(t.numel() for t in kept) == sorted([5 * 24, 5, 24, 24, 1, 10])  # y, rstd, weight, bias, seed, coords
+    assert [t.data_ptr() for t in kept if t.numel() == y.numel()] == [y.data_ptr()]
+    assert sorted(t.numel() for t in saved(leaves(dtype=dtype), name)[1]) == sorted([5 * 24, 5, 24, 24])
+
+
+@pytest.mark.parametrize("name", ["reference", "torch"])
+def test_saves_its_input_where_they_do_not(name: str) -> None:
+    y, kept = saved(leaves(suffices=False) | mask(), name)
+    assert sorted(t.numel() for t in kept) == sorted([5 * 24, 5, 5, 24, 24, 1, 10])  # h and mean in place of y
+    assert not any(t.data_ptr() == y.data_ptr() for t in kept)
+
+
+def test_without_the_extension_the_decision_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", lambda: None)
+    for suffices in (False, True):
+        y, kept = saved(leaves(suffices=suffices))
+        assert any(t.data_ptr() == y.data_ptr() for t in kept) == suffices
+
+
+def test_changing_the_output_in_place_before_backward_is_noticed() -> None:
+    y = dropout_add_layer_norm(**leaves())
+    y.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("suffices", [False, True])
+def test_gradients_being_wanted_does_not_change_a_bit_of_the_output(dtype: torch.dtype, suffices: bool) -> None:
+    """So a checkpoint's first run, without gradients, and its second give the same."""
+    arguments = leaves(dtype=dtype, suffices=suffices) | mask()
+    with torch.no_grad():
+        expected = dropout_add_layer_norm(**arguments)
+    assert torch.equal(dropout_add_layer_norm(**arguments), expected)
+
+
+def test_parameters_of_another_tensor_type_are_not_looked_at() -> None:
+    """Fake tensors and other stand-ins have no values: such a call leaves the choice to the implementation."""
+    with FakeTensorMode():
+        y, kept = saved(leaves())
+    assert y.shape == (5, 24)
+    assert sum(t.numel() == 5 * 24 for t in kept) == 2  # y and h
 
 
 def test_saves_nothing_without_gradients() -> None:
     with torch.no_grad():
-        assert saved(leaves() | mask()) == []
+        assert saved(leaves() | mask())[1] == []
 
 
 def test_backward_runs_where_forward_was_asked_to_run() -> None:
     arguments = leaves() | mask()
     with backend.use_backend("reference"):
-        y = dropout_add_layer_norm(**arguments)
-    dy = torch.randn_like(y)
+        output = dropout_add_layer_norm(**arguments)
+    dy = torch.randn_like(output)
     x, residual = arguments["x"].detach(), arguments["residual"].detach()
-    _, h, mean, rstd = reference.dropout_add_layer_norm_fwd(
-        x, residual, arguments["x_bias"].detach(), arguments["weight"].detach(), arguments["bias"].detach(), 1e-12,
-        *mask().values(),
-    )  # fmt: skip
-    expected = reference.dropout_add_layer_norm_bwd(dy, h, mean, rstd, arguments["weight"].detach(), *mask().values())
-    assert torch.equal(torch.autograd.grad(y, arguments["x"], dy)[0], expected[0])
+    weight, bias = arguments["weight"].detach(), arguments["bias"].detach()
+    y, _, _, rstd = reference.dropout_add_layer_norm_fwd(
+        x, residual, arguments["x_bias"].detach(), weight, bias, 1e-12, *mask().values(), "output"
+    )
+    expected = reference.dropout_add_layer_norm_bwd(dy, y, None, None, rstd, weight, bias, *mask().values(), "output")
+    assert torch.equal(torch.autograd.grad(output, arguments["x"], dy)[0], expected[0])
 
 
 def test_autocast_casts_activations_and_keeps_parameters() -> None:

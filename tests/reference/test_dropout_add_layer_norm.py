@@ -5,7 +5,15 @@ import torch
 from torch import Tensor
 
 from bert_fast.reference.dropout import dropout_scale, keep_mask
-from bert_fast.reference.dropout_add_layer_norm import dropout_add_layer_norm_bwd, dropout_add_layer_norm_fwd
+from bert_fast.reference.dropout_add_layer_norm import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    SAVES,
+    dropout_add_layer_norm_bwd,
+    dropout_add_layer_norm_fwd,
+    max_shift,
+    output_suffices,
+)
 from bert_fast.testing.tolerances import tolerance
 
 SEED = torch.tensor([0x1234_5678_9ABC_DEF], dtype=torch.int64)
@@ -22,32 +30,46 @@ class _Explicit(torch.autograd.Function):
     """Forward and the explicit backward, as gradcheck wants them."""
 
     @staticmethod
-    def forward(ctx, x, residual, x_bias, weight, bias, dropout_p, coords):  # type: ignore[override]
+    def forward(ctx, x, residual, x_bias, weight, bias, dropout_p, coords, saves):  # type: ignore[override]
         y, h, mean, rstd = dropout_add_layer_norm_fwd(
-            x, residual, x_bias, weight, bias, 1e-12, dropout_p, SEED, coords, SITE
+            x, residual, x_bias, weight, bias, 1e-12, dropout_p, SEED, coords, SITE, saves
         )
-        ctx.save_for_backward(h, mean, rstd, weight, coords)
-        ctx.dropout_p, ctx.has_bias = dropout_p, x_bias is not None
+        kept = {"input": (None, h, mean), "output": (y, None, None), "device": (y, h, mean)}[saves]
+        ctx.save_for_backward(*kept, rstd, weight, bias, coords)
+        ctx.dropout_p, ctx.has_bias, ctx.saves = dropout_p, x_bias is not None, saves
         return y
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[override]
-        h, mean, rstd, weight, coords = ctx.saved_tensors
+        y, h, mean, rstd, weight, bias, coords = ctx.saved_tensors
         dx, dresidual, dx_bias, dweight, dbias = dropout_add_layer_norm_bwd(
-            dy, h, mean, rstd, weight, ctx.dropout_p, SEED, coords, SITE
+            dy, y, h, mean, rstd, weight, bias, ctx.dropout_p, SEED, coords, SITE, ctx.saves
         )
-        return dx, dresidual, dx_bias if ctx.has_bias else None, dweight, dbias, None, None
+        return dx, dresidual, dx_bias if ctx.has_bias else None, dweight, dbias, None, None, None
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_gradcheck(dropout_p: float, has_bias: bool) -> None:
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    ("saves", "suffices", "has_bias"),
+    [
+        ("input", False, False),
+        ("input", True, True),
+        ("output", True, True),
+        ("device", False, True),
+        ("device", True, False),
+    ],
+)
+def test_gradcheck(dropout_p: float, saves: str, suffices: bool, has_bias: bool) -> None:
     x, residual = torch.randn(2, 5, 11, dtype=torch.float64).unbind()
     x_bias, weight, bias = torch.randn(3, 11, dtype=torch.float64).unbind()
+    weight = weight.sign() * (weight.abs() + 0.5)
+    if not suffices:
+        weight[3] = 0.0
+    assert output_suffices(weight, bias, weight.dtype) == suffices
     inputs = [t.clone().requires_grad_() for t in (x, residual, x_bias, weight, bias)]
     if not has_bias:
         inputs[2] = None
-    assert torch.autograd.gradcheck(_Explicit.apply, (*inputs, dropout_p, _coords(5)))
+    assert torch.autograd.gradcheck(_Explicit.apply, (*inputs, dropout_p, _coords(5), saves))
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
@@ -56,7 +78,7 @@ def test_forward_is_torch_layer_norm_of_the_masked_sum(dropout_p: float) -> None
     x_bias, weight, bias = torch.randn(3, 24, dtype=torch.float64).unbind()
     coords = _coords(7)
     y, h, mean, rstd = dropout_add_layer_norm_fwd(
-        x, residual, x_bias, weight, bias, 1e-5, dropout_p, SEED, coords, SITE
+        x, residual, x_bias, weight, bias, 1e-5, dropout_p, SEED, coords, SITE, "input"
     )
     keep = keep_mask(SEED, SITE, coords, 24, dropout_p)
     expected_h = residual + (x + x_bias) * keep * dropout_scale(dropout_p)
@@ -70,18 +92,23 @@ def test_forward_is_torch_layer_norm_of_the_masked_sum(dropout_p: float) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_dtypes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("saves", SAVES)
+def test_dtypes(dtype: torch.dtype, saves: str) -> None:
     x, residual, dy = torch.randn(3, 4, 16).to(dtype).unbind()
     weight, bias = torch.randn(2, 16).unbind()
-    y, h, mean, rstd = dropout_add_layer_norm_fwd(x, residual, None, weight, bias, 1e-12, 0.1, SEED, _coords(4), SITE)
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(
+        x, residual, None, weight, bias, 1e-12, 0.1, SEED, _coords(4), SITE, saves
+    )
     assert (y.dtype, h.dtype, mean.dtype, rstd.dtype) == (dtype, dtype, torch.float32, torch.float32)
-    grads = dropout_add_layer_norm_bwd(dy, h, mean, rstd, weight, 0.1, SEED, _coords(4), SITE)
+    assert h.numel() == (0 if saves == "output" else 64)
+    grads = dropout_add_layer_norm_bwd(dy, y, h, mean, rstd, weight, bias, 0.1, SEED, _coords(4), SITE, saves)
     assert [g.dtype for g in grads] == [dtype, dtype, torch.float32, torch.float32, torch.float32]
 
 
 def test_without_dropout_dx_is_dresidual() -> None:
     h, dy = torch.randn(2, 4, 8).unbind()
-    grads = dropout_add_layer_norm_bwd(dy, h, h.mean(1), h.std(1), torch.ones(8), 0.0, None, None, SITE)
+    weight = torch.ones(8)
+    grads = dropout_add_layer_norm_bwd(dy, None, h, h.mean(1), h.std(1), weight, weight, 0.0, None, None, SITE, "input")
     assert grads[0] is grads[1]
 
 
@@ -89,14 +116,39 @@ def test_everything_dropped_leaves_the_residual_even_where_x_is_not_finite() -> 
     x = torch.tensor([[float("inf"), float("nan"), 1.0, 2.0]])
     residual = torch.randn(1, 4)
     weight, bias = torch.ones(4), torch.zeros(4)
-    _, h, _, _ = dropout_add_layer_norm_fwd(x, residual, None, weight, bias, 1e-12, 1.0, SEED, _coords(1), SITE)
+    _, h, _, _ = dropout_add_layer_norm_fwd(
+        x, residual, None, weight, bias, 1e-12, 1.0, SEED, _coords(1), SITE, "input"
+    )
     assert torch.equal(h, residual)
 
 
 def test_no_rows() -> None:
     empty = torch.empty(0, 8)
     weight, bias = torch.ones(8), torch.zeros(8)
-    y, h, mean, rstd = dropout_add_layer_norm_fwd(empty, empty, None, weight, bias, 1e-12, 0.1, SEED, _coords(0), SITE)
+    masks = (0.1, SEED, _coords(0), SITE, "input")
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(empty, empty, None, weight, bias, 1e-12, *masks)
     assert y.shape == h.shape == (0, 8) and mean.shape == rstd.shape == (0,)
-    grads = dropout_add_layer_norm_bwd(y, h, mean, rstd, weight, 0.1, SEED, _coords(0), SITE)
+    grads = dropout_add_layer_norm_bwd(y, None, h, mean, rstd, weight, bias, *masks)
     assert all(not g.any() for g in grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_output_suffices(dtype: torch.dtype) -> None:
+    """One column outside the limits, or not a number, is enough to say no."""
+
+    def suffices(weight: float, bias: float) -> bool:
+        weights, biases = torch.full((5,), 0.7), torch.full((5,), -0.2)
+        weights[3], biases[3] = weight, bias
+        return bool(output_suffices(weights, biases, dtype))
+
+    shift, nan, inf = max_shift(dtype), float("nan"), float("inf")
+    assert all(suffices(sign * w, 0.0) for sign in (1, -1) for w in (MIN_WEIGHT, 1.0, MAX_WEIGHT))
+    assert not any(suffices(w, 0.0) for w in (0.0, -0.0, 0.99 * MIN_WEIGHT, 1.01 * MAX_WEIGHT, inf, -inf, nan))
+    assert suffices(0.5, 0.5 * shift) and suffices(-0.5, 0.5 * shift) and suffices(0.5, -0.5 * shift)
+    assert not any(suffices(0.5, b) for b in (0.501 * shift, -0.501 * shift, inf, -inf, nan))
+
+
+def test_the_largest_output_is_finite_in_half_precision() -> None:
+    """Within the limits no y of 8,192 columns overflows fp16: what backward reads is a number."""
+    largest = MAX_WEIGHT * (8192**0.5 + max_shift(torch.float16))
+    assert torch.isfinite(torch.tensor(largest).half())
