@@ -233,16 +233,20 @@ def _contestants(
     provider: str, problems: Sequence[Problem], functions: Sequence[Function], device: torch.device
 ) -> list[Contestant]:
     forward: list[Launch] = [partial(f, *p.inputs) for f, p in zip(functions, problems, strict=True)]
+    is_step = problems[0].upstream is None
+    first = forward[0]()  # compiles, which may take memory of its own
+    if not is_step:
+        _backward(first, problems[0])()
+    del first
     before = _reset_peak(device)
     first = forward[0]()
-    backward: list[Launch] = []
-    if problems[0].upstream is not None:
-        backward.append(_backward(first, problems[0]))
-        backward[0]()
+    backward: list[Launch] = [] if is_step else [_backward(first, problems[0])]
+    for run in backward:
+        run()
     peak = _peak(device, before)
-    if not backward:
+    if is_step:
         return [Contestant(provider, "step", forward, make_clock(device), peak)]
-    backward += [_backward(run(), problem) for run, problem in zip(forward[1:], problems[1:], strict=True)]
+    backward += [_backward(launch(), problem) for launch, problem in zip(forward[1:], problems[1:], strict=True)]
     return [
         Contestant(provider, "fwd", forward, make_clock(device), peak),
         Contestant(provider, "bwd", backward, make_clock(device), peak),
