@@ -10,7 +10,7 @@ from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 
-__all__ = ["aot_cases", "cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
 EPS = 1e-12
 
@@ -19,13 +19,27 @@ def cases() -> Iterator[KernelCase]:
     """bf16 at full token budgets, and once with weights that make forward keep its sum h."""
     shapes = [(t, h, p, False) for t in (4096, 16384, 32768) for h in (768, 1024) for p in (0.0, 0.1)]
     for num_tokens, hidden_size, dropout_p, keeps_h in [*shapes, (16384, 768, 0.1, True)]:
-        yield KernelCase(
-            "dropout_add_layer_norm", f"{num_tokens}x{hidden_size}", torch.bfloat16,
-            f"p{dropout_p}" + (" weight 0" if keeps_h else ""),
-            lambda device, t=num_tokens, h=hidden_size, p=dropout_p, keeps_h=keeps_h: make(
-                t, h, torch.bfloat16, p, device, keeps_h=keeps_h
-            ),
-        )  # fmt: skip
+        yield _case(num_tokens, hidden_size, torch.bfloat16, dropout_p, keeps_h)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: a width that is no power of two, and BERT's; both things that forward may keep."""
+    yield _case(37, 100, torch.float32, 0.1)
+    yield _case(37, 768, torch.bfloat16, 0.0)
+    yield _case(37, 768, torch.bfloat16, 0.1, keeps_h=True)
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base."""
+    yield _case(4096, 768, torch.float32, 0.1)
+
+
+def _case(num_tokens: int, hidden_size: int, dtype: torch.dtype, dropout_p: float, keeps_h: bool = False) -> KernelCase:
+    return KernelCase(
+        "dropout_add_layer_norm", f"{num_tokens}x{hidden_size}", dtype,
+        f"p{dropout_p}" + (" weight 0" if keeps_h else ""),
+        lambda device: make(num_tokens, hidden_size, dtype, dropout_p, device, keeps_h=keeps_h),
+    )  # fmt: skip
 
 
 def make(
