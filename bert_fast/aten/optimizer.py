@@ -50,9 +50,12 @@ def adamw_step(
     factor = _factor(params[0].device, grad_norm, max_grad_norm, grad_scale)
     if params[0].device.type == "cpu":
         lr, found_inf = float(lr), None
-    torch._foreach_add_(steps, 1.0 if found_inf is None else 1.0 - found_inf.reshape(()))
-    same = master_params or params[0].dtype == exp_avgs[0].dtype
-    if same and factor == 1.0 and grads[0].dtype == exp_avgs[0].dtype:
+    torch._foreach_add_(steps, 1.0)
+    if found_inf is not None:
+        torch._foreach_sub_(steps, [(found_inf.reshape(()) != 0).to(steps[0].dtype)] * len(steps))
+    dtype = exp_avgs[0].dtype
+    as_they_are = grads[0].dtype == dtype and (bool(master_params) or params[0].dtype == dtype)
+    if as_they_are and isinstance(factor, float) and factor == 1.0:
         portions: Iterator[list[list[Tensor]]] = iter([[params, grads, exp_avgs, exp_avg_sqs, steps, master_params]])
     else:
         portions = _portions(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
@@ -165,7 +168,7 @@ def _wide(tensors: list[Tensor]) -> list[Tensor]:
 def _scaled(grads: list[Tensor], factor: float | Tensor, dtype: torch.dtype) -> list[Tensor]:
     """factor * grads in the given dtype; the gradients themselves where that is what they are."""
     wide = [g.to(dtype) for g in grads]
-    if isinstance(factor, Tensor):
+    if isinstance(factor, Tensor):  # comparing it would wait for the device
         return list(torch._foreach_mul(wide, factor.to(dtype)))
     return wide if factor == 1.0 else list(torch._foreach_mul(wide, factor))
 

@@ -58,6 +58,9 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     },
     # lse of scores near 1e4 is saved in fp32, off by up to 5e-4, and so are probabilities taken from it.
     ("cross_entropy", "dlogits_of_large"): {torch.float32: Tolerance(2.0, 1e-2)},
+    # Steps divide by sqrt(v): where a gradient is near 0, rounding decides its sign, and the worst of many elements is
+    # a matter of luck on either side.
+    ("optimizer", "param_after_25_steps"): {torch.float32: Tolerance(4.0, 2e-6)},
 }
 
 # name -> absolute bound, for comparisons with stored fixtures or with another implementation
@@ -85,6 +88,8 @@ RELATIVE: dict[str, float] = {
     "minilm_gradients": 1e-5,
     # An optimizer step written twice in fp64, operations in another order, over a few dozen steps.
     "two_fp64_formulas": 1e-11,
+    # 1,000 additions of 1e-5 to a number near 1 in fp32, each rounded by up to 6e-8 and all to one side at worst.
+    "sum_of_1000_steps": 6e-5,
     # Two processes against one on the joint batch, after two SGD steps: sums of gradients in another order.
     "two_processes": 1e-6,
     # Fast and reference training from one seed, fp32, 50 steps: rounding differences amplified by AdamW's division.

@@ -1,0 +1,75 @@
+"""Tables of addresses and chunks: what they hold, when they are made again, and what CUDA graphs demand of them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.interpreter
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module with empty caches."""
+    from bert_fast.kernels import _pointer_tables as module
+
+    monkeypatch.setattr(module, "_address_cache", module._Cache())
+    monkeypatch.setattr(module, "_chunk_cache", module._Cache())
+    return module
+
+
+def addresses(*lists: list[torch.Tensor]) -> list[int]:
+    return [t.data_ptr() for tensors in lists for t in tensors]
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 70])
+def test_addresses_of_any_number_of_tensors(tables: Any, count: int) -> None:
+    tensors = [torch.zeros(1) for _ in range(count)]
+    table = tables.address_table(tensors, [], tensors[:2])
+    assert table.dtype == torch.int64
+    assert table.tolist() == addresses(tensors, tensors[:2])
+
+
+def test_a_table_is_made_once_per_set_of_addresses(tables: Any) -> None:
+    first, second = [torch.zeros(3), torch.ones(2)], [torch.zeros(3), torch.ones(2)]
+    table = tables.address_table(first)
+    assert tables.address_table(list(first)) is table
+    assert tables.address_table(second) is not table
+    assert tables.address_table(second[:1], second[1:]).tolist() == addresses(second)
+
+
+def test_chunks(tables: Any) -> None:
+    sizes = [5, 0, 8, 9, 1]
+    chunks = tables.chunks_of([torch.zeros(size) for size in sizes], 4)
+    pairs = [(entry >> 32, entry & 0xFFFFFFFF) for entry in chunks.entries.tolist()]
+    assert pairs == [(0, 0), (0, 1), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0)]
+    assert chunks.first.tolist() == [0, 2, 2, 4, 7, 8] and chunks.count == 8
+    assert chunks.sizes.tolist() == sizes
+    assert tables.chunks_of([torch.ones(size) for size in sizes], 4) is chunks, "sizes decide, not tensors"
+    assert tables.chunks_of([torch.zeros(0)], 4).count == 0
+
+
+def test_old_tables_are_dropped(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_CACHED_TABLES", 2)
+    lists = [[torch.zeros(1)] for _ in range(3)]
+    made = [tables.address_table(tensors) for tensors in lists]
+    assert tables.address_table(lists[2]) is made[2] and tables.address_table(lists[1]) is made[1]
+    assert tables.address_table(lists[0]) is not made[0]
+
+
+def test_while_a_graph_is_captured(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that the graph uses stays for good; one that the graph itself fills is nobody else's."""
+    monkeypatch.setattr(tables, "_CACHED_TABLES", 1)
+    known, moved, other = ([torch.zeros(4)] for _ in range(3))
+    table, chunks = tables.address_table(known), tables.chunks_of(known, 4)
+    monkeypatch.setattr(tables, "_capturing", lambda device: True)
+    assert tables.address_table(known) is table
+    inside = tables.address_table(moved)
+    assert tables.address_table(moved) is not inside and inside.tolist() == addresses(moved)
+    assert tables.chunks_of(moved, 4) is chunks
+    with pytest.raises(RuntimeError, match="run one step before capturing a CUDA graph"):
+        tables.chunks_of([torch.zeros(5)], 4)
+    monkeypatch.setattr(tables, "_capturing", lambda device: False)
+    tables.address_table(other)
+    tables.address_table(moved)
+    assert tables.address_table(known) is table
