@@ -151,7 +151,10 @@ def aot_cases() -> Iterator[AotCase]:
                     "_embedding_fwd_kernel": config.forward.rows * hidden_size,
                     "_embedding_bwd_kernel": config.backward.rows * hidden_size,
                 },
-                {"_embedding_bwd_kernel": config.backward_programs_per_multiprocessor},
+                {
+                    "_embedding_fwd_kernel": config.forward_programs_per_multiprocessor,
+                    "_embedding_bwd_kernel": config.backward_programs_per_multiprocessor,
+                },
                 {
                     "_embedding_fwd_kernel": tables.itemsize + y_dtype.itemsize,
                     "_embedding_bwd_kernel": 2 * tables.itemsize + y_dtype.itemsize,

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.kernels._launch import RowTile, ceil_div, row_tile, unit_stride
+from bert_fast.kernels._launch import RowTile, ceil_div, num_multiprocessors, row_tile, unit_stride
 from bert_fast.kernels._math import row_major
 
-__all__ = ["RUNTIME", "LaunchConfig", "Lookups", "launch_config", "looked_up", "sum_of_lookups"]
+__all__ = ["RUNTIME", "LaunchConfig", "Lookups", "launch_config", "looked_up", "persistent_programs", "sum_of_lookups"]
 
 # Arguments of both kernels that must not be compiled in: they vary, or would make a layout of their own.
 RUNTIME = ["word_id_stride", "type_id_stride", "position_id_stride", "word_row_stride", "type_row_stride",
@@ -91,6 +91,7 @@ class LaunchConfig:
     """How tokens of one width and dtype are laid over threads."""
 
     forward: RowTile
+    forward_programs_per_multiprocessor: int
     backward: RowTile
     backward_programs_per_multiprocessor: int
     max_type_sums: int  # type tables of up to this many rows get their gradient from running sums
@@ -102,6 +103,11 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     dtype = narrowest(table_dtype, y_dtype)
     # Forward: a row of up to 1,024 columns belongs to one warp, whose sums need neither shared memory nor a barrier.
     forward = row_tile(hidden_size, dtype, max_elements=32, best_elements=32)
+    # Weight and bias stay in registers, beside three rows of the tables on their way. Half tables: up to 128 for 24
+    # elements (16 warps fill the register file of 65,536), 168 for 32 (12 warps); fp32 tables: 168, and 255 (8 warps).
+    elements = ceil_div(hidden_size, forward.chunk_cols) * forward.vector
+    forward_warps = (16 if elements <= 24 else 12) - (4 if table_dtype.itemsize == 4 else 0)
+    forward_programs = max(1, forward_warps // forward.num_warps)
     # Backward: an element also costs a thread its weight and four running sums.
     backward = row_tile(hidden_size, dtype, max_elements=24, best_elements=16)
     elements = ceil_div(hidden_size, backward.chunk_cols) * backward.vector
@@ -110,7 +116,14 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     resident_warps = 12 if elements <= 16 and table_dtype.itemsize == 2 else 8
     # BERT has two types: two sums. Beyond 4,096 columns (16 warps of at most 128 registers) they would spill.
     max_type_sums = 2 if backward.num_warps < 16 else 0
-    return LaunchConfig(forward, backward, max(1, resident_warps // backward.num_warps), max_type_sums)
+    backward_programs = max(1, resident_warps // backward.num_warps)
+    return LaunchConfig(forward, forward_programs, backward, backward_programs, max_type_sums)
+
+
+def persistent_programs(num_tokens: int, tile: RowTile, per_multiprocessor: int, device: torch.device) -> int:
+    """As many programs as run at once, fewer where the same number of rounds takes fewer."""
+    num_groups = ceil_div(num_tokens, tile.rows)
+    return ceil_div(num_groups, ceil_div(num_groups, num_multiprocessors(device) * per_multiprocessor))
 
 
 def narrowest(*dtypes: torch.dtype) -> torch.dtype:

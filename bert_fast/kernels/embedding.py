@@ -33,9 +33,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
+from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, persistent_programs, sum_of_lookups
 from bert_fast.kernels._embedding_bwd import embedding_bwd
-from bert_fast.kernels._launch import ceil_div, dropout_arguments
+from bert_fast.kernels._launch import dropout_arguments
 from bert_fast.kernels._layer_norm import normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
@@ -84,42 +84,47 @@ def _embedding_fwd_kernel(
     HAS_POSITIONS: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
 ):
-    """ROWS tokens per program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :, None]  # [1, ROWS, 1]
+    """Every num_programs-th group of ROWS tokens."""
     chunk_start = tl.arange(0, CHUNKS)[:, None, None] * CHUNK_COLS  # [CHUNKS, 1, 1]
     col = chunk_start + tl.arange(0, CHUNK_COLS)[None, None, :]  # [CHUNKS, 1, CHUNK_COLS]
-    mask_row = row < n_tokens
     mask_col = col < N_COLS
+    vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
+    tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
     # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
     # the layout of y, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
-    param_col = row * param_row_stride * STRIDE_UNIT + col
-
-    # The last program looks the last token up in place of those past it: loads without a mask need no zeroed registers.
-    token = tl.minimum(row, n_tokens - 1)
-    word, type_row, position, exists = looked_up(
-        token, word_id_ptr, word_id_stride, n_words, type_id_ptr, type_id_stride, n_types,
-        position_id_ptr, position_id_stride, n_positions, param_row_stride, WORDS_ARE_IDS, HAS_TYPES, HAS_POSITIONS,
-    )  # fmt: skip
-    h = sum_of_lookups(
-        word, type_row, position, mask_col, col, word_table_ptr, word_row_stride,
-        type_table_ptr, type_row_stride, position_table_ptr, position_row_stride, STRIDE_UNIT, HAS_POSITIONS,
-    )  # fmt: skip
-    centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
+    param_col = tile_row * param_row_stride * STRIDE_UNIT + col
     weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
     bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
-    y = centred * rstd * weight + bias
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-        batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
-        batch_col = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
-        vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
-        keep = keep_values(k0, k1, site.to(tl.uint32), batch_row, batch_col, vector_col, drop_max.to(tl.uint32), VECTOR)
-        y = tl.where(keep, y * scale, 0.0)
-    nan = float("nan")
-    y = tl.where(exists, y, nan)
-    tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask_row & mask_col)
-    tl.store(mean_ptr + row, tl.where(exists, mean, nan), mask=mask_row)
-    tl.store(rstd_ptr + row, tl.where(exists, rstd, nan), mask=mask_row)
+
+    for group in tl.range(tl.program_id(0), tl.cdiv(n_tokens, ROWS), tl.num_programs(0)):
+        row = group * ROWS + tile_row
+        mask_row = row < n_tokens
+        # In place of tokens past the last one the last is looked up: loads without a mask need no zeroed registers.
+        token = tl.minimum(row, n_tokens - 1)
+        word, type_row, position, exists = looked_up(
+            token, word_id_ptr, word_id_stride, n_words, type_id_ptr, type_id_stride, n_types,
+            position_id_ptr, position_id_stride, n_positions, param_row_stride, WORDS_ARE_IDS, HAS_TYPES, HAS_POSITIONS,
+        )  # fmt: skip
+        h = sum_of_lookups(
+            word, type_row, position, mask_col, col, word_table_ptr, word_row_stride,
+            type_table_ptr, type_row_stride, position_table_ptr, position_row_stride, STRIDE_UNIT, HAS_POSITIONS,
+        )  # fmt: skip
+        centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
+        mean = tl.where(exists, mean, float("nan"))
+        rstd = tl.where(exists, rstd, float("nan"))  # and with it the row of y
+        y = centred * rstd * weight + bias
+        if HAS_DROPOUT:
+            batch_row = tl.load(coords_ptr + token * 2).to(tl.uint32)
+            batch_col = tl.load(coords_ptr + token * 2 + 1).to(tl.uint32)
+            keep = keep_values(
+                k0, k1, site.to(tl.uint32), batch_row, batch_col, vector_col, drop_max.to(tl.uint32), VECTOR
+            )
+            y *= tl.where(keep, scale, 0.0)  # a product, so that NaN stays NaN
+        tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask_row & mask_col)
+        tl.store(mean_ptr + row, mean, mask=mask_row)
+        tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
 
 def embedding_fwd(
@@ -150,7 +155,9 @@ def embedding_fwd(
     mean, rstd = (torch.empty(num_tokens, dtype=torch.float32, device=device) for _ in range(2))
     if num_tokens == 0:
         return y, mean, rstd
-    tile = launch_config(hidden_size, type_table.dtype, y.dtype).forward
+    config = launch_config(hidden_size, type_table.dtype, y.dtype)
+    tile = config.forward
+    num_programs = persistent_programs(num_tokens, tile, config.forward_programs_per_multiprocessor, device)
     has_dropout = dropout_threshold(dropout_p) > 0
     drop_max, scale = dropout_arguments(dropout_p)
     if has_dropout:
@@ -158,7 +165,7 @@ def embedding_fwd(
         coords = coords.contiguous()
     stride_unit = lookups.stride_unit(tile.vector)
     with torch.cuda.device_of(words):
-        _embedding_fwd_kernel[(ceil_div(num_tokens, tile.rows),)](
+        _embedding_fwd_kernel[(num_programs,)](
             *lookups.tensors,
             weight.contiguous(),
             bias.contiguous(),
