@@ -62,17 +62,22 @@ class Seconds:
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self._longest = 0.0
 
     def of(self, cases: "list[KernelCase]", leave_out: "Callable[[KernelCase, str], None]") -> "Iterator[KernelCase]":
-        """Yields cases as long as one that takes as long as the longest so far would still fit."""
+        """Yields cases as long as one that takes as long as the longest so far would still fit; says how far it is."""
+        times: list[float] = []
         for case in cases:
             start = time.monotonic()
-            if start + self._longest > self._end:
+            if start + max(times, default=0.0) > self._end:
                 leave_out(case, "no time left in this part")
                 continue
             yield case
-            self._longest = max(self._longest, time.monotonic() - start)
+            now = time.monotonic()
+            times.append(now - start)
+            rest = (len(cases) - len(times)) * sum(times) / len(times)
+            _say(
+                f"{len(times)} of {len(cases)} cases; the rest needs about {rest:.0f} s, {self._end - now:.0f} s are left"
+            )
 
 
 def ceilings(run: Run, family: str, seconds: float) -> bool:
