@@ -75,9 +75,8 @@ class Seconds:
             now = time.monotonic()
             times.append(now - start)
             rest = (len(cases) - len(times)) * sum(times) / len(times)
-            _say(
-                f"{len(times)} of {len(cases)} cases; the rest needs about {rest:.0f} s, {self._end - now:.0f} s are left"
-            )
+            left = self._end - now
+            _say(f"{len(times)} of {len(cases)} cases; the rest needs about {rest:.0f} s, {left:.0f} s are left")
 
 
 def ceilings(run: Run, family: str, seconds: float) -> bool:
