@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +28,6 @@ from typing import IO, Any
 from benchmarks import gpu_status
 from benchmarks.parts import Run
 from benchmarks.record import RESULTS, ROOT, Recorder, slug
-from benchmarks.registry import family_names
 from benchmarks.summary import summary
 
 __all__ = ["Part", "Process", "parts_of", "run_parts"]
@@ -58,11 +57,13 @@ class Part:
     processes: tuple[Process, ...]
 
 
-def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
+def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Part]:
     """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
     more shapes and dtypes, so they come second; peers and the sanitizer add to results that stand without them.
+
+    families: name -> number of cases, by which the time to time them is shared out; starting counts as two cases.
     """
     python = (sys.executable, "-m")
     run = ("--run", str(run_file))
@@ -78,7 +79,8 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
         return Part(name, budget_s, tuple(part(name, family) for family in families))
 
     def in_turn(name: str, budget_s: float) -> list[Part]:
-        return [Part(f"{name} {f}", budget_s / len(families), (part(name, f),)) for f in families]
+        each = budget_s / sum(count + 2 for count in families.values())
+        return [Part(f"{name} {f}", each * (count + 2), (part(name, f),)) for f, count in families.items()]
 
     workers = ("-n", str(min(4, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
     limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
@@ -199,17 +201,25 @@ def _say(text: str, log: IO[str]) -> None:
     log.flush()
 
 
-def _environment(commit: str | None) -> dict | None:
-    """Asked of another process: this one stays without torch. None without a device."""
-    code = (
-        "import json, sys, torch; from benchmarks.record import gpu_environment\n"
-        "print(json.dumps(gpu_environment('cuda', sys.argv[1] or None)) if torch.cuda.is_available() else '')"
-    )
+_PROBE = """
+import json, sys, torch
+from benchmarks.record import gpu_environment
+from benchmarks.registry import family_names, kernel_cases
+if torch.cuda.is_available():
+    counts = {name: len(kernel_cases("gpu", [name])) for name in family_names()}
+    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), counts]))
+"""
+
+
+def _probe(commit: str | None) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """(what stands in every line, cases of each family); None without a device. This process stays without torch."""
     done = subprocess.run(
-        [sys.executable, "-c", code, commit or ""], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", _PROBE, commit or ""], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
-    answer = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else []
-    return json.loads(answer[0]) if answer and answer[0] else None
+    if done.returncode != 0:
+        raise SystemExit("the benchmarks could not be imported: the reason is above")
+    answer = done.stdout.strip().splitlines()[-1:]
+    return tuple(json.loads(answer[0])) if answer else None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -219,10 +229,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="of a copy of the project without its history")
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything; budgets are scaled to it")
     options = parser.parse_args(arguments)
-    environment = _environment(options.commit)
-    if environment is None:
+    found = _probe(options.commit)
+    if found is None:
         print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
         return 1
+    environment, families = found
     options.results.mkdir(parents=True, exist_ok=True)
     name = slug(environment["gpu"])
     recorder = Recorder((options.results / f"{name}.jsonl").absolute(), environment)
@@ -231,11 +242,11 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, open(options.results / f"{name}.log", "w", encoding="utf-8") as log:
         run_file = Path(folder) / "run.json"
         Run(str(recorder.path), environment).write(run_file)
-        parts = parts_of(run_file, family_names(), os.cpu_count() or 1)
+        parts = parts_of(run_file, families, os.cpu_count() or 1)
         scaled = [replace(part, budget_s=part.budget_s * options.minutes / 9) for part in parts]
         lines = run_parts(scaled, recorder, log)
         # Earlier results count too, where this run's are kept elsewhere.
-        owed = [one for one in gpu_status.owed(options.results) if one in gpu_status.owed()]
+        owed = gpu_status.owed(options.results, gpu_status.RESULTS)
         _say(summary(recorder, lines, [f"{file}: {kernel} ({source})" for file, kernel, source in owed]), log)
     red = [line for line in recorder.of_this_run("verify") if not line["ok"]]
     return 1 if red or any(line["outcome"] != "ok" for line in lines) else 0

@@ -45,9 +45,9 @@ def kernel_hashes() -> dict[str, str]:
     return {kernel: source_hash(file) for file in files() for kernel in kernel_names(file)}
 
 
-def measured(results: Path | None = None) -> set[tuple[str, str]]:
-    """(kernel, source hash) of everything that was verified and timed on a GPU."""
-    lines = (line for path in sorted((results or RESULTS).glob("*.jsonl")) for line in read_lines(path))
+def measured(*folders: Path) -> set[tuple[str, str]]:
+    """(kernel, source hash) of everything that was verified and timed on a GPU, by the results in the folders."""
+    lines = (line for folder in folders for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path))
     return {
         (kernel, source)
         for line in lines
@@ -57,9 +57,12 @@ def measured(results: Path | None = None) -> set[tuple[str, str]]:
     }
 
 
-def owed(results: Path | None = None) -> list[tuple[str, str, str]]:
-    """(file, kernel, source hash) of every kernel without a GPU result for its present source."""
-    done = measured(results)
+def owed(*folders: Path) -> list[tuple[str, str, str]]:
+    """(file, kernel, source hash) of every kernel without a GPU result for its present source.
+
+    folders: where results are; benchmarks/results where none is named.
+    """
+    done = measured(*(folders or (RESULTS,)))
     found = []
     for file in files():
         current = source_hash(file)
@@ -105,7 +108,7 @@ def _imports(path: Path) -> Iterator[Path]:
 def main(arguments: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_status", description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="folder with the results; default: benchmarks/results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder with the results; default: %(default)s")
     for file, kernel, current in owed(parser.parse_args(arguments).results):
         print(f"{file}: {kernel} ({current})")
     return 0

@@ -25,6 +25,8 @@ from benchmarks.record import Recorder
 Recorder(Path({path!r}), {{'run': 1}}).write('note', n={n})
 """
 
+FAMILIES = {name: number for number, name in enumerate(family_names())}
+
 
 def python(name: str, code: str) -> Process:
     return Process(name, (sys.executable, "-c", code))
@@ -119,12 +121,16 @@ run_parts([part], Recorder(Path({str(tmp_path / "r")!r})), io.StringIO())
 
 
 def test_all_parts_fit_into_nine_minutes_and_know_every_family(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path / "run.json", family_names(), cores=16)
+    parts = parts_of(tmp_path / "run.json", FAMILIES, cores=16)
     assert sum(part.budget_s for part in parts) <= 520.01
     names = [process.name for part in parts for process in part.processes]
     for family in family_names():
         for part in ("verify", "compile", "time", "memcheck", "racecheck"):
             assert f"{part} {family}" in names
+    seconds = {part.name: part.budget_s for part in parts if part.name.startswith("time ")}
+    assert sorted(seconds, key=seconds.__getitem__) == [f"time {family}" for family in FAMILIES], (
+        "more cases, more time"
+    )
     order = [part.name.split()[0] for part in parts]
     assert order == sorted(order, key=order.index)
     assert order.index("verify") < order.index("tests") < order.index("time") < order.index("sanitizer")
@@ -145,7 +151,7 @@ def test_the_real_parts_from_end_to_end_on_a_cpu(
         "echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'",
     )
     monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-    parts = [part for part in parts_of(cpu_run.file, [FAMILY], 2) if part.name not in {"extension", "tests"}]
+    parts = [part for part in parts_of(cpu_run.file, {FAMILY: 3}, 2) if part.name not in {"extension", "tests"}]
     recorder = Recorder(cpu_run.results, {"run": "this", "gpu": None})
     lines = run_parts(parts, recorder, io.StringIO())
     outcomes = {line["process"].split()[0]: line["outcome"] for line in lines}
@@ -168,7 +174,7 @@ def test_the_command_names_files_after_the_gpu_and_says_what_failed(
 ) -> None:
     environment = {"run": "made up", "gpu": "Made up 3000 (test)"}
 
-    def parts(run_file: Path, families: list[str], cores: int) -> list[Part]:
+    def parts(run_file: Path, families: dict[str, int], cores: int) -> list[Part]:
         code = (
             "from pathlib import Path; from benchmarks.parts import Run\n"
             f"run = Run.read(Path({str(run_file)!r}))\n"
@@ -176,7 +182,7 @@ def test_the_command_names_files_after_the_gpu_and_says_what_failed(
         )
         return [Part("a", 9.0, (python("a", code),)), Part("b", 9.0, (python("b", f"raise SystemExit({status})"),))]
 
-    monkeypatch.setattr(gpu, "_environment", lambda commit: environment | {"commit": commit})
+    monkeypatch.setattr(gpu, "_probe", lambda commit: (environment | {"commit": commit}, {"x": 1}))
     monkeypatch.setattr(gpu, "parts_of", parts)
     monkeypatch.setattr(gpu.gpu_status, "RESULTS", tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -199,7 +205,7 @@ def test_the_command_names_files_after_the_gpu_and_says_what_failed(
 def test_without_a_device_nothing_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "_environment", lambda commit: None)
+    monkeypatch.setattr(gpu, "_probe", lambda commit: None)
     assert gpu.main(["--results", str(tmp_path / "results")]) == 1
     assert "nothing was run" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
@@ -207,7 +213,7 @@ def test_without_a_device_nothing_is_run(
 
 def test_the_documentation_has_the_parts_and_budgets(tmp_path: Path) -> None:
     budgets: dict[str, float] = {}
-    for part in parts_of(tmp_path / "run.json", family_names(), cores=16):
+    for part in parts_of(tmp_path / "run.json", FAMILIES, cores=16):
         name = part.name.split()[0]
         budgets[name] = budgets.get(name, 0.0) + part.budget_s
     rows = re.findall(r"^\| (\w+) \| (\d+) \|", (ROOT / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
