@@ -1,11 +1,13 @@
 """What `make gpu` runs in its processes, here on the CPU: red cases are not timed, results are complete."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import kernels, parts
+from benchmarks.case import KernelCase, Problem
 from benchmarks.ceilings import ceilings_of
 from benchmarks.registry import kernel_cases
 from tests.benchmarks.conftest import FAMILY, CpuRun
@@ -142,3 +144,13 @@ def test_launches_rotate_over_copies_of_the_problem(monkeypatch: pytest.MonkeyPa
             results = list(kernels.time_case(case, torch.device("cpu"), rounds=2, compile_backend="aot_eager"))
             assert {result["rotation"] for result in results} == {3}
             assert {result["provider"] for result in results} == {"bert_fast", "eager", "compiled"}
+
+
+@pytest.mark.parametrize(("size", "copies"), [(2**30, 1), (2**29, 1), (2**29 - 1, 2), (25 * 2**20, 21), (1, 64)])
+def test_small_problems_are_copied_until_no_cache_holds_them(size: int, copies: int) -> None:
+    def make(device: object) -> Problem:
+        return Problem((), None, lambda: None, lambda: None, {"step": size}, lambda: None)
+
+    case = KernelCase(FAMILY, "1x1", torch.float32, "none", make)
+    assert len(kernels._rotation(case, SimpleNamespace(type="cuda"))) == copies
+    assert len(kernels._rotation(case, torch.device("cpu"))) == 1
