@@ -120,6 +120,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "cross_entropy"),
         _implementation("reference", "cross_entropy"),
     ),
+    "bias_gelu": (
+        _implementation("triton", "bias_gelu", _triton_reasons),
+        _implementation("torch", "bias_gelu"),
+        _implementation("reference", "bias_gelu"),
+    ),
     "dropout": (_implementation("torch", "dropout"), _implementation("reference", "dropout")),
     "dropout_add_layer_norm": (
         _implementation("triton", "dropout_add_layer_norm", _triton_row_reasons),

@@ -1,6 +1,7 @@
 """The functional API: every op is a registered custom op with autograd, runs on any back-end, and explains itself."""
 
 from bert_fast.ops.attention import attention
+from bert_fast.ops.bias_gelu import bias_activation, bias_gelu
 from bert_fast.ops.cross_entropy import cross_entropy
 from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
@@ -17,6 +18,8 @@ __all__ = [
     "Packing",
     "adamw_step",
     "attention",
+    "bias_activation",
+    "bias_gelu",
     "cross_entropy",
     "draw_seed",
     "dropout",

@@ -7,7 +7,9 @@
     silu, swish        x * sigmoid(x)
     tanh               tanh(x), also the pooler's
 
-All are elementwise, take any shape and compute in fp32 (fp64 for fp64); results have the dtype of x.
+All are elementwise, take any shape and compute in fp32 (fp64 for fp64); results have the dtype of x. Formulas are those
+that do not cancel, so that results are right relative to themselves, also where they are tiny: 1 + erf(-z) is written
+erfc(z), 1 + tanh(u) as 2 sigmoid(2 u), 1 - tanh(x)^2 as 1 / cosh(x)^2.
 Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415), sections 2 and 4.
 """
 
@@ -37,7 +39,7 @@ class Activation:
 
 
 def _normal_cdf(x: Tensor) -> Tensor:
-    return 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+    return 0.5 * torch.erfc(-x / math.sqrt(2.0))
 
 
 def _normal_pdf(x: Tensor) -> Tensor:
@@ -57,13 +59,14 @@ def _tanh_argument(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(_tanh_argument(x)))
+    return x * torch.sigmoid(2.0 * _tanh_argument(x))
 
 
 def gelu_tanh_derivative(x: Tensor) -> Tensor:
-    t = torch.tanh(_tanh_argument(x))
-    dt = (1.0 - t * t) * _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * x * x)
-    return 0.5 * (1.0 + t) + 0.5 * x * dt
+    u = _tanh_argument(x)
+    s = torch.sigmoid(2.0 * u)
+    ds = s * torch.sigmoid(-2.0 * u) * 2.0 * _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * x * x)
+    return s + x * ds
 
 
 def relu(x: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def relu_derivative(x: Tensor) -> Tensor:
-    return (x > 0).to(x.dtype)  # 0 at 0, as everyone has it
+    return (~(x <= 0)).to(x.dtype)  # 0 at 0 and 1 at NaN, as everyone has it
 
 
 def silu(x: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ def silu(x: Tensor) -> Tensor:
 
 def silu_derivative(x: Tensor) -> Tensor:
     s = torch.sigmoid(x)
-    return s * (1.0 + x * (1.0 - s))
+    return s * (1.0 + x * torch.sigmoid(-x))
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -88,8 +91,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def tanh_derivative(x: Tensor) -> Tensor:
-    t = torch.tanh(x)
-    return 1.0 - t * t
+    return 1.0 / torch.cosh(x).square()
 
 
 _GELU_TANH = Activation(gelu_tanh, gelu_tanh_derivative)

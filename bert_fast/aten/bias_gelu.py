@@ -1,0 +1,51 @@
+"""act(x + bias) from PyTorch's own activations, which compute half precision in fp32 inside."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["bias_gelu_bwd", "bias_gelu_fwd"]
+
+_aten = torch.ops.aten
+
+
+def _tanh_backward(dy: Tensor, pre: Tensor) -> Tensor:
+    return _aten.tanh_backward(dy, torch.tanh(pre))
+
+
+# config.hidden_act -> (the function, its backward from dy and the pre-activation)
+_GELU_TANH = (
+    lambda pre: F.gelu(pre, approximate="tanh"),
+    lambda dy, pre: _aten.gelu_backward(dy, pre, approximate="tanh"),
+)
+_SILU = (F.silu, _aten.silu_backward)
+_FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "gelu": (F.gelu, _aten.gelu_backward),
+    "gelu_new": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+    "relu": (torch.relu, lambda dy, pre: _aten.threshold_backward(dy, pre, 0)),
+    "silu": _SILU,
+    "swish": _SILU,
+    "tanh": (torch.tanh, _tanh_backward),
+}
+
+
+def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
+    """act(x + bias), as `reference.bias_gelu`."""
+    return _FUNCTIONS[hidden_act][0](_pre_activation(x, bias)).to(x.dtype)
+
+
+def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -> tuple[Tensor, Tensor | None]:
+    """(dx, dbias), as `reference.bias_gelu`."""
+    pre = _pre_activation(x, bias)
+    dx = _FUNCTIONS[hidden_act][1](dy.to(pre.dtype), pre)
+    return dx.to(x.dtype), None if bias is None else dx.sum(0).to(bias.dtype)
+
+
+def _pre_activation(x: Tensor, bias: Tensor | None) -> Tensor:
+    """x + bias without rounding the sum to half precision; x itself where there is no bias."""
+    if bias is None:
+        return x
+    return x + bias if x.dtype in (torch.float32, torch.float64) else x.float() + bias.float()
