@@ -94,7 +94,10 @@ def _rows(timings: dict[tuple[str, str, str], dict[str, Any]]) -> list[Row]:
             others = {
                 p: other["bert_fast_speedup"]
                 for (c, m, p), other in timings.items()
-                if (c, m) == (case, mode) and "bert_fast_speedup" in other
+                if (c, m) == (case, mode)
+                and "bert_fast_speedup" in other
+                # Of the same run: another may have timed another kernel.
+                and other.get("run") == line.get("run")
             }
             label = case.removeprefix(f"kernel/{line['family']}/").replace("/", "  ")
             rows.append(Row(line["family"], label, mode, line, others))
