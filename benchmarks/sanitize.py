@@ -28,8 +28,9 @@ THROUGH = "sanitized cases:"
 FOUND_STATUS = 86  # of the tool when it has found an error; any other says that something else went wrong
 # Tool -> its options, and the line it ends with when it has found nothing.
 TOOLS = {
-    # Padding after every allocation: an access just past the end must not land in the next tensor.
-    "memcheck": (("--padding", "256"), r"ERROR SUMMARY: 0 errors"),
+    # Padding after every allocation: an access just past the end must not land in the next tensor. Calls of the driver
+    # that PyTorch makes to see whether they fail are no errors of a kernel.
+    "memcheck": (("--padding", "256", "--report-api-errors", "no"), r"ERROR SUMMARY: 0 errors"),
     "racecheck": ((), r"RACECHECK SUMMARY: 0 hazards"),
 }
 REFUSED = r"[^\n]*(?:[Dd]evice not supported|Unable to find injection library)[^\n]*"
@@ -63,8 +64,10 @@ def check(tool: str, family: str, run: Run, port: int) -> str:
         outcome, said, kernels = "skipped", f"{TOOL} is neither on PATH nor in CUDA_HOME", []
     else:
         cases = [sys.executable, "-m", "benchmarks.sanitize", "cases", "--family", family, "--device", run.device]
-        # Several run at once: each needs ports of its own. Importing torch takes longer than the usual 10 s then.
+        # Several run at once: each needs ports of its own. Importing torch takes longer than the usual 10 s then. What
+        # Python starts (Triton's assembler) has no kernels.
         options = ["--error-exitcode", str(FOUND_STATUS), "--port", str(port), "--launch-timeout", "120"]
+        options += ["--target-processes", "application-only"]
         command = [path, "--tool", tool, *options, *TOOLS[tool][0], *cases]
         # With PyTorch's cache of blocks the tool would know the blocks and not the tensors in them.
         env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
