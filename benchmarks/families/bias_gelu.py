@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _APPROXIMATE = {"erf": "none", "tanh": "tanh"}
@@ -19,11 +19,27 @@ def cases() -> Iterator[KernelCase]:
     """bf16 at full token budgets, base (3,072) and large (4,096)."""
     for num_tokens in (4096, 16384, 32768):
         for num_cols in (3072, 4096):
-            for variant, approximate in _APPROXIMATE.items():
-                yield KernelCase(
-                    "bias_gelu", f"{num_tokens}x{num_cols}", torch.bfloat16, variant,
-                    lambda device, t=num_tokens, n=num_cols, a=approximate: make(t, n, torch.bfloat16, a, device),
-                )  # fmt: skip
+            for variant in _APPROXIMATE:
+                yield _case(num_tokens, num_cols, torch.bfloat16, variant)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: a width that is no power of two, and BERT's."""
+    yield _case(37, 100, torch.float32, "erf")
+    yield _case(37, 3072, torch.bfloat16, "erf")
+    yield _case(37, 3072, torch.bfloat16, "tanh")
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base."""
+    yield _case(4096, 3072, torch.float32, "erf")
+
+
+def _case(num_tokens: int, num_cols: int, dtype: torch.dtype, variant: str) -> KernelCase:
+    return KernelCase(
+        "bias_gelu", f"{num_tokens}x{num_cols}", dtype, variant,
+        lambda device: make(num_tokens, num_cols, dtype, _APPROXIMATE[variant], device),
+    )  # fmt: skip
 
 
 def make(num_tokens: int, num_cols: int, dtype: torch.dtype, approximate: str, device: torch.device) -> Problem:
