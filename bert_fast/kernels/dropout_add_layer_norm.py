@@ -109,13 +109,14 @@ def _dropout_add_layer_norm_fwd_kernel(
     # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
     # the layout of x, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col
-    stores_h = SAVES == "input"
+    stores_h = SAVES == "input"  # becomes a value of the kernel; the compiler removes a branch that is never taken
     if SAVES == "device":
         stores_h = not _output_suffices(weight_ptr, bias_ptr, y_ptr.dtype.element_ty, N_COLS, CHUNKS * CHUNK_COLS)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
 
-    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+    # What does not change is not to be hoisted out of the loop: that costs registers, and Triton 3.6 a spill.
+    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), disable_licm=True):
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
@@ -145,12 +146,12 @@ def _dropout_add_layer_norm_fwd_kernel(
             h = stored_h.to(tl.float32)
 
         centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
+        tl.store(mean_ptr + row, mean, mask=mask_row)
+        tl.store(rstd_ptr + row, rstd, mask=mask_row)
         weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
         bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
         y = centred * rstd * weight + bias
         tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
-        tl.store(mean_ptr + row, mean, mask=mask_row)
-        tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
@@ -203,17 +204,16 @@ def _dropout_add_layer_norm_bwd_kernel(
         kept_ptr = y_ptr
     else:
         kept_ptr = h_ptr
+    inverse = 0.0
     if SAVES != "input" and not FEW_REGISTERS:
         inverse = 1.0 / tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
-    if HAS_DROPOUT:
+    if HAS_DROPOUT and not FEW_REGISTERS:
         k0, k1 = split_seed(tl.load(seed_ptr))
     dx_bias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dweight = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dbias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
 
-    # Where registers are few, what does not change is not to be hoisted out of the loop either.
-    first, num_groups = tl.program_id(0), tl.cdiv(n_rows, ROWS)
-    for group in tl.range(first, num_groups, tl.num_programs(0), disable_licm=FEW_REGISTERS):
+    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), disable_licm=FEW_REGISTERS):
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
@@ -240,6 +240,8 @@ def _dropout_add_layer_norm_bwd_kernel(
         dresidual = layer_norm_backward(g, n, rstd, N_COLS)
         tl.store(row_major(dresidual_ptr, row * N_COLS + col), dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
         if HAS_DROPOUT:
+            if FEW_REGISTERS:
+                k0, k1 = split_seed(tl.load(seed_ptr))
             batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
             position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
             keep = keep_values(
@@ -281,8 +283,7 @@ def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
     forward_elements = ceil_div(hidden_size, forward.chunk_cols) * forward.vector
     forward_warps = 12 if dtype == torch.float32 else 16 if forward_elements > 24 else 20
     # Backward: an element also costs a thread three running sums and the inverse of its weight. 24 fill the registers
-    # without spilling (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row and 16 elements to a
-    # thread.
+    # without spilling (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row.
     backward = row_tile(hidden_size, dtype, max_elements=24, best_elements=16)
     elements = ceil_div(hidden_size, backward.chunk_cols) * backward.vector
     # Warps that the register file holds: 8 of up to 255, 12 of up to 168. More programs would run in a second, nearly
@@ -327,8 +328,7 @@ def dropout_add_layer_norm_fwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launches the forward kernel; arguments and results as in `reference/dropout_add_layer_norm.py`.
 
-    x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; rows anywhere in memory, a copy is made where neighbouring
-    columns are not neighbours. Returns new, contiguous tensors.
+    x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; copied where neighbouring columns are not neighbours.
     """
     assert saves in SAVES
     x, residual = unit_stride(x), unit_stride(residual)
@@ -357,7 +357,7 @@ def dropout_add_layer_norm_fwd(
             seed,
             coords,
             y,
-            None if saves == "output" else h,
+            h,
             mean,
             rstd,
             x.stride(0) // stride_unit,
@@ -420,7 +420,7 @@ def dropout_add_layer_norm_bwd(
             dy,
             y,
             h,
-            mean if saves != "output" else None,
+            rstd if mean is None else mean,  # not read if saves is "output"
             rstd,
             weight.contiguous(),
             bias.contiguous(),
