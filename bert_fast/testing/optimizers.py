@@ -70,7 +70,7 @@ def random_lists(
     state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
 
     def normal(scale: float, to: torch.dtype) -> list[Tensor]:
-        return [(torch.randn(*shape) * scale).to(device, to) for shape in shapes]
+        return [(torch.randn(*shape, device=device) * scale).to(to) for shape in shapes]
 
     masters = normal(1.0, torch.float32) if master else []
     params = [t.to(dtype) for t in masters] if master else normal(1.0, dtype)
