@@ -14,6 +14,7 @@ from bert_fast.models.bert import BertModel, BertPreTrainedModel, Encoded
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
 from bert_fast.modules.activated_linear import activated_linear
+from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.linear import linear
 
@@ -291,16 +292,5 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
     """Mean cross-entropy, at least in fp32, over rows whose label is not -100; 0 with zero gradients where none is."""
-    check_shape(name, labels, (logits.shape[0],))
-    check_dtype(name, labels, (torch.int64, torch.int32))
-    labels = labels.long()
-    if not torch.compiler.is_compiling() and labels.device.type == "cpu" and labels.numel():
-        low, high = labels.aminmax()
-        used = labels[labels != IGNORE_INDEX] if int(low) < 0 else labels
-        if int(high) >= logits.shape[1] or (used.numel() and int(used.min()) < 0):
-            bad = int(high) if int(high) >= logits.shape[1] else int(used.min())
-            raise ValueError(f"{name}: expected {IGNORE_INDEX} or a class in [0, {logits.shape[1]}), got {bad}")
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    total = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    return total / (labels != IGNORE_INDEX).sum().clamp(min=1)
+    check_labels(name, labels, logits, IGNORE_INDEX)  # here too: under the name that the caller knows
+    return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
