@@ -73,7 +73,7 @@ def make(kind: str, shapes: Shapes, dtype: torch.dtype, device: torch.device) ->
         step(lists, hyper)
 
     def verify() -> None:
-        large = replace(hyper, lr=0.1)  # a step that leaves no doubt whether it was made
+        large = replace(hyper, lr=0.01)  # a step that leaves no doubt whether it was made
         actual = lists.copy()
         step(actual, large)
         truth, plain = (written_out_step(kind, lists.to(dtype), large) for dtype in (torch.float64, torch.float32))

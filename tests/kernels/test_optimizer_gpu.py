@@ -38,7 +38,7 @@ def step(kind: str, lists: Lists, hyper: Hyper, found_inf: Tensor | None = None)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["adamw", "lamb"])
 def test_values_and_repeatability(kind: str, dtype: tuple[torch.dtype, bool]) -> None:
-    hyper = Hyper(lr=0.1, max_grad_norm=1.0)
+    hyper = Hyper(lr=0.01, max_grad_norm=1.0)
     lists = random_lists(SHAPES, dtype[0], master=dtype[1], device="cuda")
     again = lists.copy()
     truth, plain = (written_out_step(kind, lists.to(one), hyper) for one in (torch.float64, torch.float32))
