@@ -145,11 +145,11 @@ def dropout_add_layer_norm(
     Differentiable once, in x, residual, weight, bias and x_bias. Deterministic: two-stage sums, no atomics.
     Autocast: x and residual are cast to the autocast dtype (fp64 stays), so the residual stream stays in it; parameters
         keep theirs and all arithmetic inside is fp32.
-    Saves, on the CPU: y itself and rstd, so T fp32 numbers more than what the caller holds anyway, where every weight
-        is in [2**-10, 2**9] and |bias| <= 2 |weight| (8 |weight| in fp32) in absolute value; elsewhere h = residual +
+    Saves, on the CPU: y itself and rstd, so T fp32 numbers more than what the caller holds anyway, where every |weight|
+        is in [2**-10, 2**9] and |bias| <= 1.5 |weight| (8 |weight| in fp32); elsewhere h = residual +
         dropout(x + x_bias), mean and rstd, T * H elements and 2 * T numbers. On other devices and under `torch.compile`
         h is always allocated, but neither written nor read where the weights allow. Nothing under `torch.no_grad`.
-        So y and, on the CPU, weight and bias must not be changed in place before backward: autograd notices.
+        So neither y nor weight and bias may be changed in place before backward; autograd notices, and raises.
     """
     x, residual = autocast_operands(x, residual)
     _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)
