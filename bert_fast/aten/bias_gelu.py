@@ -12,7 +12,9 @@ _aten = torch.ops.aten
 
 
 def _tanh_backward(dy: Tensor, pre: Tensor) -> Tensor:
-    return _aten.tanh_backward(dy, torch.tanh(pre))
+    # 1 - tanh(z)^2 = 4 s (1 - s) with s = sigmoid(2 z): on the CPU a sigmoid takes a third of the time of a tanh.
+    wide = pre if pre.dtype == torch.float64 else pre.float()
+    return _aten.sigmoid_backward(4.0 * dy.to(wide.dtype), torch.sigmoid(2.0 * wide)).to(dy.dtype)
 
 
 # config.hidden_act -> (the function, its backward from dy and the pre-activation)
