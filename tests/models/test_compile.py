@@ -1,4 +1,4 @@
-"""Models and ops under torch.compile: one graph for all lengths, and outputs laid out as graphs are told."""
+"""Models under torch.compile: one graph for all lengths. Ops: `tests/ops/test_every_op.py`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -99,51 +99,3 @@ def test_a_compiled_model_still_refuses_wrong_offsets():
     call["cu_seqlens"] = torch.tensor([0, 4, 4000], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"cu_seqlens_q: expected offsets that rise from 0 to the number of tokens"):
         compiled(**call)
-
-
-def _op_calls(dtype: torch.dtype, *, transposed: bool) -> dict[str, tuple]:
-    def new(*shape: int) -> Tensor:
-        if transposed and len(shape) > 1:
-            return torch.randn(shape[1], shape[0], *shape[2:], dtype=dtype).transpose(0, 1)
-        return torch.randn(shape, dtype=dtype)
-
-    index = torch.arange(5, dtype=torch.int32)
-    coords, cu = torch.stack((index * 0, index), 1), torch.tensor([0, 2, 5], dtype=torch.int32)
-    x, w, b, dy = new(5, 16), new(8, 16), new(8), new(5, 8)
-    q, k, v = (new(5, 2, 16) for _ in range(3))
-    layout = (cu, cu, 3, 3, 0.3, 0.2, SEED, coords, coords, 4, False)
-    statistics = torch.float64 if dtype == torch.float64 else torch.float32
-    lse, mean = torch.zeros(2, 5, dtype=statistics), torch.ones(5, dtype=statistics)
-    drop = (0.1, SEED, coords, 1)
-    return {
-        "linear_fwd": (x, w, b),
-        "linear_bwd": (dy, x, w),
-        "linear_gelu_fwd": (x, w, b, "none"),
-        "linear_gelu_bwd": (dy, x, w, new(5, 8), "tanh"),
-        "qkv_projection_fwd": (x, w, b, w, b, w, b),
-        "qkv_projection_bwd": (dy, new(5, 8), new(5, 8), x, w, w, w),
-        "dropout": (x, 0.5, SEED, coords, 2),
-        "attention_fwd": (q, k, v, *layout),
-        "attention_bwd": (new(5, 2, 16), q, k, v, torch.randn(5, 2, 16, dtype=dtype), lse, *layout),
-        "dropout_add_layer_norm_fwd": (x, new(5, 16), None, new(16), new(16), 1e-12, *drop, "device"),
-        "dropout_add_layer_norm_bwd": (x, new(5, 16), new(5, 16), mean, mean, new(16), new(16), *drop, "device"),
-    }
-
-
-@pytest.mark.parametrize("op", _op_calls(torch.float32, transposed=False))
-@pytest.mark.parametrize("backend", ["torch", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("transposed", [False, True], ids=["contiguous", "transposed"])
-def test_outputs_are_laid_out_as_graphs_are_told(op, backend, dtype, transposed):
-    """Compiled code trusts the fake implementations: a wrong stride there is silently wrong data."""
-    arguments = (*_op_calls(dtype, transposed=transposed)[op], backend)
-    torch.library.opcheck(
-        getattr(torch.ops.bert_fast, op), arguments, test_utils=("test_schema", "test_autograd_registration",
-        "test_faketensor"),
-    )  # fmt: skip
-
-
-def test_every_registered_op_is_checked():
-    registered = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names()
-                  if name.startswith("bert_fast::")}  # fmt: skip
-    assert registered == set(_op_calls(torch.float32, transposed=False))
