@@ -1,6 +1,6 @@
 """Cases of dropout_add_layer_norm: BERT's token counts and widths, with and without dropout."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -81,14 +81,29 @@ def make(
         assert_gradients_close("dropout_add_layer_norm", names, fast, same_mask, inputs, upstream)
 
     inputs = (x, residual, x_bias, weight, bias)
-    tile = x.nbytes
+    tile, mask_bytes = x.nbytes, coords.nbytes if dropout_p else 0
     return Problem(
-        inputs, upstream, fast, eager, verify=verify,
+        inputs, upstream, fast, eager, verify=verify, peers=_peers(dropout_p),
         bytes_moved={
-            "fwd": (4 if keeps_h else 3) * tile + 16 * num_tokens,
-            "bwd": (4 if dropout_p else 3) * tile + 20 * num_tokens,
+            "fwd": (4 if keeps_h else 3) * tile + 8 * num_tokens + mask_bytes,
+            "bwd": (4 if dropout_p else 3) * tile + (8 if keeps_h else 4) * num_tokens + mask_bytes,
         },
     )  # fmt: skip
+
+
+def _peers(dropout_p: float) -> dict[str, Callable[..., Tensor]]:
+    """Other libraries' fusion of all but the bias, where they import."""
+    peers: dict[str, Callable[..., Tensor]] = {}
+    try:
+        from flash_attn.ops.triton.layer_norm import layer_norm_fn
+    except ImportError:
+        return peers
+
+    def flash_attn(x: Tensor, residual: Tensor, x_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return layer_norm_fn(x + x_bias, weight, bias, residual=residual, eps=EPS, dropout_p=dropout_p)
+
+    peers["flash_attn"] = flash_attn
+    return peers
 
 
 def aot_cases() -> Iterator[AotCase]:
@@ -96,9 +111,8 @@ def aot_cases() -> Iterator[AotCase]:
     from bert_fast.kernels import dropout_add_layer_norm as family
 
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    shapes = [
-        (h, dtype, fp32) for h in (384, 768, 1024) for dtype in (fp32, fp16, bf16)
-    ]  # parameters as under autocast
+    # Parameters are mostly in fp32, as under autocast.
+    shapes = [(h, dtype, fp32) for h in (384, 768, 1024) for dtype in (fp32, fp16, bf16)]
     shapes += [(768, bf16, bf16)]
     shapes += [(h, dtype, fp32) for h in (2048, 4096, 8192) for dtype in (fp32, bf16)]
     num_tokens = 64
