@@ -90,11 +90,12 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     return [
         Part("extension", 40, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
         at_once("verify", 80),
-        Part("tests", 80, (Process("tests", tests),)),
+        Part("tests", 75, (Process("tests", tests),)),
         Part("ceilings", 15, (part("ceilings", ""),)),
         at_once("compile", 60),
-        *in_turn("time", 165),
+        *in_turn("time", 150),
         Part("peers", 25, (part("peers", ""),)),
+        Part("models", 20, (part("models", ""),)),
         Part("sanitizer", 55, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,
                     "--port", str(49152 + 32 * i)))

@@ -6,6 +6,7 @@
     verify     every case of a family against fp64, and twice, bit for bit
     compile    torch.compile of every verified case, into the compiler's cache on disk
     time       bert_fast, eager and compiled in turn, cases that verified green only
+    models     whole models against transformers, where the lengths of their texts are there
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
 
 FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
@@ -17,12 +18,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.record import Recorder
-from benchmarks.registry import kernel_cases
+from benchmarks.registry import CASES, Case, kernel_cases
 
 if TYPE_CHECKING:
     from benchmarks.case import KernelCase
@@ -57,13 +58,16 @@ class Run:
         return Recorder(Path(self.results), self.shared)
 
 
+AnyCase = TypeVar("AnyCase")
+
+
 class Seconds:
     """The time a part has; leaves no case half done."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
-    def of(self, cases: "list[KernelCase]", leave_out: "Callable[[KernelCase, str], None]") -> "Iterator[KernelCase]":
+    def of(self, cases: list[AnyCase], leave_out: Callable[[AnyCase, str], None]) -> Iterator[AnyCase]:
         """Yields cases as long as one that takes as long as the longest so far would still fit; says how far it is."""
         times: list[float] = []
         for case in cases:
@@ -165,6 +169,31 @@ def peers(run: Run, family: str, seconds: float) -> bool:
     return True
 
 
+def models(run: Run, family: str, seconds: float) -> bool:
+    """Times the whole-model cases, each side in eager mode; a case without the lengths of its texts is left out."""
+    import torch
+
+    from benchmarks.models import run_case
+
+    cases = list(CASES)
+    if run.size == "small":
+        cases = [replace(case, batch_size=1) for case in cases if case.shape == "minilm" and case.lengths == "full"]
+    for case in Seconds(seconds).of(cases, lambda case, reason: _skip_model(run, case, reason)):
+        try:
+            result = run_case(case, run.rounds or 10, 1, device=torch.device(run.device))
+        except Exception as failure:  # most likely a file that is not there
+            _skip_model(run, case, f"{type(failure).__name__}: {str(failure)[:500]}")
+            continue
+        run.recorder.write("model", **result)
+        _say(f"{case.name}: {result['bert_fast_tokens_per_s']} real tokens/s, {result['ratio']}x transformers")
+    return True
+
+
+def _skip_model(run: Run, case: Case, reason: str) -> None:
+    run.recorder.write("skipped", part="models", family=None, case=case.name, provider=None, reason=reason)
+    _say(f"{case.name}: left out: {reason}")
+
+
 def _green(run: Run, family: str, report: bool = False) -> "Iterator[KernelCase]":
     """The family's cases that verified green in this run; with `report` the others are recorded as left out."""
     checked = {line["case"]: line["ok"] for line in run.recorder.of_this_run("verify")}
@@ -226,6 +255,7 @@ PARTS: dict[str, Callable[[Run, str, float], bool]] = {
     "compile": compile_,
     "time": time_,
     "peers": peers,
+    "models": models,
 }
 
 

@@ -32,8 +32,8 @@ class Row:
 class Machine:
     """A GPU or a processor with its newest results.
 
-    facts: what to print about it; ceilings and sanitizer: lines of its last run; simple: CPU results that are no
-        kernel cases, by case name.
+    facts: what to print about it; ceilings and sanitizer: lines of its last run; simple: results that are no kernel
+        cases, by case name.
     """
 
     name: str
@@ -59,7 +59,7 @@ def load(folder: Path) -> list[Machine]:
         for line in read_lines(path):
             by_machine.setdefault(line.get("gpu") or f"{line['processor']}, {_threads(line)}", []).append(line)
     machines = [_machine(name, lines) for name, lines in by_machine.items()]
-    return sorted(machines, key=lambda machine: (bool(machine.simple), machine.name))
+    return sorted(machines, key=lambda machine: ("threads" in machine.facts, machine.name))
 
 
 def _threads(line: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
         if line.get("kind") == "timing" and line["case"] not in wrong
     }
     machine.rows = _rows(timings)
-    machine.simple = {line["case"]: line for line in lines if line.get("kind", "cpu") == "cpu" and "case" in line}
+    machine.simple = {line["case"]: line for line in lines if line.get("kind", "cpu") in {"cpu", "model"}}
     used = [*timings.values(), *machine.simple.values()] or lines
     machine.facts = _facts(used)
     return machine

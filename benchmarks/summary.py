@@ -23,6 +23,10 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
     lines.append("left out: " + _counted(s["reason"][:60] for s in recorder.of_this_run("skipped")))
     lines += _ceilings(recorder.of_this_run("ceiling"))
     lines += _cases(recorder.of_this_run("timing"))
+    lines += [
+        f"{m['case']:<55} {m['bert_fast_tokens_per_s']:>12,.0f} real tokens/s  transformers {m['ratio']:.2f}x"
+        for m in recorder.of_this_run("model")
+    ]
     lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
     return "\n".join([*lines, *(f"  {kernel}" for kernel in owed)])
 
