@@ -18,8 +18,8 @@ from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
 
-# Scores treated at once: 4 MB of fp32 stay in a shared cache, and the dozen calls per chunk cost little beside them;
-# a GPU needs enough to be busy (64 MB).
+# Scores treated at once: 1 MB of fp32 stays in a core's second cache, and ten calls cost little beside it; a GPU needs
+# enough to be busy (64 MB).
 _CPU_SCORES, _OTHER_SCORES = 2**18, 2**24
 
 

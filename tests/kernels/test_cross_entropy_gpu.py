@@ -59,6 +59,25 @@ def test_values_and_gradients(num_rows, num_classes, row_stride, smoothing, dtyp
     assert all(torch.equal(actual[name], again[name]) for name in actual), "two runs differ"
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_back_end_where_triton_is_missing(smoothing, dtype):
+    """Rows in chunks; rows without a label are computed, whatever they hold, and overwritten."""
+    logits, labels = _inputs(1200, 30522, dtype)
+    logits[4], logits[1190] = float("nan"), float("inf")
+    labels[4], labels[1190] = IGNORE, IGNORE
+
+    def function(logits, labels):
+        return ops.cross_entropy(logits, labels, label_smoothing=smoothing, backend="torch")
+
+    actual, stock = _run(function, logits, labels), _run(_plain(smoothing), logits, labels)
+    truth = _run(_plain(smoothing), logits.double(), labels)
+    used = labels != IGNORE
+    assert_close_to_truth("cross_entropy", "loss", actual["loss"], stock["loss"], truth["loss"])
+    assert_close_to_truth("cross_entropy", "dlogits", *(run["dlogits"][used] for run in (actual, stock, truth)))
+    assert not actual["dlogits"][~used].any()
+
+
 def test_more_than_two_to_the_31_scores():
     logits, labels = _inputs(70400, 30522, torch.bfloat16)
     assert logits.numel() > 2**31
