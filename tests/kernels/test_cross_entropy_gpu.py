@@ -4,13 +4,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bert_fast import ops
-from bert_fast.kernels import cross_entropy as kernels
+from bert_fast import backend, ops
 from bert_fast.testing.compare import assert_close_to_truth
 
 pytestmark = pytest.mark.gpu
 
 IGNORE = -100
+
+
+@pytest.fixture
+def kernels():
+    """The module under test, imported only where there is a GPU: importing triton costs a second."""
+    return backend.resolve("cross_entropy", backend.OpSpec(torch.device("cuda"), torch.float32), "triton")
 
 
 def _inputs(num_rows, num_classes, dtype, row_stride=None):
@@ -78,7 +83,7 @@ def test_torch_back_end_where_triton_is_missing(smoothing, dtype):
     assert not actual["dlogits"][~used].any()
 
 
-def test_more_than_two_to_the_31_scores():
+def test_more_than_two_to_the_31_scores(kernels):
     logits, labels = _inputs(70400, 30522, torch.bfloat16)
     assert logits.numel() > 2**31
     _, lse = kernels.cross_entropy_fwd(logits, labels)
@@ -107,7 +112,7 @@ def test_forward_and_backward_never_wait_for_the_device(num_classes):
 
 
 @pytest.mark.parametrize("num_classes", [9, 30522])
-def test_labels_out_of_range_are_no_device_assert(num_classes):
+def test_labels_out_of_range_are_no_device_assert(kernels, num_classes):
     logits, labels = _inputs(6, num_classes, torch.bfloat16)
     labels[2], labels[3] = num_classes, -1
     losses, lse = kernels.cross_entropy_rows_fwd(logits, labels, IGNORE, 0.0)
