@@ -15,7 +15,7 @@ Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; derivation in docs/kern
 Shapes: y, dy, dh [T, H]; word, position and type table [V, H], [M, H], [K, H]; ids, mean, rstd [T]; weight, bias [H].
 Bytes moved, y and dy of e bytes an element, tables and dh of t bytes, ids of i bytes, k = 2 or 4 bytes a sort key:
     forward        reads, per token, the word row and ids, coords: H t + 3 i + 8; writes y, mean, rstd: H e + 8.
-                   Position, type and parameter rows come from cache: (M + K) H t once
+                   Rows of positions and types come from cache, (M + K) H t once; parameters once per program
     backward rows  reads dy, the word row, mean, rstd, ids, coords: H e + H t + 3 i + 16; writes dh and keys:
                    H t + 2 k; once per program (2 + K) 4 H bytes of partial sums, written and read again
     tables         `_table_gradient.py`, for words and for positions: reads dh, H t per token; writes V H t, M H t
