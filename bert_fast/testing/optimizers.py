@@ -74,7 +74,8 @@ def random_lists(
 
     masters = normal(1.0, torch.float32) if master else []
     params = [t.to(dtype) for t in masters] if master else normal(1.0, dtype)
-    squares = [t.square() for t in normal(0.1, state_dtype)]
+    # Away from 0: the square root of a moment that never saw a gradient would make one element outweigh all others.
+    squares = [t.square() + 1e-2 for t in normal(0.1, state_dtype)]
     steps = [torch.tensor(float(i), device=device) for i in range(len(shapes))]
     return Lists(params, normal(1.0, grad_dtype or dtype), normal(0.1, state_dtype), squares, steps, masters)
 
