@@ -99,7 +99,9 @@ def address_table(*lists: Sequence[Tensor]) -> Tensor:
             for start in range(0, len(addresses), _ADDRESSES_PER_LAUNCH):
                 part = addresses[start : start + _ADDRESSES_PER_LAUNCH]
                 padding = (addresses[0],) * (_ADDRESSES_PER_LAUNCH - len(part))
-                _store_addresses_kernel[(1,)](table, start, len(part), *part, *padding, num_warps=1)
+                _store_addresses_kernel[(1,)](
+                    table, start, len(part), *part, *padding, num_warps=1, enable_fp_fusion=False
+                )  # no floating-point arithmetic: said because the default changes with Triton 3.10
         return table
 
     return _address_cache.get((device, addresses), upload, _capturing(device))
