@@ -64,6 +64,10 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
             problems.append(f"{fit} warps fit on a multiprocessor, {meant} are meant to run at once")
     if row["elements_per_thread"] and not row["loads_128"] + row["stores_128"] + row["bulk_copy_instructions"]:
         problems.append("no load or store of 128 bits at all")
+    claimed = (row["elements_per_thread"] or 0) * (row["bytes_per_element"] or 0)
+    if name == "sm_90" and row["loop_bytes"] < claimed and not row["bulk_copy_instructions"]:
+        # Then shares of issue slots are of too many elements: a case with wrong numbers, or loops that were not found.
+        problems.append(f"main loops move {row['loop_bytes']} bytes a thread, the case claims {claimed:.0f}")
     cost = row.get("dropout_per_element")
     if cost is not None and cost > DROPOUT_LIMIT.get(name, float("inf")):
         problems.append(f"dropout costs {cost} instructions an element, limit {DROPOUT_LIMIT[name]}")

@@ -2,8 +2,9 @@
 
 What was measured lies in `build/aot`, one small file per compilation, named by a hash of everything that decides it:
 the kernel's source with that of its helpers, signature, constants, options, target, Triton's version, and the code that
-reads listings. So a second run compiles nothing, disassembles nothing and starts no other process. (Triton's own cache
-alone leaves 0.2 s of `nvdisasm` to every kernel.)
+reads listings. So a second run compiles nothing, disassembles nothing and starts no other process.
+
+Kernels are disassembled a dozen at a time: starting `nvdisasm` takes 0.2 s, as long as compiling a small kernel.
 """
 
 import functools
@@ -14,7 +15,6 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from benchmarks import aot_inspect
@@ -25,6 +25,7 @@ __all__ = ["CACHE_DIR", "measure"]
 
 CACHE_DIR = Path(__file__).resolve().parent.parent / "build" / "aot"
 Job = tuple[str, str]  # name of a configuration, target
+_BATCH = 12
 
 
 def available_cores() -> int:
@@ -68,16 +69,25 @@ def measure(
 
 
 def _compile_all(jobs: list[Job], families: tuple[str, ...]) -> Iterable[tuple[Job, dict[str, Any]]]:
+    batches = _batches(jobs)
+    workers = min(available_cores(), len(batches))
     # Started afresh, not forked: a fork of a process that has run torch may hold locks of threads that are not there.
-    workers = min(available_cores(), len(jobs))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_compile, job, families): job for job in jobs}
+        futures = {pool.submit(_compile, batch, families): batch for batch in batches}
         try:
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                yield from zip(futures[future], future.result(), strict=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _batches(jobs: list[Job]) -> list[list[Job]]:
+    """Jobs of one target that share a call of the disassembler, in the order of the first of each; smaller for few."""
+    size = max(1, min(_BATCH, len(jobs) // (4 * available_cores())))
+    by_target = [[job for job in jobs if job[1] == target] for target in dict.fromkeys(target for _, target in jobs)]
+    batches = [group[at : at + size] for group in by_target for at in range(0, len(group), size)]
+    return sorted(batches, key=lambda batch: jobs.index(batch[0]))
 
 
 @functools.cache
@@ -86,28 +96,33 @@ def _configurations_of(families: tuple[str, ...]) -> dict[str, Configuration]:
     return {one.name: one for one in configurations(families)}
 
 
-def _compile(job: Job, families: tuple[str, ...]) -> dict[str, Any]:
+def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Rows of kernels for one target."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    name, target_name = job
-    launch, target = _configurations_of(families)[name].launch, TARGETS[target_name]
-    index = launch.kernel.arg_names.index
-    source = ASTSource(
-        fn=launch.kernel,
-        signature=launch.signature,
-        constexprs={(index(parameter),): value for parameter, value in launch.constants.items()},
-        attrs={(index(parameter),): [["tt.divisibility", 16]] for parameter in launch.divisible_by_16},
-    )
-    start = monotonic()
-    try:
-        gpu = GPUTarget(target.backend, target.arch, target.warp_size)
-        compiled = triton.compile(source, target=gpu, options=launch.options)
-        row = aot_inspect.inspect(compiled, target_name)
-    except Exception as error:  # of any kind: the compiler's messages do not say which configuration failed
-        raise RuntimeError(f"{name} {target_name} does not compile: {type(error).__name__}: {error}") from None
-    return row | {"seconds": round(monotonic() - start, 2)}
+    target_name = jobs[0][1]
+    target = TARGETS[target_name]
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    compiled, seconds = [], []
+    for name, _ in jobs:
+        start = sum(os.times()[:4])  # of this process and those that it started
+        launch = _configurations_of(families)[name].launch
+        index = launch.kernel.arg_names.index
+        source = ASTSource(
+            fn=launch.kernel,
+            signature=launch.signature,
+            constexprs={(index(parameter),): value for parameter, value in launch.constants.items()},
+            attrs={(index(parameter),): [["tt.divisibility", 16]] for parameter in launch.divisible_by_16},
+        )
+        try:
+            compiled.append(triton.compile(source, target=gpu, options=launch.options))
+        except Exception as error:  # of any kind: the compiler's messages do not say which configuration failed
+            raise RuntimeError(f"{name} {target_name} does not compile: {type(error).__name__}: {error}") from None
+        seconds.append(round(sum(os.times()[:4]) - start, 2))
+    rows = aot_inspect.inspect(compiled, target_name)
+    return [row | {"seconds": took} for row, took in zip(rows, seconds, strict=True)]
 
 
 def _file(one: Configuration, target: str) -> Path:

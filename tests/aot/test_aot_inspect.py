@@ -1,31 +1,34 @@
 """Reading listings: loops, widths of accesses, bytes in flight; what a target can hold."""
 
+import struct
+
 import pytest
 
 from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive, resident_warps
-from benchmarks.aot_inspect import Instruction, Listing, main_loops, read_amdgcn, read_sass
+from benchmarks.aot_inspect import Instruction, Listing, machine_code, main_loops, parse_sass, read_amdgcn, read_sass
 
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
-.L_x_0:
         /*0020*/              @!P0 LDG.E.128.CONSTANT R8, desc[UR4][R2.64] ;
         /*0030*/                   LDGSTS.E.BYPASS.128 [R8], desc[UR4][R2.64] ;
         /*0040*/               @P1 STG.E.64 desc[UR4][R2.64], R8 ;
         /*0050*/                   STL [R1], R4 ;
         /*0060*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
-        /*0068*/                   HFMA2.MMA R5, -RZ, RZ, 0, 0 ;
-        /*0069*/                   ISETP.GE.AND P0, PT, R3, UR4, PT ;
-        /*0070*/              @!P2 BRA `(.L_x_0) ;
-        /*0080*/                   EXIT ;
-.L_x_1:
-        /*0090*/                   BRA `(.L_x_1) ;
-        /*00a0*/                   NOP ;
+        /*0070*/                   HFMA2.MMA R5, -RZ, RZ, 0, 0 ;
+        /*0080*/                   ISETP.GE.AND P0, PT, R3, UR4, PT ;
+        /*0090*/              @!P2 BRA 0x20 ;
+        /*00a0*/                   EXIT ;
+        /*00b0*/                   BRA 0xb0;
+        /*00c0*/                   NOP ;
+        /*00d0*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*00e0*/                   BRA.U UP0, 0xd0 ;
 """
 
 
 def test_reading_sass() -> None:
-    assert read_sass(SASS) == {
+    first, second = parse_sass(SASS, [0xD0, 0x20])
+    assert read_sass(first) == {
         "instructions": 12,
         "loop_instructions": 8,
         "loop_half_rate": 1,
@@ -39,11 +42,24 @@ def test_reading_sass() -> None:
         "tensor_core_instructions": 1,
         "bulk_copy_instructions": 0,
     }
+    assert [i.opcode for i in second.instructions] == ["LDG.E", "BRA.U"]
+    assert second.branches == [(1, 0)]
+
+
+def test_code_of_a_cubin() -> None:
+    """Three sections in an ELF file: none, names, code."""
+    names, code = b"\0.shstrtab\0.text._kernel\0", bytes(range(32))
+    sections = [(0, 0, 0), (1, 64, len(names)), (11, 64 + len(names), len(code))]
+    table = b"".join(struct.pack("<IIQQQQIIQQ", name, 1, 0, 0, at, size, 0, 0, 0, 0) for name, at, size in sections)
+    head = bytearray(64)
+    struct.pack_into("<Q", head, 0x28, 64 + len(names) + len(code))
+    struct.pack_into("<HHH", head, 0x3A, 64, len(sections), 1)
+    assert machine_code(bytes(head) + names + code + table) == code
 
 
 def in_flight(*lines: str) -> int:
     numbered = [f"        /*{16 * i:04x}*/                   {line} ;" for i, line in enumerate(lines)]
-    return read_sass("\n".join(numbered))["in_flight_bytes"]
+    return read_sass(parse_sass("\n".join(numbered), [16 * len(lines)])[0])["in_flight_bytes"]
 
 
 def test_bytes_in_flight() -> None:

@@ -107,6 +107,12 @@ def test_equal_names_of_two_families_are_told_apart(monkeypatch: pytest.MonkeyPa
     assert [one.name for one in found] == ["scale H=16", "scale H=16 (b)"]
 
 
+def test_every_launch_says_whether_multiplications_and_additions_fuse() -> None:
+    """Triton's default changed: without a word, results would differ between its versions."""
+    silent = {one.launch.kernel.__name__ for one in configurations() if "enable_fp_fusion" not in one.launch.options}
+    assert not silent
+
+
 def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
     compiled: list[Any] = []
