@@ -18,7 +18,7 @@ def _run(function, inputs: list[Tensor], dy: Tensor) -> list[Tensor]:  # type: i
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
 
 
-@pytest.mark.parametrize("hidden_size", [384, 768, 1000, 1024, 4096, 8192])
+@pytest.mark.parametrize("hidden_size", [384, 768, 1000, 1024, 8192])
 @pytest.mark.parametrize("num_tokens", [1, 4099, 16384])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_values_and_gradients(hidden_size: int, num_tokens: int, dtype: torch.dtype) -> None:
