@@ -22,20 +22,25 @@ def cases() -> Iterator[KernelCase]:
     for num_tokens in (4096, 16384, 32768):
         for hidden_size in (768, 1024):
             for dropout_p, tables in ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32)):
-                yield _case(num_tokens, hidden_size, tables, dropout_p)
+                yield _case(num_tokens, hidden_size, tables, torch.bfloat16, dropout_p)
 
 
 def small_cases() -> Iterator[KernelCase]:
-    """A few rows: a width that is no power of two, and BERT's."""
-    yield _case(37, 100, torch.bfloat16, 0.1)
-    yield _case(37, 768, torch.float32, 0.1)
+    """A few tokens: a width that is no power of two, and BERT's."""
+    yield _case(37, 100, torch.float32, torch.float32, 0.1)
+    yield _case(100, 768, torch.float32, torch.bfloat16, 0.1)
 
 
-def _case(num_tokens: int, hidden_size: int, tables: torch.dtype, dropout_p: float) -> KernelCase:
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base."""
+    yield _case(4096, 768, torch.float32, torch.float32, 0.1)
+
+
+def _case(num_tokens: int, hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float) -> KernelCase:
     return KernelCase(
-        "embedding", f"{num_tokens}x{hidden_size}", torch.bfloat16,
-        f"p{dropout_p}" + ("-fp32-tables" if tables == torch.float32 else ""),
-        lambda device: make(num_tokens, hidden_size, tables, dropout_p, device),
+        "embedding", f"{num_tokens}x{hidden_size}", y_dtype,
+        f"p{dropout_p}" + ("" if tables == y_dtype else f"-{dtype_name(tables)}-tables"),
+        lambda device: make(num_tokens, hidden_size, tables, y_dtype, dropout_p, device),
     )  # fmt: skip
 
 
@@ -46,8 +51,10 @@ def word_ids(num_tokens: int, device: torch.device) -> Tensor:
     return 1 + torch.randperm(NUM_WORDS - 1, device=device)[ranks]
 
 
-def make(num_tokens: int, hidden_size: int, tables: torch.dtype, dropout_p: float, device: torch.device) -> Problem:
-    """Sequences of 512 tokens, the first 200 of type 0; bf16 comes out, whatever the dtype of the tables."""
+def make(
+    num_tokens: int, hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float, device: torch.device
+) -> Problem:
+    """Sequences of 512 tokens, the first 200 of type 0; autocast where the dtypes of tables and output differ."""
     sizes = (NUM_WORDS, LENGTH, NUM_TYPES)
     leaves = [torch.randn(rows, hidden_size, device=device).to(tables) for rows in sizes]
     leaves += [torch.randn(hidden_size, device=device).to(tables) for _ in range(2)]
@@ -55,12 +62,12 @@ def make(num_tokens: int, hidden_size: int, tables: torch.dtype, dropout_p: floa
     words, token = word_ids(num_tokens, device), torch.arange(num_tokens, device=device)
     positions = token % LENGTH
     types = (positions >= 200).long()
-    upstream = torch.randn(num_tokens, hidden_size, device=device).bfloat16()
+    upstream = torch.randn(num_tokens, hidden_size, device=device).to(y_dtype)
     coords = torch.stack((token // LENGTH, positions), dim=1).int()
     seed = ops.draw_seed(device)
 
     def fast(word_table: Tensor, position_table: Tensor, type_table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=tables != y_dtype):
             return ops.embedding(
                 words, word_table, type_table, weight, bias, token_type_ids=types, position_ids=positions,
                 position_table=position_table, padding_idx=PADDING_IDX, eps=EPS, dropout_p=dropout_p, seed=seed,
@@ -74,14 +81,14 @@ def make(num_tokens: int, hidden_size: int, tables: torch.dtype, dropout_p: floa
         return F.layer_norm(h + F.embedding(positions, position_table), weight.shape, weight, bias, EPS)
 
     def eager(*parameters: Tensor) -> Tensor:
-        return F.dropout(normalised(*parameters), dropout_p).bfloat16()
+        return F.dropout(normalised(*parameters), dropout_p).to(y_dtype)
 
     def verify() -> None:
         factor = keep_mask(seed, 0, coords, hidden_size, dropout_p) * dropout_scale(dropout_p)
 
         def same_mask(*parameters: Tensor) -> Tensor:
             y = normalised(*parameters)
-            return (y * factor.to(y.dtype)).to(torch.float64 if y.dtype == torch.float64 else torch.bfloat16)
+            return (y * factor.to(y.dtype)).to(torch.float64 if y.dtype == torch.float64 else y_dtype)
 
         names = ("y", "dword_table", "dposition_table", "dtype_table", "dweight", "dbias")
         assert_gradients_close("embedding", names, fast, same_mask, inputs, upstream)
