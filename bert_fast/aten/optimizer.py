@@ -1,9 +1,9 @@
 """Steps of AdamW and LAMB from PyTorch's multi-tensor operators; formulas in `reference/optimizer.py`.
 
 AdamW is PyTorch's own fused kernel, one pass. Gradients that are scaled, clipped or of another dtype than the weights
-are copied first: the fused kernel would write what it unscales back. On the CPU lists are treated one tensor at a time:
-what one operator leaves in the cache the next one finds there, and temporaries are as large as one tensor. Elsewhere
-whole lists keep the number of launches small, and no value is read on the host.
+are copied first: the fused kernel would write what it unscales back. On the CPU lists are treated a portion at a time:
+what one operator leaves in the cache the next one finds there, and temporaries stay small. Elsewhere whole lists keep
+the number of launches small, and no value is read on the host.
 """
 
 import math
@@ -18,6 +18,7 @@ __all__ = ["adamw_step", "global_norm", "lamb_step"]
 
 # Below this the squares of elements lose digits in fp32, above fp32's range the sum is infinite: then fp64 is used.
 _SMALLEST_FP32_NORM = 1e-15
+_PORTION = 2**18  # elements that the CPU treats at a time: 1 MB of each tensor
 _ROW = 4096  # elements whose squares are added in one go
 
 
@@ -59,7 +60,7 @@ def adamw_step(
     if as_they_are and isinstance(factor, float) and factor == 1.0:
         portions: Iterator[list[list[Tensor]]] = iter([[params, grads, exp_avgs, exp_avg_sqs, steps, master_params]])
     else:
-        portions = _portions(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+        portions = _portions(*_pieces(params, grads, exp_avgs, exp_avg_sqs, steps, master_params))
     for p, g, m, v, step, masters in portions:
         weights = masters or _wide(p)
         torch._fused_adamw_(
@@ -153,12 +154,40 @@ def _factor(
 
 
 def _portions(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
-    """Matching parts of the lists; an empty list has empty parts."""
-    if lists[0][0].device.type != "cpu":
-        yield list(lists)
-        return
-    for i in range(len(lists[0])):
-        yield [tensors[i : i + 1] for tensors in lists]
+    """Matching parts of the lists, on the CPU of few elements or one tensor; an empty list has empty parts."""
+    start, elements = 0, 0
+    for i, t in enumerate(lists[0]):
+        elements += t.numel()
+        if t.device.type == "cpu" and elements >= _PORTION:
+            yield [tensors[start : i + 1] for tensors in lists]
+            start, elements = i + 1, 0
+    if start < len(lists[0]):
+        yield [tensors[start:] for tensors in lists]
+
+
+def _pieces(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    master_params: list[Tensor],
+) -> list[list[Tensor]]:
+    """The lists with flat pieces of large tensors in their place, on the CPU; for steps that treat elements alike."""
+    lists = (params, grads, exp_avgs, exp_avg_sqs, master_params)
+    if params[0].device.type != "cpu" or hasattr(params[0], "full_tensor"):
+        return [*lists[:4], steps, master_params]
+    pieces: list[list[Tensor]] = [[] for _ in lists]
+    piece_steps: list[Tensor] = []
+    for i, p in enumerate(params):
+        flats = [tensors[i] for tensors in lists if tensors]
+        if p.numel() > _PORTION:
+            flats = [t.as_strided((t.numel(),), (1,)) for t in flats]
+        for start in range(0, p.numel(), _PORTION):
+            piece_steps.append(steps[i])
+            for column, flat in zip(pieces, flats, strict=False):
+                column.append(flat[start : start + _PORTION] if p.numel() > _PORTION else flat)
+    return [*pieces[:4], piece_steps, pieces[4]]
 
 
 def _wide(tensors: list[Tensor]) -> list[Tensor]:

@@ -92,6 +92,17 @@ def test_fp32_gradients_of_half_precision_parameters(name: str, kind: str) -> No
     check(kind, random_lists(SHAPES, torch.float16, master=True, grad_dtype=torch.float32), HYPERS[1], name)
 
 
+@pytest.mark.parametrize("name", ["reference", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_large_tensors(name: str, kind: str, dtype: torch.dtype) -> None:
+    """Larger than what the CPU treats at a time, by one element, beside small ones; one of them transposed."""
+    lists = random_lists([(2**18 + 1,), (3,), (700, 800), (2**18,)], dtype, master=dtype == torch.float16)
+    for column in (*lists.all[:4], lists.master_params):
+        column[2:3] = [relaid(t, "transposed") for t in column[2:3]]
+    check(kind, lists, HYPERS[1], name)
+
+
 def relaid(t: Tensor, layout: str) -> Tensor:
     """The same values, otherwise in memory."""
     if layout == "transposed":
