@@ -175,6 +175,22 @@ def test_unaligned_views(kernels, kind: str, what: str) -> None:  # type: ignore
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("kernel", ["adamw_step_kernel", "lamb_moments_kernel", "lamb_update_kernel"])
+def test_alignment_is_promised_where_it_holds(kernels, kernel: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The interpreter would not mind a broken promise; a GPU would."""
+    promises = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *_, **constants: promises.append((constants["ALIGNED"], *grid))
+
+    monkeypatch.setattr(kernels, kernel, Recorder())
+    lists = random_lists([(40,), (8193,), (3,), (5,)])
+    lists.exp_avgs[1] = shifted(lists.exp_avgs[1])
+    step(kernels, kernel.split("_")[0], lists, Hyper())
+    assert promises == [(True, 3), (False, 2)], "three tensors of one chunk, and the moved one of two"
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_repeat_bit_for_bit(kernels, kind: str, dtype: tuple[torch.dtype, bool]) -> None:  # type: ignore[no-untyped-def]
