@@ -109,11 +109,13 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     forward_warps = (16 if elements <= 24 else 12) - (4 if table_dtype.itemsize == 4 else 0)
     forward_programs = max(1, forward_warps // forward.num_warps)
     # Backward: an element also costs a thread its weight and four running sums.
-    backward = row_tile(hidden_size, dtype, max_elements=24, best_elements=16)
+    # Rows that do not start at whole vectors are read element by element, and 24 addresses of each tensor would spill.
+    most = 24 if hidden_size % (16 // dtype.itemsize) == 0 else 16
+    backward = row_tile(hidden_size, dtype, max_elements=most, best_elements=16)
     elements = ceil_div(hidden_size, backward.chunk_cols) * backward.vector
     # Warps that the register file holds (65,536 registers): 8 of up to 255, 12 of up to 168. More programs would run
     # in a second, nearly empty round. The ahead-of-time gate checks the registers behind this.
-    resident_warps = 12 if elements <= 16 and table_dtype.itemsize == 2 else 8
+    resident_warps = 12 if elements <= 16 and most == 24 and table_dtype.itemsize == 2 else 8
     # BERT has two types: two sums. Beyond 4,096 columns (16 warps of at most 128 registers) they would spill.
     max_type_sums = 2 if backward.num_warps < 16 else 0
     backward_programs = max(1, resident_warps // backward.num_warps)
