@@ -54,8 +54,11 @@ class Lists:
     def to(self, dtype: torch.dtype) -> "Lists":
         """The same step in another precision: the weights that are stepped become the parameters, without masters."""
         weights = self.master_params or self.params
-        columns = (weights, self.grads, self.exp_avgs, self.exp_avg_sqs)
-        return Lists(*([t.to(dtype, copy=True) for t in column] for column in columns), [t.clone() for t in self.steps])
+        params, grads, exp_avgs, exp_avg_sqs = (
+            [t.to(dtype, copy=True) for t in column]
+            for column in (weights, self.grads, self.exp_avgs, self.exp_avg_sqs)
+        )
+        return Lists(params, grads, exp_avgs, exp_avg_sqs, [t.clone() for t in self.steps])
 
 
 def random_lists(
