@@ -35,4 +35,10 @@ def test_equals_torch_and_trains() -> None:
 
 def test_default_eps_is_that_of_bert() -> None:
     assert LayerNorm(8).eps == 1e-12
-    assert repr(LayerNorm(8, 1e-5)) == "LayerNorm(8, eps=1e-05)"
+    assert LayerNorm(8, 1e-5).eps == 1e-5
+
+
+def test_tools_see_a_layer_norm() -> None:
+    """Those that keep weight decay off LayerNorm, or wrap modules by type, ask for the class."""
+    assert isinstance(LayerNorm(8), torch.nn.LayerNorm)
+    assert "(8,), eps=1e-12" in repr(LayerNorm(8))
