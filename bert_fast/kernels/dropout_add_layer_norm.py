@@ -115,8 +115,9 @@ def _dropout_add_layer_norm_fwd_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
 
-    # What does not change is not to be hoisted out of the loop: that costs registers, and Triton 3.6 a spill.
-    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), disable_licm=True):
+    # With parameters in half precision, hoisting what does not change out of the loop makes Triton 3.6 spill.
+    calm: tl.constexpr = weight_ptr.dtype.element_ty != tl.float32
+    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), disable_licm=calm):
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
@@ -146,12 +147,12 @@ def _dropout_add_layer_norm_fwd_kernel(
             h = stored_h.to(tl.float32)
 
         centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
-        tl.store(mean_ptr + row, mean, mask=mask_row)
-        tl.store(rstd_ptr + row, rstd, mask=mask_row)
         weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
         bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
         y = centred * rstd * weight + bias
         tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(mean_ptr + row, mean, mask=mask_row)
+        tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])
