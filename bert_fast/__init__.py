@@ -1,6 +1,6 @@
 """BERT training kernels, drop-in modules and a C++ WordPiece tokenizer."""
 
-from bert_fast import ops
+from bert_fast import ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend
 from bert_fast.errors import BackendError, CheckpointError
@@ -25,5 +25,6 @@ __all__ = [
     "__version__",
     "explain",
     "ops",
+    "optim",
     "use_backend",
 ]

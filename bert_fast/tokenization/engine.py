@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from bert_fast import native
-from bert_fast.reference import wordpiece
 
 __all__ = ["Engine", "make_engine"]
 
@@ -42,6 +41,9 @@ def _implementation() -> Any:
     module = native.load()
     if hasattr(module, "WordPiece"):
         return module.WordPiece  # type: ignore[union-attr]
+    # Here, not above: its Unicode tables are large, and hardly anyone needs them.
+    from bert_fast.reference import wordpiece
+
     reason = native.unavailable_reason() or "the extension was built without the tokenizer; build it again"
     warnings.warn(
         f"the C++ tokenizer is not there, a slow one in pure Python takes its place (same results): {reason}",
