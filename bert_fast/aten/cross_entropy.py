@@ -18,8 +18,8 @@ from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
 
-# Scores treated at once: 1 MB of fp32 stays in a core's second cache, and ten calls cost little beside it; a GPU needs
-# enough to be busy (64 MB).
+# Scores treated at once, on the CPU by each thread: 1 MB of fp32 stays in a core's second cache, and ten calls cost
+# little beside it; a GPU needs enough to be busy (64 MB).
 _CPU_SCORES, _OTHER_SCORES = 2**18, 2**24
 
 
@@ -102,7 +102,7 @@ def _labelled_rows(is_labelled: Tensor) -> Tensor | None:
 
 
 def _rows_at_once(logits: Tensor) -> int:
-    num_scores = _CPU_SCORES if logits.device.type == "cpu" else _OTHER_SCORES
+    num_scores = _CPU_SCORES * torch.get_num_threads() if logits.device.type == "cpu" else _OTHER_SCORES
     return max(1, min(len(logits), num_scores // logits.shape[1]))
 
 
