@@ -33,7 +33,7 @@ from benchmarks.summary import summary
 __all__ = ["Part", "Process", "parts_of", "run_parts"]
 
 GRACE_S = 3.0  # between asking a process to end and ending it
-# A group within this session, where Python can: what ends the session's processes, should this one die, ends them too.
+# A process group, where Python can: what ends this process together with its terminal ends those of the group, too.
 OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 # Set by a user for other runs; here they would change what is measured.
 CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
