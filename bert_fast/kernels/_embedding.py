@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.kernels._launch import RowTile, ceil_div, num_multiprocessors, row_tile, unit_stride
+from bert_fast.kernels._launch import RowTile, ceil_div, row_tile, unit_stride
 from bert_fast.kernels._math import row_major
 
-__all__ = ["RUNTIME", "LaunchConfig", "Lookups", "launch_config", "looked_up", "persistent_programs", "sum_of_lookups"]
+__all__ = ["RUNTIME", "LaunchConfig", "Lookups", "launch_config", "looked_up", "sum_of_lookups"]
 
 # Arguments of both kernels that must not be compiled in: they vary, or would make a layout of their own.
 RUNTIME = ["word_id_stride", "type_id_stride", "position_id_stride", "word_row_stride", "type_row_stride",
@@ -120,12 +120,6 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     max_type_sums = 2 if backward.num_warps < 16 else 0
     backward_programs = max(1, resident_warps // backward.num_warps)
     return LaunchConfig(forward, forward_programs, backward, backward_programs, max_type_sums)
-
-
-def persistent_programs(num_tokens: int, tile: RowTile, per_multiprocessor: int, device: torch.device) -> int:
-    """As many programs as run at once, fewer where the same number of rounds takes fewer."""
-    num_groups = ceil_div(num_tokens, tile.rows)
-    return ceil_div(num_groups, ceil_div(num_groups, num_multiprocessors(device) * per_multiprocessor))
 
 
 def narrowest(*dtypes: torch.dtype) -> torch.dtype:

@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._column_sums import column_sums
-from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, persistent_programs, sum_of_lookups
-from bert_fast.kernels._launch import dropout_arguments, unit_stride
+from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
+from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs, unit_stride
 from bert_fast.kernels._layer_norm import layer_norm_backward
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.kernels._table_gradient import key_dtype, table_gradient
@@ -201,7 +201,9 @@ def embedding_bwd(
         dh = torch.empty(num_tokens, hidden_size, dtype=type_table.dtype, device=device)
 
     # Fewer programs also mean less to reduce.
-    num_programs = persistent_programs(num_tokens, tile, config.backward_programs_per_multiprocessor, device)
+    num_programs = persistent_programs(
+        ceil_div(num_tokens, tile.rows), config.backward_programs_per_multiprocessor, device
+    )
     partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=device)
     type_partial = torch.empty(num_programs, 1, type_sums * hidden_size, dtype=torch.float32, device=device)
     has_dropout = dropout_threshold(dropout_p) > 0

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
-__all__ = ["RowTile", "ceil_div", "dropout_arguments", "num_multiprocessors", "row_tile", "unit_stride"]
+__all__ = [
+    "RowTile",
+    "ceil_div",
+    "dropout_arguments",
+    "num_multiprocessors",
+    "persistent_programs",
+    "row_tile",
+    "unit_stride",
+]
 
 _WARP = 32  # threads; where AMD has 64, a warp covers what two would
 _MIN_WARPS = 4  # of a program: one for each scheduler of a multiprocessor
@@ -36,6 +44,16 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETER_MULTIPROCESSORS
     return _cuda_multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def persistent_programs(num_groups: int, per_multiprocessor: int, device: torch.device, num_blocks: int = 1) -> int:
+    """How many programs share `num_groups` groups of rows: all that run at once, fewer where as many rounds take fewer.
+
+    The fewer there are, the fewer partial sums are left to a second stage. num_groups >= 1; num_blocks: blocks of
+    columns that rows are cut into, each of which takes as many programs.
+    """
+    at_once = max(1, num_multiprocessors(device) * per_multiprocessor // num_blocks)
+    return ceil_div(num_groups, ceil_div(num_groups, at_once))
 
 
 def unit_stride(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from bert_fast.kernels._activations import activation, activation_derivative
 from bert_fast.kernels._column_sums import column_sums
-from bert_fast.kernels._launch import ceil_div, num_multiprocessors, unit_stride
+from bert_fast.kernels._launch import ceil_div, persistent_programs, unit_stride
 
 __all__ = ["LaunchConfig", "bias_gelu_bwd", "bias_gelu_fwd", "launch_config"]
 
@@ -186,13 +186,6 @@ def launch_config(num_cols: int, dtype: torch.dtype) -> LaunchConfig:
     return LaunchConfig(vector, cols, 4 * row_of_vectors, 2 * row_of_vectors)
 
 
-def _launch(num_rows: int, num_cols: int, rows: int, cols: int, resident: int) -> int:
-    """Programs per block of columns: what runs at once, fewer where the same number of rounds takes fewer."""
-    num_groups = ceil_div(num_rows, rows)
-    at_once = max(1, resident // ceil_div(num_cols, cols))
-    return ceil_div(num_groups, ceil_div(num_groups, at_once))
-
-
 def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
     """Launches the forward kernel; arguments and result as in `reference/bias_gelu.py`.
 
@@ -205,11 +198,11 @@ def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
     if num_rows == 0:
         return y
     config = launch_config(num_cols, x.dtype)
-    resident = num_multiprocessors(x.device) * config.forward_programs_per_multiprocessor
-    programs = _launch(num_rows, num_cols, config.forward_rows, config.cols, resident)
+    num_groups, num_blocks = ceil_div(num_rows, config.forward_rows), ceil_div(num_cols, config.cols)
+    programs = persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device, num_blocks)
     stride_unit = math.gcd(config.vector, x.stride(0))
     with torch.cuda.device_of(x):
-        _bias_gelu_fwd_kernel[(programs * ceil_div(num_cols, config.cols),)](
+        _bias_gelu_fwd_kernel[(programs * num_blocks,)](
             x,
             bias.contiguous() if bias is not None else None,
             y,
@@ -236,14 +229,14 @@ def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -
     if num_rows == 0:
         return dx, None if bias is None else torch.zeros_like(bias)
     config = launch_config(num_cols, x.dtype)
-    resident = num_multiprocessors(x.device) * config.backward_programs_per_multiprocessor
-    programs = _launch(num_rows, num_cols, config.backward_rows, config.cols, resident)
+    num_groups, num_blocks = ceil_div(num_rows, config.backward_rows), ceil_div(num_cols, config.cols)
+    programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, x.device, num_blocks)
     partial = None
     if bias is not None:
         partial = torch.empty(programs, 1, num_cols, dtype=torch.float32, device=x.device)
     stride_unit = math.gcd(config.vector, dy.stride(0), x.stride(0))
     with torch.cuda.device_of(x):
-        _bias_gelu_bwd_kernel[(programs * ceil_div(num_cols, config.cols),)](
+        _bias_gelu_bwd_kernel[(programs * num_blocks,)](
             dy,
             x,
             bias.contiguous() if bias is not None else None,

@@ -41,7 +41,7 @@ from bert_fast.kernels._launch import (
     RowTile,
     ceil_div,
     dropout_arguments,
-    num_multiprocessors,
+    persistent_programs,
     row_tile,
     unit_stride,
 )
@@ -308,12 +308,6 @@ def _chosen(saves: str, config: LaunchConfig) -> str:
     return "input" if saves == "device" and config.keeps_h else saves
 
 
-def _num_programs(num_groups: int, device: torch.device, programs_per_multiprocessor: int) -> int:
-    """As many programs as run at once, fewer where the same number of rounds takes fewer."""
-    resident = num_multiprocessors(device) * programs_per_multiprocessor
-    return ceil_div(num_groups, ceil_div(num_groups, resident))
-
-
 def dropout_add_layer_norm_fwd(
     x: Tensor,
     residual: Tensor,
@@ -347,7 +341,7 @@ def dropout_add_layer_norm_fwd(
     seed, coords = (seed, coords.contiguous()) if has_dropout and coords is not None else (None, None)
     stride_unit = math.gcd(tile.vector, x.stride(0), residual.stride(0))
     num_groups = ceil_div(num_rows, tile.rows)
-    grid = (_num_programs(num_groups, x.device, config.forward_programs_per_multiprocessor),)
+    grid = (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),)
     with torch.cuda.device_of(x):
         _dropout_add_layer_norm_fwd_kernel[grid](
             x,
@@ -412,7 +406,7 @@ def dropout_add_layer_norm_bwd(
     h = None if h is None or saves == "output" else h.contiguous()
     stride_unit = math.gcd(tile.vector, dy.stride(0))
     num_groups = ceil_div(num_rows, tile.rows)
-    num_programs = _num_programs(num_groups, dy.device, config.backward_programs_per_multiprocessor)
+    num_programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, dy.device)
     partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
     drop_max, scale = dropout_arguments(dropout_p)
     seed, coords = (seed, coords.contiguous()) if has_dropout and coords is not None else (None, None)

@@ -33,9 +33,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, persistent_programs, sum_of_lookups
+from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._embedding_bwd import embedding_bwd
-from bert_fast.kernels._launch import dropout_arguments
+from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs
 from bert_fast.kernels._layer_norm import normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
@@ -157,7 +157,9 @@ def embedding_fwd(
         return y, mean, rstd
     config = launch_config(hidden_size, type_table.dtype, y.dtype)
     tile = config.forward
-    num_programs = persistent_programs(num_tokens, tile, config.forward_programs_per_multiprocessor, device)
+    num_programs = persistent_programs(
+        ceil_div(num_tokens, tile.rows), config.forward_programs_per_multiprocessor, device
+    )
     has_dropout = dropout_threshold(dropout_p) > 0
     drop_max, scale = dropout_arguments(dropout_p)
     if has_dropout:

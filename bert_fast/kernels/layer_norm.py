@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._column_sums import column_sums
-from bert_fast.kernels._launch import RowTile, ceil_div, num_multiprocessors, row_tile, unit_stride
+from bert_fast.kernels._launch import RowTile, ceil_div, persistent_programs, row_tile, unit_stride
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
 from bert_fast.kernels._math import row_major
 
@@ -201,10 +201,8 @@ def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Te
     config = launch_config(hidden_size, x.dtype)
     tile = config.backward
     stride_unit = math.gcd(tile.vector, dy.stride(0), x.stride(0))
-    # As many programs as run at once, fewer where the same number of rounds takes fewer: less to reduce.
     num_groups = ceil_div(num_rows, tile.rows)
-    resident = num_multiprocessors(x.device) * config.backward_programs_per_multiprocessor
-    num_programs = ceil_div(num_groups, ceil_div(num_groups, resident))
+    num_programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, x.device)
     partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _layer_norm_bwd_kernel[(num_programs,)](
