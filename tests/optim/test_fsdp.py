@@ -41,7 +41,9 @@ def worker(rank: int, port: int) -> None:
             scale = float(p.detach().abs().max())
             bound = RELATIVE["two_processes"] * scale
             torch.testing.assert_close(q.full_tensor(), p.detach(), rtol=0, atol=bound)
+    distributed.barrier()
     distributed.destroy_process_group()
+    os._exit(0)  # a thread of PyTorch's that wants the interpreter while it shuts down would abort the process
 
 
 @pytest.mark.slow
