@@ -43,7 +43,7 @@ def worker(rank: int, port: int) -> None:
             torch.testing.assert_close(q.full_tensor(), p.detach(), rtol=0, atol=bound)
     distributed.barrier()
     distributed.destroy_process_group()
-    os._exit(0)  # a thread of PyTorch's that wants the interpreter while it shuts down would abort the process
+    os._exit(0)  # not by way of Python's shutdown: see tests/parity/test_scale_out.py
 
 
 @pytest.mark.slow

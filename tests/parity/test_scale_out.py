@@ -99,8 +99,8 @@ def _process(rank: int, folder: str) -> None:
         torch.save(results, f"{folder}/results.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    # Not by way of Python's shutdown: a thread of PyTorch's that asks for the interpreter then can abort the process
-    # ("terminate called without an active exception") after all is done.
+    # Not by way of Python's shutdown: a process was seen to abort there or shortly before ("terminate called without an
+    # active exception"), with all its work done; probably a thread of PyTorch's that asks for the interpreter then.
     os._exit(0)
 
 
