@@ -165,8 +165,6 @@ class _Rows(NamedTuple):
         """x [A, Sq, Sk] times the dropout mask of one sequence, scaled."""
         if self.dropout_p == 0.0:
             return x
-        assert self.seed is not None and self.coords_q is not None and self.coords_k is not None
-        keep = attention_keep_mask(
-            self.seed, self.site, self.coords_q[sequence.q], self.coords_k[sequence.k, 1], len(x), self.dropout_p
-        )
+        assert self.seed is not None and self.coords_q is not None
+        keep = attention_keep_mask(self.seed, self.site, self.coords_q[sequence.q], x.shape[-1], len(x), self.dropout_p)
         return x * keep * dropout_scale(self.dropout_p)

@@ -176,7 +176,7 @@ def _multiplier(
     if dropout_p == 0.0:
         return None
     assert seed is not None and coords_q is not None
-    keep = attention_keep_mask(seed, site, coords_q[sequence.queries], sequence.positions_k, q.shape[0], dropout_p)
+    keep = attention_keep_mask(seed, site, coords_q[sequence.queries], len(sequence.positions_k), q.shape[0], dropout_p)
     return keep.to(q.dtype) * dropout_scale(dropout_p)
 
 

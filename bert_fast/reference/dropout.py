@@ -13,7 +13,14 @@ This file is the specification; every back-end draws the same bits. Random bits 
 packed run, a recomputed forward and a backward draw the same mask. p is thus rounded to a multiple of 2**-16 and the
 scale is exact for the rounded value: E[y] = x.
 
-Attention probabilities use position = query position and column = head * HEAD_STRIDE + key position.
+Attention probabilities use the position of the query, and columns of which every head has HEAD_STRIDE. A key is named
+by its ordinal n among the kept keys of its sequence. Its 16-bit value is not that of column n: blocks gather the 8
+probabilities of a query that one thread of a tensor core's accumulator holds (columns 8i + 2j + {0, 1} of 32, j the
+thread), so that a kernel draws them where they are used:
+
+    block = (head * HEAD_STRIDE + n // 32 * 32) // 8 + n % 8 // 2        value = 2 * (n % 32 // 8) + n % 2
+
+Example: keys 0, 1, 8, 9, 16, 17, 24, 25 are the 8 values of block 0, keys 2, 3, 10, 11, 18, 19, 26, 27 those of block 1.
 """
 
 from enum import IntEnum
@@ -115,22 +122,20 @@ def keep_mask(seed: Tensor, site: int, coords: Tensor, num_columns: int, p: floa
     return _random_values(seed, site, coords, blocks)[:, :num_columns] >= dropout_threshold(p)
 
 
-def attention_keep_mask(
-    seed: Tensor, site: int, coords_q: Tensor, key_positions: Tensor, num_heads: int, p: float
-) -> Tensor:
+def attention_keep_mask(seed: Tensor, site: int, coords_q: Tensor, num_keys: int, num_heads: int, p: float) -> Tensor:
     """The mask of attention probabilities of one sequence.
 
-    coords_q (Tensor [Sq, 2], int32): (row, position) of every query; key_positions (Tensor [Sk], int): of every key.
+    coords_q (Tensor [Sq, 2], int32): (row, position) of every query; num_keys: of the sequence.
     Returns: bool [A, Sq, Sk].
     """
-    if not len(key_positions):
-        return torch.ones(num_heads, len(coords_q), 0, dtype=torch.bool, device=coords_q.device)
-    num_blocks = int(key_positions.max()) // 8 + 1
+    groups = (num_keys + 31) // 32  # of 32 keys, 4 blocks each
+    blocks = torch.arange(4 * groups, device=coords_q.device)
     masks = []
     for head in range(num_heads):
-        blocks = torch.arange(num_blocks, device=coords_q.device) + head * (HEAD_STRIDE // 8)
-        values = _random_values(seed, site, coords_q, blocks)
-        masks.append(values[:, key_positions.long()] >= dropout_threshold(p))
+        values = _random_values(seed, site, coords_q, blocks + head * (HEAD_STRIDE // 8))
+        # Within a group values come as [j, i, e] and keys stand at 8i + 2j + e.
+        in_order = values.view(len(coords_q), groups, 4, 4, 2).transpose(2, 3).flatten(1)
+        masks.append(in_order[:, :num_keys] >= dropout_threshold(p))
     return torch.stack(masks)
 
 
