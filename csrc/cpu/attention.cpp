@@ -41,9 +41,8 @@ int64_t padded(int64_t num_keys) { return (num_keys + kMatmulColumns - 1) / kMat
 
 // One sequence: its tokens in the packed tensors.
 struct Sequence {
-  int64_t first_q, num_q;
-  KeyPositions keys;
-  int64_t cost() const { return (num_q + 8) * (keys.count + 8); }
+  int64_t first_q, num_q, first_k, num_k;
+  int64_t cost() const { return (num_q + 8) * (num_k + 8); }
 };
 
 // The batch cut into (sequence, head) pieces, longest first, handed out one by one.
@@ -60,7 +59,6 @@ class Work {
     const bool any_q = shape.cu_seqlens_q[shape.num_sequences] > 0;
     const bool any_k = shape.cu_seqlens_k[shape.num_sequences] > 0;
     if (any_q && any_k) require_attention_coords(spec, shape.coords_q, shape.coords_k, shape.causal);
-    const Coords coords_k = spec.active() || shape.causal ? shape.coords_k : Coords{nullptr};
     int64_t total_cost = 0;  // in the unit of kMinElementsPerThread: 4 multiply-adds count as one element
     for (int64_t i = 0; i < shape.num_sequences; ++i) {
       const int64_t first_q = shape.cu_seqlens_q[i], num_q = shape.cu_seqlens_q[i + 1] - first_q;
@@ -70,7 +68,8 @@ class Work {
                                     " has " + std::to_string(num_q) + " queries and " + std::to_string(num_k) +
                                     " keys");
       }
-      sequences_.push_back({first_q, num_q, key_positions(coords_k, first_k, num_k)});
+      if (shape.causal && any_q && any_k) require_ascending(shape.coords_k, first_k, num_k);
+      sequences_.push_back({first_q, num_q, first_k, num_k});
       max_keys_ = std::max(max_keys_, num_k);
       total_cost += sequences_.back().cost() * shape.num_heads * shape.head_dim / 4;
     }
@@ -138,7 +137,7 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     const Scratch k_transposed(d * max_width), v_rows(d * max_width), scores(kForwardRows * max_width);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
-      const int64_t num_keys = sequence.keys.count, width = padded(num_keys), first_k = sequence.keys.first_token;
+      const int64_t num_keys = sequence.num_k, width = padded(num_keys), first_k = sequence.first_k;
       if (has_next_head) {
         prefetch_head(q, sequence.first_q, sequence.num_q, head + 1, d);
         for (const Packed<const float>& x : {k, v}) prefetch_head(x, first_k, num_keys, head + 1, d);
@@ -152,7 +151,7 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
         for (int64_t i = 0; i < m; ++i) {
           float* row = scores.get() + i * width;
           lse[head * shape.lse_stride + token + i] =
-              kernel.softmax_forward(row, rows.prepare(sequence.keys, token + i, head, row, width));
+              kernel.softmax_forward(row, rows.prepare(token + i, head, first_k, num_keys, width));
         }
         kernel.matmul(
             {m, d, num_keys, scores.get(), width, 1, v_rows.get(), d, out.at(token, head, d), out.stride, false});
@@ -175,7 +174,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
     const Scratch q_rows(d * kBackwardRows), dout_rows(d * kBackwardRows);
     const Scratch probs(kBackwardRows * max_width), dscores(kBackwardRows * max_width);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
-      const int64_t num_keys = sequence.keys.count, width = padded(num_keys), first_k = sequence.keys.first_token;
+      const int64_t num_keys = sequence.num_k, width = padded(num_keys), first_k = sequence.first_k;
       if (has_next_head) {
         for (const Packed<const float>& x : {q, dout, out}) {
           prefetch_head(x, sequence.first_q, sequence.num_q, head + 1, d);
@@ -196,7 +195,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
           float* row = probs.get() + i * width;
           const float delta = kernel.dot(dout_rows.get() + i * d, out.at(token + i, head, d), d);
           kernel.softmax_backward(row, dscores.get() + i * width, lse[head * shape.lse_stride + token + i], delta,
-                                  rows.prepare(sequence.keys, token + i, head, row, width));
+                                  rows.prepare(token + i, head, first_k, num_keys, width));
         }
         kernel.matmul(
             {m, d, num_keys, dscores.get(), width, 1, k_rows.get(), d, dq.at(token, head, d), dq.stride, false});

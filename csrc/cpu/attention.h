@@ -35,8 +35,8 @@ struct AttentionShape {
   float softmax_scale;
   int64_t lse_stride;  // lse [A, lse_stride]: element head * lse_stride + token
   Coords coords_q;     // needed for dropout and for causal
-  Coords coords_k;
-  bool causal;  // key position > query position is masked
+  Coords coords_k;     // needed for causal; ascending within a sequence
+  bool causal;         // key position > query position is masked
 };
 
 // lse: natural log of the sum of exponentials of the scaled scores; where there is no key, -inf, and out is 0.

@@ -1,14 +1,31 @@
 #include "cpu/keep_bits.h"
 
-#include <algorithm>
-#include <limits>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 namespace bert_fast::cpu {
 namespace {
 
-constexpr int32_t kHeadStride = 65536;  // columns set aside for one head's keys
+constexpr int64_t kHeadStride = 65536;  // columns set aside for one head's keys
+constexpr int64_t kKeysPerGroup = 32;   // keys that 4 blocks share out among themselves
+
+// Turns the bits of 4 blocks, block j's value 2i + e in bit 8j + 2i + e of 32, into the order of the keys, bit
+// 8i + 2j + e: the transpose of a 4 x 4 matrix of pairs of bits. Two groups at a time; an odd one has a neighbour in
+// the buffer, see keep_bits_bytes. In three exchanges a step (Warren 2013, section 7-3): pairs (j, i) and (i, j) that
+// differ in the lower, then in the higher bit of j and i lie 6, then 12 bits apart.
+void blocks_to_keys(uint8_t* bits, int64_t num_groups) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "byte 0 of a word is taken for its lowest");
+  for (int64_t group = 0; group < num_groups; group += 2) {
+    uint64_t word;
+    std::memcpy(&word, bits + 4 * group, sizeof(word));
+    uint64_t differs = (word ^ word >> 6) & 0x00CC00CC00CC00CCu;
+    word ^= differs ^ differs << 6;
+    differs = (word ^ word >> 12) & 0x0000F0F00000F0F0u;
+    word ^= differs ^ differs << 12;
+    std::memcpy(bits + 4 * group, &word, sizeof(word));
+  }
+}
 
 }  // namespace
 
@@ -30,7 +47,6 @@ void require_coords(const DropoutSpec& spec, const int32_t* coords, int64_t num_
 
 void require_attention_coords(const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal) {
   require_coords(spec, coords_q.data, 1);
-  require_coords(spec, coords_k.data, 1);
   if (causal && (coords_q.data == nullptr || coords_k.data == nullptr)) {
     throw std::invalid_argument("coords_q, coords_k: causal needs the position of every token, got a null address");
   }
@@ -50,63 +66,32 @@ const uint8_t* TokenKeepBits::draw(int64_t token) {
   return bits_.data();
 }
 
-KeyPositions key_positions(Coords coords, int64_t first_token, int64_t count) {
-  KeyPositions keys;
-  keys.first_token = first_token;
-  keys.count = count;
-  if (count == 0) return keys;
-  if (coords.data == nullptr) {
-    keys.max = static_cast<int32_t>(count - 1);
-    return keys;
+void require_ascending(Coords coords, int64_t first_token, int64_t count) {
+  for (int64_t i = 1; i < count; ++i) {
+    const int32_t before = coords.position(first_token + i - 1), position = coords.position(first_token + i);
+    if (position <= before) {
+      throw std::invalid_argument("coords_k: expected positions that ascend within a sequence, got " +
+                                  std::to_string(before) + " before " + std::to_string(position));
+    }
   }
-  keys.min = keys.max = coords.position(first_token);
-  for (int64_t c = 0; c < count; ++c) {
-    const int32_t position = coords.position(first_token + c);
-    keys.consecutive = keys.consecutive && position - c == coords.position(first_token);
-    keys.min = std::min(keys.min, position);
-    keys.max = std::max(keys.max, position);
-  }
-  if (keys.min < 0 || keys.max >= kHeadStride) {
-    throw std::invalid_argument("coords_k: expected key positions in [0, 65536), got " +
-                                std::to_string(keys.min < 0 ? keys.min : keys.max));
-  }
-  return keys;
 }
 
 ProbabilityKeepBits::ProbabilityKeepBits(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q,
-                                         Coords coords_k, int64_t max_keys)
-    : kernels_(kernels),
-      spec_(spec),
-      coords_q_(coords_q),
-      coords_k_(coords_k),
-      bits_(static_cast<size_t>(keep_bits_bytes(max_keys))) {}
+                                         int64_t max_keys)
+    : kernels_(kernels), spec_(spec), coords_q_(coords_q), bits_(static_cast<size_t>(keep_bits_bytes(max_keys))) {
+  if (spec.active() && max_keys > kHeadStride) {
+    throw std::invalid_argument("cu_seqlens_k: expected sequences of at most 65536 keys with dropout, got " +
+                                std::to_string(max_keys));
+  }
+}
 
-const uint8_t* ProbabilityKeepBits::draw(int64_t query_token, int64_t head, const KeyPositions& keys) {
+const uint8_t* ProbabilityKeepBits::draw(int64_t query_token, int64_t head, int64_t num_keys) {
   if (!spec_.active()) return nullptr;
-  const int32_t first_block = keys.min / kColumnsPerBlock;
-  const int64_t num_blocks = keys.max / kColumnsPerBlock - first_block + 1;
-  const size_t num_bytes = static_cast<size_t>(keep_bits_bytes(num_blocks * kColumnsPerBlock));
-  if (drawn_.size() < num_bytes) drawn_.resize(num_bytes);
   const uint32_t head_block = static_cast<uint32_t>(head) * (kHeadStride / kColumnsPerBlock);
+  const int64_t num_groups = (num_keys + kKeysPerGroup - 1) / kKeysPerGroup;
   kernels_.keep_bits(spec_, coords_q_.row(query_token), static_cast<uint32_t>(coords_q_.position(query_token)),
-                     head_block + static_cast<uint32_t>(first_block), num_blocks, drawn_.data());
-
-  const int shift = keys.min % kColumnsPerBlock;
-  if (keys.consecutive && shift == 0) return drawn_.data();
-  const size_t key_bytes = static_cast<size_t>((keys.count + 7) / 8);
-  if (keys.consecutive) {
-    for (size_t i = 0; i < key_bytes; ++i) {
-      const uint32_t two = drawn_[i] | static_cast<uint32_t>(drawn_[i + 1]) << 8;
-      bits_[i] = static_cast<uint8_t>(two >> shift);
-    }
-    return bits_.data();
-  }
-  std::fill_n(bits_.begin(), key_bytes, uint8_t{0});
-  for (int64_t c = 0; c < keys.count; ++c) {
-    const int32_t bit = coords_k_.position(keys.first_token + c) - first_block * static_cast<int32_t>(kColumnsPerBlock);
-    const uint32_t kept = drawn_[static_cast<size_t>(bit / 8)] >> (bit % 8) & 1u;
-    bits_[static_cast<size_t>(c / 8)] |= static_cast<uint8_t>(kept << (c % 8));
-  }
+                     head_block, num_groups * (kKeysPerGroup / kColumnsPerBlock), bits_.data());
+  blocks_to_keys(bits_.data(), num_groups);
   return bits_.data();
 }
 
@@ -117,23 +102,25 @@ QueryRows::QueryRows(const Kernels& kernels, const DropoutSpec& spec, Coords coo
       coords_k_(coords_k),
       causal_(causal),
       softmax_scale_(softmax_scale),
-      bits_(kernels, spec, coords_q, coords_k, max_keys) {}
+      bits_(kernels, spec, coords_q, max_keys) {}
 
-SoftmaxRow QueryRows::prepare(const KeyPositions& keys, int64_t query_token, int64_t head, float* scores,
-                              int64_t width) {
-  int64_t visible = keys.count;
-  if (causal_ && visible > 0) {
-    const int32_t position = coords_q_.position(query_token);
-    if (keys.consecutive) {
-      visible = std::clamp<int64_t>(int64_t{position} - keys.min + 1, 0, keys.count);
+SoftmaxRow QueryRows::prepare(int64_t query_token, int64_t head, int64_t first_key, int64_t num_keys, int64_t width) {
+  const int64_t visible = causal_ ? keys_up_to(coords_q_.position(query_token), first_key, num_keys) : num_keys;
+  const uint8_t* bits = visible == 0 ? nullptr : bits_.draw(query_token, head, visible);
+  return {visible, width, softmax_scale_, bits, spec_.scale};
+}
+
+int64_t QueryRows::keys_up_to(int32_t position, int64_t first_key, int64_t num_keys) const {
+  int64_t low = 0, high = num_keys;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (coords_k_.position(first_key + middle) <= position) {
+      low = middle + 1;
     } else {
-      for (int64_t c = 0; c < keys.count; ++c) {
-        if (coords_k_.position(keys.first_token + c) > position) scores[c] = -std::numeric_limits<float>::infinity();
-      }
+      high = middle;
     }
   }
-  const uint8_t* bits = visible == 0 ? nullptr : bits_.draw(query_token, head, keys);
-  return {visible, width, softmax_scale_, bits, spec_.scale};
+  return low;
 }
 
 }  // namespace bert_fast::cpu

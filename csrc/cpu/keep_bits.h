@@ -39,36 +39,25 @@ class TokenKeepBits {
   std::vector<uint8_t> bits_;
 };
 
-// The keys of one sequence as columns of its attention probabilities.
-struct KeyPositions {
-  int64_t first_token = 0;
-  int64_t count = 0;
-  int32_t min = 0;  // smallest and largest position
-  int32_t max = 0;
-  bool consecutive = true;  // min, min + 1, ...: the usual case
-};
+// Causal finds the keys that a query sees by bisection. Throws std::invalid_argument where the positions of tokens
+// first_token .. first_token + count - 1 do not ascend strictly.
+void require_ascending(Coords coords, int64_t first_token, int64_t count);
 
-// Reads the positions of tokens first_token .. first_token + count - 1; coords.data nullptr: positions 0, 1, 2, ...
-// Throws std::invalid_argument for a position outside [0, 65536).
-KeyPositions key_positions(Coords coords, int64_t first_token, int64_t count);
-
-// Draws the keep bits of one query and head after the other. Column of the dropout's counter = head * 65536 + position
-// of the key; bit c of the result belongs to the c-th key.
+// Draws the keep bits of one query and head after the other. A key is named by its ordinal in its sequence; which 16
+// bits are its own is said in bert_fast/reference/dropout.py.
 class ProbabilityKeepBits {
  public:
-  ProbabilityKeepBits(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q, Coords coords_k,
-                      int64_t max_keys);
+  // Throws std::invalid_argument for more keys than a head has names for.
+  ProbabilityKeepBits(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q, int64_t max_keys);
 
-  // Valid until the next call; nullptr when nothing is dropped.
-  const uint8_t* draw(int64_t query_token, int64_t head, const KeyPositions& keys);
+  // Bit c belongs to key c. Valid until the next call; nullptr when nothing is dropped.
+  const uint8_t* draw(int64_t query_token, int64_t head, int64_t num_keys);
 
  private:
   const Kernels& kernels_;
   DropoutSpec spec_;
   Coords coords_q_;
-  Coords coords_k_;
-  std::vector<uint8_t> drawn_;  // bits of whole blocks
-  std::vector<uint8_t> bits_;   // bits of the keys, where these are not the same
+  std::vector<uint8_t> bits_;
 };
 
 // What one query sees of the keys of its sequence: causal by position, dropout by keep bits.
@@ -77,11 +66,12 @@ class QueryRows {
   QueryRows(const Kernels& kernels, const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal,
             float softmax_scale, int64_t max_keys);
 
-  // The softmax of one row of `width` scores. Consecutive keys that causal hides are left out of its num_keys; where
-  // they lie scattered, their scores become -inf, whose probability is 0. Valid until the next call.
-  SoftmaxRow prepare(const KeyPositions& keys, int64_t query_token, int64_t head, float* scores, int64_t width);
+  // The softmax of one row of `width` scores; keys that causal hides are left out. Valid until the next call.
+  SoftmaxRow prepare(int64_t query_token, int64_t head, int64_t first_key, int64_t num_keys, int64_t width);
 
  private:
+  int64_t keys_up_to(int32_t position, int64_t first_key, int64_t num_keys) const;
+
   DropoutSpec spec_;
   Coords coords_q_;
   Coords coords_k_;

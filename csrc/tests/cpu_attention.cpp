@@ -72,7 +72,7 @@ AttentionRun run_attention(bool causal, uint32_t threshold, int num_threads) {
   std::vector<int32_t> coords;
   for (int32_t i = 0; i < num_tokens; ++i) {
     coords.push_back(i < 101 ? 4 : 6);
-    coords.push_back(i < 101 ? i + 3 : i - 101);
+    coords.push_back(i < 101 ? 2 * i + 3 : i - 101);  // every other position of the first is missing
   }
   const DropoutSpec spec{99, 1, threshold, 65536.0f / static_cast<float>(65536 - threshold)};
   Values values(3);
@@ -107,8 +107,8 @@ AttentionRun run_attention(bool causal, uint32_t threshold, int num_threads) {
       for (int64_t j = begin; j < end; ++j) {
         const size_t l = static_cast<size_t>(j - begin);
         p[l] /= sum;
-        const uint32_t column = static_cast<uint32_t>(h * 65536 + names.position(j));
-        const bool keep = kept(spec, names.row(i), static_cast<uint32_t>(names.position(i)), column);
+        const bool keep = kept_probability(spec, names.row(i), static_cast<uint32_t>(names.position(i)),
+                                           static_cast<uint32_t>(h), static_cast<uint32_t>(l));
         const double factor = keep ? spec.scale : 0.0;
         double product = 0.0;
         for (int64_t c = 0; c < d; ++c) {

@@ -86,6 +86,13 @@ inline bool kept(const DropoutSpec& spec, uint32_t row, uint32_t position, uint3
   return (column % 2 == 0 ? word & 0xFFFFu : word >> 16) >= spec.threshold;
 }
 
+// The same for the probability of key number `key`, see bert_fast/reference/dropout.py:attention_keep_mask.
+inline bool kept_probability(const DropoutSpec& spec, uint32_t row, uint32_t position, uint32_t head, uint32_t key) {
+  const uint32_t block = head * 8192 + key / 32 * 4 + key % 8 / 2;
+  const uint32_t word = philox({block, position, row, spec.site}, spec.seed)[key % 32 / 8];
+  return (key % 2 == 0 ? word & 0xFFFFu : word >> 16) >= spec.threshold;
+}
+
 }  // namespace bert_fast::cpu::testing
 
 #endif  // BERT_FAST_TESTS_CPU_CHECK_H_

@@ -54,27 +54,19 @@ void test_dropout_and_mask() {
   }
 }
 
-// Keys whose positions start anywhere, leave holes or come in any order.
 void test_probability_bits() {
-  const DropoutSpec spec{77, 9, 6554, 1.0f};
-  Values values(2);
-  for (int kind = 0; kind < 4; ++kind) {
-    for (const int32_t count : {1, 7, 8, 9, 64, 65, 130}) {
-      std::vector<int32_t> coords(static_cast<size_t>(2 * count));
-      for (int32_t c = 0; c < count; ++c) {
-        const int32_t positions[4] = {c, c + 13, 3 * c + 65536 - 3 * count,
-                                      static_cast<int32_t>(values.next_int() >> 16)};
-        coords[static_cast<size_t>(2 * c + 1)] = positions[kind];
-      }
-      const int32_t query[2] = {5, 300};
-      const Coords coords_k{coords.data()};
-      const KeyPositions keys = key_positions(coords_k, 0, count);
-      ProbabilityKeepBits drawer(kernels(), spec, Coords{query}, coords_k, count);
-      for (const uint32_t head : {0u, 15u}) {
-        const uint8_t* bits = drawer.draw(0, head, keys);
-        for (int32_t c = 0; c < count; ++c) {
-          const uint32_t column = head * 65536 + static_cast<uint32_t>(coords_k.position(c));
-          CHECK((bits[c / 8] >> (c % 8) & 1) == kept(spec, 5, 300, column));
+  const int32_t queries[4] = {5, 300, 4, 0};
+  for (const uint32_t threshold : {1u, 6554u, 32768u, 65536u}) {
+    const DropoutSpec spec{77, 9, threshold, 1.0f};
+    ProbabilityKeepBits drawer(kernels(), spec, Coords{queries}, 1000);
+    for (const uint32_t num_keys : {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512, 1000}) {
+      for (const uint32_t head : {0u, 1u, 15u}) {
+        for (const uint32_t query : {0u, 1u}) {
+          const uint8_t* bits = drawer.draw(query, head, num_keys);
+          const uint32_t row = query == 0 ? 5 : 4, position = query == 0 ? 300 : 0;
+          for (uint32_t c = 0; c < num_keys; ++c) {
+            CHECK((bits[c / 8] >> (c % 8) & 1) == kept_probability(spec, row, position, head, c));
+          }
         }
       }
     }
@@ -83,12 +75,15 @@ void test_probability_bits() {
 
 void test_errors() {
   float x[8] = {};
-  const int32_t coords[2] = {0, 65536}, negative[2] = {0, -1};
+  const int32_t coords[2] = {0, 65536}, equal[6] = {0, 3, 0, 4, 0, 4};
   CHECK(throws_invalid_argument([&] { dropout(x, x, 1, 8, 8, nullptr, DropoutSpec{0, 0, 1, 1.0f}, 1); }));
   CHECK(throws_invalid_argument([&] { dropout(x, x, 1, 8, 8, coords, DropoutSpec{0, 0, 65537, 1.0f}, 1); }));
   CHECK(throws_invalid_argument([&] { dropout(x, x, -1, 8, 8, coords, DropoutSpec{0, 0, 1, 1.0f}, 1); }));
-  CHECK(throws_invalid_argument([&] { key_positions(Coords{coords}, 0, 1); }));
-  CHECK(throws_invalid_argument([&] { key_positions(Coords{negative}, 0, 1); }));
+  CHECK(throws_invalid_argument([&] { require_ascending(Coords{equal}, 0, 3); }));
+  require_ascending(Coords{equal}, 0, 2);
+  const auto draw_for = [&](int64_t keys) { ProbabilityKeepBits(kernels(), DropoutSpec{0, 0, 1, 1}, {coords}, keys); };
+  CHECK(throws_invalid_argument([&] { draw_for(65537); }));
+  draw_for(65536);
   CHECK(throws_invalid_argument([] { force_simd_level("mmx"); }));
 }
 

@@ -118,7 +118,7 @@ def test_masks_inside_attention(monkeypatch):
     length, heads = 32, 2
     index = torch.arange(length, dtype=torch.int32)
     coords = torch.stack((index * 0 + 3, index), 1)
-    keep = attention_keep_mask(SEED, SITE, coords, coords[:, 1], heads, 0.4)
+    keep = attention_keep_mask(SEED, SITE, coords, length, heads, 0.4)
 
     def probabilities() -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(0)

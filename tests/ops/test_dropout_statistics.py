@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend, native, ops
-from bert_fast.reference.dropout import HEAD_STRIDE, _random_values, attention_keep_mask, keep_mask
+from bert_fast.reference.dropout import (
+    HEAD_STRIDE,
+    _random_values,
+    attention_keep_mask,
+    dropout_threshold,
+    keep_mask,
+)
 from bert_fast.testing.randomness import agreement, bit_agreement, bit_bias, byte_chi_square, mask_bias
 from bert_fast.testing.tolerances import ABSOLUTE
 
@@ -189,11 +195,99 @@ def test_without_the_extension_masks_are_the_same(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(mask_of("torch", 9, 0.3), expected)
 
 
-def test_attention_probabilities_of_heads_and_keys() -> None:
-    coords, keys = coords_of(64), torch.arange(96)
-    keep = attention_keep_mask(torch.tensor([4]), 1, coords, keys, 4, 0.5)  # [4, 64, 96]
-    assert mask_bias(keep, 0.5) < ONE
+def attention_mask_of(seed: int, site: int, p: float, row: int = 0) -> Tensor:
+    """bool [4 heads, 64 queries, 288 keys]: 9 groups of 32 keys."""
+    index = torch.arange(64, dtype=torch.int32)
+    coords = torch.stack([torch.full_like(index, row), index], dim=1)
+    return attention_keep_mask(torch.tensor([seed]), site, coords, 288, 4, p)
+
+
+def check_independent_probabilities(mask: Callable[..., Tensor]) -> None:
+    keep = mask(4, 1, 0.5)
+    assert mask_bias(keep, 0.5) < MANY, "not fair"
+    for key in range(32):  # its place in a group decides which part of which block a key is given
+        assert mask_bias(keep[:, :, key::32], 0.5) < MANY, f"place {key} is not fair"
+    for distance in range(1, 65):
+        figure = agreement(keep[:, :, distance:], keep[:, :, :-distance])
+        assert figure < MANY, f"keys {distance} apart are related: {figure:.1f}"
+    groups = keep.unflatten(-1, (9, 32))
+    for first in range(32):
+        for second in range(first):
+            figure = agreement(groups[..., first], groups[..., second])
+            assert figure < MANY, f"places {second} and {first} of a group are related: {figure:.1f}"
+    assert agreement(keep[:, 1:], keep[:, :-1]) < MANY, "neighbouring queries are related"
     for head in range(1, 4):
-        assert agreement(keep[head], keep[head - 1]) < MANY
-    assert agreement(keep[:, 1:], keep[:, :-1]) < MANY
-    assert agreement(keep[:, :, 1:], keep[:, :, :-1]) < MANY
+        assert agreement(keep[head], keep[head - 1]) < MANY, "neighbouring heads are related"
+    for other in (mask(5, 1, 0.5), mask(4 + 2**32, 1, 0.5), mask(4, 2, 0.5), mask(4, 1, 0.5, row=1)):
+        assert agreement(keep, other) < MANY, "masks of another seed, site or row are related"
+
+
+def test_attention_probabilities() -> None:
+    check_independent_probabilities(attention_mask_of)
+    for p in (2**-10, 0.1, 0.9):
+        assert mask_bias(attention_mask_of(4, 1, p), p) < ONE
+
+
+def test_attention_probabilities_share_no_bits() -> None:
+    """Every 16-bit value of the blocks of a group is that of one key: their masks are the same set of bits."""
+    index = torch.arange(64, dtype=torch.int32)
+    coords, seed = torch.stack([index * 0, index], dim=1), torch.tensor([4])
+    values = _random_values(seed, 1, coords, HEAD_STRIDE // 8 + torch.arange(36))  # of the second head
+    for p in (0.1, 0.5):
+        keep = attention_mask_of(4, 1, p)[1]
+        in_blocks = values >= dropout_threshold(p)
+        assert torch.equal(keep.view(64, 9, 32).sum(-1), in_blocks.view(64, 9, 32).sum(-1))
+        assert torch.equal(keep[:, [0, 1, 8, 9, 16, 17, 24, 25]], in_blocks[:, :8])  # the example of the definition
+
+
+def repeated_key(*names: int | float, **more: int) -> Tensor:
+    """The second key of each pair is the first one's copy."""
+    return attention_mask_of(*names, **more)[:, :, ::2].repeat_interleave(2, -1)
+
+
+def repeated_block(*names: int | float, **more: int) -> Tensor:
+    """All four blocks of a group are the first one."""
+    pairs = attention_mask_of(*names, **more).unflatten(-1, (9, 4, 4, 2))
+    return pairs[:, :, :, :, :1].expand(-1, -1, -1, -1, 4, -1).flatten(2)
+
+
+def repeated_group(*names: int | float, **more: int) -> Tensor:
+    return attention_mask_of(*names, **more)[:, :, :32].repeat(1, 1, 9)
+
+
+def repeated_head(*names: int | float, **more: int) -> Tensor:
+    return attention_mask_of(*names, **more)[:1].expand(4, -1, -1)
+
+
+def repeated_query(*names: int | float, **more: int) -> Tensor:
+    return attention_mask_of(*names, **more)[:, ::2].repeat_interleave(2, 1)
+
+
+def one_site(seed: int, site: int, p: float, row: int = 0) -> Tensor:
+    return attention_mask_of(seed, 1, p, row)
+
+
+def one_row(seed: int, site: int, p: float, row: int = 0) -> Tensor:
+    return attention_mask_of(seed, site, p)
+
+
+def low_half_of_the_seed(seed: int, site: int, p: float, row: int = 0) -> Tensor:
+    return attention_mask_of(seed % 2**32, site, p, row)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        repeated_key,
+        repeated_block,
+        repeated_group,
+        repeated_head,
+        repeated_query,
+        one_site,
+        one_row,
+        low_half_of_the_seed,
+    ],
+)
+def test_bad_masks_of_probabilities_are_found_out(mask: Callable[..., Tensor]) -> None:
+    with pytest.raises(AssertionError, match=r"related|not fair"):
+        check_independent_probabilities(mask)

@@ -1,7 +1,8 @@
 """Training with dropout on, run in different ways: the same masks, hence the same losses and parameters, to the bit.
 
 A spy writes down what every op asks for: op, site, seed, probability, and the (row, position) of all tokens. Masks are
-a pure function of these (tests of the ops), so runs that ask for the same draw the same.
+a pure function of these (tests of the ops), so runs that ask for the same draw the same. That holds for attention too:
+the ordinals by which its keys are named follow from the tokens that were kept.
 """
 
 from collections import Counter

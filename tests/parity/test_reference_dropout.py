@@ -60,10 +60,14 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
     if attention_mask is not None:
         scores = scores + attention_mask
     batch_size, num_heads, num_queries, num_keys = scores.shape
-    keep = [
-        attention_keep_mask(SEED, module.site, names, torch.arange(num_keys), num_heads, dropout)
-        for names in _names(batch_size, num_queries).split(num_queries)
-    ]
+    is_kept = torch.ones(batch_size, num_keys, dtype=torch.bool)
+    if attention_mask is not None:  # a key that no query sees is padding
+        is_kept = (attention_mask == 0).any(dim=(1, 2)).expand(batch_size, -1)
+    keep = []
+    for names, kept_keys in zip(_names(batch_size, num_queries).split(num_queries), is_kept, strict=True):
+        of_kept = attention_keep_mask(SEED, module.site, names, int(kept_keys.sum()), num_heads, dropout)
+        keep.append(torch.zeros(num_heads, num_queries, num_keys, dtype=torch.bool))
+        keep[-1][:, :, kept_keys] = of_kept  # a key's name is its ordinal among those kept
     weights = scores.softmax(-1) * torch.stack(keep) * dropout_scale(dropout)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
