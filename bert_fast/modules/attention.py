@@ -37,6 +37,7 @@ class BertSelfAttention(nn.Module):
         out = attention(
             q, k, v, cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=packing.max_seqlen,
             dropout_p=self.dropout_p if self.training else 0.0, seed=seed, coords_q=packing.coords, site=self.site,
+            sequence_order=packing.order,
         )  # fmt: skip
         return out.flatten(1)
 

@@ -1,6 +1,6 @@
 """The functional API: every op is a registered custom op with autograd, runs on any back-end, and explains itself."""
 
-from bert_fast.ops.attention import attention
+from bert_fast.ops.attention import attention, attention_padded, attention_with_probabilities
 from bert_fast.ops.bias_gelu import bias_activation, bias_gelu
 from bert_fast.ops.cross_entropy import cross_entropy
 from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
@@ -18,6 +18,8 @@ __all__ = [
     "Packing",
     "adamw_step",
     "attention",
+    "attention_padded",
+    "attention_with_probabilities",
     "bias_activation",
     "bias_gelu",
     "cross_entropy",

@@ -1,4 +1,10 @@
-"""Padding-free attention with dropout as one differentiable op."""
+"""Padding-free attention, with dropout, bias, head mask and relative positions, as one differentiable op.
+
+Registered as `bert_fast::attention_fwd` and `_bwd`, whose arguments are those of every back-end
+(`reference/attention.py` explains them), so `torch.compile` sees two opaque ops. Gradients that nobody wants leave
+backward as empty tensors, since an op cannot return None. The request for a back-end travels as the last argument:
+backward runs where forward was asked to run.
+"""
 
 import math
 from typing import Any
@@ -7,12 +13,29 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape
+from bert_fast.checks import check_shape
+from bert_fast.ops._attention_checks import (
+    check_coords_of_both,
+    check_dropout_lengths,
+    check_extras,
+    check_heads,
+    check_lengths,
+    check_lookups,
+    check_num_tokens,
+    check_padded_extras,
+    check_padded_mask,
+)
+from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
-from bert_fast.ops.dropout import check_coords, check_dropout_state
-from bert_fast.ops.packing import check_offsets
+from bert_fast.ops.dropout import check_dropout_state
+from bert_fast.ops.packing import Packing, check_offsets, counted_coords
+from bert_fast.reference.attention import attention_with_probabilities as _with_probabilities
+from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["attention"]
+__all__ = ["attention", "attention_padded", "attention_with_probabilities"]
+
+_NUM_ARGUMENTS = 20  # of the forward op
+_BIAS, _HEAD_MASK, _DISTANCE_TABLE = 14, 15, 16  # their places
 
 
 def attention(
@@ -31,112 +54,303 @@ def attention(
     coords_q: Tensor | None = None,
     coords_k: Tensor | None = None,
     site: int = 0,
+    bias: Tensor | None = None,
+    head_mask: Tensor | None = None,
+    distance_table: Tensor | None = None,
+    key_term: bool = False,
+    sequence_order: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """out = dropout(softmax(scale * q k^T)) v, every sequence on its own.
+    """out = (dropout(softmax(scale * (q k^T + relative) + bias)) * head_mask) v, every sequence on its own.
 
-    q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; last dim contiguous, other
-        strides free.
+    q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; strides are free, and no
+        copy is made where the last dimension is contiguous, as in the parts of a fused buffer [T, 3, A, D].
     cu_seqlens_q, cu_seqlens_k (Tensor [B + 1], int32): start of every sequence, then T; k's default is q's.
     max_seqlen_q, max_seqlen_k (int): an upper bound of the lengths.
-    softmax_scale (float): default 1 / sqrt(D). causal: a key after its query is masked (by the positions in coords).
-    dropout_p, seed (Tensor [1], int64), coords_q, coords_k (Tensor [T, 2], int32), site: as in `ops.dropout`; mask
-        columns are head * 65536 + key position. coords are needed with dropout and with causal.
-    Returns: out (Tensor [Tq, A, D], dtype of q); a query without keys gives exactly 0 and gets zero gradients.
+    softmax_scale (float): default 1 / sqrt(D). causal: a query does not see keys at later positions.
+    dropout_p, seed (Tensor [1], int64), coords_q, coords_k (Tensor [T, 2], int32), site: as in `ops.dropout`;
+        `reference/dropout.py` says which bit belongs to which query and key. A token's coords are its row in the
+        original batch and its position there; positions rise within a sequence, with holes where padding stood.
+        Dropout needs coords_q. causal, bias, head_mask and distance_table look tokens up by both; where k belongs to
+        the same sequences as q (no cu_seqlens_k) they default to q's, and these to sequence and index in it.
+    bias (Tensor [B or 1, A or 1, Sq or 1, Sk or 1], floating, any strides): added to the scaled scores by the row and
+        positions of query and key; -inf removes a key from a query. B counts the rows of the original batch, Sq and Sk
+        reach beyond the largest positions.
+    head_mask (Tensor, as bias): multiplies the probabilities after dropout.
+    distance_table (Tensor [2M - 1, D], dtype of q or fp32): the vectors of relative positions -(M - 1) .. M - 1, which
+        queries (relative_key) and, with key_term, keys (relative_key_query) are multiplied with; no tensor of all
+        pairs is made for it.
+    sequence_order (Tensor [B], int32): the order in which to work on the sequences, longest first, see
+        `Packing.order`; it changes the speed alone.
+    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+    Returns: out (Tensor [Tq, A, D], dtype of q), contiguous; a query without keys gives exactly 0 and zero gradients.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or devices do not fit; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also
-            offsets that do not rise from 0 to T, or a sequence longer than its bound.
+            offsets that do not rise from 0 to T, a sequence longer than its bound, coords that do not rise or that
+            bias, head_mask or distance_table do not reach.
         BackendError: the forced back-end cannot run the call.
 
-    Precision: softmax in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements), no probabilities.
-    Deterministic. Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et
-    al. 2022 (arXiv:2205.14135), appendix B.
+    Differentiable once, in q, k, v, bias, head_mask and distance_table. Deterministic; no device sync on a GPU with
+    Triton. Precision: softmax and every sum in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements),
+    and what was given beside them, no probabilities.
+    Autocast: q, k and v are cast to the autocast dtype; bias and head_mask keep theirs, distance_table too in fp32.
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et al. 2022
+    (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155) and Huang et al. 2020
+    (arXiv:2009.13658), method 4.
     """
-    check_shape("q", q, ("Tq", "A", "D"))
-    check_floating("q", q)
-    check_like("k", k, ("Tk", q.shape[1], q.shape[2]), "q", q)
-    check_like("v", v, tuple(k.shape), "q", q)
+    arguments = _arguments(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
+        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
+    )  # fmt: skip
+    return _forward(*arguments, requested(backend))[0]
+
+
+def attention_with_probabilities(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    coords_q: Tensor | None = None,
+    coords_k: Tensor | None = None,
+    site: int = 0,
+    bias: Tensor | None = None,
+    head_mask: Tensor | None = None,
+    distance_table: Tensor | None = None,
+    key_term: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """`attention`, and the probabilities that v was multiplied with: after dropout and head_mask.
+
+    It is for looking at them: the reference itself, sequence by sequence in plain tensor arithmetic, with every
+    [A, Sq, Sk] kept for backward and one device sync or more. Not for `torch.compile`: the number of outputs depends on
+    the batch. Differentiable through all outputs, any number of times.
+
+    Returns: out (Tensor [Tq, A, D]), and for every sequence, in order, probabilities (Tensor [A, Sq, Sk], dtype of q).
+    """
+    arguments = _arguments(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
+        coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
+    )  # fmt: skip
+    _check_values(*arguments)
+    out, _, probabilities = _with_probabilities(*arguments)
+    return out, probabilities
+
+
+def attention_padded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    keep_mask: Tensor | None = None,
+    keep_mask_k: Tensor | None = None,
+    first_position: int = 0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    site: int = 0,
+    bias: Tensor | None = None,
+    head_mask: Tensor | None = None,
+    distance_table: Tensor | None = None,
+    key_term: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """`attention` of a padded batch: packs, attends, unpacks. A token's coords are its row and column.
+
+    q (Tensor [B, Sq, A, D], floating), k, v (Tensor [B, Sk, A, D], dtype of q): strides are free; where nothing is
+        padded and batch and sequence can be viewed as one dimension, nothing is copied.
+    keep_mask (Tensor [B, Sq], bool or integer, or None): nonzero marks a token, 0 padding, which may stand anywhere
+        and hold anything, NaN too. keep_mask_k (Tensor [B, Sk]): the same of the keys; default: keep_mask where
+        Sq = Sk, else nothing is padded.
+    first_position (int): of the queries' first column among the keys, as in decoding with Sk - Sq cached keys.
+    bias, head_mask (Tensor broadcastable to [B, A, Sq, Sk], floating): by columns, whatever first_position is.
+    The rest: as in `attention`.
+    Returns: out (Tensor [B, Sq, A, D], dtype of q), exactly 0 on padding; gradients of padding are exactly 0.
+    Costs one device sync for every mask. A batch with nothing padded gives the bits of the packed call.
+    """
+    check_shape("q", q, ("B", "Sq", "A", "D"))
+    check_heads(q, k, v, ("B", "Sq"), (q.shape[0], "Sk"))
+    batch_size, num_queries, num_heads = q.shape[:3]
+    num_keys = k.shape[1]
+    check_padded_mask("keep_mask", keep_mask, batch_size, num_queries, q)
+    check_padded_mask("keep_mask_k", keep_mask_k, batch_size, num_keys, q)
+    check_padded_extras((batch_size, num_heads, num_queries, num_keys), first_position, bias=bias, head_mask=head_mask)
+    if keep_mask is not None and keep_mask_k is None and num_queries != num_keys:
+        raise ValueError(
+            f"keep_mask_k: expected a Tensor [B, Sk] beside keep_mask where Sk ({num_keys}) is not Sq ({num_queries}), "
+            "got None"
+        )
+    queries = _packing(keep_mask, batch_size, num_queries, q.device)
+    if keep_mask_k is None and num_queries == num_keys:
+        keys = queries
+    else:
+        keys = _packing(keep_mask_k, batch_size, num_keys, q.device)
+    coords_q = queries.coords
+    if first_position:
+        coords_q = torch.stack((coords_q[:, 0], coords_q[:, 1] + first_position), dim=1)
+        bias, head_mask = _shifted(bias, first_position), _shifted(head_mask, first_position)
+    out = attention(
+        queries.pack(q), keys.pack(k), keys.pack(v), cu_seqlens_q=queries.cu_seqlens, max_seqlen_q=queries.max_seqlen,
+        cu_seqlens_k=keys.cu_seqlens, max_seqlen_k=keys.max_seqlen, softmax_scale=softmax_scale, causal=causal,
+        dropout_p=dropout_p, seed=seed, coords_q=coords_q, coords_k=keys.coords, site=site, bias=bias,
+        head_mask=head_mask, distance_table=distance_table, key_term=key_term, sequence_order=queries.order,
+        backend=backend,
+    )  # fmt: skip
+    return queries.unpack(out)
+
+
+def _packing(keep_mask: Tensor | None, batch_size: int, length: int, device: torch.device) -> Packing:
+    return Packing.full(batch_size, length, device) if keep_mask is None else Packing.from_keep_mask(keep_mask)
+
+
+def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:
+    """[B, A, Sq, Sk] of columns as one of positions; what stands before the first query is never looked up."""
+    if batched is None or batched.shape[2] == 1:
+        return batched
+    return torch.nn.functional.pad(batched, (0, 0, first_position, 0))
+
+
+def _arguments(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
+    max_seqlen_k: int | None, softmax_scale: float | None, dropout_p: float, seed: Tensor | None,
+    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
+    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The arguments of the op, checked and complete: all but the back-end."""
+    q, k, v = autocast_operands(q, k, v)
+    if isinstance(distance_table, Tensor) and distance_table.dtype != torch.float32:
+        distance_table = autocast_operands(distance_table)[0]
+    check_heads(q, k, v, ("Tq",), ("Tk",))
+    check_lengths("cu_seqlens_q", cu_seqlens_q, "B + 1", "max_seqlen_q", max_seqlen_q, q)
+    num_sequences = cu_seqlens_q.shape[0] - 1
     if cu_seqlens_k is None:
-        cu_seqlens_k, max_seqlen_k, coords_k = cu_seqlens_q, max_seqlen_q, coords_q if coords_k is None else coords_k
-    if max_seqlen_k is None:
-        raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
-    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        check_shape(name, cu_seqlens, (len(cu_seqlens_q),))
-        check_dtype(name, cu_seqlens, (torch.int32,))
-        check_same_device(name, cu_seqlens, "q", q)
+        if coords_k is None:
+            coords_k = coords_q
+        cu_seqlens_k, max_seqlen_k, is_self = cu_seqlens_q, max_seqlen_q, True
+    else:
+        if max_seqlen_k is None:
+            raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
+        check_lengths("cu_seqlens_k", cu_seqlens_k, num_sequences + 1, "max_seqlen_k", max_seqlen_k, q)
+        is_self = False
+    check_extras(q, bias, head_mask, distance_table, key_term, sequence_order, num_sequences)
     check_dropout_state(dropout_p, seed, coords_q, q, site, ("coords_q", "q"))
-    check_dropout_state(dropout_p, seed, coords_k, k, site, ("coords_k", "k"))
-    if causal:
-        if coords_q is None or coords_k is None:
-            raise ValueError("coords_q, coords_k: expected Tensors [T, 2] where causal is True, got None")
-        check_coords("coords_q", coords_q, q, "q")
-        check_coords("coords_k", coords_k, k, "k")
+    if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
+        dropout_p, seed = 0.0, None
+    check_dropout_lengths(max_seqlen_k, dropout_p)
+    if causal or bias is not None or head_mask is not None or distance_table is not None:
+        if is_self and coords_q is None and coords_k is None:
+            coords_q = coords_k = counted_coords(cu_seqlens_q, q.shape[0])
+        check_coords_of_both(coords_q, coords_k, q, k)
+    else:
+        coords_q, coords_k = None if seed is None else coords_q, None
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(q.shape[2])
-    return _forward(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, requested(backend),
-    )[0]  # fmt: skip
+    elif isinstance(softmax_scale, bool) or not isinstance(softmax_scale, int | float):
+        raise TypeError(f"softmax_scale: expected a number, got {type(softmax_scale).__name__}")
+    return (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, float(softmax_scale), float(dropout_p), seed,
+        coords_q, coords_k, int(site), bool(causal), bias, head_mask, distance_table, bool(key_term), sequence_order,
+    )  # fmt: skip
+
+
+def _check_values(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
+    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
+    *_: Any,
+) -> None:  # fmt: skip
+    """Raises where values do not fit: what would else be read from memory that is not theirs."""
+    check_num_tokens("q", q)
+    check_num_tokens("k", k)
+    check_offsets("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q, q.shape[0])
+    if cu_seqlens_k is not cu_seqlens_q or max_seqlen_k != max_seqlen_q or k.shape[0] != q.shape[0]:
+        check_offsets("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k, k.shape[0])
+    check_lookups(cu_seqlens_q, cu_seqlens_k, coords_q, coords_k, bias, head_mask, distance_table)
 
 
 @custom_op("attention_fwd")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, backend: str,
+    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
+    key_term: bool, sequence_order: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    # Here, not in `attention`: a compiled call passes by here too, and offsets beyond T would be read from memory.
-    check_offsets("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q, q.shape[0])
-    if cu_seqlens_k is not cu_seqlens_q or max_seqlen_k != max_seqlen_q or k.shape[0] != q.shape[0]:
-        check_offsets("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k, k.shape[0])
-    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
-    return implementation.attention_fwd(
+    arguments = (
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal,
+        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
+    _check_values(*arguments)  # here, not in `attention`: a compiled call passes by here too
+    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
+    return implementation.attention_fwd(*_with_dense_heads(*arguments))
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
     statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=statistics)
 
 
 @custom_op("attention_bwd")
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
+    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
+    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
+    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q, k, v = _with_dense_heads(q, k, v)
     implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
-    return implementation.attention_bwd(
+    dq, dk, dv, *dextras = implementation.attention_bwd(
         dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,
-        seed, coords_q, coords_k, site, causal,
+        seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
+        wants_dbias, wants_dhead_mask, wants_ddistance_table,
     )  # fmt: skip
+    dbias, dhead_mask, dtable = (q.new_empty(0) if dextra is None else dextra for dextra in dextras)
+    return dq, dk, dv, dbias, dhead_mask, dtable
 
 
 @_backward.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *_, bias, head_mask, distance_table, _key_term, _sequence_order, _, _, _, _backend = arguments
+    wanted = zip((bias, head_mask, distance_table), arguments[-4:-1], strict=True)
+    dextras = (x.new_empty(x.shape) if x is not None and wants else q.new_empty(0) for x, wants in wanted)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *dextras
+
+
+def _with_dense_heads(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """The arguments with q, k, v such that the elements of a head stand together, as back-ends want them."""
+    return *(t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in (q, k, v)), *rest
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale, dropout_p, seed, coords_q, coords_k, *rest = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, seed, coords_q, coords_k)
-    ctx.numbers = (max_q, max_k, scale, dropout_p), rest
     ctx.set_materialize_grads(False)
+    ctx.is_tensor = [isinstance(argument, Tensor) for argument in inputs]
+    ctx.save_for_backward(*output, *(argument for argument in inputs if isinstance(argument, Tensor)))
+    ctx.others = [argument for argument in inputs if not isinstance(argument, Tensor)]
 
 
 def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     if dout is None:
-        return (None,) * 15
-    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, seed, coords_q, coords_k = ctx.saved_tensors
-    sizes, rest = ctx.numbers
-    gradients = _backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *sizes, seed, coords_q, coords_k, *rest)
-    return *gradients, *(None,) * 12
+        return (None,) * _NUM_ARGUMENTS
+    out, lse, *tensors = ctx.saved_tensors
+    saved, others = iter(tensors), iter(ctx.others)
+    *arguments, backend = (next(saved) if is_tensor else next(others) for is_tensor in ctx.is_tensor)
+    places = (0, 1, 2, _BIAS, _HEAD_MASK, _DISTANCE_TABLE)
+    wants = [ctx.needs_input_grad[place] for place in places[3:]]
+    made = _backward(dout, *arguments[:3], out, lse, *arguments[3:], *wants, backend)
+    gradients: list[Tensor | None] = [None] * _NUM_ARGUMENTS
+    for place, gradient in zip(places, made, strict=True):
+        gradients[place] = gradient if ctx.needs_input_grad[place] else None
+    return tuple(gradients)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

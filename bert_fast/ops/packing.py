@@ -20,7 +20,7 @@ from torch import Tensor
 from bert_fast.checks import check_dtype, check_shape
 from bert_fast.env import SETTINGS
 
-__all__ = ["Packing", "check_offsets"]
+__all__ = ["Packing", "check_offsets", "counted_coords", "longest_first"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Packing:
     coords (Tensor [T, 2], int32): original (row, position) of every kept token.
     indices (Tensor [T], int64, or None): of the kept tokens in the flattened padded batch; None when all are kept.
     padded_shape ((B, S) or None): of the padded batch; None when the input came packed.
+    order (Tensor [B], int32, or None): the sequences, longest first, for kernels that deal out one at a time; only on
+        a GPU, and None where no sequence is known to be longer than another.
     """
 
     cu_seqlens: Tensor
@@ -39,6 +41,7 @@ class Packing:
     coords: Tensor
     indices: Tensor | None
     padded_shape: tuple[int, int] | None
+    order: Tensor | None = None
 
     @classmethod
     def from_keep_mask(cls, keep_mask: Tensor) -> "Packing":
@@ -49,17 +52,18 @@ class Packing:
         check_shape("keep_mask", keep_mask, ("B", "S"))
         batch_size, length = keep_mask.shape
         kept = keep_mask != 0
-        indices = kept.flatten().nonzero().squeeze(1)  # the one sync
-        # A compiled graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
-        is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and len(indices) == batch_size * length:
-            return cls.full(batch_size, length, keep_mask.device)
         lengths = kept.sum(1)
-        # Only CPU tensors are asked for their longest length; on a device it is bounded by S, without a second sync.
-        is_asked = keep_mask.device.type == "cpu" and not is_compiling and len(indices)
-        max_seqlen = int(lengths.max()) if is_asked else length
+        if torch.compiler.is_compiling():
+            # A graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
+            indices, max_seqlen = kept.flatten().nonzero().squeeze(1), length
+        else:
+            num_tokens, max_seqlen = _sum_and_max(lengths)  # the one sync
+            if num_tokens == batch_size * length:
+                return cls.full(batch_size, length, keep_mask.device)
+            indices = _nonzero(kept.flatten(), num_tokens)
         coords = torch.stack((indices // max(length, 1), indices % max(length, 1)), dim=1).int()
-        return cls(_cumulative(lengths), max_seqlen, coords, indices, (batch_size, length))
+        cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return cls(cu_seqlens, max_seqlen, coords, indices, (batch_size, length), _order(cu_seqlens))
 
     @classmethod
     def full(cls, batch_size: int, length: int, device: torch.device) -> "Packing":
@@ -91,9 +95,8 @@ class Packing:
                 raise TypeError(f"max_seqlen: expected an int, got {type(max_seqlen).__name__}") from None
         if not torch.compiler.is_compiling():  # compiled, the attention op checks them
             check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
-        token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
-        row = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True, out_int32=True)
-        return cls(cu_seqlens, max_seqlen, torch.stack((row, token - cu_seqlens[row]), dim=1), None, None)
+        coords = counted_coords(cu_seqlens, num_tokens)
+        return cls(cu_seqlens, max_seqlen, coords, None, None, _order(cu_seqlens))
 
     @property
     def num_sequences(self) -> int:
@@ -128,8 +131,34 @@ class Packing:
         return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
 
 
-def _cumulative(lengths: Tensor) -> Tensor:
-    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+def counted_coords(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    """(sequence, index in it) of every token, int32 [T, 2]: the coords of a batch that came packed. No device sync."""
+    token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+    row = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True, out_int32=True)
+    return torch.stack((row, token - cu_seqlens[row]), dim=1)
+
+
+def longest_first(cu_seqlens: Tensor) -> Tensor:
+    """The sequences by falling length, equal ones in their order: int32 [B]. No device sync."""
+    return cu_seqlens.diff().argsort(stable=True, descending=True).int()
+
+
+def _order(cu_seqlens: Tensor) -> Tensor | None:
+    return longest_first(cu_seqlens) if cu_seqlens.device.type == "cuda" else None
+
+
+def _sum_and_max(lengths: Tensor) -> tuple[int, int]:
+    """Kept tokens and the longest length, in one transfer from the device."""
+    if not len(lengths):
+        return 0, 0
+    total, longest = torch.stack((lengths.sum(), lengths.amax())).tolist()
+    return total, longest
+
+
+def _nonzero(kept: Tensor, count: int) -> Tensor:
+    """Where kept [N] is True, int64 [count]; a GPU is not asked for the count again."""
+    found = torch.nonzero_static(kept, size=count) if kept.device.type == "cuda" else kept.nonzero()
+    return found.squeeze(1)
 
 
 def check_offsets(name: str, cu_seqlens: Tensor, max_name: str, max_seqlen: int, num_tokens: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.reference.activations import activation_fwd
-from bert_fast.reference.attention import AttentionExtras, attention_extras_fwd
+from bert_fast.reference.attention import attention_with_probabilities
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 from bert_fast.reference.dropout_add_layer_norm import dropout_add_layer_norm_fwd
 from bert_fast.reference.embedding import embedding_fwd
@@ -102,19 +102,14 @@ class SelfAttention(nn.Module):
         head_mask: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
         """Context [T, H] and the probabilities of every sequence."""
-        relative = self.position_embedding_type != "absolute"
-        extras = AttentionExtras(
-            bias,
-            head_mask,
-            distance_table=self.distance_embedding.weight if relative else None,
-            key_term=self.position_embedding_type == "relative_key_query",
-        )
-        result = attention_extras_fwd(
-            q, k, v, call.tokens.cu_seqlens, keys.cu_seqlens, self.head_dim**-0.5,
-            0.0 if call.seed is None else self.dropout_p, call.seed, call.tokens.coords, keys.coords, self.site,
-            causal, extras,
+        table = None if self.position_embedding_type == "absolute" else self.distance_embedding.weight
+        tokens, dropout_p = call.tokens, 0.0 if call.seed is None else self.dropout_p
+        out, _, probabilities = attention_with_probabilities(
+            q, k, v, tokens.cu_seqlens, keys.cu_seqlens, tokens.keep.shape[1], keys.keep.shape[1], self.head_dim**-0.5,
+            dropout_p, call.seed, tokens.coords, keys.coords, self.site, causal, bias, head_mask, table,
+            self.position_embedding_type == "relative_key_query", None,
         )  # fmt: skip
-        return result.out.flatten(1), result.probabilities
+        return out.flatten(1), probabilities
 
 
 class Attention(nn.Module):

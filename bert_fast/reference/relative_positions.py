@@ -55,19 +55,20 @@ def relative_scores_bwd(
     positions_q: Tensor,
     positions_k: Tensor,
     key_term: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    wants_ddistance_table: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of `relative_scores_fwd`.
 
     dscores (Tensor [A, Sq, Sk]); the rest as in forward.
-    Returns: dq [A, Sq, D]; dk [A, Sk, D], zero for relative_key; ddistance_table [2M-1, D].
+    Returns: dq [A, Sq, D]; dk [A, Sk, D], None for relative_key; ddistance_table [2M-1, D], None where not wanted.
     """
     rows = _distance_rows(positions_q, positions_k, distance_table)
     e = distance_table[rows]
     dq = torch.einsum("aqk,qkd->aqd", dscores, e)
+    dk = torch.einsum("aqk,qkd->akd", dscores, e) if key_term else None
+    if not wants_ddistance_table:
+        return dq, dk, None
     de = torch.einsum("aqk,aqd->qkd", dscores, q)
-    dk = torch.zeros_like(k)
     if key_term:
-        dk = torch.einsum("aqk,qkd->akd", dscores, e)
         de = de + torch.einsum("aqk,akd->qkd", dscores, k)
-    ddistance_table = torch.zeros_like(distance_table).index_add_(0, rows.flatten(), de.flatten(0, 1))
-    return dq, dk, ddistance_table
+    return dq, dk, torch.zeros_like(distance_table).index_add_(0, rows.flatten(), de.flatten(0, 1))

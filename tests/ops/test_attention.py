@@ -44,7 +44,7 @@ def _plain(tensors, packing, dropout_p=0.0, causal=False, seed=1):
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         coords = packing.coords[start:end]
-        keep = attention_keep_mask(torch.tensor([seed]), 9, coords, coords[:, 1], q.shape[1], dropout_p)
+        keep = attention_keep_mask(torch.tensor([seed]), 9, coords, len(coords), q.shape[1], dropout_p)
         probs = scores.softmax(-1) * keep / (1 - dropout_p)
         outs.append((probs @ v[start:end].transpose(0, 1)).transpose(0, 1))
     out = torch.cat(outs)
@@ -111,12 +111,12 @@ def test_dropout_masks_are_the_specified_ones():
         q, k, v, cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=length, dropout_p=0.4, seed=seed,
         coords_q=packing.coords, site=17,
     )  # fmt: skip
-    keep = attention_keep_mask(seed, 17, packing.coords, packing.coords[:, 1], heads, 0.4)
+    keep = attention_keep_mask(seed, 17, packing.coords, length, heads, 0.4)
     assert torch.equal(out.transpose(0, 1) != 0, keep)
 
 
 def test_masks_follow_original_positions_when_padding_stands_inside():
-    """A token keeps its mask wherever padding was removed: rows of a holey batch equal rows of the full one."""
+    """A query keeps its mask wherever padding was removed; keys are named by their ordinal among the kept."""
     keep_mask = torch.tensor([[1, 0, 1, 1, 0, 1]])
     packing = ops.Packing.from_keep_mask(keep_mask)
     seed, kept = torch.tensor([3]), keep_mask[0].bool()
@@ -127,8 +127,8 @@ def test_masks_follow_original_positions_when_padding_stands_inside():
         site=1,
     )  # fmt: skip
     positions = torch.arange(6, dtype=torch.int32)
-    full = attention_keep_mask(seed, 1, torch.stack((positions * 0, positions), 1), positions, 1, 0.5)[0]
-    assert torch.equal(out[:, 0][:, kept] != 0, full[kept][:, kept])
+    full = attention_keep_mask(seed, 1, torch.stack((positions * 0, positions), 1), 4, 1, 0.5)[0]
+    assert torch.equal(out[:, 0][:, kept] != 0, full[kept])
 
 
 def test_rows_that_drop_everything_and_p_one():
@@ -186,7 +186,7 @@ def test_opcheck():
     torch.library.opcheck(
         torch.ops.bert_fast.attention_fwd,
         (q, k, v, packing.cu_seqlens, packing.cu_seqlens, 3, 3, 0.3, 0.2, torch.tensor([1]), packing.coords,
-         packing.coords, 4, False, "auto"),
+         packing.coords, 4, False, None, None, None, False, None, "auto"),
     )  # fmt: skip
 
 

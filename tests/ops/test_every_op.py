@@ -45,9 +45,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: i
     )
 
 
+def attention_with_extras(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, order: Tensor,
+                          bias: Tensor, head_mask: Tensor, distance_table: Tensor) -> Tensor:  # fmt: skip
+    return ops.attention(
+        q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=max_seqlen, causal=True, bias=bias, head_mask=head_mask,
+        distance_table=distance_table, key_term=True, sequence_order=order,
+    )  # fmt: skip
+
+
 def attention_arguments(tokens: int) -> tuple[Any, ...]:
     cu_seqlens = torch.tensor([0, 2, tokens], dtype=torch.int32)
     return *(leaf(tokens, 2, 8) for _ in range(3)), cu_seqlens, tokens - 2, coords_of(tokens)
+
+
+def attention_extras_arguments(tokens: int) -> tuple[Any, ...]:
+    *of_attention, _ = attention_arguments(tokens)
+    extras = leaf(2, 1, tokens, tokens), leaf(1, 2, 1, 1), leaf(2 * tokens - 1, 8)
+    return *of_attention, torch.tensor([1, 0], dtype=torch.int32), *extras
 
 
 def dropout_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor, coords: Tensor):
@@ -99,6 +113,7 @@ def rows(*shapes: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
 # "op" or "op: what else"
 SAMPLES = {
     "attention": Sample(attention, attention_arguments),
+    "attention: with extras": Sample(attention_with_extras, attention_extras_arguments),
     "bias_gelu": Sample(lambda x, bias: ops.bias_gelu(x, bias), rows((COLUMNS,))),
     "bias_gelu: without bias": Sample(lambda x: ops.bias_gelu(x, approximate="tanh"), rows()),
     "cross_entropy": Sample(

@@ -1,0 +1,219 @@
+"""Checks of the arguments of attention: what is known without looking at values, and what only values tell."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape, check_tensor
+from bert_fast.env import SETTINGS
+from bert_fast.ops.dropout import check_coords
+from bert_fast.reference.dropout import HEAD_STRIDE
+
+__all__ = [
+    "check_coords_of_both",
+    "check_dropout_lengths",
+    "check_extras",
+    "check_heads",
+    "check_lengths",
+    "check_lookups",
+    "check_num_tokens",
+    "check_padded_extras",
+    "check_padded_mask",
+]
+
+MAX_TOKENS = 2**31 - 1  # offsets are int32
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor, tokens_q: Sequence[str], tokens_k: Sequence[int | str]) -> None:
+    """Raises unless q is [*tokens_q, A, D] and k and v are [*tokens_k, A, D] of q's dtype and device.
+
+    A head has at least one element, and keys have as many heads as queries.
+    """
+    check_shape("q", q, (*tokens_q, "A", "D"))
+    check_floating("q", q)
+    num_heads, head_dim = q.shape[-2:]
+    if head_dim == 0:
+        raise ValueError(f"q: expected a head size of at least 1, got shape {list(q.shape)}")
+    check_tensor("k", k)
+    if k.dim() == q.dim() and k.shape[-1] == head_dim and 0 < k.shape[-2] < num_heads:
+        raise ValueError(
+            f"k: expected {num_heads} heads (those of q), got {k.shape[-2]}: grouped-query attention is not supported; "
+            "repeat the heads of k and v with repeat_interleave"
+        )
+    check_like("k", k, (*tokens_k, num_heads, head_dim), "q", q)
+    check_like("v", v, tuple(k.shape), "q", q)
+
+
+def check_num_tokens(name: str, x: Tensor) -> None:
+    """Raises ValueError where x [T, ...] has more tokens than offsets can count."""
+    if x.shape[0] > MAX_TOKENS:
+        raise ValueError(f"{name}: expected at most {MAX_TOKENS} tokens, got {x.shape[0]}")
+
+
+def check_lengths(name: str, cu_seqlens: Any, entries: int | str, max_name: str, max_seqlen: Any, q: Tensor) -> None:
+    """Raises unless cu_seqlens is int32 [entries], at least one, on q's device, and max_seqlen an int."""
+    check_shape(name, cu_seqlens, (entries,))
+    if cu_seqlens.shape[0] == 0:
+        raise ValueError(f"{name}: expected at least one entry (the leading 0), got none")
+    check_dtype(name, cu_seqlens, (torch.int32,))
+    check_same_device(name, cu_seqlens, "q", q)
+    if not isinstance(max_seqlen, int | torch.SymInt):
+        raise TypeError(f"{max_name}: expected an int, got {type(max_seqlen).__name__}")
+
+
+def check_extras(
+    q: Tensor,
+    bias: Tensor | None,
+    head_mask: Tensor | None,
+    distance_table: Tensor | None,
+    key_term: bool,
+    sequence_order: Tensor | None,
+    num_sequences: int,
+) -> None:
+    """Raises unless what attention is given beside q, k and v fits q [..., A, D] in rank, shape, dtype and device."""
+    num_heads, head_dim = q.shape[-2:]
+    for name, batched in (("bias", bias), ("head_mask", head_mask)):
+        if batched is None:
+            continue
+        check_shape(name, batched, ("B or 1", "A or 1", "Sq or 1", "Sk or 1"))
+        if not batched.is_floating_point():
+            hint = " (0 where a query sees a key, -inf where not)" if name == "bias" else ""
+            raise TypeError(f"{name}: expected a floating-point dtype{hint}, got {_short(batched.dtype)}")
+        check_same_device(name, batched, "q", q)
+        if batched.shape[1] != 1 and batched.shape[1] != num_heads:
+            raise ValueError(f"{name}: expected 1 or {num_heads} heads in dimension 1, got {list(batched.shape)}")
+    if distance_table is not None:
+        check_shape("distance_table", distance_table, ("2M - 1", head_dim))
+        if distance_table.shape[0] % 2 == 0:
+            raise ValueError(
+                f"distance_table: expected an odd number of rows (2M - 1), got {list(distance_table.shape)}"
+            )
+        allowed = (q.dtype,) if q.dtype in (torch.float32, torch.float64) else (q.dtype, torch.float32)
+        check_dtype("distance_table", distance_table, allowed)
+        check_same_device("distance_table", distance_table, "q", q)
+    elif key_term:
+        raise ValueError("distance_table: expected a Tensor [2M - 1, D] where key_term is True, got None")
+    if sequence_order is not None:
+        check_shape("sequence_order", sequence_order, (num_sequences,))
+        check_dtype("sequence_order", sequence_order, (torch.int32,))
+        check_same_device("sequence_order", sequence_order, "q", q)
+
+
+def check_dropout_lengths(max_seqlen_k: int, dropout_p: float) -> None:
+    """Raises where a sequence may have more keys than dropout has names for."""
+    if dropout_p and max_seqlen_k > HEAD_STRIDE:
+        raise ValueError(
+            f"max_seqlen_k: expected at most {HEAD_STRIDE} keys a sequence where dropout_p is {dropout_p}, "
+            f"got {max_seqlen_k}"
+        )
+
+
+def check_coords_of_both(coords_q: Tensor | None, coords_k: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """Raises unless there are coords of all tokens of q and k, which causal order and all extras need."""
+    if coords_q is None or coords_k is None:
+        missing = "coords_q" if coords_q is None else "coords_k"
+        raise ValueError(
+            f"{missing}: expected a Tensor [T, 2] where causal, bias, head_mask or distance_table is given, got None"
+        )
+    check_coords("coords_q", coords_q, q, "q")
+    check_coords("coords_k", coords_k, k, "k")
+
+
+def check_padded_mask(name: str, mask: Tensor | None, batch_size: int, length: int, q: Tensor) -> None:
+    """Raises unless mask is None, or bool or integer [batch_size, length] on q's device."""
+    if mask is None:
+        return
+    check_shape(name, mask, (batch_size, length))
+    if mask.is_floating_point() or mask.is_complex():
+        raise TypeError(
+            f"{name}: expected dtype bool or an integer (nonzero marks a token), got {_short(mask.dtype)}; "
+            "what is added to scores goes into bias"
+        )
+    check_same_device(name, mask, "q", q)
+
+
+def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **extras: Tensor | None) -> None:
+    """Raises unless first_position is an int of at least 0 and extras broadcast to full = [B, A, Sq, Sk]."""
+    if not isinstance(first_position, int) or isinstance(first_position, bool):
+        raise TypeError(f"first_position: expected an int, got {type(first_position).__name__}")
+    if first_position < 0:
+        raise ValueError(f"first_position: expected at least 0, got {first_position}")
+    for name, extra in extras.items():
+        if extra is None:
+            continue
+        check_tensor(name, extra)
+        sizes = zip(extra.shape, full, strict=False)
+        if extra.dim() != 4 or any(size != 1 and size != whole for size, whole in sizes):
+            raise ValueError(f"{name}: expected a shape broadcastable to {list(full)}, got {list(extra.shape)}")
+
+
+def check_lookups(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    coords_q: Tensor | None,
+    coords_k: Tensor | None,
+    bias: Tensor | None,
+    head_mask: Tensor | None,
+    distance_table: Tensor | None,
+) -> None:
+    """Raises ValueError unless coords name tokens as attention wants it, and all are found where they are looked up.
+
+    Only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1.
+    """
+    if coords_q is None or coords_k is None or (coords_q.device.type != "cpu" and not SETTINGS.debug):
+        return
+    largest_row, largest_q = _check_names("coords_q", coords_q, cu_seqlens_q)
+    _, largest_k = _check_names("coords_k", coords_k, cu_seqlens_k)
+    for name, batched in (("bias", bias), ("head_mask", head_mask)):
+        if batched is None:
+            continue
+        least = (largest_row + 1, 1, largest_q + 1, largest_k + 1)
+        if any(size != 1 and size < needed for size, needed in zip(batched.shape, least, strict=True)):
+            wanted = f"[{least[0]} or 1, A or 1, {least[2]} or 1, {least[3]} or 1]"
+            raise ValueError(
+                f"{name}: expected at least {wanted} for the rows and positions in coords, got {list(batched.shape)}"
+            )
+    if distance_table is not None:
+        farthest, reach = (distance_table.shape[0] - 1) // 2, _reach(cu_seqlens_q, cu_seqlens_k, coords_q, coords_k)
+        if reach > farthest:
+            raise ValueError(
+                f"distance_table: expected at least {2 * reach + 1} rows for positions {reach} apart, "
+                f"got {list(distance_table.shape)}"
+            )
+
+
+def _check_names(name: str, coords: Tensor, cu_seqlens: Tensor) -> tuple[int, int]:
+    """The largest row and position; raises unless within a sequence the row is one and positions rise."""
+    if not len(coords):
+        return -1, -1
+    low = int(coords.min())
+    if low < 0:
+        raise ValueError(f"{name}: expected rows and positions of at least 0, got {low}")
+    steps = coords.diff(dim=0)
+    is_wrong = (steps[:, 0] != 0) | (steps[:, 1] <= 0)
+    starts = cu_seqlens[(cu_seqlens > 0) & (cu_seqlens < len(coords))].long()
+    is_wrong[starts - 1] = False  # from one sequence to the next
+    if is_wrong.any():
+        token = int(is_wrong.int().argmax())
+        pair = coords[token : token + 2].tolist()
+        raise ValueError(f"{name}: expected one row and rising positions within a sequence, got {pair[0]}, {pair[1]}")
+    row, position = coords.amax(0).tolist()
+    return row, position
+
+
+def _reach(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, coords_q: Tensor, coords_k: Tensor) -> int:
+    """The farthest that a query and a key of one sequence are apart."""
+    has_both = (cu_seqlens_q.diff() > 0) & (cu_seqlens_k.diff() > 0)
+    if not has_both.any():
+        return 0
+    (first_q, last_q), (first_k, last_k) = (
+        (coords[cu[:-1][has_both].long(), 1], coords[cu[1:][has_both].long() - 1, 1])
+        for cu, coords in ((cu_seqlens_q, coords_q), (cu_seqlens_k, coords_k))
+    )
+    return int(torch.maximum(last_q - first_k, last_k - first_q).max())
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
