@@ -1,9 +1,14 @@
 """Removing padding and putting it back."""
 
+import warnings
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.ops import Packing
+from bert_fast.ops import packing as packing_module
+from bert_fast.ops.packing import counted_coords, longest_first
 
 
 def test_right_padding():
@@ -71,3 +76,71 @@ def test_first_tokens_of_empty_sequences_are_zero():
 def test_bad_layouts_are_named(cu_seqlens, max_seqlen, tokens, error, message):
     with pytest.raises(error, match=message):
         Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens)
+
+
+def test_one_transfer_from_the_device_brings_both_numbers():
+    """The number of tokens and the longest length come over together."""
+    calls = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default):
+                calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    lengths = torch.tensor([3, 0, 7, 1])
+    with Recorder():
+        assert packing_module._sum_and_max(lengths) == (11, 7)
+    assert packing_module._sum_and_max(lengths[:0]) == (0, 0)
+    assert not calls, "tolist copies once; item() would be another wait each"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [([3, 1, 2], [0, 2, 1]), ([2, 5, 5, 0, 7], [4, 1, 2, 0, 3]), ([4, 4, 4], [0, 1, 2]), ([], []), ([0], [0])],
+)
+def test_longest_first(lengths, expected):
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    order = longest_first(cu_seqlens)
+    assert order.tolist() == expected and order.dtype == torch.int32
+
+
+def test_the_order_is_made_where_it_is_used():
+    cu_seqlens = torch.tensor([0, 1, 3], dtype=torch.int32)
+    packings = [
+        Packing.from_keep_mask(torch.tensor([[1, 0], [1, 1]])),
+        Packing.from_cu_seqlens(cu_seqlens, 2, 3),
+        Packing.full(2, 2, torch.device("cpu")),
+    ]
+    assert [packing.order for packing in packings] == [None] * 3
+
+
+@pytest.mark.gpu
+def test_the_order_on_a_gpu():
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 1, 1]], device="cuda")
+    from_mask = Packing.from_keep_mask(mask)
+    assert from_mask.order.tolist() == [1, 2, 0] and from_mask.order.dtype == torch.int32
+    assert from_mask.max_seqlen == 3 and from_mask.indices.tolist() == [0, 3, 4, 5, 7, 8]
+    from_offsets = Packing.from_cu_seqlens(from_mask.cu_seqlens, 3, 6)
+    assert from_offsets.order.tolist() == [1, 2, 0]
+    assert Packing.from_keep_mask(torch.ones_like(mask)).order is None
+
+
+@pytest.mark.gpu
+def test_a_mask_on_a_gpu_costs_one_sync():
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 1, 1]], device="cuda")
+    Packing.from_keep_mask(mask)  # warm
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Packing.from_keep_mask(mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in caught if "synchroniz" in str(w.message)]) == 1
+
+
+def test_coords_of_packed_tokens():
+    coords = counted_coords(torch.tensor([0, 2, 2, 3], dtype=torch.int32), 3)
+    assert coords.tolist() == [[0, 0], [0, 1], [2, 0]] and coords.dtype == torch.int32
+    assert counted_coords(torch.zeros(1, dtype=torch.int32), 0).shape == (0, 2)

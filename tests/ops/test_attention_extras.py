@@ -1,0 +1,131 @@
+"""Attention with bias, head mask and relative positions: every combination, on every back-end that has no GPU."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bert_fast import ops
+from bert_fast.aten.attention import attention_bwd, attention_fwd
+from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.compare import assert_close_to_truth
+
+BIASES = ["", "B", "A", "K", "Q", "BK", "QK", "BQK", "BAQK"]
+LAYOUTS = [
+    dict(lengths=(5, 0, 1, 7)),
+    dict(lengths=(5, 1, 9), holes=True, order=(2, 0, 1)),
+    dict(lengths=(5, 2, 0, 7), lengths_k=(3, 0, 4, 9), holes=True),
+]
+COMBINATIONS = [
+    dict(bias=bias, head_mask=head_mask, relative=relative, causal=causal)
+    for bias, head_mask, relative, causal in itertools.product(
+        (None, "BAQK"), (None, "A"), ("absolute", "relative_key", "relative_key_query"), (False, True)
+    )
+]
+
+
+def check(case: AttentionCase, backend: str, dtype: torch.dtype) -> None:
+    actual, plain, truth = case.run(backend, dtype), case.plain(dtype), case.truth(dtype)
+    assert actual.keys() == plain.keys() == truth.keys()
+    for name in actual:
+        assert_close_to_truth("attention", name, actual[name], plain[name], truth[name])
+
+
+def id_of(arguments: dict) -> str:
+    return ", ".join(f"{name}={value}" for name, value in arguments.items() if value)
+
+
+@pytest.mark.parametrize("features", COMBINATIONS, ids=id_of)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("torch", torch.float32), ("torch", torch.float16), ("torch", torch.bfloat16), ("reference", torch.float32)],
+)
+def test_combinations(features: dict, dropout_p: float, backend: str, dtype: torch.dtype) -> None:
+    for layout in LAYOUTS:
+        check(AttentionCase(**layout, **features, dropout_p=dropout_p), backend, dtype)
+
+
+@pytest.mark.parametrize("letters", BIASES)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_broadcast_shapes(letters: str, backend: str) -> None:
+    for layout in LAYOUTS:
+        check(AttentionCase(**layout, bias=letters, head_mask="BAQK", dropout_p=0.1), backend, torch.float32)
+        check(AttentionCase(**layout, bias="K", head_mask=letters, dropout_p=0.1), backend, torch.float32)
+
+
+@pytest.mark.parametrize("letters", ["K", "BK", "QK", "BAQK"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_removed_keys_and_queries(letters: str, causal: bool, backend: str) -> None:
+    """-inf in the bias, for all keys of some queries too: exactly 0, and no gradient there is NaN."""
+    for layout in LAYOUTS:
+        case = AttentionCase(**layout, bias=letters, removes=True, causal=causal, relative="relative_key")
+        check(case, backend, torch.float32)
+        removed = case.inputs(torch.float32)["bias"] == -torch.inf
+        assert removed.any() and not case.run(backend, torch.float32)["dbias"][removed].any()
+
+
+def test_any_strides_and_dtypes_of_bias_and_head_mask() -> None:
+    case = AttentionCase((5, 7), bias="BAQK", head_mask="BAQK")
+    given = case.inputs(torch.float32)
+    given.pop("dout")
+    arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=7)
+    for backend in ("torch", "reference"):
+        expected = ops.attention(**given, **arguments, backend=backend)
+        moved = {
+            name: given[name].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0) for name in ("bias", "head_mask")
+        }
+        assert torch.equal(ops.attention(**given | moved, **arguments, backend=backend), expected)
+        double = {name: given[name].double().requires_grad_() for name in ("bias", "head_mask")}
+        out = ops.attention(**given | double, **arguments, backend=backend)
+        torch.testing.assert_close(out, expected)
+        out.sum().backward()
+        assert {t.grad.dtype for t in double.values()} == {torch.float64}
+        shared = given["bias"][:1].expand(2, -1, -1, -1)
+        assert torch.equal(
+            ops.attention(**given | {"bias": shared}, **arguments, backend=backend),
+            ops.attention(**given | {"bias": given["bias"][:1]}, **arguments, backend=backend),
+        )
+
+
+def test_names_of_tokens_default_to_sequence_and_index() -> None:
+    case = AttentionCase((5, 0, 7), bias="BQK", head_mask="B", relative="relative_key_query", causal=True)
+    given = case.inputs(torch.float32)
+    given.pop("dout")
+    arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=7, causal=True, key_term=True)
+    named = ops.attention(**given, **arguments, coords_q=case.coords()[0])
+    assert torch.equal(ops.attention(**given, **arguments), named)
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements in the memory of any result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.untyped_storage().nbytes() // result.element_size())
+        return result
+
+
+@pytest.mark.parametrize("key_term", [False, True])
+def test_relative_positions_need_no_tensor_of_all_pairs(key_term: bool) -> None:
+    """Nothing larger than the scores [A, S, S] of one sequence is made, forward and backward."""
+    length, heads, head_dim = 96, 4, 64
+    q, k, v, dout = (torch.randn(length, heads, head_dim) for _ in range(4))
+    table, cu_seqlens = torch.randn(2 * length + 5, head_dim), torch.tensor([0, length], dtype=torch.int32)
+    coords = torch.stack((torch.zeros(length), torch.arange(length)), 1).int()
+    arguments = (
+        cu_seqlens, cu_seqlens, length, length, 0.1, 0.0, None, coords, coords, 0, False, None, None, table, key_term,
+        None,
+    )  # fmt: skip
+    with Largest() as largest:
+        out, lse = attention_fwd(q, k, v, *arguments)
+        attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, True)
+    assert largest.elements == heads * length * length
