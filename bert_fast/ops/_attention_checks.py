@@ -13,10 +13,10 @@ from bert_fast.reference.dropout import HEAD_STRIDE
 
 __all__ = [
     "check_coords_of_both",
+    "check_cu_seqlens",
     "check_dropout_lengths",
     "check_extras",
     "check_heads",
-    "check_lengths",
     "check_lookups",
     "check_num_tokens",
     "check_padded_extras",
@@ -34,8 +34,8 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, tokens_q: Sequence[str], tokens
     check_shape("q", q, (*tokens_q, "A", "D"))
     check_floating("q", q)
     num_heads, head_dim = q.shape[-2:]
-    if head_dim == 0:
-        raise ValueError(f"q: expected a head size of at least 1, got shape {list(q.shape)}")
+    if num_heads == 0 or head_dim == 0:
+        raise ValueError(f"q: expected at least one head of at least one element, got shape {list(q.shape)}")
     check_tensor("k", k)
     if k.dim() == q.dim() and k.shape[-1] == head_dim and 0 < k.shape[-2] < num_heads:
         raise ValueError(
@@ -52,15 +52,13 @@ def check_num_tokens(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: expected at most {MAX_TOKENS} tokens, got {x.shape[0]}")
 
 
-def check_lengths(name: str, cu_seqlens: Any, entries: int | str, max_name: str, max_seqlen: Any, q: Tensor) -> None:
-    """Raises unless cu_seqlens is int32 [entries], at least one, on q's device, and max_seqlen an int."""
+def check_cu_seqlens(name: str, cu_seqlens: Any, entries: int | str, q: Tensor) -> None:
+    """Raises unless cu_seqlens is int32 [entries], at least one, on q's device."""
     check_shape(name, cu_seqlens, (entries,))
     if cu_seqlens.shape[0] == 0:
         raise ValueError(f"{name}: expected at least one entry (the leading 0), got none")
     check_dtype(name, cu_seqlens, (torch.int32,))
     check_same_device(name, cu_seqlens, "q", q)
-    if not isinstance(max_seqlen, int | torch.SymInt):
-        raise TypeError(f"{max_name}: expected an int, got {type(max_seqlen).__name__}")
 
 
 def check_extras(

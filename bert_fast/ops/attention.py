@@ -16,10 +16,10 @@ from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_shape
 from bert_fast.ops._attention_checks import (
     check_coords_of_both,
+    check_cu_seqlens,
     check_dropout_lengths,
     check_extras,
     check_heads,
-    check_lengths,
     check_lookups,
     check_num_tokens,
     check_padded_extras,
@@ -28,7 +28,7 @@ from bert_fast.ops._attention_checks import (
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_dropout_state
-from bert_fast.ops.packing import Packing, check_offsets, counted_coords
+from bert_fast.ops.packing import Packing, as_length, check_offsets, counted_coords
 from bert_fast.reference.attention import attention_with_probabilities as _with_probabilities
 from bert_fast.reference.dropout import dropout_threshold
 
@@ -229,7 +229,8 @@ def _arguments(
     if isinstance(distance_table, Tensor) and distance_table.dtype != torch.float32:
         distance_table = autocast_operands(distance_table)[0]
     check_heads(q, k, v, ("Tq",), ("Tk",))
-    check_lengths("cu_seqlens_q", cu_seqlens_q, "B + 1", "max_seqlen_q", max_seqlen_q, q)
+    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "B + 1", q)
+    max_seqlen_q = as_length("max_seqlen_q", max_seqlen_q)
     num_sequences = cu_seqlens_q.shape[0] - 1
     if cu_seqlens_k is None:
         if coords_k is None:
@@ -238,7 +239,8 @@ def _arguments(
     else:
         if max_seqlen_k is None:
             raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
-        check_lengths("cu_seqlens_k", cu_seqlens_k, num_sequences + 1, "max_seqlen_k", max_seqlen_k, q)
+        check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, num_sequences + 1, q)
+        max_seqlen_k = as_length("max_seqlen_k", max_seqlen_k)
         is_self = False
     check_extras(q, bias, head_mask, distance_table, key_term, sequence_order, num_sequences)
     check_dropout_state(dropout_p, seed, coords_q, q, site, ("coords_q", "q"))

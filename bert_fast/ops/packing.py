@@ -13,6 +13,7 @@ each token came from:
 import itertools
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from bert_fast.checks import check_dtype, check_shape
 from bert_fast.env import SETTINGS
 
-__all__ = ["Packing", "check_offsets", "counted_coords", "longest_first"]
+__all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,7 @@ class Packing:
         check_dtype("cu_seqlens", cu_seqlens, (torch.int32,))
         if len(cu_seqlens) == 0:
             raise ValueError("cu_seqlens: expected at least one entry (the leading 0), got none")
-        if not isinstance(max_seqlen, int):  # NumPy's integers and tensors that hold one (which sync) will do
-            try:
-                max_seqlen = operator.index(max_seqlen)
-            except TypeError:
-                raise TypeError(f"max_seqlen: expected an int, got {type(max_seqlen).__name__}") from None
+        max_seqlen = as_length("max_seqlen", max_seqlen)
         if not torch.compiler.is_compiling():  # compiled, the attention op checks them
             check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
         coords = counted_coords(cu_seqlens, num_tokens)
@@ -159,6 +156,16 @@ def _nonzero(kept: Tensor, count: int) -> Tensor:
     """Where kept [N] is True, int64 [count]; a GPU is not asked for the count again."""
     found = torch.nonzero_static(kept, size=count) if kept.device.type == "cuda" else kept.nonzero()
     return found.squeeze(1)
+
+
+def as_length(name: str, value: Any) -> int:
+    """`value` as an int: NumPy's integers and tensors that hold one (which sync) will do, others are a TypeError."""
+    if isinstance(value, int | torch.SymInt):
+        return value  # type: ignore[return-value]  # a graph's symbolic number passes for one
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
 
 
 def check_offsets(name: str, cu_seqlens: Tensor, max_name: str, max_seqlen: int, num_tokens: int) -> None:

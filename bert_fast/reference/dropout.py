@@ -20,7 +20,7 @@ thread), so that a kernel draws them where they are used:
 
     block = (head * HEAD_STRIDE + n // 32 * 32) // 8 + n % 8 // 2        value = 2 * (n % 32 // 8) + n % 2
 
-Example: keys 0, 1, 8, 9, 16, 17, 24, 25 are the 8 values of block 0, keys 2, 3, 10, 11, 18, 19, 26, 27 those of block 1.
+Example: keys 0, 1, 8, 9, 16, 17, 24, 25 are the values of block 0, keys 2, 3, 10, 11, 18, 19, 26, 27 those of block 1.
 """
 
 from enum import IntEnum

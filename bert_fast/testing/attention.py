@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,11 +107,11 @@ class AttentionCase:
     def _run(self, backend: str | None, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         leaves, dout, device = _leaves(inputs), inputs["dout"], inputs["dout"].device
         (cu_q, cu_k), (coords_q, coords_k) = self.cu_seqlens(), self.coords()
-        keys = {}
+        given: dict[str, Any] = dict(leaves)
         if self.has_other_keys:
-            keys = {"cu_seqlens_k": cu_k.to(device), "max_seqlen_k": max(self._lengths()[1], default=0)}
+            given |= {"cu_seqlens_k": cu_k.to(device), "max_seqlen_k": max(self._lengths()[1], default=0)}
         out = ops.attention(
-            **leaves, cu_seqlens_q=cu_q.to(device), max_seqlen_q=max(self.lengths, default=0), **keys,
+            **given, cu_seqlens_q=cu_q.to(device), max_seqlen_q=max(self.lengths, default=0),
             causal=self.causal, dropout_p=self.dropout_p, seed=SEED.to(device), coords_q=coords_q.to(device),
             coords_k=coords_k.to(device), site=SITE, key_term=self.relative == "relative_key_query", backend=backend,
         )  # fmt: skip

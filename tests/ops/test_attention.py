@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -142,7 +143,8 @@ def test_scale_and_the_sizes_of_bounds() -> None:
     (q, k, v), layout = inputs([6, 3])
     default = ops.attention(q, k, v, **layout)
     torch.testing.assert_close(ops.attention(q, k, v, **layout, softmax_scale=1 / math.sqrt(8)), default)
-    torch.testing.assert_close(ops.attention(q, k, v, **layout | {"max_seqlen_q": 1000}), default)
+    for bound in (1000, numpy.int64(6), torch.tensor(6)):
+        torch.testing.assert_close(ops.attention(q, k, v, **layout | {"max_seqlen_q": bound}), default)
     torch.testing.assert_close(ops.attention(q * 2, k, v, **layout, softmax_scale=0.5 / math.sqrt(8)), default)
     assert not torch.allclose(ops.attention(q, k, v, **layout, softmax_scale=1), default)
 

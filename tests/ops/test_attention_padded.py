@@ -191,3 +191,22 @@ def test_right_padding_of_packed_cases(lengths: tuple[int, ...]) -> None:
     gradients = torch.autograd.grad(out, list(given.values()), dout)
     for name, gradient in zip(given, gradients, strict=True):
         assert torch.equal(gradient[keep] if name in tensors else gradient, packed[f"d{name}"])
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_one_full_graph_for_all_sizes(is_masked: bool) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, keep_mask: Tensor | None, bias: Tensor) -> Tensor:
+        return ops.attention_padded(q, k, v, keep_mask=keep_mask, bias=bias, causal=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    # How many tokens a mask keeps is known only when the graph runs.
+    with torch._dynamo.config.patch(error_on_recompile=True, capture_dynamic_output_shape_ops=True):
+        for batch_size, length in ((4, 5), (6, 9), (3, 11)):
+            arguments = (
+                *leaves(batch_size, length, HEADS, HEAD_DIM),
+                torch.rand(batch_size, length) < 0.7 if is_masked else None,
+                torch.randn(batch_size, 1, 1, length),
+            )
+            assert torch.equal(compiled(*arguments), function(*arguments))
+    torch._dynamo.reset()
