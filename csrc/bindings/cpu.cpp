@@ -200,7 +200,7 @@ void bind_cpu(py::module_& module) {
              arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
              arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
              "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T)) v, sequence by sequence (fp32 addresses).\n\n"
-             "q, k, v [T, A, D], tokens *_stride floats apart, D a multiple of 16 up to 256; out contiguous;\n"
+             "q, k, v [T, A, D], tokens *_stride floats apart, D up to 256; out contiguous;\n"
              "cu_q, cu_k int32 [num_sequences + 1]; lse[head * lse_stride + token]. No key: out 0, lse -inf.");
   module.def(
       "attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("out"), arg("lse"),

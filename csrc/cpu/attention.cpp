@@ -6,9 +6,9 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/parallel.h"
@@ -37,7 +37,12 @@ class Scratch {
   std::unique_ptr<float, Free> data_;
 };
 
-int64_t padded(int64_t num_keys) { return (num_keys + kMatmulColumns - 1) / kMatmulColumns * kMatmulColumns; }
+int64_t padded(int64_t num_columns) { return (num_columns + kMatmulColumns - 1) / kMatmulColumns * kMatmulColumns; }
+
+// Floats from one row of `width` scores to the next. A product reads a cache line or a few of each of head_dim rows;
+// 512 bytes apart or a multiple of it, these lines share so few sets of the first-level cache that they evict each
+// other.
+int64_t row_stride(int64_t width) { return width % 128 == 0 ? width + 16 : width; }
 
 // One sequence: its tokens in the packed tensors.
 struct Sequence {
@@ -52,9 +57,8 @@ class Work {
     if (shape.num_heads < 1) {
       throw std::invalid_argument("num_heads: expected at least 1, got " + std::to_string(shape.num_heads));
     }
-    if (shape.head_dim < 16 || shape.head_dim > 256 || shape.head_dim % 16 != 0) {
-      throw std::invalid_argument("head_dim: expected a multiple of 16 up to 256, got " +
-                                  std::to_string(shape.head_dim));
+    if (shape.head_dim < 1 || shape.head_dim > 256) {
+      throw std::invalid_argument("head_dim: expected 1 to 256, got " + std::to_string(shape.head_dim));
     }
     const bool any_q = shape.cu_seqlens_q[shape.num_sequences] > 0;
     const bool any_k = shape.cu_seqlens_k[shape.num_sequences] > 0;
@@ -107,22 +111,59 @@ class Work {
   std::atomic<int64_t> next_{0};
 };
 
-// dst [num_rows, n] dense. Rows of packed tensors lie a power of two apart and would evict each other.
+// dst [num_rows, padded(n)] dense, zeros beyond n. Rows of packed tensors lie a power of two apart and would evict each
+// other.
 void gather_rows(float* dst, const float* src, int64_t src_stride, int64_t num_rows, int64_t n) {
+  const int64_t width = padded(n);
   for (int64_t i = 0; i < num_rows; ++i) {
-    std::memcpy(dst + i * n, src + i * src_stride, static_cast<size_t>(n) * sizeof(float));
+    std::memcpy(dst + i * width, src + i * src_stride, static_cast<size_t>(n) * sizeof(float));
   }
+  if (width == n) return;
+  for (int64_t i = 0; i < num_rows; ++i) std::fill(dst + i * width + n, dst + (i + 1) * width, 0.0f);
 }
 
-// Asks for the rows of a head before they are needed: they lie a token's stride apart, where no hardware prefetcher
-// looks. Short sequences wait for memory more than they compute.
-template <class T>
-void prefetch_head(Packed<T> x, int64_t first_token, int64_t num_tokens, int64_t head, int64_t head_dim) {
-  constexpr int64_t kFloatsPerLine = 16;
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    const T* row = x.at(first_token + i, head, head_dim);
-    for (int64_t c = 0; c < head_dim; c += kFloatsPerLine) __builtin_prefetch(row + c, 0, 2);
+// dst [padded(n), dst_stride]: the transpose of num_rows rows, by way of `rows` where they do not fill whole vectors.
+void transpose_rows(const Kernels& kernel, float* dst, int64_t dst_stride, const float* src, int64_t src_stride,
+                    int64_t num_rows, int64_t n, float* rows) {
+  const int64_t width = padded(n);
+  if (width != n) gather_rows(rows, src, src_stride, num_rows, n);
+  kernel.transpose(dst, dst_stride, width == n ? src : rows, width == n ? src_stride : width, num_rows, width);
+}
+
+// The rows of one head of a result, to be written in vectors of kMatmulColumns: in place where a head size is a
+// multiple of them, else in scratch rows that store() copies.
+class ResultRows {
+ public:
+  ResultRows(Packed<float> x, int64_t head_dim, int64_t max_rows)
+      : x_(x), d_(head_dim), width_(padded(head_dim)), scratch_(width_ == d_ ? 0 : width_ * max_rows) {}
+
+  void start(int64_t first_token, int64_t head) { place_ = x_.at(first_token, head, d_); }
+  float* data() const { return width_ == d_ ? place_ : scratch_.get(); }
+  int64_t stride() const { return width_ == d_ ? x_.stride : width_; }
+  void fill_zero(int64_t num_rows) {
+    for (int64_t i = 0; i < num_rows; ++i) std::fill_n(data() + i * stride(), width_, 0.0f);
   }
+  void store(int64_t num_rows) {
+    if (width_ == d_) return;
+    for (int64_t i = 0; i < num_rows; ++i) std::copy_n(data() + i * width_, d_, place_ + i * x_.stride);
+  }
+
+ private:
+  Packed<float> x_;
+  int64_t d_, width_;
+  Scratch scratch_;
+  float* place_ = nullptr;
+};
+
+// Asks for a row of the next head before it is needed: rows lie a token's stride apart, where no hardware prefetcher
+// looks, and short sequences wait for memory more than they compute. To be called once per row of the present head:
+// asked for all at once, the rows would queue.
+template <class T>
+void prefetch_row(Packed<T> x, int64_t token, int64_t head, int64_t head_dim) {
+  constexpr int64_t kFloatsPerLine = 16;
+  constexpr int kForWriting = std::is_const_v<T> ? 0 : 1;
+  const T* row = x.at(token, head, head_dim);
+  for (int64_t c = 0; c < head_dim; c += kFloatsPerLine) __builtin_prefetch(row + c, kForWriting, 2);
 }
 
 }  // namespace
@@ -130,31 +171,38 @@ void prefetch_head(Packed<T> x, int64_t first_token, int64_t num_tokens, int64_t
 void attention_forward(Packed<const float> q, Packed<const float> k, Packed<const float> v, Packed<float> out,
                        float* lse, const AttentionShape& shape, const DropoutSpec& spec, int num_threads) {
   const Kernels& kernel = kernels();
-  const int64_t d = shape.head_dim;
+  const int64_t d = shape.head_dim, d_width = padded(d);
   Work work(shape, spec, num_threads);
-  const int64_t max_width = padded(work.max_keys());
+  const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
-    const Scratch k_transposed(d * max_width), v_rows(d * max_width), scores(kForwardRows * max_width);
+    const Scratch k_transposed(d_width * max_stride), v_rows(d_width * max_width), scores(kForwardRows * max_stride);
+    ResultRows out_rows(out, d, kForwardRows);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
-      const int64_t num_keys = sequence.num_k, width = padded(num_keys), first_k = sequence.first_k;
-      if (has_next_head) {
-        prefetch_head(q, sequence.first_q, sequence.num_q, head + 1, d);
-        for (const Packed<const float>& x : {k, v}) prefetch_head(x, first_k, num_keys, head + 1, d);
-      }
-      kernel.transpose(k_transposed.get(), width, k.at(first_k, head, d), k.stride, num_keys, d);
+      const int64_t num_keys = sequence.num_k, first_k = sequence.first_k, stride = row_stride(padded(num_keys));
+      transpose_rows(kernel, k_transposed.get(), stride, k.at(first_k, head, d), k.stride, num_keys, d, v_rows.get());
       gather_rows(v_rows.get(), v.at(first_k, head, d), v.stride, num_keys, d);
       for (int64_t begin = 0; begin < sequence.num_q; begin += kForwardRows) {
         const int64_t m = std::min(kForwardRows, sequence.num_q - begin), token = sequence.first_q + begin;
+        const int64_t seen = rows.visible_keys(token, m, first_k, num_keys), width = padded(seen);
         kernel.matmul(
-            {m, width, d, q.at(token, head, d), q.stride, 1, k_transposed.get(), width, scores.get(), width, false});
+            {m, width, d, q.at(token, head, d), q.stride, 1, k_transposed.get(), stride, scores.get(), stride, false});
         for (int64_t i = 0; i < m; ++i) {
-          float* row = scores.get() + i * width;
+          if (has_next_head) {
+            prefetch_row(q, token + i, head + 1, d);
+            prefetch_row(out, token + i, head + 1, d);
+            if (begin + i < num_keys) {
+              for (const Packed<const float>& x : {k, v}) prefetch_row(x, first_k + begin + i, head + 1, d);
+            }
+          }
+          float* row = scores.get() + i * stride;
           lse[head * shape.lse_stride + token + i] =
               kernel.softmax_forward(row, rows.prepare(token + i, head, first_k, num_keys, width));
         }
-        kernel.matmul(
-            {m, d, num_keys, scores.get(), width, 1, v_rows.get(), d, out.at(token, head, d), out.stride, false});
+        out_rows.start(token, head);
+        kernel.matmul({m, d_width, seen, scores.get(), stride, 1, v_rows.get(), d_width, out_rows.data(),
+                       out_rows.stride(), false});
+        out_rows.store(m);
       }
     });
   });
@@ -164,47 +212,55 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
                         Packed<const float> out, const float* lse, const AttentionGradients& gradients,
                         const AttentionShape& shape, const DropoutSpec& spec, int num_threads) {
   const Kernels& kernel = kernels();
-  const int64_t d = shape.head_dim;
-  const Packed<float> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const int64_t d = shape.head_dim, d_width = padded(d);
   Work work(shape, spec, num_threads);
-  const int64_t max_width = padded(work.max_keys());
+  const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
-    const Scratch k_transposed(d * max_width), v_transposed(d * max_width), k_rows(d * max_width);
-    const Scratch q_rows(d * kBackwardRows), dout_rows(d * kBackwardRows);
-    const Scratch probs(kBackwardRows * max_width), dscores(kBackwardRows * max_width);
+    const Scratch k_transposed(d_width * max_stride), v_transposed(d_width * max_stride), k_rows(d_width * max_width);
+    const Scratch q_rows(d_width * kBackwardRows), dout_rows(d_width * kBackwardRows);
+    const Scratch probs(kBackwardRows * max_stride), dscores(kBackwardRows * max_stride);
+    ResultRows dq(gradients.dq, d, kBackwardRows), dk(gradients.dk, d, max_width), dv(gradients.dv, d, max_width);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
-      const int64_t num_keys = sequence.num_k, width = padded(num_keys), first_k = sequence.first_k;
-      if (has_next_head) {
-        for (const Packed<const float>& x : {q, dout, out}) {
-          prefetch_head(x, sequence.first_q, sequence.num_q, head + 1, d);
-        }
-        for (const Packed<const float>& x : {k, v}) prefetch_head(x, first_k, num_keys, head + 1, d);
-      }
-      kernel.transpose(k_transposed.get(), width, k.at(first_k, head, d), k.stride, num_keys, d);
-      kernel.transpose(v_transposed.get(), width, v.at(first_k, head, d), v.stride, num_keys, d);
+      const int64_t num_keys = sequence.num_k, first_k = sequence.first_k, stride = row_stride(padded(num_keys));
+      transpose_rows(kernel, v_transposed.get(), stride, v.at(first_k, head, d), v.stride, num_keys, d, k_rows.get());
+      transpose_rows(kernel, k_transposed.get(), stride, k.at(first_k, head, d), k.stride, num_keys, d, k_rows.get());
       gather_rows(k_rows.get(), k.at(first_k, head, d), k.stride, num_keys, d);
-      // At least one block, though it may be empty: that writes the zeros of keys that no query sees.
-      for (int64_t begin = 0; begin == 0 || begin < sequence.num_q; begin += kBackwardRows) {
+      for (ResultRows* result : {&dk, &dv}) {
+        result->start(first_k, head);
+        // Where a block of queries may not reach all keys, or there is none.
+        if (shape.causal || sequence.num_q == 0) result->fill_zero(num_keys);
+      }
+      for (int64_t begin = 0; begin < sequence.num_q; begin += kBackwardRows) {
         const int64_t m = std::min(kBackwardRows, sequence.num_q - begin), token = sequence.first_q + begin;
+        const int64_t seen = rows.visible_keys(token, m, first_k, num_keys), width = padded(seen);
         gather_rows(q_rows.get(), q.at(token, head, d), q.stride, m, d);
         gather_rows(dout_rows.get(), dout.at(token, head, d), dout.stride, m, d);
-        kernel.matmul({m, width, d, q_rows.get(), d, 1, k_transposed.get(), width, probs.get(), width, false});
-        kernel.matmul({m, width, d, dout_rows.get(), d, 1, v_transposed.get(), width, dscores.get(), width, false});
+        kernel.matmul({m, width, d, q_rows.get(), d_width, 1, k_transposed.get(), stride, probs.get(), stride, false});
+        kernel.matmul(
+            {m, width, d, dout_rows.get(), d_width, 1, v_transposed.get(), stride, dscores.get(), stride, false});
         for (int64_t i = 0; i < m; ++i) {
-          float* row = probs.get() + i * width;
-          const float delta = kernel.dot(dout_rows.get() + i * d, out.at(token + i, head, d), d);
-          kernel.softmax_backward(row, dscores.get() + i * width, lse[head * shape.lse_stride + token + i], delta,
+          if (has_next_head) {
+            for (const Packed<const float>& x : {q, dout, out}) prefetch_row(x, token + i, head + 1, d);
+            if (begin + i < num_keys) {
+              for (const Packed<const float>& x : {k, v}) prefetch_row(x, first_k + begin + i, head + 1, d);
+            }
+          }
+          float* row = probs.get() + i * stride;
+          const float delta = kernel.dot(dout_rows.get() + i * d_width, out.at(token + i, head, d), d);
+          kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i], delta,
                                   rows.prepare(token + i, head, first_k, num_keys, width));
         }
+        dq.start(token, head);
         kernel.matmul(
-            {m, d, num_keys, dscores.get(), width, 1, k_rows.get(), d, dq.at(token, head, d), dq.stride, false});
-        const bool add = begin > 0;
+            {m, d_width, seen, dscores.get(), stride, 1, k_rows.get(), d_width, dq.data(), dq.stride(), false});
+        dq.store(m);
+        const bool add = shape.causal || begin > 0;
         kernel.matmul(
-            {num_keys, d, m, probs.get(), 1, width, dout_rows.get(), d, dv.at(first_k, head, d), dv.stride, add});
-        kernel.matmul(
-            {num_keys, d, m, dscores.get(), 1, width, q_rows.get(), d, dk.at(first_k, head, d), dk.stride, add});
+            {seen, d_width, m, probs.get(), 1, stride, dout_rows.get(), d_width, dv.data(), dv.stride(), add});
+        kernel.matmul({seen, d_width, m, dscores.get(), 1, stride, q_rows.get(), d_width, dk.data(), dk.stride(), add});
       }
+      for (ResultRows* result : {&dk, &dv}) result->store(num_keys);
     });
   });
 }

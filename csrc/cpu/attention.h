@@ -31,7 +31,7 @@ struct AttentionShape {
   const int32_t* cu_seqlens_k;
   int64_t num_sequences;
   int64_t num_heads;
-  int64_t head_dim;  // a multiple of 16, at most 256
+  int64_t head_dim;  // at most 256; multiples of 16 save a copy of every result
   float softmax_scale;
   int64_t lse_stride;  // lse [A, lse_stride]: element head * lse_stride + token
   Coords coords_q;     // needed for dropout and for causal

@@ -1,5 +1,6 @@
 #include "cpu/keep_bits.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -103,6 +104,15 @@ QueryRows::QueryRows(const Kernels& kernels, const DropoutSpec& spec, Coords coo
       causal_(causal),
       softmax_scale_(softmax_scale),
       bits_(kernels, spec, coords_q, max_keys) {}
+
+int64_t QueryRows::visible_keys(int64_t first_query, int64_t num_queries, int64_t first_key, int64_t num_keys) const {
+  if (!causal_ || num_queries == 0) return num_keys;
+  int32_t last_position = coords_q_.position(first_query);
+  for (int64_t i = 1; i < num_queries; ++i) {
+    last_position = std::max(last_position, coords_q_.position(first_query + i));
+  }
+  return keys_up_to(last_position, first_key, num_keys);
+}
 
 SoftmaxRow QueryRows::prepare(int64_t query_token, int64_t head, int64_t first_key, int64_t num_keys, int64_t width) {
   const int64_t visible = causal_ ? keys_up_to(coords_q_.position(query_token), first_key, num_keys) : num_keys;

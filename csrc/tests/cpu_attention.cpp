@@ -66,8 +66,9 @@ struct AttentionRun {
 };
 
 // Three sequences of self-attention, the middle one empty; q, k and v are slices of one tensor [T, 3, A, D].
-AttentionRun run_attention(bool causal, uint32_t threshold, int num_threads) {
-  constexpr int64_t num_heads = 3, d = 32, num_tokens = 150, token = num_heads * d;
+AttentionRun run_attention(int64_t d, bool causal, uint32_t threshold, int num_threads) {
+  constexpr int64_t num_heads = 3, num_tokens = 150;
+  const int64_t token = num_heads * d;
   const int32_t cu_seqlens[4] = {0, 101, 101, num_tokens};
   std::vector<int32_t> coords;
   for (int32_t i = 0; i < num_tokens; ++i) {
@@ -103,7 +104,7 @@ AttentionRun run_attention(bool causal, uint32_t threshold, int num_threads) {
         sum += p.back();
       }
       CHECK(is_close(run.lse[static_cast<size_t>(h * num_tokens + i)], std::log(sum), 2e-6));
-      std::vector<double> out(d);
+      std::vector<double> out(static_cast<size_t>(d));
       for (int64_t j = begin; j < end; ++j) {
         const size_t l = static_cast<size_t>(j - begin);
         p[l] /= sum;
@@ -142,11 +143,14 @@ AttentionRun run_attention(bool causal, uint32_t threshold, int num_threads) {
 }
 
 void test_attention() {
-  for (const bool causal : {false, true}) {
-    for (const uint32_t threshold : {0u, 6554u}) {
-      const AttentionRun one = run_attention(causal, threshold, 1), three = run_attention(causal, threshold, 3);
-      CHECK(one.out == three.out && one.lse == three.lse);
-      CHECK(one.dq == three.dq && one.dk == three.dk && one.dv == three.dv);
+  for (const int64_t head_dim : {1, 24, 32}) {
+    for (const bool causal : {false, true}) {
+      for (const uint32_t threshold : {0u, 6554u}) {
+        const AttentionRun one = run_attention(head_dim, causal, threshold, 1);
+        const AttentionRun three = run_attention(head_dim, causal, threshold, 3);
+        CHECK(one.out == three.out && one.lse == three.lse);
+        CHECK(one.dq == three.dq && one.dk == three.dk && one.dv == three.dv);
+      }
     }
   }
 }

@@ -147,6 +147,8 @@ VARIANTS = [
     (0.0, 64, "gaps", True),
     (0.1, 32, "gaps", False),
     (0.1, 64, "plain", True),
+    (0.1, 40, "plain", False),
+    (0.0, 5, "gaps", True),
     (0.1, 16, "gaps", True),
     (1.0, 16, "shifted", False),
 ]
@@ -245,7 +247,7 @@ def test_bits_do_not_depend_on_threads(native: ModuleType) -> None:
 
 
 def test_bad_arguments_are_named(native: ModuleType) -> None:
-    case = make_case([(4, 4)], "plain", head_dim=24)
+    case = make_case([(4, 4)], "plain", head_dim=257)
     with pytest.raises(ValueError, match="head_dim"):
         run_native(native, case, 0, 0.0, causal=False)
     case = make_case([(4, 4)], "plain", head_dim=16)
