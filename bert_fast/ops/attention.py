@@ -63,8 +63,8 @@ def attention(
 ) -> Tensor:
     """out = (dropout(softmax(scale * (q k^T + relative) + bias)) * head_mask) v, every sequence on its own.
 
-    q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; strides are free, and no
-        copy is made where the last dimension is contiguous, as in the parts of a fused buffer [T, 3, A, D].
+    q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; strides are free, and the
+        parts of a fused buffer [T, 3, A, D] are not copied.
     cu_seqlens_q, cu_seqlens_k (Tensor [B + 1], int32): start of every sequence, then T; k's default is q's.
     max_seqlen_q, max_seqlen_k (int): an upper bound of the lengths.
     softmax_scale (float): default 1 / sqrt(D). causal: a query does not see keys at later positions.
