@@ -65,7 +65,6 @@ def attention_bwd(
     wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """(dq, dk, dv, dbias, dhead_mask, ddistance_table), as `reference.attention`."""
-    dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     rules = _Rules(
         softmax_scale, dropout_p, seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term
     )
@@ -74,6 +73,7 @@ def attention_bwd(
         # Copies, where any are made, must live as long as the call: the routine sees addresses.
         cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
         rules = rules.with_contiguous_coords()
+        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
         q, k, v, dout = (_rows_contiguous(t) for t in (q, k, v, dout.contiguous()))
         lib.attention_bwd(
             dout.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(),
@@ -81,6 +81,7 @@ def attention_bwd(
             dq.stride(0), dk.stride(0), dv.stride(0), *rules.native_arguments(q, cu_seqlens_q, cu_seqlens_k),
         )  # fmt: skip
         return dq, dk, dv, None, None, None
+    dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dbias, dhead_mask = _total(bias, wants_dbias, lse), _total(head_mask, wants_dhead_mask, lse)
     dtable = _total(distance_table, wants_ddistance_table, lse)
     for sequence in rules.sequences(cu_seqlens_q, cu_seqlens_k):
@@ -191,8 +192,7 @@ class _Rules(NamedTuple):
 
     def native(self, q: Tensor) -> ModuleType | None:
         """The extension if its routine can run this call, else None."""
-        fits = q.shape[2] % 16 == 0 and q.shape[2] <= MAX_NATIVE_HEAD_DIM and not self.looks_up
-        return routines(q) if fits else None
+        return None if q.shape[2] > MAX_NATIVE_HEAD_DIM or self.looks_up else routines(q)
 
     def with_contiguous_coords(self) -> "_Rules":
         """The same with coords that an address describes."""

@@ -1,5 +1,6 @@
 """Without the C++ extension the torch back-end gives the same results and the very same dropout masks."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -62,9 +63,9 @@ def _dropout_add_layer_norm(dtype: torch.dtype = torch.float32) -> dict[str, Ten
     return {"y": y, **_gradients(y, x=x, residual=residual, x_bias=x_bias, weight=weight, bias=bias)}
 
 
-def _attention(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def _attention(dtype: torch.dtype = torch.float32, head_dim: int = 32) -> dict[str, Tensor]:
     generator, packing = torch.Generator().manual_seed(0), _layout()
-    shape = (len(packing.coords), 3, 32)
+    shape = (len(packing.coords), 3, head_dim)
     q, k, v = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for _ in range(3))
     out = ops.attention(
         q, k, v, cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=packing.max_seqlen, dropout_p=0.3, seed=SEED,
@@ -79,6 +80,7 @@ def _attention(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         ("dropout", _dropout),
         ("dropout_add_layer_norm", _dropout_add_layer_norm),
         ("attention", _attention),
+        ("attention", functools.partial(_attention, head_dim=20)),  # no whole vectors
     ],
 )
 def test_ops_agree(monkeypatch, op, function):
