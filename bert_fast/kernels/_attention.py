@@ -1,0 +1,175 @@
+"""Device helpers of the attention kernels: where tiles lie, which of their scores exist, which probabilities are kept.
+
+Scores live in base 2: with c = softmax_scale * log2(e), exp(softmax_scale * s - lse) is exp2(c * s - log2(e) * lse),
+one multiply-add and one instruction of the special function unit.
+
+A tile is *plain* where every score exists and nothing but q and k enters it: no bounds, no causality, no bias. Most
+tiles are, and the instructions that the others need would be a third of theirs; so kernels walk plain tiles in a loop
+of their own.
+"""
+
+import triton
+import triton.language as tl
+
+from bert_fast.kernels._math import philox4x32
+
+__all__ = [
+    "LOG2E",
+    "factor_tile",
+    "keep_tile",
+    "load_lse",
+    "load_names",
+    "load_rows",
+    "locate",
+    "mask_scores",
+    "sequence_span",
+    "store_rows",
+    "visible_keys",
+]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+_BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
+
+
+@triton.jit
+def locate(num_blocks, num_heads, order_ptr):
+    """Block, head and sequence of this program; blocks of a head follow one another, so they share k and v in L2.
+
+    order_ptr (int32 [B], or None): the n-th sequence to work on.
+    """
+    program = tl.program_id(0)
+    block = program % num_blocks
+    head = (program // num_blocks) % num_heads
+    sequence = program // num_blocks // num_heads
+    if order_ptr is not None:
+        sequence = tl.load(order_ptr + sequence)
+    return block, head, sequence
+
+
+@triton.jit
+def sequence_span(cu_seqlens_ptr, sequence):
+    """First token (int64: offsets pass 2^31) and number of tokens (int32) of a sequence."""
+    start = tl.load(cu_seqlens_ptr + sequence)
+    return start.to(tl.int64), tl.load(cu_seqlens_ptr + sequence + 1) - start
+
+
+@triton.jit
+def load_rows(ptr, row_stride, rows, num_rows, D: tl.constexpr, BLOCK_D: tl.constexpr, CHECKED: tl.constexpr):
+    """Tile [len(rows), BLOCK_D] of one head; 0 in columns from D on and, where CHECKED, in rows from num_rows on.
+
+    Zeros, not whatever follows the sequence: its neighbour may hold a NaN, and 0 * NaN would leak.
+    """
+    cols = tl.arange(0, BLOCK_D)
+    pointers = ptr + rows[:, None] * row_stride + cols[None, :]
+    if CHECKED:
+        if D == BLOCK_D:
+            return tl.load(pointers, mask=(rows < num_rows)[:, None], other=0.0)
+        else:
+            return tl.load(pointers, mask=(rows < num_rows)[:, None] & (cols < D)[None, :], other=0.0)
+    else:
+        if D == BLOCK_D:
+            return tl.load(pointers)
+        else:
+            return tl.load(pointers, mask=(cols < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, row_stride, rows, num_rows, tile, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Stores tile [len(rows), BLOCK_D] of one head in ptr's dtype."""
+    cols = tl.arange(0, BLOCK_D)
+    mask = (rows < num_rows)[:, None]
+    if D != BLOCK_D:
+        mask = mask & (cols < D)[None, :]
+    tl.store(ptr + rows[:, None] * row_stride + cols[None, :], tile.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_names(coords_ptr, rows, num_rows):
+    """(batch row, position), uint32, of a sequence's tokens; coords_ptr is that of its first token."""
+    mask = rows < num_rows
+    batch_row = tl.load(coords_ptr + rows * 2, mask=mask, other=0).to(tl.uint32)
+    return batch_row, tl.load(coords_ptr + rows * 2 + 1, mask=mask, other=0).to(tl.uint32)
+
+
+@triton.jit
+def load_lse(ptr, rows, num_rows):
+    """Log-sum-exp in base 2; +inf, whose exp2(-lse) is 0, for queries that do not exist or see no key."""
+    lse = tl.load(ptr + rows, mask=rows < num_rows, other=float("inf"))
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+
+
+@triton.jit
+def keep_tile(k0, k1, site, batch_row, position, head, first_key, drop_max, BLOCK_N: tl.constexpr):
+    """The dropout mask of a tile [BLOCK_M, BLOCK_N] of probabilities, as `reference/dropout.py` defines it.
+
+    batch_row, position (uint32 [BLOCK_M]): names of the queries. first_key: ordinal of the tile's first key, a multiple
+    of 32. drop_max (int32): see `_math.keep_values`.
+    Returns: bool [BLOCK_M, BLOCK_N], True where kept.
+
+    The 8 values of a block are the columns 8i + 2j + e of 32 that one thread of a tensor core's accumulator holds (j:
+    its number among 4 neighbours). Values of a block come as [i, e]; in a group of 32 keys, blocks as [j]: the keys are
+    [i, j, e], a transposition that moves nothing from thread to thread.
+    """
+    GROUPS: tl.constexpr = BLOCK_N // 32
+    block = (head * _BLOCKS_PER_HEAD + first_key // 8).to(tl.uint32) + tl.arange(0, GROUPS * 4).to(tl.uint32)
+    w0, w1, w2, w3 = philox4x32(block[None, :], position[:, None], batch_row[:, None], site.to(tl.uint32), k0, k1)
+    # Joining words by the bits of i, slowest first, and halves last: see `_math.keep_values`.
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    values = tl.reshape(tl.join(words << 16, words), [w0.shape[0], GROUPS, 4, 4, 2])  # [M, group, j, i, e]
+    return tl.reshape(tl.permute(values, [0, 1, 3, 2, 4]), [w0.shape[0], BLOCK_N]) > drop_max.to(tl.uint32)
+
+
+@triton.jit
+def factor_tile(ptr, row_stride, col_stride, position_q, position_k, mask):
+    """Tile [M, N], fp32, of a bias or head mask at the tokens' positions; 0 where mask is False."""
+    offsets = position_q.to(tl.int64)[:, None] * row_stride + position_k.to(tl.int64)[None, :] * col_stride
+    return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def mask_scores(
+    scores,
+    exists,
+    position_q,
+    position_k,
+    bias_ptr,
+    bias_q_stride,
+    bias_k_stride,
+    CAUSAL: tl.constexpr,
+):
+    """Scores in base 2 with the bias added and -inf where a score does not exist or causality hides the key.
+
+    exists (bool, broadcastable to the tile): both tokens exist. Positions may be None where neither bias nor causality
+    asks.
+    """
+    if bias_ptr is not None:
+        scores += factor_tile(bias_ptr, bias_q_stride, bias_k_stride, position_q, position_k, exists) * LOG2E
+    if CAUSAL:
+        exists = exists & (position_k[None, :] <= position_q[:, None])
+    return tl.where(exists, scores, float("-inf"))
+
+
+@triton.jit
+def visible_keys(
+    coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_PLAIN: tl.constexpr,
+):  # fmt: skip
+    """(end, plain): a block of queries sees no key from `end` on; tiles up to key `plain` are plain ones.
+
+    Positions ascend, so the n-th key stands at the first one's position + n or later, and no later than the last key's
+    position less what still follows: bounds that are exact where positions have no holes, and safe where they have.
+    """
+    end = num_keys
+    plain = num_keys
+    if CAUSAL:  # noqa: SIM102 -- known when compiling; joined to the next it would not be
+        if num_keys > 0:
+            last_query = tl.minimum(first_query + BLOCK_M, num_queries) - 1
+            last_position = tl.load(coords_q_ptr + last_query * 2 + 1)
+            end = tl.minimum(num_keys, last_position - tl.load(coords_k_ptr + 1) + 1)
+            last_key_position = tl.load(coords_k_ptr + (num_keys - 1) * 2 + 1)
+            seen_by_all = tl.load(coords_q_ptr + first_query * 2 + 1) - last_key_position + num_keys
+            plain = tl.maximum(tl.minimum(seen_by_all, num_keys), 0)
+    if HAS_PLAIN:
+        return end, plain // BLOCK_N * BLOCK_N
+    else:
+        return end, 0

@@ -1,0 +1,132 @@
+"""Forward kernel of attention over tiles of keys, with online softmax (Milakov & Gimelshein, arXiv:1805.02867)."""
+
+import triton
+import triton.language as tl
+
+from bert_fast.kernels._attention import (
+    LOG2E,
+    factor_tile,
+    keep_tile,
+    load_names,
+    load_rows,
+    locate,
+    mask_scores,
+    sequence_span,
+    store_rows,
+    visible_keys,
+)
+from bert_fast.kernels._attention_relative import relative_scores
+from bert_fast.kernels._math import split_seed
+
+__all__ = ["_attention_fwd_kernel"]
+
+
+@triton.jit
+def _add_keys(
+    acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row, position_q,
+    coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
+    head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys: the new accumulator [M, D], running maximum (base 2) and sum of exponentials [M]."""
+    offs_n = first_key + tl.arange(0, BLOCK_N)
+    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)  # [N, D]
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [M, N]
+    position_k = None
+    exists = (offs_n < num_keys)[None, :]
+    if PLAIN:
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * scale_log2)
+        p = tl.exp2(scores * scale_log2 - m_new[:, None])
+        alpha = tl.exp2(m_i - m_new)
+    else:
+        if CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
+            _, position_k = load_names(coords_k_ptr, offs_n, num_keys)
+        if table_ptr is not None:
+            scores += relative_scores(
+                q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
+            )
+        scores = mask_scores(
+            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, CAUSAL
+        )
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key so far: exp2(-inf - 0) = 0
+        p = tl.exp2(scores - m_finite[:, None])
+        alpha = tl.exp2(m_i - m_finite)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    if HAS_DROPOUT:
+        keep = keep_tile(k0, k1, site, batch_row, position_q, head, first_key, drop_max, BLOCK_N)
+        p = tl.where(keep, p, 0.0)
+    if head_mask_ptr is not None:
+        p *= factor_tile(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, position_q, position_k, exists)
+    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)  # [N, D]
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    return acc, m_new, l_i
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "drop_max", "site"])
+def _attention_fwd_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr, coords_q_ptr, coords_k_ptr,
+    seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
+    v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, head_mask_row_stride,
+    head_mask_head_stride, head_mask_q_stride, head_mask_k_stride, num_distances, num_tokens, num_blocks, num_heads,
+    softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M queries of one head against all keys of their sequence. HAS_PLAIN: full tiles are plain ones."""
+    block, head, sequence = locate(num_blocks, num_heads, order_ptr)
+    start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
+    first_query = block * BLOCK_M
+    if first_query >= num_queries:
+        return
+    start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
+    wide_head = head.to(tl.int64)
+    scale_log2 = softmax_scale * LOG2E
+
+    offs_m = first_query + tl.arange(0, BLOCK_M)
+    q_ptr += start_q * q_stride + wide_head * q_head_stride
+    k_ptr += start_k * k_stride + wide_head * k_head_stride
+    v_ptr += start_k * v_stride + wide_head * v_head_stride
+    q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)  # [M, D]
+
+    batch_row, position_q, k0, k1 = None, None, None, None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
+    if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
+        coords_q_ptr += start_q * 2
+        batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
+    if CAUSAL or HAS_EXTRAS:
+        coords_k_ptr += start_k * 2
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    if bias_ptr is not None:
+        bias_ptr += tl.load(coords_q_ptr).to(tl.int64) * bias_row_stride + wide_head * bias_head_stride
+    if head_mask_ptr is not None:
+        head_mask_ptr += tl.load(coords_q_ptr).to(tl.int64) * head_mask_row_stride + wide_head * head_mask_head_stride
+
+    end, num_plain = visible_keys(
+        coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
+    )
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_PLAIN:
+        for first_key in tl.range(0, num_plain, BLOCK_N):
+            acc, m_i, l_i = _add_keys(
+                acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row,
+                position_q, coords_k_ptr, k0, k1, drop_max, site, head, None, 0, 0, None, 0, 0, None, 0, D, BLOCK_D,
+                BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
+            )  # fmt: skip
+    for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
+        acc, m_i, l_i = _add_keys(
+            acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row, position_q,
+            coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
+            head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM,
+            HAS_DROPOUT, False, PRECISION,
+        )  # fmt: skip
+
+    # A query without keys: acc = 0, l_i = 0; its output is 0 and its lse -inf.
+    acc *= (dropout_scale / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
+    lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(l_i)) / LOG2E)
+    store_rows(out_ptr + (start_q * num_heads + wide_head) * D, num_heads * D, offs_m, num_queries, acc, D, BLOCK_D)
+    tl.store(lse_ptr + wide_head * num_tokens + start_q + offs_m, lse, mask=offs_m < num_queries)

@@ -1,0 +1,125 @@
+"""Attention of short sequences: a program holds a whole head, queries and keys, in one tile.
+
+Softmax takes one pass, backward makes everything from one P: 5 products, delta inside, dq without a second kernel. Each
+input is read once.
+"""
+
+import triton
+import triton.language as tl
+
+from bert_fast.kernels._attention import (
+    LOG2E,
+    keep_tile,
+    load_lse,
+    load_names,
+    load_rows,
+    locate,
+    mask_scores,
+    sequence_span,
+    store_rows,
+)
+from bert_fast.kernels._math import split_seed
+
+__all__ = ["_attention_bwd_short_kernel", "_attention_fwd_short_kernel"]
+
+
+@triton.jit(do_not_specialize=["num_tokens", "drop_max", "site"])
+def _attention_fwd_short_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr, coords_k_ptr, seed_ptr,
+    q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride, num_tokens, num_heads, softmax_scale,
+    dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One head of one sequence of at most BLOCK_M queries and BLOCK_N keys."""
+    _, head, sequence = locate(1, num_heads, None)
+    start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
+    if num_queries == 0:
+        return
+    start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
+    wide_head = head.to(tl.int64)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    q_ptr += start_q * q_stride + wide_head * q_head_stride
+    k_ptr += start_k * k_stride + wide_head * k_head_stride
+    v_ptr += start_k * v_stride + wide_head * v_head_stride
+    q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)
+    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, True)
+    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
+
+    batch_row, position_q, position_k = None, None, None
+    if HAS_DROPOUT or CAUSAL:
+        batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
+    if CAUSAL:
+        _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
+
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
+    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, CAUSAL)
+    m = tl.max(scores, 1)
+    m = tl.where(m == float("-inf"), 0.0, m)
+    p = tl.exp2(scores - m[:, None])
+    total = tl.sum(p, 1)
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+        p = tl.where(keep_tile(k0, k1, site, batch_row, position_q, head, 0, drop_max, BLOCK_N), p, 0.0)
+    out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    # A query without keys: out = 0, total = 0; its output is 0 and its lse -inf.
+    out *= (dropout_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+    lse = tl.where(total == 0.0, float("-inf"), (m + tl.log2(total)) / LOG2E)
+    store_rows(out_ptr + (start_q * num_heads + wide_head) * D, num_heads * D, offs_m, num_queries, out, D, BLOCK_D)
+    tl.store(lse_ptr + wide_head * num_tokens + start_q + offs_m, lse, mask=offs_m < num_queries)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "drop_max", "site"])
+def _attention_bwd_short_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride,
+    dout_stride, dout_head_stride, num_tokens, num_heads, softmax_scale, dropout_scale, inverse_scale, drop_max, site,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, dk and dv of one head of one sequence; keys that no query sees get zeros."""
+    _, head, sequence = locate(1, num_heads, None)
+    start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
+    start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
+    if num_queries + num_keys == 0:
+        return
+    wide_head = head.to(tl.int64)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    q_ptr += start_q * q_stride + wide_head * q_head_stride
+    k_ptr += start_k * k_stride + wide_head * k_head_stride
+    v_ptr += start_k * v_stride + wide_head * v_head_stride
+    dout_ptr += start_q * dout_stride + wide_head * dout_head_stride
+    q_offset = (start_q * num_heads + wide_head) * D  # of out and dq, which are contiguous
+    k_offset = (start_k * num_heads + wide_head) * D
+    q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)
+    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, True)
+    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
+    dout = load_rows(dout_ptr, dout_stride, offs_m, num_queries, D, BLOCK_D, True)
+    out = load_rows(out_ptr + q_offset, num_heads * D, offs_m, num_queries, D, BLOCK_D, True)
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1) * inverse_scale  # [M]
+    lse = load_lse(lse_ptr + wide_head * num_tokens + start_q, offs_m, num_queries)
+
+    batch_row, position_q, position_k = None, None, None
+    if HAS_DROPOUT or CAUSAL:
+        batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
+    if CAUSAL:
+        _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
+
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
+    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, CAUSAL)
+    p = tl.exp2(scores - lse[:, None])  # 0 for queries past the end: their lse is +inf
+    dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    w = p
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+        keep = keep_tile(k0, k1, site, batch_row, position_q, head, 0, drop_max, BLOCK_N)
+        w = tl.where(keep, w, 0.0)
+        dw = tl.where(keep, dw, 0.0)
+    ds = (p * (dw - delta[:, None])).to(q.dtype)
+    dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
+    store_rows(dv_ptr + k_offset, num_heads * D, offs_n, num_keys, dv, D, BLOCK_D)
+    dq = tl.dot(ds, k, input_precision=PRECISION) * (softmax_scale * dropout_scale)
+    store_rows(dq_ptr + q_offset, num_heads * D, offs_m, num_queries, dq, D, BLOCK_D)
+    dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)
+    store_rows(dk_ptr + k_offset, num_heads * D, offs_n, num_keys, dk, D, BLOCK_D)

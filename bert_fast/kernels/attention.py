@@ -1,0 +1,233 @@
+"""Attention of packed sequences: softmax(c q k^T + bias) v with dropout on the probabilities, forward and backward.
+
+    S   = softmax_scale * (q k^T + R) + bias        R: relative positions
+    P   = exp(S - lse)                              0 where no key is left
+    out = (P * z * K * m) v                         K keep mask, z = 1 / (1 - p), m head mask
+
+    delta = rowsum(dout * out)
+    dS    = P * (z * K * m * dout v^T - delta)
+    dq    = softmax_scale * dS k    dk = softmax_scale * dS^T q    dv = (P * z * K * m)^T dout
+
+Two regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once, softmax
+takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias, a head mask or relative
+positions, a program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward
+is two kernels and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is.
+
+Bytes per head of a sequence with Sq queries and Sk keys, in elements of D and dtype size, caches left out; BM, BN the
+tiles' sides (`launch_config`):
+    short    forward: q + k + v + out                          backward: q + k + v + out + dout + dq + dk + dv
+    tiled    forward: q + out + ceil(Sq / BM) * (k + v)        dq: q + out + dout + dq + ceil(Sq / BM) * (k + v)
+             dk, dv: k + v + dk + dv + ceil(Sk / BN) * (q + dout)
+and lse (fp32), written once and read once a kernel, delta likewise; with dropout or where positions matter, 8 bytes of
+coords a token. Nothing of size Sq * Sk is read or written. Saved for backward: q, k, v, out, lse.
+
+Precision: products in the dtype of q with fp32 accumulators (fp32: as `torch.backends.cuda.matmul` allows, TF32 or
+three-term bf16 splits, whose error is that of fp32), everything between them in fp32; P and dS are rounded to the dtype
+before they are multiplied. Deterministic: no atomics, sums in a fixed order.
+
+Source: Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4; Dao 2023 (arXiv:2307.08691), section 3.1, for the split
+of the work; the one-program-per-head form is NVIDIA apex's fmha (2021).
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert_fast.env import SETTINGS
+from bert_fast.kernels._attention_bwd import _attention_bwd_dkdv_kernel, _attention_bwd_dq_kernel
+from bert_fast.kernels._attention_fwd import _attention_fwd_kernel
+from bert_fast.kernels._attention_short import _attention_bwd_short_kernel, _attention_fwd_short_kernel
+from bert_fast.kernels._launch import ceil_div, dropout_arguments
+from bert_fast.reference.dropout import dropout_threshold
+
+__all__ = ["SHORT_SEQLEN", "LaunchConfig", "Tile", "attention_bwd", "attention_fwd", "launch_config", "short_config"]
+
+SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One kernel's tile of scores and its launch: queries, keys, warps, and stages of the pipelined loop."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The tile as kernels take it, options of the launch included."""
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Tiles of the three kernels for long sequences."""
+
+    forward: Tile
+    dq: Tile
+    dkdv: Tile
+
+
+@functools.cache
+def launch_config(head_dim: int, dtype: torch.dtype) -> LaunchConfig:
+    """Tiles for heads of up to 128 columns of fp32, fp16 or bf16."""
+    if dtype == torch.float32:
+        return LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))
+    if head_dim > 64:
+        return LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2))
+    return LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
+
+
+@functools.cache
+def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype) -> Tile | None:
+    """The tile that holds a whole head of up to `max_seqlen` queries and keys; None where none does."""
+    block_d = _block_d(head_dim)
+    if max_seqlen > SHORT_SEQLEN or block_d > 64 or (dtype == torch.float32 and max_seqlen * block_d > 64 * 32):
+        return None
+    size = max(32, 1 << max(max_seqlen - 1, 0).bit_length())
+    return Tile(size, size, {32: 2, 64: 4, 128: 8}[size], 1)
+
+
+def _block_d(head_dim: int) -> int:
+    """Columns of a tile: the power of two that holds a head, at least the 16 that a tensor core takes."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def attention_fwd(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
+    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
+    key_term: bool, sequence_order: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Launches the forward kernel; arguments and results as in `reference/attention.py`.
+
+    q [Tq, A, D], k, v [Tk, A, D] of fp32, fp16 or bf16, D <= 128; any strides of tokens and heads.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+    if not q.numel():
+        return out, lse
+    call = _Call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
+        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
+    )  # fmt: skip
+    if call.short_tile is not None:
+        call.launch(_attention_fwd_short_kernel, call.short_tile, 1, out_ptr=out, lse_ptr=lse)
+    else:
+        tile = launch_config(q.shape[2], q.dtype).forward
+        num_blocks = ceil_div(max_seqlen_q, tile.block_m)
+        call.launch(_attention_fwd_kernel, tile, num_blocks, **call.tiled, out_ptr=out, lse_ptr=lse)
+    return out, lse
+
+
+def attention_bwd(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
+    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
+    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
+    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Launches the backward kernels; arguments and results as in `reference/attention.py`."""
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    if not q.numel() and not k.numel():
+        return dq, dk, dv, None, None, None
+    call = _Call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
+        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
+    )  # fmt: skip
+    dout = _addressable(dout, max_seqlen_q)
+    upstream = {
+        "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
+        "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0,
+    }  # fmt: skip
+    if call.short_tile is not None:
+        gradients = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv}
+        call.launch(_attention_bwd_short_kernel, call.short_tile, 1, out_ptr=out, **upstream, **gradients)
+        return dq, dk, dv, None, None, None
+    config = launch_config(q.shape[2], q.dtype)
+    delta = torch.empty_like(lse)  # written by the first kernel, read by the second
+    num_blocks = ceil_div(max_seqlen_q, config.dq.block_m)
+    arguments = call.tiled | upstream | {"delta_ptr": delta}
+    call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, out_ptr=out, dq_ptr=dq)
+    num_blocks = ceil_div(max_seqlen_k, config.dkdv.block_n)
+    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, dk_ptr=dk, dv_ptr=dv)
+    return dq, dk, dv, None, None, None
+
+
+def _addressable(x: Tensor, max_seqlen: int) -> Tensor:
+    """x [T, A, D] with neighbouring columns whose offsets within a sequence are 32-bit numbers; a copy where needed."""
+    return x if x.stride(2) == 1 and max_seqlen * x.stride(0) <= _MAX_INT32 else x.contiguous()
+
+
+class _Call:
+    """One call's arguments as kernels take them, by name."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None,
+        coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None,
+        distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
+    ) -> None:  # fmt: skip
+        num_tokens, self.num_heads, head_dim = q.shape
+        self.num_sequences = len(cu_seqlens_q) - 1
+        has_extras = bias is not None or head_mask is not None or distance_table is not None
+        max_seqlen = max(max_seqlen_q, max_seqlen_k)
+        self.short_tile = None if has_extras else short_config(max_seqlen, head_dim, q.dtype)
+        has_dropout = dropout_threshold(dropout_p) > 0
+        drop_max, self.dropout_scale = dropout_arguments(dropout_p) if has_dropout else (0, 1.0)
+        q = _addressable(q, max_seqlen_q)
+        k, v = (_addressable(t, max_seqlen_k) for t in (k, v))
+        self.device_of = q
+        self.shared: dict[str, object] = {
+            "q_ptr": q, "q_stride": q.stride(0), "q_head_stride": q.stride(1),
+            "k_ptr": k, "k_stride": k.stride(0), "k_head_stride": k.stride(1),
+            "v_ptr": v, "v_stride": v.stride(0), "v_head_stride": v.stride(1),
+            "cu_seqlens_q_ptr": cu_seqlens_q.contiguous(), "cu_seqlens_k_ptr": cu_seqlens_k.contiguous(),
+            "coords_q_ptr": None if coords_q is None else coords_q.contiguous(),
+            "coords_k_ptr": None if coords_k is None else coords_k.contiguous(),
+            "seed_ptr": seed if has_dropout else None, "num_tokens": num_tokens, "num_heads": self.num_heads,
+            "softmax_scale": softmax_scale, "dropout_scale": self.dropout_scale, "drop_max": drop_max, "site": site,
+            "D": head_dim, "BLOCK_D": _block_d(head_dim), "CAUSAL": causal, "HAS_DROPOUT": has_dropout,
+            "PRECISION": _dot_precision(q.dtype),
+        }  # fmt: skip
+        self.tiled: dict[str, object] = {
+            "order_ptr": sequence_order, "table_ptr": distance_table, "KEY_TERM": key_term,
+            "num_distances": 0 if distance_table is None else len(distance_table),
+            # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
+            "HAS_PLAIN": not has_extras and softmax_scale > 0.0,
+            **_factor("bias", bias), **_factor("head_mask", head_mask),
+        }  # fmt: skip
+
+    def launch(self, kernel: object, tile: Tile, num_blocks: int, **arguments: object) -> None:
+        """Runs a kernel with `num_blocks` programs for every head of every sequence."""
+        num_programs = num_blocks * self.num_heads * self.num_sequences
+        if num_programs == 0:
+            return
+        if self.short_tile is None:
+            arguments["num_blocks"] = num_blocks
+        with torch.cuda.device_of(self.device_of):
+            # Multiply-adds: the scale inside the exponential, delta, the accumulators.
+            kernel[(num_programs,)](**self.shared, **arguments, **tile.constants, enable_fp_fusion=True)  # type: ignore[index]
+
+
+def _factor(name: str, x: Tensor | None) -> dict[str, object]:
+    """Pointer and strides of a tensor broadcast to [B, A, Sq, Sk]: dimensions of size 1 have stride 0."""
+    strides = [0] * 4 if x is None else [x.stride(i) if x.shape[i] > 1 else 0 for i in range(4)]
+    dims = ("row", "head", "q", "k")
+    return {f"{name}_ptr": x} | {f"{name}_{dim}_stride": stride for dim, stride in zip(dims, strides, strict=True)}
+
+
+def _dot_precision(dtype: torch.dtype) -> str:
+    """How products of fp32 are made: TF32 where the user allows it to PyTorch, else splits into three bf16 terms."""
+    if dtype != torch.float32 or SETTINGS.triton_interpret:  # the interpreter knows nothing else
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "bf16x6"
