@@ -97,6 +97,15 @@ def _triton_row_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
+def _triton_attention_reasons(spec: OpSpec) -> list[str]:
+    """Of the kernels that hold tiles of whole heads."""
+    reasons = _triton_reasons(spec)
+    head_dim = spec.details.get("head_dim")
+    if isinstance(head_dim, int) and head_dim > 128:
+        reasons.append(f"head size {head_dim} exceeds 128, the widest tile that fits beside its scores")
+    return reasons
+
+
 def _triton_list_reasons(spec: OpSpec) -> list[str]:
     """Of the kernels that are given addresses of tensors."""
     reasons = _triton_reasons(spec)
@@ -114,7 +123,11 @@ def _implementation(backend: str, op: str, reasons: Callable[[OpSpec], list[str]
 
 
 _TABLE: dict[str, tuple[Implementation, ...]] = {
-    "attention": (_implementation("torch", "attention"), _implementation("reference", "attention")),
+    "attention": (
+        _implementation("triton", "attention", _triton_attention_reasons),
+        _implementation("torch", "attention"),
+        _implementation("reference", "attention"),
+    ),
     "cross_entropy": (
         _implementation("triton", "cross_entropy", _triton_reasons),
         _implementation("torch", "cross_entropy"),
