@@ -12,9 +12,9 @@ constexpr int64_t kHeadStride = 65536;  // columns set aside for one head's keys
 constexpr int64_t kKeysPerGroup = 32;   // keys that 4 blocks share out among themselves
 
 // Turns the bits of 4 blocks, block j's value 2i + e in bit 8j + 2i + e of 32, into the order of the keys, bit
-// 8i + 2j + e: the transpose of a 4 x 4 matrix of pairs of bits. Two groups at a time; an odd one has a neighbour in
-// the buffer, see keep_bits_bytes. In three exchanges a step (Warren 2013, section 7-3): pairs (j, i) and (i, j) that
-// differ in the lower, then in the higher bit of j and i lie 6, then 12 bits apart.
+// 8i + 2j + e: the transpose of a 4 x 4 matrix of pairs of bits. Transposes 2 x 2 blocks of pairs, which lie 6 bits
+// apart, then the 2 x 2 matrix of these blocks, 12 bits apart (Warren 2013, Hacker's Delight, section 7-3). Two groups
+// at a time: the buffer has room for the neighbour of an odd one, see keep_bits_bytes.
 void blocks_to_keys(uint8_t* bits, int64_t num_groups) {
   static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "byte 0 of a word is taken for its lowest");
   for (int64_t group = 0; group < num_groups; group += 2) {
