@@ -136,8 +136,9 @@ void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
-void attention_bwd(Address dout, Address q, Address k, Address v, Address out, Address lse, Address dq, Address dk,
-                   Address dv, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t dq_stride,
+// out belongs to the arguments of every back-end's backward; this one has no use for it.
+void attention_bwd(Address dout, Address q, Address k, Address v, Address /* out */, Address lse, Address dq,
+                   Address dk, Address dv, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t dq_stride,
                    int64_t dk_stride, int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences,
                    int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q, Address coords_k,
                    Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal, int64_t lse_stride,
@@ -145,7 +146,7 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address out, A
   const int64_t token = num_heads * head_dim;
   cpu::attention_backward(
       {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
-      {at<const float>(v), v_stride}, {at<const float>(out), token}, at<const float>(lse),
+      {at<const float>(v), v_stride}, at<const float>(lse),
       {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}},
       make_shape(cu_q, cu_k, num_sequences, num_heads, head_dim, softmax_scale, lse_stride, coords_q, coords_k, causal),
       make_spec(seed, site, threshold, scale), num_threads);

@@ -209,8 +209,8 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
 }
 
 void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<const float> k, Packed<const float> v,
-                        Packed<const float> out, const float* lse, const AttentionGradients& gradients,
-                        const AttentionShape& shape, const DropoutSpec& spec, int num_threads) {
+                        const float* lse, const AttentionGradients& gradients, const AttentionShape& shape,
+                        const DropoutSpec& spec, int num_threads) {
   const Kernels& kernel = kernels();
   const int64_t d = shape.head_dim, d_width = padded(d);
   Work work(shape, spec, num_threads);
@@ -241,14 +241,13 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
             {m, width, d, dout_rows.get(), d_width, 1, v_transposed.get(), stride, dscores.get(), stride, false});
         for (int64_t i = 0; i < m; ++i) {
           if (has_next_head) {
-            for (const Packed<const float>& x : {q, dout, out}) prefetch_row(x, token + i, head + 1, d);
+            for (const Packed<const float>& x : {q, dout}) prefetch_row(x, token + i, head + 1, d);
             if (begin + i < num_keys) {
               for (const Packed<const float>& x : {k, v}) prefetch_row(x, first_k + begin + i, head + 1, d);
             }
           }
           float* row = probs.get() + i * stride;
-          const float delta = kernel.dot(dout_rows.get() + i * d_width, out.at(token + i, head, d), d);
-          kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i], delta,
+          kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i],
                                   rows.prepare(token + i, head, first_k, num_keys, width));
         }
         dq.start(token, head);

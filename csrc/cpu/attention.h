@@ -49,10 +49,10 @@ struct AttentionGradients {
   Packed<float> dq, dk, dv;
 };
 
-// delta = rowsum(dout * out) is computed on the way.
+// `out` is not needed: delta = rowsum(dout * out) is taken from rowsum(P * dP), which is at hand.
 void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<const float> k, Packed<const float> v,
-                        Packed<const float> out, const float* lse, const AttentionGradients& gradients,
-                        const AttentionShape& shape, const DropoutSpec& spec, int num_threads);
+                        const float* lse, const AttentionGradients& gradients, const AttentionShape& shape,
+                        const DropoutSpec& spec, int num_threads);
 
 }  // namespace bert_fast::cpu
 

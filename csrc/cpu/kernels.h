@@ -110,9 +110,9 @@ struct Kernels {
   // scores <- softmax(softmax_scale * scores) * keep * scale. Returns the natural log of the sum of exponentials;
   // -inf, and a row of zeros, when every score is -inf or there is none.
   float (*softmax_forward)(float* scores, const SoftmaxRow& row);
-  // P = exp(softmax_scale * scores - lse); scores <- P * keep * scale;
-  // dp <- softmax_scale * P * (dp * keep * scale - delta).
-  void (*softmax_backward)(float* scores, float* dp, float lse, float delta, const SoftmaxRow& row);
+  // P = exp(softmax_scale * scores - lse); dP = dp * keep * scale; scores <- P * keep * scale;
+  // dp <- softmax_scale * P * (dP - sum(P * dP)): exactly 0 for a single key.
+  void (*softmax_backward)(float* scores, float* dp, float lse, const SoftmaxRow& row);
 
   // Small matrix products from the first two cache levels: a sequence's attention.
   void (*matmul)(const Matmul& args);
@@ -120,7 +120,6 @@ struct Kernels {
   // the next multiple of 16.
   void (*transpose)(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t num_rows,
                     int64_t num_cols);
-  float (*dot)(const float* a, const float* b, int64_t n);
 };
 
 // The table in use: the fastest that this processor runs, unless force_simd_level chose another. Chosen once.

@@ -237,17 +237,24 @@ struct RowKernels {
     return max + logf(sum);
   }
 
-  static void softmax_backward(float* scores, float* dp, float lse, float delta, const SoftmaxRow& row) {
+  static void softmax_backward(float* scores, float* dp, float lse, const SoftmaxRow& row) {
     const SoftmaxRow r = row;
-    const F softmax_scale = V::set1(r.softmax_scale), lse_f = V::set1(lse), delta_f = V::set1(delta);
-    const F scale = V::set1(r.scale);
+    const F softmax_scale = V::set1(r.softmax_scale), lse_f = V::set1(lse), scale = V::set1(r.scale);
     const bool empty = lse == -INFINITY;  // nothing to attend to: P is 0, not e^inf
     const int64_t num_keys = empty ? 0 : r.num_keys;
+    F lane_delta = V::set1(0.0f);
     for_columns(num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
       const F p = exp(at.load(scores + c) * softmax_scale - lse_f);
       const F dp_kept = keep_and_scale(at.load(dp + c), r.keep_bits, c, scale);
-      at.store(scores + c, keep_and_scale(p, r.keep_bits, c, scale));
-      at.store(dp + c, p * softmax_scale * (dp_kept - delta_f));
+      lane_delta = V::fma(p, dp_kept, lane_delta);  // beyond the row's end dp_kept is 0 and p finite
+      at.store(scores + c, p);
+      at.store(dp + c, dp_kept);
+    });
+    const F delta = V::set1(V::reduce_add(lane_delta));
+    for_columns(num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F p = at.load(scores + c);
+      at.store(dp + c, p * softmax_scale * (at.load(dp + c) - delta));
+      if (r.keep_bits != nullptr) at.store(scores + c, V::keep(p, r.keep_bits, c) * scale);
     });
     fill_zero(scores + num_keys, r.width - num_keys);
     fill_zero(dp + num_keys, r.width - num_keys);
@@ -331,24 +338,10 @@ struct RowKernels {
     }
   }
 
-  static float dot(const float* a, const float* b, int64_t n) {
-    F sum = V::set1(0.0f);
-    for_columns(n,
-                [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA { sum = V::fma(at.load(a + c), at.load(b + c), sum); });
-    return V::reduce_add(sum);
-  }
-
   static constexpr Kernels table(const char* name) {
-    return {name,
-            keep_bits,
-            apply_keep_bits,
-            layer_norm_forward,
-            layer_norm_backward,
-            softmax_forward,
-            softmax_backward,
-            matmul,
-            transpose,
-            dot};
+    return {
+        name,   keep_bits, apply_keep_bits, layer_norm_forward, layer_norm_backward, softmax_forward, softmax_backward,
+        matmul, transpose};
   }
 };
 

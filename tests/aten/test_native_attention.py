@@ -204,6 +204,13 @@ def test_masks_are_the_specification(native: ModuleType, num_keys: int) -> None:
     assert torch.equal(found, spec.attention_keep_mask(seed, SITE, case.coords_q, num_keys, num_heads, 0.3))
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_a_single_key_gives_scores_no_gradient(native: ModuleType, p: float) -> None:
+    actual = run_native(native, make_case([(1, 1), (30, 1)], "plain", head_dim=40), 3, p, causal=False)
+    assert not actual["dq"].any() and not actual["dk"].any(), "its probability is 1 whatever the score"
+    assert actual["dv"].any()
+
+
 def extreme_scores() -> SimpleNamespace:
     """One head; keys and values are unit vectors, so q holds the scores and out the probabilities."""
     case = make_case([(3, 40), (1, 40)], "plain", head_dim=48, num_heads=1)
