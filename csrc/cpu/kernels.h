@@ -111,7 +111,7 @@ struct Kernels {
   // -inf, and a row of zeros, when every score is -inf or there is none.
   float (*softmax_forward)(float* scores, const SoftmaxRow& row);
   // P = exp(softmax_scale * scores - lse); dP = dp * keep * scale; scores <- P * keep * scale;
-  // dp <- softmax_scale * P * (dP - sum(P * dP)): exactly 0 for a single key.
+  // dp <- softmax_scale * P * (dP - sum(P * dP)).
   void (*softmax_backward)(float* scores, float* dp, float lse, const SoftmaxRow& row);
 
   // Small matrix products from the first two cache levels: a sequence's attention.

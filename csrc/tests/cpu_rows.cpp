@@ -160,7 +160,7 @@ void test_softmax(int64_t num_keys, int64_t width, uint32_t threshold, float lar
     const double p = std::exp(double{softmax_scale} * scores[c] - largest) / sum;
     if (kept(spec, 2, 7, static_cast<uint32_t>(c))) delta += p * dp[c] * spec.scale;
   }
-  if (num_keys == 1) CHECK(ds[0] == 0.0f);
+  if (num_keys == 1) CHECK(ds[0] == 0.0f);  // P is exactly 1: scaling by a power of two does not round
   for (size_t c = 0; c < scores.size(); ++c) {
     if (c >= static_cast<size_t>(num_keys)) {
       CHECK(dropped[c] == 0.0f && recomputed[c] == 0.0f && ds[c] == 0.0f);
