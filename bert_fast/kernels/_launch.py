@@ -1,6 +1,9 @@
 """What launchers share: how rows are laid over threads, facts about devices, arguments as kernels take them."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +13,8 @@ from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
 __all__ = [
     "RowTile",
+    "architecture",
+    "assume_architecture",
     "ceil_div",
     "dropout_arguments",
     "num_multiprocessors",
@@ -44,6 +49,38 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETER_MULTIPROCESSORS
     return _cuda_multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+
+
+# Of tensors on the CPU: the interpreter runs what this one would run.
+_assumed_architecture: ContextVar[str] = ContextVar("assumed_architecture", default="sm_90")
+
+
+@contextmanager
+def assume_architecture(name: str) -> Iterator[None]:
+    """Within the context, launchers choose for tensors on the CPU as they would on this processor ("sm_80", "gfx942").
+
+    For compiling what a GPU that is not there would run.
+    """
+    token = _assumed_architecture.set(name)
+    try:
+        yield
+    finally:
+        _assumed_architecture.reset(token)
+
+
+@functools.cache
+def _cuda_architecture(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}0"
+
+
+def architecture(device: torch.device) -> str:
+    """The processor's instruction set as kernels care for it: "sm_80", "sm_90", "sm_100", ..., or AMD's name."""
+    if device.type != "cuda":
+        return _assumed_architecture.get()
+    return _cuda_architecture(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def persistent_programs(num_groups: int, per_multiprocessor: int, device: torch.device, num_blocks: int = 1) -> int:

@@ -1,0 +1,129 @@
+"""Tiles of the attention kernels for every kind of processor, head size and dtype.
+
+Chosen so that nothing spills (docs/kernels/ahead_of_time.md) and, among those that do not, for the fewest instructions
+per score, two programs to a multiprocessor where registers allow. Kinds of processor:
+
+    sm_90, sm_100   products read their operands from shared memory (HGMMA, tcgen05): tiles of 64 and more
+    sm_80           products hold their operands in registers (HMMA): narrower tiles. Also NVIDIA's consumer chips
+    gfx             AMD CDNA: 4 waves may use 512 registers each
+
+fp32 is there to be exact, not fast: TF32 in three terms costs each operand a dozen instructions.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["SHORT_SEQLEN", "LaunchConfig", "ShortConfig", "Tile", "block_d", "launch_config", "short_config"]
+
+SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One kernel's tile of scores and its launch: queries, keys, warps, and stages of the pipelined loop."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The tile as kernels take it, options of the launch included."""
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Tiles of the three kernels for sequences of any length.
+
+    has_plain: whether tiles without bounds and biases have a loop of their own. precision: of products of fp32.
+    """
+
+    forward: Tile
+    dq: Tile
+    dkdv: Tile
+    has_plain: bool = True
+    precision: str = "ieee"
+
+
+@dataclass(frozen=True)
+class ShortConfig:
+    """Tiles of the two kernels that hold a whole head; backward walks over its keys."""
+
+    forward: Tile
+    backward: Tile
+
+
+_HALF = {
+    # kind, at most this many columns
+    ("sm_90", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    ("sm_90", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 32, 4, 1)),
+    ("sm_100", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    ("sm_100", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 64, 8, 1)),
+    ("sm_80", 64): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("sm_80", 128): LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+    ("gfx", 64): LaunchConfig(Tile(128, 64, 4, 1), Tile(128, 32, 4, 1), Tile(64, 32, 4, 1)),
+    ("gfx", 128): LaunchConfig(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1)),
+}
+# With causality dk and dv take a third loop, and a second stage of it no longer fits.
+_HALF_CAUSAL_DKDV = {("sm_90", 64): Tile(64, 64, 4, 1), ("sm_100", 64): Tile(64, 64, 4, 1)}
+_FP32 = {
+    ("sm", 64): LaunchConfig(Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 32, 4, 1), False, "tf32x3"),
+    ("sm", 128): LaunchConfig(Tile(16, 32, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 8, 1), False, "tf32x3"),
+    ("gfx", 64): LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False),
+    ("gfx", 128): LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False),
+}
+_SHORT = {
+    # kind, tokens
+    ("sm_90", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
+    ("sm_90", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    ("sm_90", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 64, 8, 1)),
+    ("sm_80", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
+    ("sm_80", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 32, 4, 1)),
+    ("sm_80", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 32, 8, 1)),
+    ("gfx", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
+    ("gfx", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    ("gfx", 128): ShortConfig(Tile(128, 128, 4, 1), Tile(128, 64, 4, 1)),
+}
+
+
+def block_d(head_dim: int) -> int:
+    """Columns of a tile: the power of two that holds a head, at least the 16 that a tensor core takes."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def _kind(architecture: str) -> str:
+    """The kind of processor: a key of the tables; sm_80 for every NVIDIA one that has none of its own."""
+    if architecture.startswith("gfx"):
+        return "gfx"
+    return architecture if architecture in ("sm_90", "sm_100") else "sm_80"
+
+
+@functools.cache
+def launch_config(head_dim: int, dtype: torch.dtype, architecture: str, is_causal: bool) -> LaunchConfig:
+    """Tiles for heads of up to 128 columns of fp32, fp16 or bf16. architecture: as `_launch.architecture` says it."""
+    kind, columns = _kind(architecture), 64 if head_dim <= 64 else 128
+    if dtype == torch.float32:
+        return _FP32["gfx" if kind == "gfx" else "sm", columns]
+    config = _HALF[kind, columns]
+    if is_causal and (kind, columns) in _HALF_CAUSAL_DKDV:
+        return LaunchConfig(config.forward, config.dq, _HALF_CAUSAL_DKDV[kind, columns])
+    return config
+
+
+@functools.cache
+def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype, architecture: str) -> ShortConfig | None:
+    """The tiles for heads of up to `max_seqlen` queries and keys; None where none holds them."""
+    if max_seqlen > SHORT_SEQLEN or head_dim > 64 or dtype == torch.float32:
+        return None
+    kind = _kind(architecture)
+    tokens = next(tokens for tokens in (32, 64, 128) if max_seqlen <= tokens)
+    return _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
