@@ -42,8 +42,8 @@ def measured(families: list[str], targets: list[str], only: list[str], *, verbos
         # The kernel without dropout is measured with the one that drops: the price is their difference.
         return all(text in name or text in name.replace(" plain", " dropout") for text in only)
 
-    wanted = [one for one in configurations(families) if admitted(one.name)]
-    rows = with_dropout_cost(measure(wanted, targets, tuple(families), report))
+    wanted = {target: [one for one in configurations(families, target) if admitted(one.name)] for target in targets}
+    rows = with_dropout_cost(measure(wanted, tuple(families), report))
     return {"triton": triton.__version__, "kernels": rows}
 
 

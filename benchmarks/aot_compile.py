@@ -34,21 +34,20 @@ def available_cores() -> int:
 
 
 def measure(
-    wanted: list[Configuration],
-    targets: Iterable[str],
+    wanted: dict[str, list[Configuration]],
     families: tuple[str, ...],
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, Any]]:
-    """Row of the table for every configuration and target, in that order; only what is not remembered is compiled.
+    """Row of the table for every configuration and target; only what is not remembered is compiled.
 
-    wanted: some of `configurations(families)`.
+    wanted: target -> some of `configurations(families, target)`. Rows come configuration by configuration.
     report: called with (number compiled, number to compile) as compilations end.
 
     Raises:
         RuntimeError: a kernel does not compile; the message names it.
     """
-    targets = list(targets)
-    files = {(one.name, target): _file(one, target) for one in wanted for target in targets}
+    chosen = {(one.name, target): one for target, ones in wanted.items() for one in ones}
+    files = {job: _file(one, job[1]) for job, one in chosen.items()}
     rows: dict[Job, dict[str, Any]] = {}
     for job, path in files.items():
         if path.exists():
@@ -61,10 +60,12 @@ def measure(
             rows[job] = row
             report(number, len(missing))
         _remember_times(rows)
+    names = dict.fromkeys(name for name, _ in chosen)
     return {
-        f"{one.name} {target}": rows[one.name, target] | one.row_facts(TARGETS[target].warp_size)
-        for one in wanted
-        for target in targets
+        f"{name} {target}": rows[name, target] | chosen[name, target].row_facts(TARGETS[target].warp_size)
+        for name in names
+        for target in wanted
+        if (name, target) in chosen
     }
 
 
@@ -91,9 +92,9 @@ def _batches(jobs: list[Job]) -> list[list[Job]]:
 
 
 @functools.cache
-def _configurations_of(families: tuple[str, ...]) -> dict[str, Configuration]:
-    """In a worker: kernels do not pickle, so each worker calls the launchers for itself, once."""
-    return {one.name: one for one in configurations(families)}
+def _configurations_of(families: tuple[str, ...], target: str) -> dict[str, Configuration]:
+    """In a worker: kernels do not pickle, so each worker calls the launchers for itself, once for every target."""
+    return {one.name: one for one in configurations(families, target)}
 
 
 def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -108,7 +109,7 @@ def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]
     compiled, seconds = [], []
     for name, _ in jobs:
         start = sum(os.times()[:4])  # of this process and those that it started
-        launch = _configurations_of(families)[name].launch
+        launch = _configurations_of(families, target_name)[name].launch
         index = launch.kernel.arg_names.index
         source = ASTSource(
             fn=launch.kernel,

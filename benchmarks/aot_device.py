@@ -12,11 +12,17 @@ Three questions about a kernel that should be limited by memory alone, each answ
    one, which is our assumption: 960 cycles, or 17 KB for each of the 132 multiprocessors. Supplied: resident warps x
    32 x the most bytes that a thread has asked for and not yet used. Loads that hit a cache are counted too.
 
+A kernel with matrix products is asked for clocks instead: how long a multiprocessor of sm_90 takes for 1,000 elements
+(scores) if nothing but issuing bound it (128 lanes a clock), nothing but the arithmetic-logic pipe (64), the special
+function unit (16: exponentials, reciprocals), or the tensor cores (2,048 multiply-adds of half precision). The largest
+of the four is the least that it takes.
+
 The figures bound from above what a GPU can do; they do not say that it does.
 
 Sources: CUDA C++ Programming Guide, technical specifications per compute capability; registers are handed out to a warp
-in units of 256 (8 a thread), a quarter of the file to each scheduler. AMD: LLVM's user guide for the AMDGPU back-end
-(gfx942: 512 registers a lane and SIMD in units of 8, at most 8 waves a SIMD, 4 SIMDs a compute unit).
+in units of 256 (8 a thread), a quarter of the file to each scheduler; throughputs of its table of arithmetic
+instructions; tensor cores: H100's 989 TFLOP/s over 132 multiprocessors at 1.83 GHz. AMD: LLVM's user guide for the
+AMDGPU back-end (gfx942: 512 registers a lane and SIMD in units of 8, at most 8 waves a SIMD, 4 SIMDs a compute unit).
 """
 
 from dataclasses import dataclass
@@ -50,6 +56,7 @@ TARGETS = {
 
 _MULTIPROCESSORS, _CLOCK_HZ, _COPY_BYTES_PER_S = 132, 1.755e9, 4.3e12  # H200
 _LATENCY_CYCLES = 2 * 480
+_LANES_PER_CLOCK = {"issue": 128, "half_rate": 64, "special": 16, "products": 2048}
 ISSUE_SLOTS_PER_BYTE = _MULTIPROCESSORS * 4 * 32 * _CLOCK_HZ / _COPY_BYTES_PER_S
 NEEDED_IN_FLIGHT_BYTES = _COPY_BYTES_PER_S * _LATENCY_CYCLES / _CLOCK_HZ / _MULTIPROCESSORS
 
@@ -69,7 +76,7 @@ def derive(row: dict[str, Any], name: str) -> dict[str, Any]:
     warps, occupancy: resident on a multiprocessor, and their share of the most that it can hold.
     per_element: instructions per element in the main loops. issue_share, half_rate_share: of the issue slots, and of
     those of the arithmetic-logic pipe, that memory leaves to an element. in_flight_share: bytes in flight over those
-    needed.
+    needed. clocks: of a kernel with matrix products on sm_90, for 1,000 elements: issue, half_rate, special, products.
     """
     target = TARGETS[name]
     warps = resident_warps(target, row["registers"], row["shared_bytes"], row["num_warps"])
@@ -85,4 +92,19 @@ def derive(row: dict[str, Any], name: str) -> dict[str, Any]:
     derived["half_rate_share"] = round(2 * row["loop_half_rate"] / slots, 2) if known else None
     supplied = warps * target.warp_size * row["in_flight_bytes"]
     derived["in_flight_share"] = round(supplied / NEEDED_IN_FLIGHT_BYTES, 2) if name == "sm_90" else None
+    derived["clocks"] = _clocks(row) if name == "sm_90" and row["multiply_adds_per_element"] else None
     return derived
+
+
+def _clocks(row: dict[str, Any]) -> dict[str, int]:
+    """Clocks that a multiprocessor of sm_90 takes for 1,000 elements by each of its four limits."""
+    counts = {
+        "issue": row["loop_instructions"],
+        "half_rate": row["loop_half_rate"],
+        "special": row["loop_special"],
+        "products": row["loop_multiply_adds"],
+    }
+    return {
+        limit: round(1000 * count / row["elements_per_thread"] / _LANES_PER_CLOCK[limit])
+        for limit, count in counts.items()
+    }

@@ -4,7 +4,8 @@ NVIDIA: `cuobjdump` and `nvdisasm` of the Triton wheel, on the cubin. AMD: the a
 
 Instructions are counted in the main loops: the innermost loops that move most of the bytes, added up (a kernel that
 passes over its data twice has two), or the whole kernel where there is none. So a count stands for one pass over the
-elements that a program treats at a time; what runs before and after the loops is in `instructions` alone.
+elements that a program treats at a time; what runs before and after the loops is in `instructions` alone. A kernel with
+matrix products has one main loop: the shortest innermost one with products, the others being for tiles at the edges.
 """
 
 import os
@@ -22,12 +23,16 @@ __all__ = ["Instruction", "Listing", "inspect", "machine_code", "main_loops", "p
 
 @dataclass(frozen=True)
 class Instruction:
-    """One machine instruction, and how many bytes per thread it moves between global memory and registers."""
+    """One machine instruction, and how many bytes per thread it moves between global memory and registers.
+
+    multiply_adds: of a matrix product, per thread of those that execute it; None where it is none.
+    """
 
     opcode: str
     operands: str = ""
     load_bytes: int = 0
     store_bytes: int = 0
+    multiply_adds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ def main_loops(listing: Listing) -> list[range]:
     A loop that encloses others counts as a whole unless those move at least half of its bytes. Loops of less than an
     eighth of the kernel do not count: AMD's compiler writes such a loop around a single load.
     """
+    if any(i.multiply_adds is not None for i in listing.instructions):
+        return [_product_loop(listing)]
     moved = [i.load_bytes + i.store_bytes for i in listing.instructions]
 
     def nbytes(span: range) -> int:
@@ -98,6 +105,16 @@ def main_loops(listing: Listing) -> list[range]:
     return [leaf for s in _outermost(loops) for leaf in unfold(s)] or [range(len(listing.instructions))]
 
 
+def _product_loop(listing: Listing) -> range:
+    """The shortest loop with matrix products, the whole kernel where none has any.
+
+    Inner loops are shorter than those around them; a loop over whole tiles is shorter than one that checks bounds.
+    """
+    spans = [range(target, branch + 1) for branch, target in listing.branches if target <= branch]
+    has_products = [s for s in spans if any(listing.instructions[i].multiply_adds is not None for i in s)]
+    return min(has_products, key=len, default=range(len(listing.instructions)))
+
+
 def _outermost(loops: list[range]) -> list[range]:
     """Those of the loops, sorted by start and then longest first, that begin after the one before has ended."""
     found: list[range] = []
@@ -108,23 +125,29 @@ def _outermost(loops: list[range]) -> list[range]:
 
 
 def _counts(
-    listing: Listing, spans: list[range], in_flight: Callable[[list[Instruction]], int], half_rate: tuple[str, ...]
+    listing: Listing,
+    in_flight: Callable[[list[Instruction]], int],
+    half_rate: tuple[str, ...],
+    special: tuple[str, ...],
 ) -> dict[str, Any]:
-    """What both vendors' listings are asked."""
+    """What both vendors' listings are asked; half_rate, special: how opcodes of those pipes start."""
     everything = listing.instructions
-    loops = [everything[s.start : s.stop] for s in spans]
+    loops = [everything[s.start : s.stop] for s in main_loops(listing)]
     looped = [i for body in loops for i in body]
     loads, stores = [i for i in everything if i.load_bytes], [i for i in everything if i.store_bytes]
     return {
         "instructions": len(everything),
         "loop_instructions": len(looped),
         "loop_half_rate": sum(i.opcode.startswith(half_rate) for i in looped) if half_rate else 0,
+        "loop_special": sum(i.opcode.startswith(special) for i in looped),
+        "loop_multiply_adds": sum(i.multiply_adds or 0 for i in looped),
         "loop_bytes": sum(i.load_bytes + i.store_bytes for i in looped),
         "loads": len(loads),
         "loads_128": sum(i.load_bytes >= 16 for i in loads),
         "stores": len(stores),
         "stores_128": sum(i.store_bytes >= 16 for i in stores),
         "in_flight_bytes": max(map(in_flight, loops)),
+        "tensor_core_instructions": sum(i.multiply_adds is not None for i in everything),
     }
 
 
@@ -140,6 +163,17 @@ _WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 def _sass_bytes(opcode: str) -> int:
     return next((_WIDTHS[part] for part in opcode.split(".")[1:] if part in _WIDTHS), 4)
+
+
+def _sass_multiply_adds(opcode: str) -> int | None:
+    """Of HMMA.16816 (16 x 8 x 16 by a warp) or HGMMA.64x64x16 (by four), per thread; 0 where no sizes are named."""
+    if not opcode.split(".")[0].endswith("MMA"):  # HFMA2.MMA is none
+        return None
+    if match := re.search(r"\.(\d+)x(\d+)x(\d+)", opcode):
+        return int(match[1]) * int(match[2]) * int(match[3]) // 128
+    if match := re.search(r"MMA\.168(\d+)", opcode):
+        return 16 * 8 * int(match[1]) // 32
+    return 0
 
 
 def parse_sass(sass: str, sizes: list[int]) -> list[Listing]:
@@ -169,7 +203,7 @@ def parse_sass(sass: str, sizes: list[int]) -> list[Listing]:
             jumps.append((len(instructions), int(target[1], 16)))
         load = _sass_bytes(opcode) if opcode.startswith(("LDG.", "LDGSTS.")) else 0
         store = _sass_bytes(opcode) if opcode.startswith("STG.") else 0
-        instructions.append(Instruction(opcode, operands, load, store))
+        instructions.append(Instruction(opcode, operands, load, store, _sass_multiply_adds(opcode)))
     while len(found) < len(sizes):
         finish()
     return found
@@ -200,9 +234,9 @@ def _sass_in_flight(body: list[Instruction]) -> int:
 def read_sass(listing: Listing) -> dict[str, Any]:
     """Counts of one kernel of `parse_sass`."""
     opcodes = [i.opcode for i in listing.instructions]
-    return _counts(listing, main_loops(listing), _sass_in_flight, _HALF_RATE) | {
+    return _counts(listing, _sass_in_flight, _HALF_RATE, ("MUFU",)) | {
         "spill_instructions": sum(op.startswith(("LDL", "STL")) for op in opcodes),
-        "tensor_core_instructions": sum(op.split(".")[0].endswith("MMA") for op in opcodes),  # HFMA2.MMA is none
+        "warpgroup_products": sum(op.startswith("HGMMA") for op in opcodes),
         "bulk_copy_instructions": sum(op.startswith(("UTMALDG", "UTMASTG", "UBLKCP")) for op in opcodes),
     }
 
@@ -215,6 +249,7 @@ def _resources(cubin: bytes) -> dict[str, Any]:
     return {"registers": registers, "spill_bytes": stack + local}
 
 
+_AMD_SPECIAL = ("v_exp", "v_log", "v_rcp", "v_rsq", "v_sqrt")
 _AMD_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4}
 
 
@@ -238,7 +273,9 @@ def _parse_amdgcn(assembly: str) -> Listing:
                 jumps.append((len(instructions), operands))
             load = _amd_bytes(opcode) if opcode.startswith(("global_load", "buffer_load")) else 0
             store = _amd_bytes(opcode) if opcode.startswith(("global_store", "buffer_store")) else 0
-            instructions.append(Instruction(opcode, operands, load, store))
+            shape = re.search(r"mfma_\w+?_(\d+)x(\d+)x(\d+)", opcode)
+            products = int(shape[1]) * int(shape[2]) * int(shape[3]) // 64 if shape else None
+            instructions.append(Instruction(opcode, operands, load, store, products))
             if opcode == "s_endpgm":
                 break
     return Listing(instructions, [(at, labels[name]) for at, name in jumps if name in labels])
@@ -269,9 +306,9 @@ def read_amdgcn(assembly: str) -> dict[str, Any]:
     return {
         "registers": metadata("vgpr_count"),
         "spill_bytes": metadata("private_segment_fixed_size"),
-        **_counts(listing, main_loops(listing), _amd_in_flight, ()),
+        **_counts(listing, _amd_in_flight, (), _AMD_SPECIAL),
         "spill_instructions": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
-        "tensor_core_instructions": sum("mfma" in i.opcode for i in listing.instructions),
+        "warpgroup_products": 0,
         "bulk_copy_instructions": 0,
     }
 

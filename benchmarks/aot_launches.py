@@ -106,7 +106,8 @@ class Configuration:
     """One kernel in one launch configuration.
 
     name: of its rows in the table, without the target; unique. facts: what the case says about it and the listing
-    cannot: elements_per_thread by warp size, bytes_per_element, resident_threads, num_warps.
+    cannot: elements_per_thread by warp size, bytes_per_element, resident_threads, num_warps, multiply_adds_per_element,
+    needs_warpgroup_products.
     """
 
     name: str
@@ -123,6 +124,8 @@ class Configuration:
             "elements_per_thread": live / threads if live else None,
             "bytes_per_element": self.facts["bytes_per_element"],
             "resident_threads": self.facts["resident_programs"] * threads,
+            "multiply_adds_per_element": self.facts["multiply_adds"],
+            "needs_warpgroup_products": self.facts["warpgroup_products"],
         }
 
 
@@ -133,21 +136,24 @@ def family_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
-def configurations(families: Iterable[str] | None = None) -> list[Configuration]:
-    """Every configuration of these families (all by default); launches that compile to the same code appear once.
+def configurations(families: Iterable[str] | None = None, target: str = "sm_90") -> list[Configuration]:
+    """Every configuration of these families (all by default) on a target; launches of the same code appear once.
 
     Which family names such a shared launch depends on the alphabetical order of all families, so a table is written
     from all of them.
     """
+    from bert_fast.kernels._launch import assume_architecture
+
     found: dict[str, Configuration] = {}
     seen: set[str] = set()
-    for family in family_names() if families is None else families:
-        for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
-            for launch in _launches_of(case):
-                if launch.identity not in seen:
-                    seen.add(launch.identity)
-                    one = _configuration(family, case, launch, found)
-                    found[one.name] = one
+    with assume_architecture(target):
+        for family in family_names() if families is None else families:
+            for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
+                for launch in _launches_of(case):
+                    if launch.identity not in seen:
+                        seen.add(launch.identity)
+                        one = _configuration(family, case, launch, found)
+                        found[one.name] = one
     return list(found.values())
 
 
@@ -172,5 +178,7 @@ def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, 
         "live_elements": case.live_elements.get(function),
         "bytes_per_element": case.bytes_per_element.get(function),
         "resident_programs": case.resident_programs.get(function, 1),
+        "multiply_adds": case.multiply_adds.get(function),
+        "warpgroup_products": function in case.warpgroup_products,
     }
     return Configuration(unique, family, launch, facts)

@@ -26,11 +26,16 @@ COLUMNS = (
     "loop_half_rate",
     "loop_bytes",
     "in_flight_bytes",
+    "loop_special",
+    "loop_multiply_adds",
     "tensor_core_instructions",
+    "warpgroup_products",
     "bulk_copy_instructions",
     "elements_per_thread",
     "bytes_per_element",
     "resident_threads",
+    "multiply_adds_per_element",
+    "needs_warpgroup_products",
     "dropout_per_element",
 )
 
@@ -68,6 +73,9 @@ _TEXT = {
     "issue_share": "issue",
     "half_rate_share": "alu",
     "in_flight_share": "flight",
+    "tensor_core_instructions": "mma",
+    "warpgroup_products": "hgmma",
+    "clocks": "clocks",
 }
 
 
@@ -77,6 +85,7 @@ def text(measured: dict[str, Any]) -> str:
     lines = [f"Triton {measured['triton']}", " " * width + "".join(f"{name:>8}" for name in _TEXT.values())]
     for key, row in measured["kernels"].items():
         full = row | derive(row, key.rsplit(" ", 1)[1])
+        full["clocks"] = full["clocks"] and "/".join(map(str, full["clocks"].values()))
         cells = ("-" if full.get(field) is None else full[field] for field in _TEXT)
         lines.append(f"{key:<{width}}" + "".join(f"{cell:>8}" for cell in cells))
     return "\n".join(lines)
@@ -88,7 +97,8 @@ Made by `python -m benchmarks.aot` from `benchmarks/aot_table.json`; do not edit
 configuration that ships, is compiled for {", ".join(f"`{name}`" for name in TARGETS)} without a GPU, and read back from
 the machine code. `python -m benchmarks.aot --check` compiles again and fails on a spill, on shared memory that does not
 fit, on a lost 128-bit access, on more registers, on dropout above 18 instructions an element (`sm_90`), on programs
-that are meant to be resident and do not fit, and on a kernel that issues more than memory leaves time for.
+that are meant to be resident and do not fit, on a kernel that issues more than memory leaves time for, and on matrix
+products that leave the tensor cores or, on `sm_90` in half precision, are not made by four warps at a time (`HGMMA`).
 
 These figures say why a kernel should be limited by memory. That it is, only a GPU can show.
 
@@ -112,6 +122,16 @@ These figures say why a kernel should be limited by memory. That it is, only a G
 
 A kernel below 1 in **issue** and **half rate** and above 1 in **in flight** has what it takes to be limited by memory.
 Kernels without these figures treat little data, such as second stages of sums, or no fixed number of elements.
+
+Kernels of attention make matrix products, and memory is not what limits them. Their elements are scores (a query and a
+key of one head), and their main loop is the one over whole tiles; those at the edges of a sequence have another.
+
+- **products**: instructions of the tensor cores in the whole kernel. fp32 takes six products of bf16 for one, or one of
+  TF32 where PyTorch is told to allow it.
+- **per score**: instructions of the main loop (of the whole kernel, where a tile is a whole head) per score.
+- **clocks**: that a multiprocessor takes for 1,000 scores, at least, for each of four reasons: issuing (128 lanes a
+  clock), integer, logic, compare and convert instructions (64), the special function unit (16), and the tensor cores
+  (2,048 multiply-adds of half precision). The largest bounds the kernel, if it has warps enough to hide every latency.
 """
 
 
@@ -130,29 +150,52 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def _cells(row: dict[str, Any]) -> dict[str, object]:
+    """Column -> cell of a kernel that memory should limit, on sm_90."""
+    derived, body, whole = derive(row, "sm_90"), row["loop_instructions"], row["instructions"]
+    return {
+        "registers": row["registers"],
+        "warps": derived["warps"],
+        "shared": row["shared_bytes"],
+        "loads": f"{row['loads_128']} / {row['loads']}",
+        "stores": f"{row['stores_128']} / {row['stores']}",
+        "instructions": whole if body == whole else f"{body} / {whole}",
+        "per element": derived["per_element"],
+        "dropout": row["dropout_per_element"],
+        "issue": derived["issue_share"],
+        "half rate": derived["half_rate_share"],
+        "in flight": derived["in_flight_share"],
+    }
+
+
+def _product_cells(row: dict[str, Any]) -> dict[str, object]:
+    """Column -> cell of a kernel with matrix products, on sm_90."""
+    cells = {name: _cells(row)[name] for name in ("registers", "warps", "shared", "loads", "stores", "instructions")}
+    others = row["tensor_core_instructions"] - row["warpgroup_products"]
+    made = ((row["warpgroup_products"], "HGMMA"), (others, "HMMA"))
+    derived = derive(row, "sm_90")
+    return cells | {
+        "products": ", ".join(f"{count} {name}" for count, name in made if count),
+        "per score": derived["per_element"],
+        "dropout": row["dropout_per_element"],
+        **{f"clocks: {limit.replace('_', ' ')}": clocks for limit, clocks in derived["clocks"].items()},
+    }
+
+
 def page(table: dict[str, Any]) -> str:
     """The page of the documentation that shows the table."""
     kernels = table["kernels"]
     lines = [_INTRODUCTION, f"Compiled by Triton {table['triton']}; {len(kernels)} compilations.\n"]
     others = [name for name in TARGETS if name != "sm_90"]
     for kernel, configurations in _configuration_names(kernels).items():
-        lines += [
-            f"## {kernel}\n",
-            "| `sm_90` | registers | warps | shared | loads | stores | instructions | per element | dropout | issue "
-            "| half rate | in flight |",
-            "| --- |" + " --- |" * 11,
+        rows = {one: kernels[f"{kernel} {one} sm_90"] for one in configurations}
+        cells_of = [
+            (one, _product_cells if row["multiply_adds_per_element"] else _cells, row) for one, row in rows.items()
         ]
-        for one in configurations:
-            row = kernels[f"{kernel} {one} sm_90"]
-            derived = derive(row, "sm_90")
-            body, whole = row["loop_instructions"], row["instructions"]
-            cells = [
-                row["registers"], derived["warps"], row["shared_bytes"], f"{row['loads_128']} / {row['loads']}",
-                f"{row['stores_128']} / {row['stores']}", whole if body == whole else f"{body} / {whole}",
-                derived["per_element"], row["dropout_per_element"], derived["issue_share"],
-                derived["half_rate_share"], derived["in_flight_share"],
-            ]  # fmt: skip
-            lines.append(f"| {one} | " + " | ".join(map(_cell, cells)) + " |")
+        header = cells_of[0][1](cells_of[0][2])
+        lines += [f"## {kernel}\n", f"| `sm_90` | {' | '.join(header)} |", "| --- |" + " --- |" * len(header)]
+        for one, cells_from, row in cells_of:
+            lines.append(f"| {one} | " + " | ".join(map(_cell, cells_from(row).values())) + " |")
         lines += [
             "",
             "| registers, warps, 128-bit loads, 128-bit stores | " + " | ".join(f"`{name}`" for name in others) + " |",

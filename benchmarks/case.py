@@ -28,13 +28,15 @@ _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 class Problem:
     """Tensors and contestants of one case on one device.
 
-    inputs: what every contestant is called with; those that require gradients get a backward pass.
+    inputs: what contestants are called with; those that require gradients get a backward pass.
     upstream: gradient of the output; None where there is no backward pass (optimizer steps).
     fast: bert_fast's op; eager: the same function as PyTorch users write it (timed as it is and compiled); peers: other
-        libraries' versions, only those that import here. All take *inputs and return the output.
+        libraries' versions, only those that import here. All take *inputs (or their own) and return the output.
     bytes_moved: mode ("fwd", "bwd", or "step") -> the floor of the family's docstring.
     verify: raises AssertionError where bert_fast's results on these very inputs are wrong; called before any timing.
     flops: mode -> floating-point operations, for families bound by arithmetic; empty for those bound by memory.
+    own_inputs: contestant -> (inputs, upstream) of its own, where it works on another layout of such a batch (padded,
+        beside packed); "compiled" is one of them.
     """
 
     inputs: tuple[Tensor, ...]
@@ -45,6 +47,11 @@ class Problem:
     verify: Callable[[], None]
     peers: dict[str, Callable[..., Tensor | None]] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)
+    own_inputs: dict[str, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
+
+    def arguments_of(self, provider: str) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """What a contestant is called with, and the gradient of its output."""
+        return self.own_inputs.get(provider, (self.inputs, self.upstream))
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,12 @@ class AotCase:
     """One call of a family's launchers; every kernel that it launches is compiled.
 
     name: stable, without the dropout flag; has_dropout: whether something is dropped, None for a family without.
-    live_elements: kernel name -> elements of one [T, H] tensor that one program treats at a time, padding left out.
+    live_elements: kernel name -> elements of one [T, H] tensor that one program treats at a time, padding left out; of
+        attention, scores of a tile.
     resident_programs: kernel name -> programs that the launcher counts on one NVIDIA multiprocessor to hold at once.
     bytes_per_element: kernel name -> bytes that the floor reads and writes per live element (for issue-slot budgets).
+    multiply_adds: kernel name -> those of its matrix products per live element; not for kernels that have none.
+    warpgroup_products: kernels whose dtype and tiles (64 rows for four warps) let sm_90 use its fastest products.
     """
 
     name: str
@@ -79,6 +89,8 @@ class AotCase:
     live_elements: dict[str, int]
     resident_programs: dict[str, int]
     bytes_per_element: dict[str, float] = field(default_factory=dict)
+    multiply_adds: dict[str, int] = field(default_factory=dict)
+    warpgroup_products: frozenset[str] = frozenset()
 
 
 def families() -> dict[str, ModuleType]:

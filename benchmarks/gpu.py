@@ -61,7 +61,7 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
-    more shapes and dtypes, so they come second; peers and the sanitizer add to results that stand without them.
+    more shapes and dtypes, so they come second; peers, tiles and the sanitizer add to results that stand without them.
 
     families: name -> number of cases, by which the time to time them is shared out; starting counts as two cases.
     """
@@ -75,8 +75,8 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
         command = (*python, "benchmarks.parts", name, *run, "--family", family, "--seconds", "{seconds}")
         return Process(f"{name} {family}".strip(), command, threads)
 
-    def at_once(name: str, budget_s: float) -> Part:
-        return Part(name, budget_s, tuple(part(name, family) for family in families))
+    def at_once(name: str, budget_s: float, *others: Process) -> Part:
+        return Part(name, budget_s, (*(part(name, family) for family in families), *others))
 
     def in_turn(name: str, budget_s: float) -> list[Part]:
         each = budget_s / sum(count + 2 for count in families.values())
@@ -89,14 +89,15 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     sanitizers = [(tool, family) for tool in ("memcheck", "racecheck") for family in families]
     return [
         Part("extension", 40, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
-        at_once("verify", 80),
+        at_once("verify", 85),
         Part("tests", 75, (Process("tests", tests),)),
         Part("ceilings", 15, (part("ceilings", ""),)),
-        at_once("compile", 60),
-        *in_turn("time", 150),
-        Part("peers", 25, (part("peers", ""),)),
-        Part("models", 20, (part("models", ""),)),
-        Part("sanitizer", 55, tuple(
+        at_once("compile", 55, part("prepare", "")),
+        *in_turn("time", 145),
+        Part("peers", 30, (part("peers", ""),)),
+        Part("tiles", 20, (part("tiles", ""),)),
+        Part("models", 15, (part("models", ""),)),
+        Part("sanitizer", 40, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,
                     "--port", str(49152 + 32 * i)))
             for i, (tool, family) in enumerate(sanitizers)

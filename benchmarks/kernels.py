@@ -232,31 +232,32 @@ def _functions(provider: str, problems: Sequence[Problem], compile_backend: str)
 def _contestants(
     provider: str, problems: Sequence[Problem], functions: Sequence[Function], device: torch.device
 ) -> list[Contestant]:
-    forward: list[Launch] = [partial(f, *p.inputs) for f, p in zip(functions, problems, strict=True)]
+    arguments = [problem.arguments_of(provider) for problem in problems]
+    forward: list[Launch] = [partial(f, *inputs) for f, (inputs, _) in zip(functions, arguments, strict=True)]
     is_step = problems[0].upstream is None
     first = forward[0]()  # compiles, which may take memory of its own
     if not is_step:
-        _backward(first, problems[0])()
+        _backward(first, *arguments[0])()
     del first
     before = _reset_peak(device)
     first = forward[0]()
-    backward: list[Launch] = [] if is_step else [_backward(first, problems[0])]
+    backward: list[Launch] = [] if is_step else [_backward(first, *arguments[0])]
     for run in backward:
         run()
     peak = _peak(device, before)
     if is_step:
         return [Contestant(provider, "step", forward, make_clock(device), peak)]
-    backward += [_backward(launch(), problem) for launch, problem in zip(forward[1:], problems[1:], strict=True)]
+    backward += [_backward(launch(), *those) for launch, those in zip(forward[1:], arguments[1:], strict=True)]
     return [
         Contestant(provider, "fwd", forward, make_clock(device), peak),
         Contestant(provider, "bwd", backward, make_clock(device), peak),
     ]
 
 
-def _backward(output: Any, problem: Problem) -> Launch:
-    assert problem.upstream is not None
-    leaves = [t for t in problem.inputs if t.requires_grad]
-    upstream = problem.upstream.to(output.dtype)
+def _backward(output: Any, inputs: tuple[Tensor, ...], upstream: Tensor | None) -> Launch:
+    assert upstream is not None
+    leaves = [t for t in inputs if t.requires_grad]
+    upstream = upstream.to(output.dtype)
     return partial(torch.autograd.grad, output, leaves, upstream, retain_graph=True, allow_unused=True)
 
 

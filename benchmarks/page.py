@@ -70,13 +70,15 @@ def _ceiling(line: dict[str, Any]) -> tuple[str, ...]:
 def _rows(rows: Iterable[Row]) -> str:
     rows = list(rows)
     others = sorted({name for row in rows for name in row.speedups})
-    header = ("case", "mode", "us", "20 %", "80 %", "GB/s", "of equal copy", "of ceiling", "host us", "commit", *others)
+    names = "case, mode, us, 20 %, 80 %, GB/s, of equal copy, TFLOP/s, of ceiling, host us, commit"
+    header = (*names.split(", "), *others)
     cells = []
     for row in rows:
         r = row.result
+        tflop_s = f"{r['tflop_s']:,.0f}" if "tflop_s" in r else ""
         cells.append((
             row.label, row.mode, f"{r['us']:,.1f}", f"{r['us_p20']:,.1f}", f"{r['us_p80']:,.1f}", f"{r['gb_s']:,.0f}",
-            f"{r['share_of_equal_copy']:.0%}", f"{row.share:.0%}" if row.share is not None else "",
+            f"{r['share_of_equal_copy']:.0%}", tflop_s, f"{row.share:.0%}" if row.share is not None else "",
             f"{r['host_us']:,.1f}", str(r.get("commit"))[:7],
             *(f"{row.speedups[name]:.2f}x" if name in row.speedups else "" for name in others),
         ))  # fmt: skip

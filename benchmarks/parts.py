@@ -5,9 +5,11 @@
     ceilings   copy bandwidth and bf16 matrix rate
     verify     every case of a family against fp64, and twice, bit for bit
     compile    torch.compile of every verified case, into the compiler's cache on disk
+    prepare    Triton's compilation of what `tiles` times, into its cache on disk, in several processes
     time       bert_fast, eager and compiled in turn, cases that verified green only
-    models     whole models against transformers, where the lengths of their texts are there
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
+    tiles      attention's tiles and alternatives in turn
+    models     whole models against transformers, where the lengths of their texts are there
 
 FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
 should it hang, it is killed, and what it had recorded stays.
@@ -15,9 +17,12 @@ should it hang, it is killed, and what it had recorded stays.
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +32,7 @@ from benchmarks.registry import CASES, Case, kernel_cases
 
 if TYPE_CHECKING:
     from benchmarks.case import KernelCase
+    from benchmarks.tiles import Group
 
 __all__ = ["PARTS", "Run"]
 
@@ -125,10 +131,11 @@ def compile_(run: Run, family: str, seconds: float) -> bool:
         try:
             torch.manual_seed(0)
             problem = case.make(torch.device(run.device))
-            output = compile_eager(problem.eager, run.compile_backend)(*problem.inputs)
-            if problem.upstream is not None:
-                leaves = [t for t in problem.inputs if t.requires_grad]
-                torch.autograd.grad(output, leaves, problem.upstream.to(output.dtype), allow_unused=True)
+            inputs, upstream = problem.arguments_of("compiled")
+            output = compile_eager(problem.eager, run.compile_backend)(*inputs)
+            if upstream is not None:
+                leaves = [t for t in inputs if t.requires_grad]
+                torch.autograd.grad(output, leaves, upstream.to(output.dtype), allow_unused=True)
         except Exception as failure:  # the compiler's failure is its result
             error = f"{type(failure).__name__}: {str(failure)[:500]}"
         took = round(time.monotonic() - start, 2)
@@ -166,6 +173,58 @@ def peers(run: Run, family: str, seconds: float) -> bool:
     cases = [case for name in families for case in _green(run, name) if case.name in with_peers]
     for case in Seconds(seconds).of(_most_telling_first(cases), _left_out(run, "peers")):
         _time(run, case, ["bert_fast"], with_peers=True)
+    return True
+
+
+def prepare(run: Run, family: str, seconds: float) -> bool:
+    """Compiles in processes side by side; what is not done in time, `tiles` compiles."""
+    from benchmarks.tiles import GROUPS
+
+    if run.device != "cuda":
+        _say("Triton's kernels need a GPU: nothing to compile")
+        return True
+    count = min(4, max(1, (os.cpu_count() or 1) // 4))
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for error in pool.map(_prepare, range(len(GROUPS)), [run.device] * len(GROUPS)):
+            if error is not None:  # `tiles` meets it again, and records it
+                _say(error)
+    return True
+
+
+def _prepare(index: int, device: str) -> str | None:
+    import torch
+
+    from benchmarks import tiles
+
+    group = tiles.GROUPS[index]
+    try:
+        tiles.prepare(group, torch.device(device))
+    except Exception as failure:
+        return f"{group.name}: {type(failure).__name__}: {str(failure)[:300]}"
+    return None
+
+
+def tiles_(run: Run, family: str, seconds: float) -> bool:
+    """Times attention's tiles; a line of kind "tiles" for each candidate."""
+    import torch
+
+    from benchmarks.tiles import GROUPS, time_group
+
+    def leave_out(group: "Group", reason: str) -> None:
+        run.recorder.write("skipped", part="tiles", family="attention", case=group.name, provider=None, reason=reason)
+
+    if not any(line["ok"] for line in run.recorder.of_this_run("verify") if line["family"] == "attention"):
+        _say("no case of attention verified green in this run: not timed")
+        return True
+    for group in Seconds(seconds).of(list(GROUPS), leave_out):
+        try:
+            results = list(time_group(group, torch.device(run.device)))
+        except Exception as failure:  # what ships does not run, or memory is short
+            leave_out(group, f"{type(failure).__name__}: {str(failure)[:500]}")
+            continue
+        for result in results:
+            run.recorder.write("tiles", family="attention", **result)
+            _say(f"{group.name:24} {result['candidate']:28} {result.get('us', result.get('error'))}")
     return True
 
 
@@ -232,6 +291,8 @@ def _time(run: Run, case: "KernelCase", providers: list[str], with_peers: bool) 
 def _show(case: "KernelCase", result: dict[str, Any]) -> None:
     share = result["share_of_copy_ceiling"]
     rate = f"{result['gb_s']:7.1f} GB/s" + (f" ({share:.0%} of copy)" if share else "")
+    if "tflop_s" in result:
+        rate += f", {result['tflop_s']:6.1f} TFLOP/s"
     faster = f", bert_fast {result['bert_fast_speedup']}x" if "bert_fast_speedup" in result else ""
     _say(f"{case.name} {result['mode']:4} {result['provider']:9} {result['us']:9.1f} us {rate}{faster}")
 
@@ -253,8 +314,10 @@ PARTS: dict[str, Callable[[Run, str, float], bool]] = {
     "ceilings": ceilings,
     "verify": verify,
     "compile": compile_,
+    "prepare": prepare,
     "time": time_,
     "peers": peers,
+    "tiles": tiles_,
     "models": models,
 }
 

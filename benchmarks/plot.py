@@ -95,7 +95,7 @@ def _shares(axis: Any, rows: Sequence[Row], places: Sequence[float]) -> None:
     axis.set_xlim(0, max(1.12, *((row.share or 0.0) + 0.1 for row in rows)))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     by_matmul = any("share_of_matmul_ceiling" in row.result for row in rows)
-    ceiling = "ceiling (bf16 matrix product where operations are counted, else copy)" if by_matmul else "copy bandwidth"
+    ceiling = "ceiling that binds (copy or bf16 matrix product)" if by_matmul else "copy bandwidth"
     axis.set_title(f"share of the {ceiling} measured in the same run", fontsize=9, loc="left")
 
 

@@ -22,10 +22,9 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Of the ceiling that binds: of arithmetic where the case counts operations, else of copying."""
-        if "share_of_matmul_ceiling" in self.result:
-            return self.result["share_of_matmul_ceiling"]
-        return self.result["share_of_copy_ceiling"]
+        """Of the ceiling that binds: the larger of the shares of copying and, where operations count, of arithmetic."""
+        shares = (self.result["share_of_copy_ceiling"], self.result.get("share_of_matmul_ceiling"))
+        return max((share for share in shares if share is not None), default=None)
 
 
 @dataclass

@@ -46,13 +46,15 @@ def _ceilings(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _cases(timings: list[dict[str, Any]]) -> list[str]:
-    """us, share of the copy ceiling, and how many times as fast as each of the others."""
+    """us, share of the copy ceiling, TFLOP/s where counted, and how many times as fast as each of the others."""
     rows: dict[tuple[str, str], str] = {}
     for line in timings:
         key = line["case"], line["mode"]
         if line["provider"] == "bert_fast" and key not in rows:  # timed a second time beside its peers
             share = line["share_of_copy_ceiling"]
             shown = f"{share:4.0%}" if share is not None else "    "
+            if "tflop_s" in line:
+                shown += f" {line['tflop_s']:6.1f} TFLOP/s"
             rows[key] = f"{key[0].removeprefix('kernel/'):<50} {key[1]:4} {line['us']:9.1f} us {shown}"
     for line in timings:
         key = line["case"], line["mode"]

@@ -17,29 +17,33 @@ SASS = """
         /*0060*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
         /*0070*/                   HFMA2.MMA R5, -RZ, RZ, 0, 0 ;
         /*0080*/                   ISETP.GE.AND P0, PT, R3, UR4, PT ;
-        /*0090*/              @!P2 BRA 0x20 ;
-        /*00a0*/                   EXIT ;
-        /*00b0*/                   BRA 0xb0;
-        /*00c0*/                   NOP ;
-        /*00d0*/                   LDG.E R4, desc[UR4][R2.64] ;
-        /*00e0*/                   BRA.U UP0, 0xd0 ;
+        /*0090*/                   MUFU.EX2 R3, R3 ;
+        /*00a0*/              @!P2 BRA 0x20 ;
+        /*00b0*/                   EXIT ;
+        /*00c0*/                   BRA 0xc0;
+        /*00d0*/                   NOP ;
+        /*00e0*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*00f0*/                   BRA.U UP0, 0xe0 ;
 """
 
 
 def test_reading_sass() -> None:
-    first, second = parse_sass(SASS, [0xD0, 0x20])
+    first, second = parse_sass(SASS, [0xE0, 0x20])
     assert read_sass(first) == {
-        "instructions": 12,
-        "loop_instructions": 8,
+        "instructions": 13,
+        "loop_instructions": 9,
         "loop_half_rate": 1,
         "loop_bytes": 40,
         "loads": 3,
         "loads_128": 3,
         "stores": 1,
         "stores_128": 0,
+        "loop_special": 1,
+        "loop_multiply_adds": 512,
         "in_flight_bytes": 16,  # the copy stays outstanding, the load into R8 is used by the next instruction
         "spill_instructions": 1,
         "tensor_core_instructions": 1,
+        "warpgroup_products": 1,
         "bulk_copy_instructions": 0,
     }
     assert [i.opcode for i in second.instructions] == ["LDG.E", "BRA.U"]
@@ -151,6 +155,7 @@ def test_budgets() -> None:
     row = {
         "registers": 64, "shared_bytes": 0, "num_warps": 4, "elements_per_thread": 24.0, "bytes_per_element": 8.0,
         "loop_instructions": 720, "loop_half_rate": 240, "in_flight_bytes": 96,
+        "multiply_adds_per_element": None,
     }  # fmt: skip
     derived = derive(row, "sm_90")
     assert derived["warps"] == 32 and derived["occupancy"] == 0.5

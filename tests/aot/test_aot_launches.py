@@ -82,8 +82,9 @@ def test_names_are_unique_and_identical_launches_appear_once(monkeypatch: pytest
         launch(block=32)
         launch(block=64)
 
+    products = {"_scale_kernel": 128}, frozenset({"_scale_kernel"})
     a = family(
-        AotCase("H=16", False, launch, {"_scale_kernel": 16}, {"_scale_kernel": 4}, {"_scale_kernel": 8.0}),
+        AotCase("H=16", False, launch, {"_scale_kernel": 16}, {"_scale_kernel": 4}, {"_scale_kernel": 8.0}, *products),
         AotCase("H=16", True, lambda: launch(warps=4), {"_scale_kernel": 16}, {}),
         AotCase("again", None, launch, {}, {}),
     )
@@ -95,9 +96,11 @@ def test_names_are_unique_and_identical_launches_appear_once(monkeypatch: pytest
     assert [one.family for one in found] == ["a", "a", "b", "b", "b"]
     assert found[0].row_facts(32) == {
         "num_warps": 1, "elements_per_thread": 0.5, "bytes_per_element": 8.0, "resident_threads": 128,
+        "multiply_adds_per_element": 128, "needs_warpgroup_products": True,
     }  # fmt: skip
     assert found[2].row_facts(64) == {
         "num_warps": 8, "elements_per_thread": None, "bytes_per_element": None, "resident_threads": 512,
+        "multiply_adds_per_element": None, "needs_warpgroup_products": False,
     }  # fmt: skip
 
 
@@ -123,12 +126,12 @@ def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(aot_compile, "_compile_all", compile_all)
     [one] = named(monkeypatch, a=family(AotCase("H=16", None, launch, {}, {})))
-    first = aot_compile.measure([one], ["sm_80", "sm_90"], ("a",))
+    first = aot_compile.measure({"sm_80": [one], "sm_90": [one]}, ("a",))
     assert list(first) == ["scale H=16 sm_80", "scale H=16 sm_90"] and len(compiled) == 2
-    assert aot_compile.measure([one], ["sm_90"], ("a",))["scale H=16 sm_90"] == first["scale H=16 sm_90"]
+    assert aot_compile.measure({"sm_90": [one]}, ("a",))["scale H=16 sm_90"] == first["scale H=16 sm_90"]
     assert len(compiled) == 2
     monkeypatch.setattr(triton, "__version__", "another")
-    aot_compile.measure([one], ["sm_90"], ("a",))
+    aot_compile.measure({"sm_90": [one]}, ("a",))
     assert len(compiled) == 3
     assert json.loads((tmp_path / "seconds.json").read_text()) == {"scale H=16 sm_80": 0.5, "scale H=16 sm_90": 0.5}
 

@@ -48,9 +48,11 @@ def test_a_small_case_is_a_whole_case_on_a_cpu(case: KernelCase) -> None:
     modes = {"step"} if problem.upstream is None else {"fwd", "bwd"}
     assert set(problem.bytes_moved) == modes and set(problem.flops) <= modes
     assert all(size > 0 for size in problem.bytes_moved.values())
-    ours, theirs = problem.fast(*problem.inputs), problem.eager(*problem.inputs)
-    if ours is not None and theirs is not None:
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    for function, provider in ((problem.fast, "bert_fast"), (problem.eager, "eager"), (problem.eager, "compiled")):
+        inputs, upstream = problem.arguments_of(provider)
+        output = function(*inputs)
+        if output is not None and upstream is not None:
+            assert (output.shape, output.dtype) == (upstream.shape, problem.fast(*problem.inputs).dtype)
 
 
 @pytest.mark.slow

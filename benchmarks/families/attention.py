@@ -1,0 +1,347 @@
+"""Cases of attention: batches of one length and of real texts' lengths, with and without dropout.
+
+FLOPs count the products of the algorithm, 2 forward and 5 backward, over scores that exist: 4 and 10 sum(S^2) A D.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.aot_launches import capture
+from benchmarks.case import AotCase, KernelCase, Problem, dtype_name
+from bert_fast import ops
+from bert_fast.ops.packing import Packing
+from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
+from bert_fast.testing.compare import assert_close_to_truth
+
+__all__ = ["aot_cases", "cases", "cpu_cases", "mixed_lengths", "small_cases"]
+
+SITE = 9
+# Lengths of real texts in tokens of BERT's uncased vocabulary, [CLS] and [SEP] included: text -> (share of the
+# sequences, the length that it does not pass). books: sentences of public-domain English novels, 26,148 of them. squad:
+# XQuAD's English questions with their passages, in windows of 384 tokens with stride 128, 1,219 of them.
+QUANTILES: dict[str, tuple[tuple[float, int], ...]] = {
+    "books": (
+        (0.0, 4), (0.05, 7), (0.1, 9), (0.25, 14), (0.5, 24), (0.75, 38), (0.9, 55), (0.95, 68), (0.99, 100),
+        (0.999, 152), (1.0, 326),
+    ),
+    "squad": (
+        (0.0, 43), (0.05, 91), (0.1, 112), (0.25, 134), (0.5, 165), (0.75, 215), (0.9, 267), (0.95, 324), (0.99, 384),
+        (1.0, 384),
+    ),
+}  # fmt: skip
+
+
+def mixed_lengths(text: str, num_tokens: int) -> list[int]:
+    """Lengths of a batch of exactly `num_tokens` tokens, distributed as those of a text, in a fixed random order."""
+    points = QUANTILES[text]
+
+    def at(share: float) -> float:
+        (low, a), (high, b) = next(pair for pair in itertools.pairwise(points) if share <= pair[1][0])
+        return a + (b - a) * (share - low) / (high - low)
+
+    count = 1
+    while sum(round(at((i + 0.5) / count)) for i in range(count)) < num_tokens:
+        count += 1
+    lengths = [round(at((i + 0.5) / count)) for i in range(count)]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    lengths = [lengths[i] for i in order]
+    excess = sum(lengths) - num_tokens
+    while excess:  # taken from the first sequences that are longer than one token
+        index = next(i for i, length in enumerate(lengths) if length > 1)
+        taken = min(excess, lengths[index] - 1)
+        lengths[index] -= taken
+        excess -= taken
+    return lengths
+
+
+def cases() -> Iterator[KernelCase]:
+    """bf16 at full token budgets: BERT-base's heads with 16,384 tokens, BERT-large's with 32,768, MiniLM's."""
+    for dropout_p in (0.1, 0.0):
+        yield _full(16384, 12, 64, 128, dropout_p)
+        yield _full(16384, 12, 64, 512, dropout_p)
+        for text in QUANTILES:
+            yield _mixed(16384, 12, 64, text, dropout_p)
+        yield _full(32768, 16, 64, 512, dropout_p)
+    yield _full(16384, 12, 64, 2048, 0.1)
+    yield _full(16384, 12, 32, 128, 0.1)
+    yield _full(32768, 16, 64, 128, 0.1)
+    yield _mixed(32768, 16, 64, "squad", 0.1)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """Short and long sequences, one of a single token and one of none; a size of head that is no power of two."""
+    for lengths, head_dim, dtype, dropout_p in (
+        ((37, 1, 0, 20), 64, torch.float32, 0.1),
+        ((150, 3), 64, torch.bfloat16, 0.1),
+        ((33, 40), 24, torch.bfloat16, 0.0),
+    ):
+        text = "+".join(map(str, lengths))
+        yield _case(f"{sum(lengths)}x2x{head_dim}", f"S{text} p{dropout_p}", lengths, 2, head_dim, dtype, dropout_p)
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """4,096 slots of BERT-base, all filled and half of them."""
+    for length, dropout_p in ((128, 0.0), (128, 0.1), (512, 0.0), (512, 0.1)):
+        count = 4096 // length
+        half = [max(1, round((i + 0.5) * length / count)) for i in range(count)]  # 1 token to nearly all of them
+        for fill, lengths in ((1.0, [length] * count), (0.5, half)):
+            yield _case(
+                f"{count}x{length}x12x64", f"fill {fill} p{dropout_p}", lengths, 12, 64, torch.float32, dropout_p,
+                padded_length=length,
+            )  # fmt: skip
+
+
+def _full(num_tokens: int, num_heads: int, head_dim: int, length: int, dropout_p: float) -> KernelCase:
+    shape, lengths = f"{num_tokens}x{num_heads}x{head_dim}", [length] * (num_tokens // length)
+    return _case(shape, f"S{length} p{dropout_p}", lengths, num_heads, head_dim, torch.bfloat16, dropout_p)
+
+
+def _mixed(num_tokens: int, num_heads: int, head_dim: int, text: str, dropout_p: float) -> KernelCase:
+    shape, lengths = f"{num_tokens}x{num_heads}x{head_dim}", mixed_lengths(text, num_tokens)
+    return _case(shape, f"{text} p{dropout_p}", lengths, num_heads, head_dim, torch.bfloat16, dropout_p)
+
+
+def _case(
+    shape: str,
+    variant: str,
+    lengths: Iterable[int],
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    dropout_p: float,
+    padded_length: int | None = None,
+) -> KernelCase:
+    lengths = tuple(lengths)
+    return KernelCase(
+        "attention", shape, dtype, variant,
+        lambda device: make(lengths, num_heads, head_dim, dtype, dropout_p, device, padded_length),
+    )  # fmt: skip
+
+
+def make(
+    lengths: tuple[int, ...],
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    dropout_p: float,
+    device: torch.device,
+    padded_length: int | None = None,
+) -> Problem:
+    """Parts of one random buffer [T, 3, A, D], as a fused projection leaves them.
+
+    padded_length: of the batch that others work on; default: the longest sequence.
+    """
+    num_tokens, longest = sum(lengths), padded_length or max(lengths)
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+    packing = Packing.from_cu_seqlens(cu_seqlens, max(lengths), num_tokens)
+    seed = ops.draw_seed(device)
+
+    def leaves(*shape: int) -> tuple[Tensor, ...]:
+        parts = torch.randn(*shape, 3, num_heads, head_dim, device=device).to(dtype).unbind(-3)
+        return tuple(part.requires_grad_() for part in parts)
+
+    def gradient(*shape: int) -> Tensor:
+        return torch.randn(*shape, num_heads, head_dim, device=device).to(dtype)
+
+    def fast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.attention(
+            q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=max(lengths), dropout_p=dropout_p,
+            seed=seed if dropout_p else None, coords_q=packing.coords, site=SITE, sequence_order=packing.order,
+        )  # fmt: skip
+
+    inputs, upstream = leaves(num_tokens), gradient(num_tokens)
+    of_padded: tuple[tuple[Tensor, ...], Tensor] | None = None
+    mask: Tensor | None = None
+    if any(length != longest for length in lengths):
+        of_padded = leaves(len(lengths), longest), gradient(len(lengths), longest)
+        mask = torch.arange(longest, device=device) < cu_seqlens.diff()[:, None]  # [B, S]
+    eager = partial(_sdpa, batch_size=len(lengths), length=longest, mask=mask, dropout_p=dropout_p)
+    peers = _padded_peers(eager, mask, device, longest)
+    own_inputs = dict.fromkeys(("eager", "compiled", *peers), of_padded) if of_padded else {}
+    peers |= _packed_peers(cu_seqlens, max(lengths), dropout_p, device)
+
+    def verify() -> None:
+        results = _results(fast, inputs, upstream)
+        plain, truth = (
+            _explicit(inputs, upstream, lengths, packing.coords, seed, dropout_p, dtype_of)
+            for dtype_of in (dtype, torch.float64)
+        )
+        for name, *outputs in zip(("out", "dq", "dk", "dv"), results, plain, truth, strict=True):
+            assert_close_to_truth("attention", name, *outputs)
+
+    tile = num_tokens * num_heads * head_dim * dtype.itemsize
+    statistics = num_tokens * num_heads * 4 + (packing.coords.nbytes if dropout_p else 0)
+    products = sum(length**2 for length in lengths) * num_heads * head_dim
+    return Problem(
+        inputs, upstream, fast, eager, verify=verify, peers=peers, own_inputs=own_inputs,
+        bytes_moved={"fwd": 4 * tile + statistics, "bwd": 8 * tile + statistics},
+        flops={"fwd": 4 * products, "bwd": 10 * products},
+    )  # fmt: skip
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, batch_size: int, length: int, mask: Tensor | None, dropout_p: float,
+    backend: SDPBackend | None = None,
+) -> Tensor:  # fmt: skip
+    """PyTorch's attention of a padded batch, [B, S, A, D] or, where nothing is padded, [B S, A, D]."""
+    shape = q.shape
+    heads = (t.view(batch_size, length, *shape[-2:]).transpose(1, 2) for t in (q, k, v))
+    attend = partial(F.scaled_dot_product_attention, *heads, None if mask is None else mask[:, None, None], dropout_p)
+    if backend is None:
+        return attend().transpose(1, 2).reshape(shape)
+    with sdpa_kernel(backend):
+        return attend().transpose(1, 2).reshape(shape)
+
+
+def _padded_peers(
+    eager: Callable[..., Tensor], mask: Tensor | None, device: torch.device, length: int
+) -> dict[str, Callable[..., Tensor]]:
+    """SDPA's back-ends one by one; a CPU has one worth naming, flash takes no mask, math would keep 2,048 x 2,048."""
+    if device.type != "cuda":
+        return {}
+    backends = {"sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
+    if mask is None:
+        backends["sdpa_flash"] = SDPBackend.FLASH_ATTENTION
+    if length <= 512:
+        backends["sdpa_math"] = SDPBackend.MATH
+    return {name: partial(eager, backend=backend) for name, backend in backends.items()}
+
+
+def _packed_peers(
+    cu_seqlens: Tensor, longest: int, dropout_p: float, device: torch.device
+) -> dict[str, Callable[..., Tensor]]:
+    """Attention of packed sequences by others, where they import; only flash-attn 2 drops probabilities."""
+    peers: dict[str, Callable[..., Tensor]] = {}
+    if device.type != "cuda":
+        return peers
+    bounds = (cu_seqlens, cu_seqlens, longest, longest)
+    try:
+        from flash_attn import flash_attn_varlen_func
+
+        peers["flash_attn"] = lambda q, k, v: flash_attn_varlen_func(q, k, v, *bounds, dropout_p=dropout_p)
+    except ImportError:
+        pass
+    if dropout_p:
+        return peers  # dropout of what the kernels below return is another function: they keep P to themselves
+    try:
+        from flash_attn_interface import flash_attn_varlen_func as flash_attn_3
+
+        peers["flash_attn_3"] = lambda q, k, v: flash_attn_3(q, k, v, *bounds)
+    except ImportError:
+        pass
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+
+        peers["varlen_attn"] = lambda q, k, v: varlen_attn(q, k, v, *bounds)
+    except ImportError:
+        pass
+    return peers
+
+
+def _results(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], upstream: Tensor) -> tuple[Tensor, ...]:
+    """Output and gradients."""
+    out = function(*inputs)
+    return out.detach(), *torch.autograd.grad(out, inputs, upstream)
+
+
+def _explicit(
+    inputs: tuple[Tensor, ...],
+    upstream: Tensor,
+    lengths: tuple[int, ...],
+    coords: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Output and gradients in `dtype` by plain operators, the reference's mask included.
+
+    Sequence by sequence, backward too: at full shapes all probabilities in fp64 would not fit beside one another.
+    """
+    pieces: list[tuple[Tensor, ...]] = []
+    num_heads, head_dim = inputs[0].shape[1:]
+    bounds = itertools.pairwise([0, *itertools.accumulate(lengths)])
+    for start, end in bounds:
+        span = slice(start, end)
+        leaves = tuple(t.detach()[span].to(dtype).requires_grad_() for t in inputs)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, span: slice = span) -> Tensor:
+            q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+            probabilities = (q @ k.transpose(1, 2) / head_dim**0.5).softmax(-1)
+            if dropout_p:
+                keep = attention_keep_mask(seed, SITE, coords[span], q.shape[1], num_heads, dropout_p)
+                probabilities = probabilities * keep * dropout_scale(dropout_p)
+            return (probabilities @ v).transpose(0, 1)
+
+        pieces.append(_results(attend, leaves, upstream[span].to(dtype)))
+    return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+
+# Kernel -> matrix products of a tile; each takes BLOCK_D multiply-adds a score.
+_PRODUCTS = {
+    "_attention_fwd_short_kernel": 2,
+    "_attention_bwd_short_kernel": 5,
+    "_attention_fwd_kernel": 2,
+    "_attention_bwd_dq_kernel": 3,
+    "_attention_bwd_dkdv_kernel": 4,
+}
+
+
+def aot_cases() -> Iterator[AotCase]:
+    """Kernels for whole heads and for tiles, for the heads of BERT models and the widest, as launched on a GPU."""
+    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    for head_dim in (64, 32, 128, 16, 96):
+        dtypes = (bf16, fp16, fp32) if head_dim in (64, 32, 128) else (bf16, fp32)
+        for dtype, dropout_p in itertools.product(dtypes, (0.0, 0.1)):
+            yield from _aot_cases(head_dim, dtype, dropout_p)
+    for head_dim, dtype, dropout_p in itertools.product((64, 128), (bf16, fp32), (0.0, 0.1)):
+        yield from _aot_cases(head_dim, dtype, dropout_p, causal=True)
+
+
+def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, causal: bool = False) -> Iterator[AotCase]:
+    """A case for every number of tokens for which one program holds a whole head, and one for tiles."""
+    suffix = f"D={head_dim} {dtype_name(dtype)}" + (" causal" if causal else "")
+    for max_seqlen in (32, 64, 128, 512):
+        launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, causal)
+        with capture() as launches:  # only to see which kernels run, and with which tiles
+            launch()
+        by_name = {one.kernel.__name__: one for one in launches}
+        is_short = any(name.endswith("_short_kernel") for name in by_name)
+        if not is_short and max_seqlen < 512:
+            continue
+        tiles = {name: (one.constants["BLOCK_M"], one.constants["BLOCK_N"]) for name, one in by_name.items()}
+        yield AotCase(
+            f"S<={max_seqlen} {suffix}" if is_short else f"tiled {suffix}",
+            dropout_p > 0,
+            launch,
+            {name: rows * columns for name, (rows, columns) in tiles.items()},
+            {},
+            multiply_adds={name: _PRODUCTS[name] * one.constants["BLOCK_D"] for name, one in by_name.items()},
+            warpgroup_products=frozenset(
+                name
+                for name, one in by_name.items()
+                if dtype != torch.float32 and min(tiles[name]) >= 64 and one.num_warps % 4 == 0
+            ),
+        )
+
+
+def _launch(max_seqlen: int, head_dim: int, dtype: torch.dtype, dropout_p: float, causal: bool) -> None:
+    """One forward and backward of a sequence of 12 heads."""
+    from bert_fast.kernels import attention as family
+
+    q, k, v = torch.zeros(512, 3, 12, head_dim, dtype=dtype).unbind(1)
+    cu_seqlens, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    coords = torch.zeros(512, 2, dtype=torch.int32)
+    seed = torch.zeros(1, dtype=torch.int64) if dropout_p else None
+    arguments = (
+        cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, head_dim**-0.5, dropout_p, seed,
+        coords if dropout_p or causal else None, coords if causal else None, SITE, causal, None, None, None, False,
+        order,
+    )  # fmt: skip
+    out, lse = family.attention_fwd(q, k, v, *arguments)
+    family.attention_bwd(out, q, k, v, out, lse, *arguments, False, False, False)
