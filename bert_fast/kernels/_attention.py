@@ -15,6 +15,8 @@ from bert_fast.kernels._math import philox4x32
 
 __all__ = [
     "LOG2E",
+    "VARYING",
+    "factor_of",
     "factor_tile",
     "keep_tile",
     "load_lse",
@@ -28,6 +30,11 @@ __all__ = [
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
+# Arguments that change from batch to batch: specialized for, each would compile kernels again. For `do_not_specialize`.
+VARYING = [
+    "num_tokens", "num_blocks", "drop_max", "site", "bias_row_stride", "bias_head_stride", "bias_q_stride",
+    "bias_extent", "head_mask_row_stride", "head_mask_head_stride", "head_mask_q_stride", "head_mask_extent",
+]  # fmt: skip
 _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
 
 
@@ -92,10 +99,13 @@ def load_names(coords_ptr, rows, num_rows):
 
 
 @triton.jit
-def load_lse(ptr, rows, num_rows):
+def load_lse(ptr, rows, num_rows, CHECKED: tl.constexpr):
     """Log-sum-exp in base 2; +inf, whose exp2(-lse) is 0, for queries that do not exist or see no key."""
-    lse = tl.load(ptr + rows, mask=rows < num_rows, other=float("inf"))
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+    if CHECKED:
+        lse = tl.load(ptr + rows, mask=rows < num_rows, other=float("inf"))
+        return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+    else:
+        return tl.load(ptr + rows) * LOG2E
 
 
 @triton.jit
@@ -120,10 +130,21 @@ def keep_tile(k0, k1, site, batch_row, position, head, first_key, drop_max, BLOC
 
 
 @triton.jit
-def factor_tile(ptr, row_stride, col_stride, position_q, position_k, mask):
-    """Tile [M, N], fp32, of a bias or head mask at the tokens' positions; 0 where mask is False."""
-    offsets = position_q.to(tl.int64)[:, None] * row_stride + position_k.to(tl.int64)[None, :] * col_stride
-    return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+def factor_of(ptr, extent, row, head, row_stride, head_stride):
+    """A bias or head mask moved on to one row of the batch and head: (ptr, extent).
+
+    extent: elements from ptr to the tensor's end, negative for a row past it. Nothing beyond is read: where no one
+    checks that a bias reaches all rows and positions, one that does not must not read foreign memory.
+    """
+    offset = row.to(tl.uint32).to(tl.int64) * row_stride + head * head_stride
+    return ptr + offset, extent - offset
+
+
+@triton.jit
+def factor_tile(ptr, q_stride, k_stride, extent, position_q, position_k, mask):
+    """Tile [M, N], fp32, of a bias or head mask (`factor_of`) at the tokens' positions; 0 where mask is False."""
+    offsets = position_q.to(tl.int64)[:, None] * q_stride + position_k.to(tl.int64)[None, :] * k_stride
+    return tl.load(ptr + offsets, mask=mask & (offsets < extent), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -135,6 +156,7 @@ def mask_scores(
     bias_ptr,
     bias_q_stride,
     bias_k_stride,
+    bias_extent,
     CAUSAL: tl.constexpr,
 ):
     """Scores in base 2 with the bias added and -inf where a score does not exist or causality hides the key.
@@ -143,7 +165,8 @@ def mask_scores(
     asks.
     """
     if bias_ptr is not None:
-        scores += factor_tile(bias_ptr, bias_q_stride, bias_k_stride, position_q, position_k, exists) * LOG2E
+        bias = factor_tile(bias_ptr, bias_q_stride, bias_k_stride, bias_extent, position_q, position_k, exists)
+        scores += bias * LOG2E
     if CAUSAL:
         exists = exists & (position_k[None, :] <= position_q[:, None])
     return tl.where(exists, scores, float("-inf"))

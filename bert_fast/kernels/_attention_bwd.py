@@ -13,6 +13,8 @@ import triton.language as tl
 
 from bert_fast.kernels._attention import (
     LOG2E,
+    VARYING,
+    factor_of,
     factor_tile,
     keep_tile,
     load_lse,
@@ -33,10 +35,10 @@ __all__ = ["_attention_bwd_dkdv_kernel", "_attention_bwd_dq_kernel", "probabilit
 @triton.jit
 def probabilities_and_gradients(
     q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
-    position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
-    head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
+    head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(w, ds) [M, N] of one tile: W / z and dS / z, fp32. lse in base 2, delta already divided by z."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -47,8 +49,9 @@ def probabilities_and_gradients(
                 q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
             )
         scores = mask_scores(
-            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, CAUSAL
-        )
+            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
+            CAUSAL,
+        )  # fmt: skip
         p = tl.exp2(scores - lse[:, None])
     else:
         p = tl.exp2(scores * scale_log2 - lse[:, None])
@@ -59,7 +62,9 @@ def probabilities_and_gradients(
         w = tl.where(keep, w, 0.0)
         dw = tl.where(keep, dw, 0.0)
     if head_mask_ptr is not None:
-        m = factor_tile(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, position_q, position_k, exists)
+        m = factor_tile(
+            head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, position_q, position_k, exists
+        )
         w *= m
         dw *= m
     return w, p * (dw - delta[:, None])
@@ -69,8 +74,8 @@ def probabilities_and_gradients(
 def _add_keys(
     dq, q, dout, lse, delta, offs_m, num_queries, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2,
     batch_row, position_q, coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride,
-    head_mask_ptr, head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of keys added to dq [M, BLOCK_D]."""
@@ -82,24 +87,25 @@ def _add_keys(
         _, position_k = load_names(coords_k_ptr, offs_n, num_keys)
     _, ds = probabilities_and_gradients(
         q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
-        position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
-        head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM,
-        HAS_DROPOUT, PLAIN, PRECISION,
+        position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
+        head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL,
+        KEY_TERM, HAS_DROPOUT, PLAIN, PRECISION,
     )  # fmt: skip
     if table_ptr is not None:
         dq += relative_dq(ds, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, PRECISION)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "drop_max", "site"])
+@triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
     k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
-    bias_q_stride, bias_k_stride, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-    num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale, inverse_scale, drop_max, site,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
+    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head; also their delta, which the other kernel reads."""
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
@@ -125,7 +131,7 @@ def _attention_bwd_dq_kernel(
     statistics = wide_head * num_tokens + start_q
     tl.store(delta_ptr + statistics + offs_m, delta, mask=offs_m < num_queries)
     delta *= inverse_scale
-    lse = load_lse(lse_ptr + statistics, offs_m, num_queries)
+    lse = load_lse(lse_ptr + statistics, offs_m, num_queries, True)
 
     batch_row, position_q, k0, k1 = None, None, None, None
     HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
@@ -136,10 +142,16 @@ def _attention_bwd_dq_kernel(
         coords_k_ptr += start_k * 2
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    if bias_ptr is not None:
-        bias_ptr += tl.load(coords_q_ptr).to(tl.int64) * bias_row_stride + wide_head * bias_head_stride
-    if head_mask_ptr is not None:
-        head_mask_ptr += tl.load(coords_q_ptr).to(tl.int64) * head_mask_row_stride + wide_head * head_mask_head_stride
+    if HAS_EXTRAS:
+        sequence_row = tl.load(coords_q_ptr)
+        if bias_ptr is not None:
+            bias_ptr, bias_extent = factor_of(
+                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
+            )
+        if head_mask_ptr is not None:
+            head_mask_ptr, head_mask_extent = factor_of(
+                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
+            )
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -149,15 +161,15 @@ def _attention_bwd_dq_kernel(
         for first_key in tl.range(0, num_plain, BLOCK_N):
             dq = _add_keys(
                 dq, q, dout, lse, delta, offs_m, num_queries, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys,
-                scale_log2, batch_row, position_q, None, k0, k1, drop_max, site, head, None, 0, 0, None, 0, 0, None, 0,
-                D, BLOCK_D, BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
+                scale_log2, batch_row, position_q, None, k0, k1, drop_max, site, head, None, 0, 0, 0, None, 0, 0, 0,
+                None, 0, D, BLOCK_D, BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         dq = _add_keys(
             dq, q, dout, lse, delta, offs_m, num_queries, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys,
             scale_log2, batch_row, position_q, coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride,
-            bias_k_stride, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D, BLOCK_D,
-            BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
+            bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent,
+            table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
         )  # fmt: skip
     dq *= softmax_scale * dropout_scale
     store_rows(dq_ptr + out_offset, num_heads * D, offs_m, num_queries, dq, D, BLOCK_D)
@@ -167,24 +179,28 @@ def _attention_bwd_dq_kernel(
 def _add_queries(
     dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, first_query,
     num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, position_k, k0, k1, drop_max, site, head, bias_ptr,
-    bias_q_stride, bias_k_stride, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent,
+    table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of queries added to dk, dv [N, BLOCK_D]."""
     offs_m = first_query + tl.arange(0, BLOCK_M)
     q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, not PLAIN)
     dout = load_rows(dout_ptr, dout_stride, offs_m, num_queries, D, BLOCK_D, not PLAIN)
-    lse = load_lse(lse_ptr, offs_m, num_queries)
-    delta = tl.load(delta_ptr + offs_m, mask=offs_m < num_queries, other=0.0) * inverse_scale
+    lse = load_lse(lse_ptr, offs_m, num_queries, not PLAIN)
+    if PLAIN:
+        delta = tl.load(delta_ptr + offs_m) * inverse_scale
+    else:
+        delta = tl.load(delta_ptr + offs_m, mask=offs_m < num_queries, other=0.0) * inverse_scale
     batch_row, position_q = None, None
     if HAS_DROPOUT or CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     w, ds = probabilities_and_gradients(
         q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
-        position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
-        head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM,
-        HAS_DROPOUT, PLAIN, PRECISION,
+        position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
+        head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL,
+        KEY_TERM, HAS_DROPOUT, PLAIN, PRECISION,
     )  # fmt: skip
     dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, dv, input_precision=PRECISION)
     if table_ptr is not None and KEY_TERM:
@@ -193,15 +209,16 @@ def _add_queries(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "drop_max", "site"])
+@triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
     k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
-    bias_q_stride, bias_k_stride, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-    num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale, inverse_scale, drop_max, site,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
+    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head: all queries of their sequence, tile after tile, in order."""
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
@@ -231,11 +248,15 @@ def _attention_bwd_dkdv_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     if HAS_EXTRAS:
-        sequence_row = tl.load(coords_q_ptr, mask=num_queries > 0, other=0).to(tl.int64)
+        sequence_row = tl.load(coords_q_ptr, mask=num_queries > 0, other=0)
         if bias_ptr is not None:
-            bias_ptr += sequence_row * bias_row_stride + wide_head * bias_head_stride
+            bias_ptr, bias_extent = factor_of(
+                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
+            )
         if head_mask_ptr is not None:
-            head_mask_ptr += sequence_row * head_mask_row_stride + wide_head * head_mask_head_stride
+            head_mask_ptr, head_mask_extent = factor_of(
+                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
+            )
 
     # Keys past the sequence's end are zeros here and nothing reads their dk and dv: only queries make a tile plain.
     begin, plain_begin = 0, 0
@@ -262,23 +283,24 @@ def _attention_bwd_dkdv_kernel(
             dk, dv = _add_queries(
                 dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, first_query,
                 num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, position_k, k0, k1, drop_max, site,
-                head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr, head_mask_q_stride, head_mask_k_stride,
-                table_ptr, num_distances, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
+                head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride,
+                head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL,
+                KEY_TERM, HAS_DROPOUT, False, PRECISION,
             )  # fmt: skip
     if HAS_PLAIN:
         for first_query in tl.range(plain_begin, plain_end, BLOCK_M):
             dk, dv = _add_queries(
                 dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, first_query,
                 num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, None, k0, k1, drop_max, site, head,
-                None, 0, 0, None, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, False, False, HAS_DROPOUT, True,
+                None, 0, 0, 0, None, 0, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, False, False, HAS_DROPOUT, True,
                 PRECISION,
             )  # fmt: skip
         if plain_end < num_queries:
             dk, dv = _add_queries(
                 dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, plain_end,
                 num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, position_k, k0, k1, drop_max, site,
-                head, None, 0, 0, None, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, False, HAS_DROPOUT, False,
-                PRECISION,
+                head, None, 0, 0, 0, None, 0, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, False, HAS_DROPOUT,
+                False, PRECISION,
             )  # fmt: skip
     offset = (start_k * num_heads + wide_head) * D
     dk *= softmax_scale * dropout_scale

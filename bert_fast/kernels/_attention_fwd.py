@@ -5,6 +5,8 @@ import triton.language as tl
 
 from bert_fast.kernels._attention import (
     LOG2E,
+    VARYING,
+    factor_of,
     factor_tile,
     keep_tile,
     load_names,
@@ -24,10 +26,10 @@ __all__ = ["_attention_fwd_kernel"]
 @triton.jit
 def _add_keys(
     acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row, position_q,
-    coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
-    head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
+    head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: the new accumulator [M, D], running maximum (base 2) and sum of exponentials [M]."""
     offs_n = first_key + tl.arange(0, BLOCK_N)
@@ -47,8 +49,9 @@ def _add_keys(
                 q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
             )
         scores = mask_scores(
-            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, CAUSAL
-        )
+            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
+            CAUSAL,
+        )  # fmt: skip
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key so far: exp2(-inf - 0) = 0
         p = tl.exp2(scores - m_finite[:, None])
@@ -58,21 +61,23 @@ def _add_keys(
         keep = keep_tile(k0, k1, site, batch_row, position_q, head, first_key, drop_max, BLOCK_N)
         p = tl.where(keep, p, 0.0)
     if head_mask_ptr is not None:
-        p *= factor_tile(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, position_q, position_k, exists)
+        p *= factor_tile(
+            head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, position_q, position_k, exists
+        )
     v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)  # [N, D]
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     return acc, m_new, l_i
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "drop_max", "site"])
+@triton.jit(do_not_specialize=VARYING)
 def _attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr, coords_q_ptr, coords_k_ptr,
     seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
-    v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, head_mask_row_stride,
-    head_mask_head_stride, head_mask_q_stride, head_mask_k_stride, num_distances, num_tokens, num_blocks, num_heads,
-    softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride,
+    head_mask_head_stride, head_mask_q_stride, head_mask_k_stride, head_mask_extent, num_distances, num_tokens,
+    num_blocks, num_heads, softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M queries of one head against all keys of their sequence. HAS_PLAIN: full tiles are plain ones."""
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
@@ -99,10 +104,16 @@ def _attention_fwd_kernel(
         coords_k_ptr += start_k * 2
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    if bias_ptr is not None:
-        bias_ptr += tl.load(coords_q_ptr).to(tl.int64) * bias_row_stride + wide_head * bias_head_stride
-    if head_mask_ptr is not None:
-        head_mask_ptr += tl.load(coords_q_ptr).to(tl.int64) * head_mask_row_stride + wide_head * head_mask_head_stride
+    if HAS_EXTRAS:
+        sequence_row = tl.load(coords_q_ptr)
+        if bias_ptr is not None:
+            bias_ptr, bias_extent = factor_of(
+                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
+            )
+        if head_mask_ptr is not None:
+            head_mask_ptr, head_mask_extent = factor_of(
+                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
+            )
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -114,15 +125,15 @@ def _attention_fwd_kernel(
         for first_key in tl.range(0, num_plain, BLOCK_N):
             acc, m_i, l_i = _add_keys(
                 acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row,
-                position_q, coords_k_ptr, k0, k1, drop_max, site, head, None, 0, 0, None, 0, 0, None, 0, D, BLOCK_D,
-                BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
+                position_q, coords_k_ptr, k0, k1, drop_max, site, head, None, 0, 0, 0, None, 0, 0, 0, None, 0, D,
+                BLOCK_D, BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         acc, m_i, l_i = _add_keys(
             acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row, position_q,
-            coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, head_mask_ptr,
-            head_mask_q_stride, head_mask_k_stride, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM,
-            HAS_DROPOUT, False, PRECISION,
+            coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
+            head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D,
+            BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
         )  # fmt: skip
 
     # A query without keys: acc = 0, l_i = 0; its output is 0 and its lse -inf.

@@ -53,7 +53,7 @@ def _attention_fwd_short_kernel(
         _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, CAUSAL)
+    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, 0, CAUSAL)
     m = tl.max(scores, 1)
     m = tl.where(m == float("-inf"), 0.0, m)
     p = tl.exp2(scores - m[:, None])
@@ -77,49 +77,53 @@ def _attention_bwd_short_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dv of one head of one sequence; keys that no query sees get zeros."""
+    """dq, dk and dv of one head of one sequence, BLOCK_N keys at a time; keys that no query sees get zeros."""
     _, head, sequence = locate(1, num_heads, None)
     start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
     start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
-    if num_queries + num_keys == 0:
-        return
     wide_head = head.to(tl.int64)
+    scale_log2 = softmax_scale * LOG2E
     offs_m = tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
     q_ptr += start_q * q_stride + wide_head * q_head_stride
     k_ptr += start_k * k_stride + wide_head * k_head_stride
     v_ptr += start_k * v_stride + wide_head * v_head_stride
     dout_ptr += start_q * dout_stride + wide_head * dout_head_stride
-    q_offset = (start_q * num_heads + wide_head) * D  # of out and dq, which are contiguous
-    k_offset = (start_k * num_heads + wide_head) * D
+    q_offset = (start_q * num_heads + wide_head) * D  # of out and dq, which are contiguous, as dk and dv are
+    dk_ptr += (start_k * num_heads + wide_head) * D
+    dv_ptr += (start_k * num_heads + wide_head) * D
     q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)
-    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, True)
-    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
     dout = load_rows(dout_ptr, dout_stride, offs_m, num_queries, D, BLOCK_D, True)
     out = load_rows(out_ptr + q_offset, num_heads * D, offs_m, num_queries, D, BLOCK_D, True)
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1) * inverse_scale  # [M]
-    lse = load_lse(lse_ptr + wide_head * num_tokens + start_q, offs_m, num_queries)
+    lse = load_lse(lse_ptr + wide_head * num_tokens + start_q, offs_m, num_queries, True)
 
     batch_row, position_q, position_k = None, None, None
     if HAS_DROPOUT or CAUSAL:
         batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
-    if CAUSAL:
-        _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
-
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, CAUSAL)
-    p = tl.exp2(scores - lse[:, None])  # 0 for queries past the end: their lse is +inf
-    dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-    w = p
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-        keep = keep_tile(k0, k1, site, batch_row, position_q, head, 0, drop_max, BLOCK_N)
-        w = tl.where(keep, w, 0.0)
-        dw = tl.where(keep, dw, 0.0)
-    ds = (p * (dw - delta[:, None])).to(q.dtype)
-    dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
-    store_rows(dv_ptr + k_offset, num_heads * D, offs_n, num_keys, dv, D, BLOCK_D)
-    dq = tl.dot(ds, k, input_precision=PRECISION) * (softmax_scale * dropout_scale)
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first_key in tl.range(0, num_keys, BLOCK_N):
+        offs_n = first_key + tl.arange(0, BLOCK_N)
+        k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, True)
+        v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if CAUSAL:
+            _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
+        scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, 0, CAUSAL)
+        p = tl.exp2(scores - lse[:, None])  # 0 for queries past the end: their lse is +inf
+        dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        w = p
+        if HAS_DROPOUT:
+            keep = keep_tile(k0, k1, site, batch_row, position_q, head, first_key, drop_max, BLOCK_N)
+            w = tl.where(keep, w, 0.0)
+            dw = tl.where(keep, dw, 0.0)
+        ds = (p * (dw - delta[:, None])).to(q.dtype)
+        dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
+        store_rows(dv_ptr, num_heads * D, offs_n, num_keys, dv, D, BLOCK_D)
+        dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)
+        store_rows(dk_ptr, num_heads * D, offs_n, num_keys, dk, D, BLOCK_D)
+        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+    dq *= softmax_scale * dropout_scale
     store_rows(dq_ptr + q_offset, num_heads * D, offs_m, num_queries, dq, D, BLOCK_D)
-    dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)
-    store_rows(dk_ptr + k_offset, num_heads * D, offs_n, num_keys, dk, D, BLOCK_D)

@@ -14,7 +14,7 @@ positions, a program takes a tile of queries (forward, dq) or of keys (dk, dv) a
 is two kernels and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is.
 
 Bytes per head of a sequence with Sq queries and Sk keys, in elements of D and dtype size, caches left out; BM, BN the
-tiles' sides (`launch_config`):
+tiles' sides (`_attention_tiles.py`):
     short    forward: q + k + v + out                          backward: q + k + v + out + dout + dq + dk + dv
     tiled    forward: q + out + ceil(Sq / BM) * (k + v)        dq: q + out + dout + dq + ceil(Sq / BM) * (k + v)
              dk, dv: k + v + dk + dv + ceil(Sk / BN) * (q + dout)
@@ -22,84 +22,28 @@ and lse (fp32), written once and read once a kernel, delta likewise; with dropou
 coords a token. Nothing of size Sq * Sk is read or written. Saved for backward: q, k, v, out, lse.
 
 Precision: products in the dtype of q with fp32 accumulators (fp32: as `torch.backends.cuda.matmul` allows, TF32 or
-three-term bf16 splits, whose error is that of fp32), everything between them in fp32; P and dS are rounded to the dtype
-before they are multiplied. Deterministic: no atomics, sums in a fixed order.
+its split into three terms, whose error is that of fp32), everything between them in fp32; P and dS are rounded to the
+dtype before they are multiplied. Deterministic: no atomics, sums in a fixed order.
 
 Source: Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4; Dao 2023 (arXiv:2307.08691), section 3.1, for the split
 of the work; the one-program-per-head form is NVIDIA apex's fmha (2021).
 """
-
-import functools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._attention_bwd import _attention_bwd_dkdv_kernel, _attention_bwd_dq_kernel
+from bert_fast.kernels._attention_extras_bwd import extras_gradients
 from bert_fast.kernels._attention_fwd import _attention_fwd_kernel
 from bert_fast.kernels._attention_short import _attention_bwd_short_kernel, _attention_fwd_short_kernel
-from bert_fast.kernels._launch import ceil_div, dropout_arguments
+from bert_fast.kernels._attention_tiles import Tile, block_d, launch_config, short_config
+from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments
 from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["SHORT_SEQLEN", "LaunchConfig", "Tile", "attention_bwd", "attention_fwd", "launch_config", "short_config"]
+__all__ = ["attention_bwd", "attention_fwd"]
 
-SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
 _MAX_INT32 = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One kernel's tile of scores and its launch: queries, keys, warps, and stages of the pipelined loop."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The tile as kernels take it, options of the launch included."""
-        return {
-            "BLOCK_M": self.block_m,
-            "BLOCK_N": self.block_n,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-        }
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """Tiles of the three kernels for long sequences."""
-
-    forward: Tile
-    dq: Tile
-    dkdv: Tile
-
-
-@functools.cache
-def launch_config(head_dim: int, dtype: torch.dtype) -> LaunchConfig:
-    """Tiles for heads of up to 128 columns of fp32, fp16 or bf16."""
-    if dtype == torch.float32:
-        return LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))
-    if head_dim > 64:
-        return LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2))
-    return LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
-
-
-@functools.cache
-def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype) -> Tile | None:
-    """The tile that holds a whole head of up to `max_seqlen` queries and keys; None where none does."""
-    block_d = _block_d(head_dim)
-    if max_seqlen > SHORT_SEQLEN or block_d > 64 or (dtype == torch.float32 and max_seqlen * block_d > 64 * 32):
-        return None
-    size = max(32, 1 << max(max_seqlen - 1, 0).bit_length())
-    return Tile(size, size, {32: 2, 64: 4, 128: 8}[size], 1)
-
-
-def _block_d(head_dim: int) -> int:
-    """Columns of a tile: the power of two that holds a head, at least the 16 that a tensor core takes."""
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def attention_fwd(
@@ -120,10 +64,10 @@ def attention_fwd(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
         coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
-    if call.short_tile is not None:
-        call.launch(_attention_fwd_short_kernel, call.short_tile, 1, out_ptr=out, lse_ptr=lse)
+    if call.short is not None:
+        call.launch(_attention_fwd_short_kernel, call.short.forward, 1, out_ptr=out, lse_ptr=lse)
     else:
-        tile = launch_config(q.shape[2], q.dtype).forward
+        tile = call.config.forward
         num_blocks = ceil_div(max_seqlen_q, tile.block_m)
         call.launch(_attention_fwd_kernel, tile, num_blocks, **call.tiled, out_ptr=out, lse_ptr=lse)
     return out, lse
@@ -138,8 +82,11 @@ def attention_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Launches the backward kernels; arguments and results as in `reference/attention.py`."""
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    wants = ((bias, wants_dbias), (head_mask, wants_dhead_mask), (distance_table, wants_ddistance_table))
+    extras = [x if is_wanted else None for x, is_wanted in wants]
     if not q.numel() and not k.numel():
-        return dq, dk, dv, None, None, None
+        dextras = (None if x is None else torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in extras)
+        return dq, dk, dv, *dextras
     call = _Call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
         coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
@@ -149,18 +96,19 @@ def attention_bwd(
         "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
         "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0,
     }  # fmt: skip
-    if call.short_tile is not None:
+    if call.short is not None:
         gradients = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv}
-        call.launch(_attention_bwd_short_kernel, call.short_tile, 1, out_ptr=out, **upstream, **gradients)
+        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **gradients)
         return dq, dk, dv, None, None, None
-    config = launch_config(q.shape[2], q.dtype)
+    config = call.config
     delta = torch.empty_like(lse)  # written by the first kernel, read by the second
     num_blocks = ceil_div(max_seqlen_q, config.dq.block_m)
     arguments = call.tiled | upstream | {"delta_ptr": delta}
     call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, out_ptr=out, dq_ptr=dq)
     num_blocks = ceil_div(max_seqlen_k, config.dkdv.block_n)
     call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, dk_ptr=dk, dv_ptr=dv)
-    return dq, dk, dv, None, None, None
+    tile = config.dkdv.constants
+    return dq, dk, dv, *extras_gradients(call.shared | arguments, tile, call.num_sequences, *extras)
 
 
 def _addressable(x: Tensor, max_seqlen: int) -> Tensor:
@@ -181,7 +129,8 @@ class _Call:
         self.num_sequences = len(cu_seqlens_q) - 1
         has_extras = bias is not None or head_mask is not None or distance_table is not None
         max_seqlen = max(max_seqlen_q, max_seqlen_k)
-        self.short_tile = None if has_extras else short_config(max_seqlen, head_dim, q.dtype)
+        self.config = launch_config(head_dim, q.dtype, architecture(q.device), causal)
+        self.short = None if has_extras else short_config(max_seqlen, head_dim, q.dtype, architecture(q.device))
         has_dropout = dropout_threshold(dropout_p) > 0
         drop_max, self.dropout_scale = dropout_arguments(dropout_p) if has_dropout else (0, 1.0)
         q = _addressable(q, max_seqlen_q)
@@ -196,14 +145,15 @@ class _Call:
             "coords_k_ptr": None if coords_k is None else coords_k.contiguous(),
             "seed_ptr": seed if has_dropout else None, "num_tokens": num_tokens, "num_heads": self.num_heads,
             "softmax_scale": softmax_scale, "dropout_scale": self.dropout_scale, "drop_max": drop_max, "site": site,
-            "D": head_dim, "BLOCK_D": _block_d(head_dim), "CAUSAL": causal, "HAS_DROPOUT": has_dropout,
-            "PRECISION": _dot_precision(q.dtype),
+            "D": head_dim, "BLOCK_D": block_d(head_dim), "CAUSAL": causal, "HAS_DROPOUT": has_dropout,
+            "PRECISION": _dot_precision(q.dtype, self.config.precision),
         }  # fmt: skip
         self.tiled: dict[str, object] = {
-            "order_ptr": sequence_order, "table_ptr": distance_table, "KEY_TERM": key_term,
+            "order_ptr": sequence_order, "KEY_TERM": key_term,
+            "table_ptr": None if distance_table is None else distance_table.to(q.dtype).contiguous(),
             "num_distances": 0 if distance_table is None else len(distance_table),
             # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
-            "HAS_PLAIN": not has_extras and softmax_scale > 0.0,
+            "HAS_PLAIN": self.config.has_plain and not has_extras and softmax_scale > 0.0,
             **_factor("bias", bias), **_factor("head_mask", head_mask),
         }  # fmt: skip
 
@@ -212,7 +162,7 @@ class _Call:
         num_programs = num_blocks * self.num_heads * self.num_sequences
         if num_programs == 0:
             return
-        if self.short_tile is None:
+        if self.short is None:
             arguments["num_blocks"] = num_blocks
         with torch.cuda.device_of(self.device_of):
             # Multiply-adds: the scale inside the exponential, delta, the accumulators.
@@ -220,14 +170,19 @@ class _Call:
 
 
 def _factor(name: str, x: Tensor | None) -> dict[str, object]:
-    """Pointer and strides of a tensor broadcast to [B, A, Sq, Sk]: dimensions of size 1 have stride 0."""
-    strides = [0] * 4 if x is None else [x.stride(i) if x.shape[i] > 1 else 0 for i in range(4)]
-    dims = ("row", "head", "q", "k")
-    return {f"{name}_ptr": x} | {f"{name}_{dim}_stride": stride for dim, stride in zip(dims, strides, strict=True)}
+    """A tensor broadcast to [B, A, Sq, Sk] as kernels take it: pointer, strides (0 along size 1), and extent.
+
+    extent: elements from the first to past the last, farther than which nothing is read.
+    """
+    sizes, strides = ((), (0,) * 4) if x is None else (x.shape, x.stride())
+    strides = tuple(0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=False)) or strides
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=False))
+    named = {f"{name}_{dim}_stride": stride for dim, stride in zip(("row", "head", "q", "k"), strides, strict=True)}
+    return {f"{name}_ptr": x, f"{name}_extent": extent, **named}
 
 
-def _dot_precision(dtype: torch.dtype) -> str:
-    """How products of fp32 are made: TF32 where the user allows it to PyTorch, else splits into three bf16 terms."""
-    if dtype != torch.float32 or SETTINGS.triton_interpret:  # the interpreter knows nothing else
+def _dot_precision(dtype: torch.dtype, of_fp32: str) -> str:
+    """How products are made: those of fp32 in TF32 where the user allows it to PyTorch, else as the tiles say."""
+    if dtype != torch.float32 or SETTINGS.triton_interpret:  # the interpreter multiplies in fp32
         return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "bf16x6"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else of_fp32

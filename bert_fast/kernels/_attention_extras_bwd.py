@@ -1,0 +1,375 @@
+"""Gradients of attention's bias, head mask and distance table. Every program owns a part of its result; no atomics.
+
+    dbias = dS                    dhead_mask = P * z * K * (dout v^T)             dE[r] = sum of dS q over distance r
+                                                                                       (+ dS k with the key term)
+
+summed over what the tensor is broadcast along. P and dS are made again from q, k, v and lse, tile by tile, once more
+for each of these gradients: they are rare, and nothing of size [B, A, Sq, Sk] need be kept for them. Where programs
+would be few (a bias for all rows of the batch, a table), sequences are dealt out to several, which leave partial sums
+in fp32 for a second stage.
+
+Bias and head mask are looked up by positions, so their gradients are made in the order of positions: a tile's rows and
+columns are neighbouring positions, `_ordinals_at` finds the tokens, and positions without one hold nothing. Along a
+broadcast dimension tokens are taken as they come.
+
+Precision: sums in fp32, rounded once. Determinism: the order of additions depends on the shapes and the number of
+multiprocessors alone.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bert_fast.kernels._attention import (
+    LOG2E,
+    VARYING,
+    factor_of,
+    factor_tile,
+    load_lse,
+    load_names,
+    load_rows,
+    mask_scores,
+    sequence_span,
+)
+from bert_fast.kernels._attention_bwd import probabilities_and_gradients
+from bert_fast.kernels._attention_relative import relative_scores, relative_table_gradient
+from bert_fast.kernels._launch import ceil_div, num_multiprocessors
+from bert_fast.kernels._math import philox4x32, split_seed
+
+__all__ = ["extras_gradients"]
+
+_PROGRAMS_PER_MULTIPROCESSOR = 4  # what sequences are dealt out for: two at once, two rounds
+_SEQUENCES = 128  # a batch's, usually
+_BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
+
+
+@triton.jit
+def _ordinals_at(coords_ptr, positions, num_tokens):
+    """Which token of a sequence stands at each position; num_tokens where none does.
+
+    Positions ascend, so the one searched for is bounded by what precedes and what follows it: exactly where there are
+    no holes, and then nothing is left to halve.
+    """
+    has_tokens = num_tokens > 0
+    first = tl.load(coords_ptr + 1, mask=has_tokens, other=0)
+    last = tl.load(coords_ptr + (num_tokens - 1) * 2 + 1, mask=has_tokens, other=0)
+    low = tl.maximum(positions - last + num_tokens - 1, 0)
+    high = tl.minimum(positions - first, num_tokens - 1)
+    while tl.max(high - low, 0) > 0:
+        middle = low + (high - low) // 2
+        is_open = low < high
+        is_below = tl.load(coords_ptr + middle * 2 + 1, mask=is_open, other=0) < positions
+        low = tl.where(is_open & is_below, middle + 1, low)
+        high = tl.where(is_open & (is_below == 0), middle, high)
+    found = tl.load(coords_ptr + low * 2 + 1, mask=low < num_tokens, other=-1)
+    return tl.where(found == positions, low, num_tokens)
+
+
+@triton.jit
+def _tokens(coords_ptr, num_tokens, step, first_position, BLOCK: tl.constexpr, BY_POSITION: tl.constexpr):
+    """(ordinals, positions) of a tile's side: at the positions from first_position on, or the step-th BLOCK tokens."""
+    offs = tl.arange(0, BLOCK)
+    if BY_POSITION:
+        positions = first_position + offs
+        return _ordinals_at(coords_ptr, positions, num_tokens), positions.to(tl.uint32)
+    else:
+        ordinals = step * BLOCK + offs
+        _, positions = load_names(coords_ptr, ordinals, num_tokens)
+        return ordinals, positions
+
+
+@triton.jit
+def _num_steps(coords_ptr, num_tokens, first_position, BLOCK: tl.constexpr, BY_POSITION: tl.constexpr):
+    """How many tiles a side has: 1 or, where no token stands there, 0 by position."""
+    if BY_POSITION:
+        ordinals = _ordinals_at(coords_ptr, first_position + tl.arange(0, BLOCK), num_tokens)
+        return (tl.min(ordinals, 0) < num_tokens).to(tl.int32)
+    else:
+        return tl.cdiv(num_tokens, BLOCK)
+
+
+@triton.jit
+def _keep_at(k0, k1, site, batch_row, position, head, ordinal_k, drop_max):
+    """`keep_tile` of keys anywhere, ordinal_k [N]: a Philox call an element, of which it takes one of 8 values."""
+    block = head * _BLOCKS_PER_HEAD + ordinal_k // 32 * 4 + ordinal_k % 8 // 2
+    w0, w1, w2, w3 = philox4x32(
+        block.to(tl.uint32)[None, :], position[:, None], batch_row.to(tl.uint32), site.to(tl.uint32), k0, k1
+    )
+    word = (ordinal_k % 32 // 8)[None, :]
+    bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+    return tl.where((ordinal_k % 2 == 0)[None, :], bits << 16, bits) > drop_max.to(tl.uint32)
+
+
+@triton.jit
+def _tile_gradient(
+    q, k, v, dout, lse, delta, exists, row, position_q, position_k, head, ordinal_k, scale_log2, k0, k1, drop_max, site,
+    bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride,
+    head_mask_extent, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
+    KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, OF_HEAD_MASK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of bias or head mask by a tile of scores, divided by z, fp32 [M, N]; lse and delta as in dq."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if table_ptr is not None:
+        scores += relative_scores(
+            q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
+        )
+    scores = mask_scores(
+        scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
+        CAUSAL,
+    )  # fmt: skip
+    p = tl.exp2(scores - lse[:, None])
+    dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    if HAS_DROPOUT:
+        dw = tl.where(_keep_at(k0, k1, site, row, position_q, head, ordinal_k, drop_max), dw, 0.0)
+    if OF_HEAD_MASK:
+        return p * dw
+    else:
+        if head_mask_ptr is not None:
+            dw *= factor_tile(
+                head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, position_q, position_k, exists
+            )
+        return p * (dw - delta[:, None])
+
+
+@triton.jit(
+    do_not_specialize=[*VARYING, "num_sequences", "num_shares", "size_q", "size_k", "num_tiles_q", "num_tiles_k"]
+)
+def _attention_bwd_factor_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dfactor_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
+    coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
+    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
+    bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
+    head_mask_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, size_q, size_k, num_tiles_q,
+    num_tiles_k, softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, OF_HEAD_MASK: tl.constexpr, HAS_ROWS: tl.constexpr,
+    HAS_HEADS: tl.constexpr, HAS_QUERIES: tl.constexpr, HAS_KEYS: tl.constexpr, SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """A tile of the gradient of the bias or, OF_HEAD_MASK, head mask: dfactor [rows or shares, heads, size_q, size_k].
+
+    HAS_ROWS, HAS_HEADS, HAS_QUERIES, HAS_KEYS: the tensor's dimensions that are not broadcast. With rows, `part` is
+    this program's row, whose sequences it looks for, SEQUENCES at once; without, it sums every num_shares-th sequence.
+    """
+    tile_k = tl.program_id(0) % num_tiles_k
+    tile_q = tl.program_id(0) // num_tiles_k % num_tiles_q
+    plane = tl.program_id(0) // num_tiles_k // num_tiles_q
+    part = plane
+    first_head, end_head = 0, num_heads
+    if HAS_HEADS:
+        part = plane // num_heads
+        first_head = plane % num_heads
+        end_head = first_head + 1
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for first_sequence in tl.range(0, num_sequences, SEQUENCES, num_stages=1):
+        sequences = first_sequence + tl.arange(0, SEQUENCES)
+        in_batch = sequences < num_sequences
+        starts = tl.load(cu_seqlens_q_ptr + sequences, mask=in_batch, other=0)
+        chosen = tl.load(cu_seqlens_q_ptr + sequences + 1, mask=in_batch, other=0) > starts
+        if HAS_ROWS:
+            rows = tl.load(coords_q_ptr + starts.to(tl.int64) * 2, mask=chosen, other=-1)
+            chosen = chosen & (rows == part)
+        else:
+            chosen = chosen & (sequences % num_shares == part)
+        for _ in tl.range(0, tl.sum(chosen.to(tl.int32), 0), num_stages=1):
+            sequence = tl.min(tl.where(chosen, sequences, num_sequences), 0)
+            chosen = chosen & (sequences != sequence)
+            start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
+            start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
+            names_q = coords_q_ptr + start_q * 2
+            names_k = coords_k_ptr + start_k * 2
+            row = tl.load(names_q)
+            steps_q = _num_steps(names_q, num_queries, tile_q * BLOCK_M, BLOCK_M, HAS_QUERIES)
+            steps_k = _num_steps(names_k, num_keys, tile_k * BLOCK_N, BLOCK_N, HAS_KEYS)
+            for head in tl.range(first_head, end_head, num_stages=1):
+                wide_head = tl.cast(head, tl.int64)
+                bias, bias_left, head_mask, head_mask_left = None, 0, None, 0
+                if bias_ptr is not None:
+                    bias, bias_left = factor_of(
+                        bias_ptr, bias_extent, row, wide_head, bias_row_stride, bias_head_stride
+                    )
+                if head_mask_ptr is not None:
+                    head_mask, head_mask_left = factor_of(
+                        head_mask_ptr, head_mask_extent, row, wide_head, head_mask_row_stride, head_mask_head_stride
+                    )
+                q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
+                k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
+                v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
+                dout_of = dout_ptr + start_q * dout_stride + wide_head * dout_head_stride
+                statistics = wide_head * num_tokens + start_q
+                for step_q in tl.range(0, steps_q, num_stages=1):
+                    offs_q, position_q = _tokens(names_q, num_queries, step_q, tile_q * BLOCK_M, BLOCK_M, HAS_QUERIES)
+                    q = load_rows(q_of, q_stride, offs_q, num_queries, D, BLOCK_D, True)
+                    dout = load_rows(dout_of, dout_stride, offs_q, num_queries, D, BLOCK_D, True)
+                    lse = load_lse(lse_ptr + statistics, offs_q, num_queries, True)
+                    delta = tl.load(delta_ptr + statistics + offs_q, mask=offs_q < num_queries, other=0.0)
+                    for step_k in tl.range(0, steps_k, num_stages=1):
+                        offs_k, position_k = _tokens(names_k, num_keys, step_k, tile_k * BLOCK_N, BLOCK_N, HAS_KEYS)
+                        k = load_rows(k_of, k_stride, offs_k, num_keys, D, BLOCK_D, True)
+                        v = load_rows(v_of, v_stride, offs_k, num_keys, D, BLOCK_D, True)
+                        exists = (offs_q < num_queries)[:, None] & (offs_k < num_keys)[None, :]
+                        acc += _tile_gradient(
+                            q, k, v, dout, lse, delta * inverse_scale, exists, row, position_q, position_k, head,
+                            offs_k, softmax_scale * LOG2E, k0, k1, drop_max, site, bias, bias_q_stride, bias_k_stride,
+                            bias_left, head_mask, head_mask_q_stride, head_mask_k_stride, head_mask_left, table_ptr,
+                            num_distances, D, BLOCK_D, CAUSAL, KEY_TERM, HAS_DROPOUT, PRECISION, OF_HEAD_MASK,
+                        )  # fmt: skip
+    acc *= dropout_scale
+    if not HAS_QUERIES:
+        acc = tl.broadcast_to(tl.sum(acc, 0)[None, :], acc.shape)
+    if not HAS_KEYS:
+        acc = tl.broadcast_to(tl.sum(acc, 1)[:, None], acc.shape)
+    offs_m = tile_q * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tile_k * BLOCK_N + tl.arange(0, BLOCK_N)
+    offsets = (plane.to(tl.int64) * size_q + offs_m[:, None]) * size_k + offs_n[None, :]
+    mask = (offs_m < size_q)[:, None] & (offs_n < size_k)[None, :]
+    tl.store(dfactor_ptr + offsets, acc.to(dfactor_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=[*VARYING, "num_sequences", "num_shares", "num_windows"])
+def _attention_bwd_table_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dtable_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
+    coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
+    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
+    bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
+    head_mask_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, num_windows, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """WIDTH neighbouring rows of one share of the table's gradient, fp32 [num_shares, num_distances, D].
+
+    A share is every num_shares-th pair of head and sequence. Of their tiles only those are made that hold some of the
+    WIDTH distances.
+    """
+    window = tl.program_id(0) % num_windows
+    share = tl.program_id(0) // num_windows
+    first_row = window * WIDTH
+    first_distance = first_row - (num_distances - 1) // 2
+    scale_log2 = softmax_scale * LOG2E
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    dtable = tl.zeros([WIDTH, BLOCK_D], tl.float32)
+    for pair in tl.range(share, num_heads * num_sequences, num_shares, num_stages=1):
+        sequence = pair // num_heads
+        head = pair % num_heads
+        wide_head = tl.cast(head, tl.int64)
+        start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
+        start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
+        names_q = coords_q_ptr + start_q * 2
+        names_k = coords_k_ptr + start_k * 2
+        first_key_position = tl.load(names_k + 1, mask=num_keys > 0, other=0)
+        last_key_position = tl.load(names_k + (num_keys - 1) * 2 + 1, mask=num_keys > 0, other=0)
+        sequence_row = tl.load(names_q, mask=num_queries > 0, other=0)
+        bias, bias_left, head_mask, head_mask_left = None, 0, None, 0
+        if bias_ptr is not None:
+            bias, bias_left = factor_of(
+                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
+            )
+        if head_mask_ptr is not None:
+            head_mask, head_mask_left = factor_of(
+                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
+            )
+        q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
+        k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
+        v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
+        dout_of = dout_ptr + start_q * dout_stride + wide_head * dout_head_stride
+        statistics = wide_head * num_tokens + start_q
+        for first_query in tl.range(0, num_queries, BLOCK_M, num_stages=1):
+            offs_m = first_query + tl.arange(0, BLOCK_M)
+            batch_row, position_q = load_names(names_q, offs_m, num_queries)
+            q = load_rows(q_of, q_stride, offs_m, num_queries, D, BLOCK_D, True)
+            dout = load_rows(dout_of, dout_stride, offs_m, num_queries, D, BLOCK_D, True)
+            lse = load_lse(lse_ptr + statistics, offs_m, num_queries, True)
+            delta = tl.load(delta_ptr + statistics + offs_m, mask=offs_m < num_queries, other=0.0) * inverse_scale
+            # Keys at these distances stand between two positions: which tokens, as in `_attention.visible_keys`.
+            nearest = tl.load(names_q + first_query * 2 + 1) - first_distance - (WIDTH - 1)
+            farthest = tl.max(position_q.to(tl.int32), 0) - first_distance
+            begin = tl.maximum(nearest - last_key_position + num_keys - 1, 0) // BLOCK_N * BLOCK_N
+            end = tl.minimum(farthest - first_key_position + 1, num_keys)
+            for first_key in tl.range(begin, end, BLOCK_N, num_stages=1):
+                offs_n = first_key + tl.arange(0, BLOCK_N)
+                _, position_k = load_names(names_k, offs_n, num_keys)
+                k = load_rows(k_of, k_stride, offs_n, num_keys, D, BLOCK_D, True)
+                v = load_rows(v_of, v_stride, offs_n, num_keys, D, BLOCK_D, True)
+                _, ds = probabilities_and_gradients(
+                    q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row,
+                    position_q, position_k, k0, k1, drop_max, site, head, bias, bias_q_stride, bias_k_stride,
+                    bias_left, head_mask, head_mask_q_stride, head_mask_k_stride, head_mask_left, table_ptr,
+                    num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
+                )  # fmt: skip
+                dtable = relative_table_gradient(
+                    dtable, ds, q, k, position_q, position_k, first_distance, KEY_TERM, PRECISION
+                )
+    rows = first_row + tl.arange(0, WIDTH)
+    cols = tl.arange(0, BLOCK_D)
+    offsets = (share.to(tl.int64) * num_distances + rows[:, None]) * D + cols[None, :]
+    mask = (rows < num_distances)[:, None] & (cols < D)[None, :]
+    tl.store(dtable_ptr + offsets, dtable * (softmax_scale * dropout_scale), mask=mask)
+
+
+def _num_shares(num_programs: int, most: int, device: torch.device) -> int:
+    """How many programs share what one could do, where `num_programs` would be there without sharing."""
+    wanted = num_multiprocessors(device) * _PROGRAMS_PER_MULTIPROCESSOR
+    return max(1, min(most, wanted // num_programs))
+
+
+def _factor_gradient(
+    arguments: dict[str, Any], factor: Tensor, tile: dict[str, int], num_sequences: int, of_head_mask: bool
+) -> Tensor:
+    """The gradient of a bias or head mask."""
+    has_rows, has_heads, has_queries, has_keys = (size > 1 for size in factor.shape)
+    num_tiles_q, num_tiles_k = ceil_div(factor.shape[2], tile["BLOCK_M"]), ceil_div(factor.shape[3], tile["BLOCK_N"])
+    num_programs = num_tiles_q * num_tiles_k * factor.shape[1]
+    num_shares = 1 if has_rows else _num_shares(num_programs, num_sequences, factor.device)
+    dtype = factor.dtype if num_shares == 1 else torch.float32
+    dfactor = torch.empty((factor.shape[0] * num_shares, *factor.shape[1:]), dtype=dtype, device=factor.device)
+    _attention_bwd_factor_kernel[(num_programs * dfactor.shape[0],)](
+        **arguments, dfactor_ptr=dfactor, num_sequences=num_sequences, num_shares=num_shares, size_q=factor.shape[2],
+        size_k=factor.shape[3], num_tiles_q=num_tiles_q, num_tiles_k=num_tiles_k, OF_HEAD_MASK=of_head_mask,
+        HAS_ROWS=has_rows, HAS_HEADS=has_heads, HAS_QUERIES=has_queries, HAS_KEYS=has_keys, SEQUENCES=_SEQUENCES,
+        **tile, enable_fp_fusion=True,
+    )  # fmt: skip
+    return dfactor if num_shares == 1 else dfactor.sum(0, keepdim=True).to(factor.dtype)
+
+
+def _table_gradient(
+    arguments: dict[str, Any], distance_table: Tensor, tile: dict[str, int], num_sequences: int
+) -> Tensor:
+    """The gradient of the table of relative positions."""
+    width = 2 * max(tile["BLOCK_M"], tile["BLOCK_N"])
+    num_windows = ceil_div(len(distance_table), width)
+    num_shares = _num_shares(num_windows, arguments["num_heads"] * num_sequences, distance_table.device)
+    partial = torch.empty((num_shares, *distance_table.shape), dtype=torch.float32, device=distance_table.device)
+    _attention_bwd_table_kernel[(num_windows * num_shares,)](
+        **arguments, dtable_ptr=partial, num_sequences=num_sequences, num_shares=num_shares, num_windows=num_windows,
+        WIDTH=width, **tile, enable_fp_fusion=True,
+    )  # fmt: skip
+    return partial.sum(0).to(distance_table.dtype)
+
+
+def extras_gradients(
+    arguments: dict[str, Any],
+    tile: dict[str, int],
+    num_sequences: int,
+    bias: Tensor | None,
+    head_mask: Tensor | None,
+    distance_table: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of those of the three that are not None, each in its tensor's shape and dtype, contiguous.
+
+    arguments: of the tiled backward kernels, by name; those that only they have are passed over. tile: of the launch.
+    """
+    arguments = {name: value for name, value in arguments.items() if name not in ("order_ptr", "HAS_PLAIN")}
+    with torch.cuda.device_of(arguments["lse_ptr"]):
+        return (
+            None if bias is None else _factor_gradient(arguments, bias, tile, num_sequences, False),
+            None if head_mask is None else _factor_gradient(arguments, head_mask, tile, num_sequences, True),
+            None if distance_table is None else _table_gradient(arguments, distance_table, tile, num_sequences),
+        )
