@@ -19,6 +19,7 @@ from benchmarks.aot_device import TARGETS, derive
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "bert_fast" / "kernels"
 KEY = "dropout_add_layer_norm_bwd H=768 bf16 dropout sm_90"
+PRODUCTS_KEY = "attention_fwd tiled D=64 bf16 dropout sm_90"
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,48 @@ def test_gate_fails_on_a_kernel_without_wide_accesses(one: dict[str, Any]) -> No
     worse = copy.deepcopy(one)
     worse["kernels"][KEY] |= {"loads_128": 0, "stores_128": 0}
     assert compare(worse, worse) == [f"{KEY}: no load or store of 128 bits at all"]
+
+
+@pytest.fixture
+def products(table: dict[str, Any]) -> dict[str, Any]:
+    """The table of one kernel with matrix products."""
+    return {"triton": table["triton"], "kernels": {PRODUCTS_KEY: dict(table["kernels"][PRODUCTS_KEY])}}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("tensor_core_instructions", 0, "no instruction of a tensor core"),
+        ("warpgroup_products", 0, "no product of four warps (HGMMA)"),
+        ("loop_multiply_adds", 4096, "the main loop makes 4096 multiply-adds a thread, the case claims 2048"),
+        ("spill_bytes", 8, "spills (8 bytes, 0 instructions)"),
+    ],
+)
+def test_gate_fails_on_products(field: str, value: int, message: str, products: dict[str, Any]) -> None:
+    assert compare(products, products) == []
+    worse = copy.deepcopy(products)
+    worse["kernels"][PRODUCTS_KEY][field] = value
+    [problem] = compare(worse, products)
+    assert message in problem
+
+
+def test_loads_of_pipelined_products_are_compared_for_one_compiler_only(products: dict[str, Any]) -> None:
+    fewer = copy.deepcopy(products)
+    fewer["kernels"][PRODUCTS_KEY]["loads_128"] -= 1
+    assert len(compare(fewer, products)) == 1
+    fewer["triton"] = "0.0"
+    assert compare(fewer, products) == []
+
+
+def test_half_precision_products_are_made_by_four_warps_on_hopper(table: dict[str, Any]) -> None:
+    """Tiles of 32 queries or keys are too small for them; every other attention kernel has them, fp32 none."""
+    for key, row in table["kernels"].items():
+        if key.startswith("attention_") and key.endswith(" sm_90") and row["multiply_adds_per_element"]:
+            if " fp32" in key:
+                assert not row["warpgroup_products"], key
+            if row["needs_warpgroup_products"]:
+                assert row["warpgroup_products"], key
+    assert sum(bool(row["needs_warpgroup_products"]) for row in table["kernels"].values()) >= 20
 
 
 def test_gate_fails_on_kernels_that_come_and_go(one: dict[str, Any]) -> None:

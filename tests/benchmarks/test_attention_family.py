@@ -1,0 +1,114 @@
+"""Attention's cases: lengths as they claim to be, a check that finds wrong results, contestants that agree."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import tiles
+from benchmarks.aot_launches import capture
+from benchmarks.families import attention as family
+from bert_fast import ops
+from bert_fast.env import SETTINGS
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("text", family.QUANTILES)
+@pytest.mark.parametrize("num_tokens", [1000, 16384, 32768])
+def test_mixed_lengths(text: str, num_tokens: int) -> None:
+    lengths = family.mixed_lengths(text, num_tokens)
+    assert sum(lengths) == num_tokens and min(lengths) >= 1
+    assert lengths == family.mixed_lengths(text, num_tokens)
+    assert lengths != sorted(lengths), "as they come, not sorted"
+    if num_tokens >= 16384:
+        ordered = sorted(lengths)
+        for share, length in family.QUANTILES[text][1:-2]:
+            assert abs(ordered[int(share * len(ordered))] - length) <= 0.06 * length + 1
+
+
+def problem(dropout_p: float, lengths: tuple[int, ...] = (7, 33)) -> Any:
+    torch.manual_seed(0)
+    return family.make(lengths, 2, 16, torch.float32, dropout_p, CPU)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_a_right_result_is_green(dropout_p: float) -> None:
+    problem(dropout_p).verify()
+
+
+@pytest.mark.parametrize(
+    ("dropout_p", "change"),
+    [(0.3, {"site": 8}), (0.3, {"dropout_p": 0.0}), (0.0, {"softmax_scale": 0.2501}), (0.0, {"causal": True})],
+)
+def test_a_wrong_result_is_red(dropout_p: float, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda *args, **kwargs: attention(*args, **(kwargs | change)))
+    with pytest.raises(AssertionError, match=r"attention\.out"):
+        problem(dropout_p).verify()
+
+
+def test_a_wrong_gradient_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = ops.attention
+    monkeypatch.setattr(
+        ops, "attention", lambda q, k, v, **kwargs: attention(q, k.detach() + 0.999 * (k - k.detach()), v, **kwargs)
+    )
+    with pytest.raises(AssertionError, match=r"attention\.dk"):
+        problem(0.0).verify()
+
+
+def test_the_padded_contestant_computes_the_same() -> None:
+    """On one padded batch, packed for bert_fast."""
+    lengths = (7, 33)
+    made = problem(0.0, lengths)
+    padded, _ = made.own_inputs["eager"]
+    packed = tuple(torch.cat([t[i, :n] for i, n in enumerate(lengths)]) for t in padded)
+    theirs = made.eager(*padded)
+    torch.testing.assert_close(made.fast(*packed), torch.cat([theirs[i, :n] for i, n in enumerate(lengths)]))
+
+
+def test_without_padding_all_share_their_inputs() -> None:
+    made = problem(0.0, (16, 16))
+    assert not made.own_inputs
+    torch.testing.assert_close(made.fast(*made.inputs), made.eager(*made.inputs))
+
+
+def test_figures_of_a_case() -> None:
+    made = problem(0.1, (16, 8))
+    element = 24 * 2 * 16
+    assert made.bytes_moved == {"fwd": 4 * 4 * element + 24 * (8 + 8), "bwd": 8 * 4 * element + 24 * (8 + 8)}
+    products = (16**2 + 8**2) * 2 * 16
+    assert made.flops == {"fwd": 4 * products, "bwd": 10 * products}
+
+
+@pytest.mark.skipif(SETTINGS.triton_interpret, reason="the interpreter replaces what is recorded here")
+def test_candidates_launch_their_tiles() -> None:
+    """Recorded, not run: every candidate differs from what ships where it says so, and only there."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    for group in tiles.GROUPS:
+        for candidate in group.candidates:
+            one = tiles.Group(group.what, group.mode, group.length, group.dropout_p, (candidate,))
+            with capture() as launches:
+                [[launch]] = tiles._launches(one, CPU, group.length, 1)
+                launches.clear()
+                launch()
+            names = [one.kernel.__name__ for one in launches]
+            assert all(("short" in name) == candidate.is_whole_head for name in names), group.name
+            if candidate.which is not None:
+                [changed] = [one for one in launches if one.kernel.__name__ == tiles.KERNELS[candidate.which]]
+                options = {**changed.constants, **changed.options}
+                found = tuple(options[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"))
+                assert found == candidate.tile
+
+
+def test_a_candidate_that_cannot_run_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> object:
+        raise RuntimeError("out of resource: shared memory")
+
+    group = tiles.GROUPS[0]
+    working = [[lambda: None] * 2 for _ in group.candidates[1:]]
+    monkeypatch.setattr(tiles, "_launches", lambda *_: [[fail], *working])
+    failed, *timed = list(tiles.time_group(group, CPU, rounds=3))
+    assert failed["candidate"] == group.candidates[0].name and "out of resource" in failed["error"]
+    assert len(timed) == len(group.candidates) - 1
+    assert all(0 < line["us_p20"] <= line["us"] <= line["us_p80"] for line in timed)
