@@ -68,8 +68,7 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
     if name == "sm_90" and row["loop_bytes"] < claimed and not row["bulk_copy_instructions"]:
         # Then shares of issue slots are of too many elements: a case with wrong numbers, or loops that were not found.
         problems.append(f"main loops move {row['loop_bytes']} bytes a thread, the case claims {claimed:.0f}")
-    if row["multiply_adds_per_element"]:
-        problems += _problems_of_products(row, name)
+    problems += _problems_of_products(row, name)
     cost = row.get("dropout_per_element")
     if cost is not None and cost > DROPOUT_LIMIT.get(name, float("inf")):
         problems.append(f"dropout costs {cost} instructions an element, limit {DROPOUT_LIMIT[name]}")
@@ -83,18 +82,17 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
 
 def _problems_of_products(row: dict[str, Any], name: str) -> list[str]:
     """Products must run on tensor cores, on sm_90 on the instructions of four warps where dtype and tile allow it."""
-    if not row["tensor_core_instructions"]:
+    claimed = row["multiply_adds_per_element"]
+    if claimed is not None and not row["tensor_core_instructions"]:
         return ["no instruction of a tensor core"]
     if name != "sm_90" or not row["needs_warpgroup_products"]:
         return []
     if not row["warpgroup_products"]:
         return ["no product of four warps (HGMMA)"]
-    claimed = row["multiply_adds_per_element"] * row["elements_per_thread"]
-    if row["loop_multiply_adds"] != claimed:
+    if claimed is not None and row["loop_multiply_adds"] != claimed * row["elements_per_thread"]:
         # Then instructions per element are of another number of elements, or of another loop.
-        return [
-            f"the main loop makes {row['loop_multiply_adds']} multiply-adds a thread, the case claims {claimed:.0f}"
-        ]
+        expected = round(claimed * row["elements_per_thread"])
+        return [f"the main loop makes {row['loop_multiply_adds']} multiply-adds a thread, the case claims {expected}"]
     return []
 
 

@@ -28,7 +28,7 @@ AMDGPU back-end (gfx942: 512 registers a lane and SIMD in units of 8, at most 8 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ISSUE_SLOTS_PER_BYTE", "NEEDED_IN_FLIGHT_BYTES", "TARGETS", "Target", "derive", "resident_warps"]
+__all__ = ["ISSUE_SLOTS_PER_BYTE", "LIMITS", "NEEDED_IN_FLIGHT_BYTES", "TARGETS", "Target", "derive", "resident_warps"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ TARGETS = {
 
 _MULTIPROCESSORS, _CLOCK_HZ, _COPY_BYTES_PER_S = 132, 1.755e9, 4.3e12  # H200
 _LATENCY_CYCLES = 2 * 480
-_LANES_PER_CLOCK = {"issue": 128, "half_rate": 64, "special": 16, "products": 2048}
+# Of a multiprocessor of sm_90: lanes a clock, or multiply-adds.
+LIMITS = {"issue": 128, "half_rate": 64, "special": 16, "products": 2048}
 ISSUE_SLOTS_PER_BYTE = _MULTIPROCESSORS * 4 * 32 * _CLOCK_HZ / _COPY_BYTES_PER_S
 NEEDED_IN_FLIGHT_BYTES = _COPY_BYTES_PER_S * _LATENCY_CYCLES / _CLOCK_HZ / _MULTIPROCESSORS
 
@@ -104,7 +105,4 @@ def _clocks(row: dict[str, Any]) -> dict[str, int]:
         "special": row["loop_special"],
         "products": row["loop_multiply_adds"],
     }
-    return {
-        limit: round(1000 * count / row["elements_per_thread"] / _LANES_PER_CLOCK[limit])
-        for limit, count in counts.items()
-    }
+    return {limit: round(1000 * count / row["elements_per_thread"] / LIMITS[limit]) for limit, count in counts.items()}

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive
+from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive
 
 __all__ = ["PAGE_PATH", "TABLE_PATH", "page", "read", "text", "to_json"]
 
@@ -178,7 +178,7 @@ def _product_cells(row: dict[str, Any]) -> dict[str, object]:
         "products": ", ".join(f"{count} {name}" for count, name in made if count),
         "per score": derived["per_element"],
         "dropout": row["dropout_per_element"],
-        **{f"clocks: {limit.replace('_', ' ')}": clocks for limit, clocks in derived["clocks"].items()},
+        **{f"clocks: {limit.replace('_', ' ')}": (derived["clocks"] or {}).get(limit) for limit in LIMITS},
     }
 
 
@@ -189,13 +189,11 @@ def page(table: dict[str, Any]) -> str:
     others = [name for name in TARGETS if name != "sm_90"]
     for kernel, configurations in _configuration_names(kernels).items():
         rows = {one: kernels[f"{kernel} {one} sm_90"] for one in configurations}
-        cells_of = [
-            (one, _product_cells if row["multiply_adds_per_element"] else _cells, row) for one, row in rows.items()
-        ]
-        header = cells_of[0][1](cells_of[0][2])
+        has_products = any(row["tensor_core_instructions"] for row in rows.values())
+        cells_of = {one: (_product_cells if has_products else _cells)(row) for one, row in rows.items()}
+        header = next(iter(cells_of.values()))
         lines += [f"## {kernel}\n", f"| `sm_90` | {' | '.join(header)} |", "| --- |" + " --- |" * len(header)]
-        for one, cells_from, row in cells_of:
-            lines.append(f"| {one} | " + " | ".join(map(_cell, cells_from(row).values())) + " |")
+        lines += [f"| {one} | " + " | ".join(map(_cell, cells.values())) + " |" for one, cells in cells_of.items()]
         lines += [
             "",
             "| registers, warps, 128-bit loads, 128-bit stores | " + " | ".join(f"`{name}`" for name in others) + " |",

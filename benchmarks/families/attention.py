@@ -300,14 +300,20 @@ def aot_cases() -> Iterator[AotCase]:
         for dtype, dropout_p in itertools.product(dtypes, (0.0, 0.1)):
             yield from _aot_cases(head_dim, dtype, dropout_p)
     for head_dim, dtype, dropout_p in itertools.product((64, 128), (bf16, fp32), (0.0, 0.1)):
-        yield from _aot_cases(head_dim, dtype, dropout_p, causal=True)
+        yield from _aot_cases(head_dim, dtype, dropout_p, "causal")
+    for feature, head_dim, dtype in itertools.product(_FEATURES, (64, 128), (bf16, fp32)):
+        yield from _aot_cases(head_dim, dtype, 0.1, feature)
+    yield from _aot_cases(64, bf16, 0.0, "bias")
 
 
-def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, causal: bool = False) -> Iterator[AotCase]:
+_FEATURES = ("bias", "head mask", "relative_key", "relative_key_query")
+
+
+def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str = "") -> Iterator[AotCase]:
     """A case for every number of tokens for which one program holds a whole head, and one for tiles."""
-    suffix = f"D={head_dim} {dtype_name(dtype)}" + (" causal" if causal else "")
+    suffix = f"D={head_dim} {dtype_name(dtype)}" + (f" {feature}" if feature else "")
     for max_seqlen in (32, 64, 128, 512):
-        launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, causal)
+        launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, feature)
         with capture() as launches:  # only to see which kernels run, and with which tiles
             launch()
         by_name = {one.kernel.__name__: one for one in launches}
@@ -315,13 +321,15 @@ def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, causal: bool
         if not is_short and max_seqlen < 512:
             continue
         tiles = {name: (one.constants["BLOCK_M"], one.constants["BLOCK_N"]) for name, one in by_name.items()}
+        # Relative positions take products with a window of the table, whose number depends on the positions.
+        counted = {} if feature.startswith("relative") else {n: one for n, one in by_name.items() if n in _PRODUCTS}
         yield AotCase(
             f"S<={max_seqlen} {suffix}" if is_short else f"tiled {suffix}",
             dropout_p > 0,
             launch,
-            {name: rows * columns for name, (rows, columns) in tiles.items()},
+            {name: tiles[name][0] * tiles[name][1] for name in counted},
             {},
-            multiply_adds={name: _PRODUCTS[name] * one.constants["BLOCK_D"] for name, one in by_name.items()},
+            multiply_adds={name: _PRODUCTS[name] * one.constants["BLOCK_D"] for name, one in counted.items()},
             warpgroup_products=frozenset(
                 name
                 for name, one in by_name.items()
@@ -330,18 +338,22 @@ def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, causal: bool
         )
 
 
-def _launch(max_seqlen: int, head_dim: int, dtype: torch.dtype, dropout_p: float, causal: bool) -> None:
-    """One forward and backward of a sequence of 12 heads."""
+def _launch(max_seqlen: int, head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str) -> None:
+    """One forward and backward of a sequence of 12 heads, with every gradient that the feature has."""
     from bert_fast.kernels import attention as family
 
     q, k, v = torch.zeros(512, 3, 12, head_dim, dtype=dtype).unbind(1)
     cu_seqlens, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     coords = torch.zeros(512, 2, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64) if dropout_p else None
+    bias = torch.zeros(1, 12, 512, 512, dtype=dtype) if feature == "bias" else None
+    head_mask = torch.zeros(1, 12, 1, 1) if feature == "head mask" else None
+    table = torch.zeros(1023, head_dim, dtype=dtype) if feature.startswith("relative") else None
     arguments = (
         cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, head_dim**-0.5, dropout_p, seed,
-        coords if dropout_p or causal else None, coords if causal else None, SITE, causal, None, None, None, False,
-        order,
+        coords if dropout_p or feature else None, coords if feature else None, SITE, feature == "causal", bias,
+        head_mask, table, feature == "relative_key_query", order,
     )  # fmt: skip
+    wants = (bias is not None, head_mask is not None, table is not None)
     out, lse = family.attention_fwd(q, k, v, *arguments)
-    family.attention_bwd(out, q, k, v, out, lse, *arguments, False, False, False)
+    family.attention_bwd(out, q, k, v, out, lse, *arguments, *wants)
