@@ -21,6 +21,7 @@ __all__ = [
     "keep_tile",
     "load_lse",
     "load_names",
+    "load_positions",
     "load_rows",
     "locate",
     "mask_scores",
@@ -91,11 +92,16 @@ def store_rows(ptr, row_stride, rows, num_rows, tile, D: tl.constexpr, BLOCK_D: 
 
 
 @triton.jit
+def load_positions(coords_ptr, rows, num_rows):
+    """Positions, uint32, of a sequence's tokens; coords_ptr is that of its first token."""
+    return tl.load(coords_ptr + rows * 2 + 1, mask=rows < num_rows, other=0).to(tl.uint32)
+
+
+@triton.jit
 def load_names(coords_ptr, rows, num_rows):
     """(batch row, position), uint32, of a sequence's tokens; coords_ptr is that of its first token."""
-    mask = rows < num_rows
-    batch_row = tl.load(coords_ptr + rows * 2, mask=mask, other=0).to(tl.uint32)
-    return batch_row, tl.load(coords_ptr + rows * 2 + 1, mask=mask, other=0).to(tl.uint32)
+    batch_row = tl.load(coords_ptr + rows * 2, mask=rows < num_rows, other=0).to(tl.uint32)
+    return batch_row, load_positions(coords_ptr, rows, num_rows)
 
 
 @triton.jit

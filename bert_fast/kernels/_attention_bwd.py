@@ -19,6 +19,7 @@ from bert_fast.kernels._attention import (
     keep_tile,
     load_lse,
     load_names,
+    load_positions,
     load_rows,
     locate,
     mask_scores,
@@ -84,7 +85,7 @@ def _add_keys(
     v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)
     position_k = None
     if CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
-        _, position_k = load_names(coords_k_ptr, offs_n, num_keys)
+        position_k = load_positions(coords_k_ptr, offs_n, num_keys)
     _, ds = probabilities_and_gradients(
         q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
         position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
@@ -244,7 +245,7 @@ def _attention_bwd_dkdv_kernel(
         coords_q_ptr += start_q * 2
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-        _, position_k = load_names(coords_k_ptr, offs_n, num_keys)
+        position_k = load_positions(coords_k_ptr, offs_n, num_keys)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     if HAS_EXTRAS:

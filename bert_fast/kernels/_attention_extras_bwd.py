@@ -30,6 +30,7 @@ from bert_fast.kernels._attention import (
     factor_tile,
     load_lse,
     load_names,
+    load_positions,
     load_rows,
     mask_scores,
     sequence_span,
@@ -295,7 +296,7 @@ def _attention_bwd_table_kernel(
             end = tl.minimum(farthest - first_key_position + 1, num_keys)
             for first_key in tl.range(begin, end, BLOCK_N, num_stages=1):
                 offs_n = first_key + tl.arange(0, BLOCK_N)
-                _, position_k = load_names(names_k, offs_n, num_keys)
+                position_k = load_positions(names_k, offs_n, num_keys)
                 k = load_rows(k_of, k_stride, offs_n, num_keys, D, BLOCK_D, True)
                 v = load_rows(v_of, v_stride, offs_n, num_keys, D, BLOCK_D, True)
                 _, ds = probabilities_and_gradients(

@@ -10,6 +10,7 @@ from bert_fast.kernels._attention import (
     factor_tile,
     keep_tile,
     load_names,
+    load_positions,
     load_rows,
     locate,
     mask_scores,
@@ -43,7 +44,7 @@ def _add_keys(
         alpha = tl.exp2(m_i - m_new)
     else:
         if CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
-            _, position_k = load_names(coords_k_ptr, offs_n, num_keys)
+            position_k = load_positions(coords_k_ptr, offs_n, num_keys)
         if table_ptr is not None:
             scores += relative_scores(
                 q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION

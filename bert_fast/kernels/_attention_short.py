@@ -12,6 +12,7 @@ from bert_fast.kernels._attention import (
     keep_tile,
     load_lse,
     load_names,
+    load_positions,
     load_rows,
     locate,
     mask_scores,
@@ -50,7 +51,7 @@ def _attention_fwd_short_kernel(
     if HAS_DROPOUT or CAUSAL:
         batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
     if CAUSAL:
-        _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
+        position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
     scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, 0, CAUSAL)
@@ -110,7 +111,7 @@ def _attention_bwd_short_kernel(
         v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         if CAUSAL:
-            _, position_k = load_names(coords_k_ptr + start_k * 2, offs_n, num_keys)
+            position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
         scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, 0, CAUSAL)
         p = tl.exp2(scores - lse[:, None])  # 0 for queries past the end: their lse is +inf
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
