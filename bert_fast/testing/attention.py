@@ -11,7 +11,7 @@ from torch import Tensor
 from bert_fast import ops
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 
-__all__ = ["AttentionCase"]
+__all__ = ["SEED", "SITE", "AttentionCase"]
 
 SEED = torch.tensor([-(2**61) + 12345])
 SITE = 9
@@ -22,7 +22,8 @@ class AttentionCase:
     """One call; equal cases have equal inputs.
 
     lengths (of queries), lengths_k (None: those of queries): one a sequence. holes: positions skip some columns, as
-    where padding stood inside. order: sequence i stands in row `order[i]` of the original batch, None: in row i.
+    where padding stood inside. cached: queries stand at the last positions of their keys, as in decoding. order:
+    sequence i stands in row `order[i]` of the original batch, None: in row i. softmax_scale: None for 1 / sqrt(D).
     bias, head_mask: None, or the letters of the dimensions that are not 1, out of "BAQK". removes: bias holds -inf for
     some pairs, and for all keys of some queries. relative: "absolute", "relative_key" or "relative_key_query".
     """
@@ -38,12 +39,19 @@ class AttentionCase:
     head_mask: str | None = None
     relative: str = "absolute"
     holes: bool = False
+    cached: bool = False
+    softmax_scale: float | None = None
     order: tuple[int, ...] | None = None
 
     @property
     def has_other_keys(self) -> bool:
         """Whether keys are not the queries' tokens."""
         return self.lengths_k is not None
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return 1 / math.sqrt(self.head_dim) if self.softmax_scale is None else self.softmax_scale
 
     def cu_seqlens(self) -> tuple[Tensor, Tensor]:
         """Of queries and keys, int32 [B + 1]."""
@@ -65,6 +73,9 @@ class AttentionCase:
             if not self.has_other_keys:
                 named.append(named[0])
                 break
+        if self.cached:
+            lengths_q, lengths_k = (torch.tensor(lengths, dtype=torch.int32) for lengths in self._lengths())
+            named[0][:, 1] += (lengths_k - lengths_q).clamp(min=0).repeat_interleave(lengths_q)
         return named[0], named[1]
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -113,13 +124,17 @@ class AttentionCase:
         out = ops.attention(
             **given, cu_seqlens_q=cu_q.to(device), max_seqlen_q=max(self.lengths, default=0),
             causal=self.causal, dropout_p=self.dropout_p, seed=SEED.to(device), coords_q=coords_q.to(device),
-            coords_k=coords_k.to(device), site=SITE, key_term=self.relative == "relative_key_query", backend=backend,
+            coords_k=coords_k.to(device), site=SITE, softmax_scale=self.softmax_scale,
+            key_term=self.relative == "relative_key_query", backend=backend,
         )  # fmt: skip
         return {"out": out.detach(), **_gradients(out, leaves, dout)}
 
     def plain(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The same with PyTorch's own operators in this dtype, sequence by sequence."""
-        inputs = self.inputs(dtype)
+        return self.plain_of(self.inputs(dtype))
+
+    def plain_of(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """`plain` of other tensors of the same shapes, which will require gradients."""
         leaves, dout = _leaves(inputs), inputs["dout"]
         outs = [leaves["q"][:0]]
         spans = zip(*(itertools.pairwise(cu.tolist()) for cu in self.cu_seqlens()), strict=True)
@@ -149,7 +164,7 @@ class AttentionCase:
             scores = scores + torch.einsum("aqd,qkd->aqk", q, e)
             if self.relative == "relative_key_query":
                 scores = scores + torch.einsum("akd,qkd->aqk", k, e)
-        scores = scores / math.sqrt(self.head_dim)
+        scores = scores * self.scale
         if "bias" in leaves and len(names):
             scores = scores + _block(leaves["bias"], names, places)
         if self.causal:

@@ -17,7 +17,11 @@ def test_families_are_those_of_the_table_of_back_ends() -> None:
 
 
 def kernel_tests(family: str) -> str:
-    return (ROOT / "tests" / "kernels" / f"test_{family}.py").read_text(encoding="utf-8")
+    """The source of a family's tests and of the helpers beside them that they import."""
+    folder = ROOT / "tests" / "kernels"
+    source = (folder / f"test_{family}.py").read_text(encoding="utf-8")
+    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return "\n".join([source, *((folder / f"{node.module}.py").read_text(encoding="utf-8") for node in imports)])
 
 
 def parametrized_dtypes(source: str) -> set[str]:
