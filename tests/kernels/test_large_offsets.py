@@ -164,3 +164,28 @@ def test_cross_entropy(sparse) -> None:  # type: ignore[no-untyped-def]
     with last_programs():
         far_losses, far_lse = family.cross_entropy_rows_fwd(far, labels, -100, 0.1)
     assert torch.equal(far_losses[-1], losses[-1]) and torch.equal(far_lse[-1], lse[-1])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128], ids=["whole heads", "tiles"])
+def test_attention(sparse, head_dim: int) -> None:  # type: ignore[no-untyped-def]
+    """The last head of the last sequence; what stands before it is one sequence that no program works on."""
+    family = kernels("attention")
+    num_heads = COLS // head_dim
+    q, k, v, dout = torch.randn(4, TAIL, num_heads, head_dim).to(DTYPE).unbind()
+    seed, coords = torch.tensor([5]), torch.zeros(ROWS, 2, dtype=torch.int32)
+    coords[-TAIL:] = torch.arange(2 * TAIL).view(TAIL, 2)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, coords: Tensor, bounds: list[int]) -> tuple[Tensor, ...]:
+        cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+        arguments = (
+            cu_seqlens, cu_seqlens, TAIL, TAIL, 0.1, 0.3, seed, coords, coords, 3, True, None, None, None, False, None,
+        )  # fmt: skip
+        out, lse = family.attention_fwd(q, k, v, *arguments)
+        return out, *family.attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, False)[:3]
+
+    near = run(q, k, v, dout, coords[-TAIL:], [0, TAIL])
+    far = [tail(t, sparse(ROWS, num_heads, head_dim)) for t in (q, k, v, dout)]
+    with last_programs():
+        far_results = run(*far, coords, [0, ROWS - TAIL, ROWS])
+    for one, other in zip(far_results, near, strict=True):
+        assert_same_last_rows(one[:, -1], other[:, -1])
