@@ -98,7 +98,7 @@ def _attention_bwd_short_kernel(
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1) * inverse_scale  # [M]
     lse = load_lse(lse_ptr + wide_head * num_tokens + start_q, offs_m, num_queries, True)
 
-    batch_row, position_q, position_k = None, None, None
+    batch_row, position_q = None, None
     if HAS_DROPOUT or CAUSAL:
         batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
     if HAS_DROPOUT:
@@ -110,6 +110,7 @@ def _attention_bwd_short_kernel(
         k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, True)
         v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        position_k = None
         if CAUSAL:
             position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
         scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, None, 0, 0, 0, CAUSAL)

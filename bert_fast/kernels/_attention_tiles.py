@@ -22,22 +22,29 @@ SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
 
 @dataclass(frozen=True)
 class Tile:
-    """One kernel's tile of scores and its launch: queries, keys, warps, and stages of the pipelined loop."""
+    """One kernel's tile of scores and its launch: queries, keys, warps, and stages of the pipelined loop.
+
+    max_registers: of a thread, where the compiler would rather spill a little than let another program in less; None
+    leaves it the choice.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
     @property
     def constants(self) -> dict[str, int]:
         """The tile as kernels take it, options of the launch included."""
-        return {
+        constants = {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
         }
+        # AMD's compiler knows no such option.
+        return constants if self.max_registers is None else constants | {"maxnreg": self.max_registers}
 
 
 @dataclass(frozen=True)
@@ -75,12 +82,19 @@ _HALF = {
 }
 # With causality dk and dv take a third loop, and a second stage of it no longer fits.
 _HALF_CAUSAL_DKDV = {("sm_90", 64): Tile(64, 64, 4, 1), ("sm_100", 64): Tile(64, 64, 4, 1)}
+
+
+def _fp32(forward: tuple[int, int, int], dq: tuple[int, int, int], dkdv: tuple[int, int, int]) -> LaunchConfig:
+    """Tiles (queries, keys, warps) of fp32 on NVIDIA's processors."""
+    return LaunchConfig(Tile(*forward, 1, 255), Tile(*dq, 1, 255), Tile(*dkdv, 1, 255), False, "tf32x3")
+
+
 _FP32 = {
-    ("sm", 64): LaunchConfig(Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 32, 4, 1), False, "tf32x3"),
-    ("sm", 128): LaunchConfig(Tile(16, 32, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 8, 1), False, "tf32x3"),
-    ("gfx", 64): LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False),
-    ("gfx", 128): LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False),
+    32: _fp32((32, 32, 4), (16, 32, 2), (16, 32, 2)),
+    64: _fp32((32, 32, 4), (16, 32, 4), (16, 32, 4)),
+    128: _fp32((16, 32, 4), (16, 32, 4), (16, 32, 8)),
 }
+_FP32_GFX = LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False)
 _SHORT = {
     # kind, tokens
     ("sm_90", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
@@ -112,7 +126,7 @@ def launch_config(head_dim: int, dtype: torch.dtype, architecture: str, is_causa
     """Tiles for heads of up to 128 columns of fp32, fp16 or bf16. architecture: as `_launch.architecture` says it."""
     kind, columns = _kind(architecture), 64 if head_dim <= 64 else 128
     if dtype == torch.float32:
-        return _FP32["gfx" if kind == "gfx" else "sm", columns]
+        return _FP32_GFX if kind == "gfx" else _FP32[32 if head_dim <= 32 else columns]
     config = _HALF[kind, columns]
     if is_causal and (kind, columns) in _HALF_CAUSAL_DKDV:
         return LaunchConfig(config.forward, config.dq, _HALF_CAUSAL_DKDV[kind, columns])
