@@ -106,6 +106,24 @@ def test_residual_layer_norm_covers_every_dtype_and_width(table: dict[str, Any])
                         assert key in table["kernels"]
 
 
+def test_attention_covers_heads_regimes_and_features(table: dict[str, Any]) -> None:
+    tiled, short = ("fwd", "bwd_dq", "bwd_dkdv"), ("fwd_short", "bwd_short")
+    for target in TARGETS:
+        for flag in ("plain", "dropout"):
+            for head_dim in (16, 32, 64, 96, 128):
+                for kernel in tiled:
+                    assert f"attention_{kernel} tiled D={head_dim} bf16 {flag} {target}" in table["kernels"]
+            for head_dim in (16, 32, 64):
+                for kernel in short:
+                    for size in (32, 64, 128):
+                        assert f"attention_{kernel} S<={size} D={head_dim} bf16 {flag} {target}" in table["kernels"]
+            for kernel in tiled:
+                for rest in ("D=64 fp16", "D=64 fp32", "D=128 fp32", "D=64 bf16 causal", "D=64 bf16 bias"):
+                    assert f"attention_{kernel} tiled {rest} {flag} {target}" in table["kernels"]
+        for kernel in ("attention_bwd_factor tiled D=64 bf16 bias", "attention_bwd_table tiled D=64 bf16 relative_key"):
+            assert f"{kernel} {target}" in table["kernels"]
+
+
 def test_table_holds_no_problem(table: dict[str, Any]) -> None:
     assert compare(table, table) == []
 
