@@ -36,7 +36,8 @@ from bert_fast.kernels._attention import (
     sequence_span,
 )
 from bert_fast.kernels._attention_bwd import probabilities_and_gradients
-from bert_fast.kernels._attention_relative import relative_scores, relative_table_gradient
+from bert_fast.kernels._attention_relative import WIDTH_OF_FP32, relative_scores, relative_table_gradient
+from bert_fast.kernels._attention_tiles import Tile
 from bert_fast.kernels._launch import ceil_div, num_multiprocessors
 from bert_fast.kernels._math import philox4x32, split_seed
 
@@ -322,11 +323,11 @@ def _num_shares(num_programs: int, most: int, device: torch.device) -> int:
 
 
 def _factor_gradient(
-    arguments: dict[str, Any], factor: Tensor, tile: dict[str, int], num_sequences: int, of_head_mask: bool
+    arguments: dict[str, Any], factor: Tensor, tile: Tile, num_sequences: int, of_head_mask: bool
 ) -> Tensor:
     """The gradient of a bias or head mask."""
     has_rows, has_heads, has_queries, has_keys = (size > 1 for size in factor.shape)
-    num_tiles_q, num_tiles_k = ceil_div(factor.shape[2], tile["BLOCK_M"]), ceil_div(factor.shape[3], tile["BLOCK_N"])
+    num_tiles_q, num_tiles_k = ceil_div(factor.shape[2], tile.block_m), ceil_div(factor.shape[3], tile.block_n)
     num_programs = num_tiles_q * num_tiles_k * factor.shape[1]
     num_shares = 1 if has_rows else _num_shares(num_programs, num_sequences, factor.device)
     dtype = factor.dtype if num_shares == 1 else torch.float32
@@ -335,29 +336,27 @@ def _factor_gradient(
         **arguments, dfactor_ptr=dfactor, num_sequences=num_sequences, num_shares=num_shares, size_q=factor.shape[2],
         size_k=factor.shape[3], num_tiles_q=num_tiles_q, num_tiles_k=num_tiles_k, OF_HEAD_MASK=of_head_mask,
         HAS_ROWS=has_rows, HAS_HEADS=has_heads, HAS_QUERIES=has_queries, HAS_KEYS=has_keys, SEQUENCES=_SEQUENCES,
-        **tile, enable_fp_fusion=True,
+        **tile.constants, enable_fp_fusion=True,
     )  # fmt: skip
     return dfactor if num_shares == 1 else dfactor.sum(0, keepdim=True).to(factor.dtype)
 
 
-def _table_gradient(
-    arguments: dict[str, Any], distance_table: Tensor, tile: dict[str, int], num_sequences: int
-) -> Tensor:
+def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Tile, num_sequences: int) -> Tensor:
     """The gradient of the table of relative positions."""
-    width = 2 * max(tile["BLOCK_M"], tile["BLOCK_N"])
+    width = 2 * max(tile.block_m, tile.block_n) if arguments["table_ptr"].dtype != torch.float32 else WIDTH_OF_FP32
     num_windows = ceil_div(len(distance_table), width)
     num_shares = _num_shares(num_windows, arguments["num_heads"] * num_sequences, distance_table.device)
     partial = torch.empty((num_shares, *distance_table.shape), dtype=torch.float32, device=distance_table.device)
     _attention_bwd_table_kernel[(num_windows * num_shares,)](
         **arguments, dtable_ptr=partial, num_sequences=num_sequences, num_shares=num_shares, num_windows=num_windows,
-        WIDTH=width, **tile, enable_fp_fusion=True,
+        WIDTH=width, **tile.constants, enable_fp_fusion=True,
     )  # fmt: skip
     return partial.sum(0).to(distance_table.dtype)
 
 
 def extras_gradients(
     arguments: dict[str, Any],
-    tile: dict[str, int],
+    tile: Tile,
     num_sequences: int,
     bias: Tensor | None,
     head_mask: Tensor | None,

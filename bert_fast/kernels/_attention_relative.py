@@ -20,7 +20,15 @@ al. 2020 (arXiv:2009.13658), method 4, for the key term.
 import triton
 import triton.language as tl
 
-__all__ = ["relative_dk", "relative_dq", "relative_scores", "relative_table_gradient"]
+__all__ = ["WIDTH_OF_FP32", "relative_dk", "relative_dq", "relative_scores", "relative_table_gradient"]
+
+WIDTH_OF_FP32 = 16
+
+
+@triton.constexpr_function
+def _width(table_ptr, num_queries, num_keys):
+    """Rows of a window: all distances of a tile; in fp32, whose products take many registers, a few at a time."""
+    return WIDTH_OF_FP32 if table_ptr.dtype.element_ty == tl.float32 else 2 * max(num_queries, num_keys)
 
 
 @triton.jit
@@ -54,7 +62,7 @@ def relative_scores(
     KEY_TERM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R [M, N], fp32, of q [M, BLOCK_D] and k [N, BLOCK_D]; not scaled."""
-    WIDTH: tl.constexpr = 2 * max(q.shape[0], k.shape[0])
+    WIDTH: tl.constexpr = _width(table_ptr, q.shape[0], k.shape[0])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     distances = position_q.to(tl.int32)[:, None] - position_k.to(tl.int32)[None, :]
@@ -91,7 +99,7 @@ def relative_dq(
 ):  # fmt: skip
     """[M, BLOCK_D], fp32: the sum over keys of ds[i, j] E[p_i - r_j], for ds [M, N]."""
     NUM: tl.constexpr = ds.shape[1]
-    WIDTH: tl.constexpr = 2 * max(ds.shape[0], ds.shape[1])
+    WIDTH: tl.constexpr = _width(table_ptr, ds.shape[0], ds.shape[1])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     dq = tl.zeros([ds.shape[0], BLOCK_D], tl.float32)
@@ -111,7 +119,7 @@ def relative_dk(
 ):  # fmt: skip
     """[N, BLOCK_D], fp32: the sum over queries of ds[i, j] E[p_i - r_j], for ds [M, N]."""
     NUM: tl.constexpr = ds.shape[0]
-    WIDTH: tl.constexpr = 2 * max(ds.shape[0], ds.shape[1])
+    WIDTH: tl.constexpr = _width(table_ptr, ds.shape[0], ds.shape[1])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     dk = tl.zeros([ds.shape[1], BLOCK_D], tl.float32)

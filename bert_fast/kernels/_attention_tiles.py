@@ -15,7 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["SHORT_SEQLEN", "LaunchConfig", "ShortConfig", "Tile", "block_d", "launch_config", "short_config"]
+__all__ = [
+    "SHORT_SEQLEN",
+    "LaunchConfig",
+    "ShortConfig",
+    "Tile",
+    "block_d",
+    "extras_config",
+    "launch_config",
+    "short_config",
+]
 
 SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
 
@@ -52,6 +61,7 @@ class LaunchConfig:
     """Tiles of the three kernels for sequences of any length.
 
     has_plain: whether tiles without bounds and biases have a loop of their own. precision: of products of fp32.
+    gradients: of the kernels for the gradients of bias, head mask and distance table.
     """
 
     forward: Tile
@@ -59,6 +69,7 @@ class LaunchConfig:
     dkdv: Tile
     has_plain: bool = True
     precision: str = "ieee"
+    gradients: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,41 @@ _FP32 = {
     128: _fp32((16, 32, 4), (16, 32, 4), (16, 32, 8)),
 }
 _FP32_GFX = LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False)
+
+
+def _extras(
+    forward: tuple[int, int, int], dq: tuple[int, int, int], dkdv: tuple[int, int, int],
+    gradients: tuple[int, int, int], max_registers: int | None = None, precision: str = "ieee",
+) -> LaunchConfig:  # fmt: skip
+    """Tiles (queries, keys, warps) of calls with a bias, a head mask or a distance table."""
+    tiles = (Tile(*tile, 1, max_registers) for tile in (forward, dq, dkdv, gradients))
+    forward_, dq_, dkdv_, gradients_ = tiles
+    return LaunchConfig(forward_, dq_, dkdv_, False, precision, gradients_)
+
+
+# Positions and addresses of every score take registers; windows of the table and what is picked out of them take more.
+# fp32 with a table is multiplied without tensor cores: TF32's three terms of every window do not fit.
+_FACTORS = {
+    # kind, dtype is fp32, at most this many columns
+    ("sm", False, 64): _extras((64, 64, 8), (64, 32, 8), (64, 32, 8), (32, 32, 8), 255),
+    ("sm", False, 128): _extras((64, 32, 8), (32, 32, 8), (64, 32, 8), (16, 32, 4), 255),
+    ("sm", True, 64): _extras((32, 32, 8), (16, 32, 4), (16, 32, 4), (16, 32, 4), 255, "tf32x3"),
+    ("sm", True, 128): _extras((16, 32, 4), (16, 32, 4), (16, 32, 8), (16, 32, 8), 255, "tf32x3"),
+    ("gfx", False, 64): _extras((64, 32, 4), (64, 32, 4), (64, 32, 4), (64, 32, 4)),
+    ("gfx", False, 128): _extras((64, 32, 4), (64, 32, 4), (64, 32, 4), (32, 32, 4)),
+    ("gfx", True, 64): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (32, 32, 4)),
+    ("gfx", True, 128): _extras((32, 32, 4), (16, 32, 4), (32, 32, 4), (16, 32, 4)),
+}
+_TABLE = {
+    ("sm", False, 64): _extras((32, 32, 8), (32, 32, 8), (32, 32, 8), (32, 32, 8), 255),
+    ("sm", False, 128): _extras((32, 32, 8), (32, 32, 8), (32, 32, 8), (16, 32, 8), 255),
+    ("sm", True, 64): _extras((16, 32, 4), (16, 32, 4), (16, 32, 8), (16, 32, 4), 255),
+    ("sm", True, 128): _extras((16, 32, 8), (16, 32, 8), (16, 32, 8), (16, 32, 8), 255),
+    ("gfx", False, 64): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (32, 32, 4)),
+    ("gfx", False, 128): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (16, 32, 4)),
+    ("gfx", True, 64): _extras((32, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4)),
+    ("gfx", True, 128): _extras((16, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4)),
+}
 _SHORT = {
     # kind, tokens
     ("sm_90", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
@@ -131,6 +177,13 @@ def launch_config(head_dim: int, dtype: torch.dtype, architecture: str, is_causa
     if is_causal and (kind, columns) in _HALF_CAUSAL_DKDV:
         return LaunchConfig(config.forward, config.dq, _HALF_CAUSAL_DKDV[kind, columns])
     return config
+
+
+@functools.cache
+def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_table: bool) -> LaunchConfig:
+    """`launch_config` of calls with a bias or head mask or, has_table, relative positions."""
+    kind = "gfx" if _kind(architecture) == "gfx" else "sm"
+    return (_TABLE if has_table else _FACTORS)[kind, dtype == torch.float32, 64 if head_dim <= 64 else 128]
 
 
 @functools.cache

@@ -37,7 +37,7 @@ from bert_fast.kernels._attention_bwd import _attention_bwd_dkdv_kernel, _attent
 from bert_fast.kernels._attention_extras_bwd import extras_gradients
 from bert_fast.kernels._attention_fwd import _attention_fwd_kernel
 from bert_fast.kernels._attention_short import _attention_bwd_short_kernel, _attention_fwd_short_kernel
-from bert_fast.kernels._attention_tiles import Tile, block_d, launch_config, short_config
+from bert_fast.kernels._attention_tiles import Tile, block_d, extras_config, launch_config, short_config
 from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments
 from bert_fast.reference.dropout import dropout_threshold
 
@@ -107,8 +107,9 @@ def attention_bwd(
     call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, out_ptr=out, dq_ptr=dq)
     num_blocks = ceil_div(max_seqlen_k, config.dkdv.block_n)
     call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, dk_ptr=dk, dv_ptr=dv)
-    tile = config.dkdv.constants
-    return dq, dk, dv, *extras_gradients(call.shared | arguments, tile, call.num_sequences, *extras)
+    if config.gradients is None:  # no extras
+        return dq, dk, dv, None, None, None
+    return dq, dk, dv, *extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, *extras)
 
 
 def _addressable(x: Tensor, max_seqlen: int) -> Tensor:
@@ -129,7 +130,10 @@ class _Call:
         self.num_sequences = len(cu_seqlens_q) - 1
         has_extras = bias is not None or head_mask is not None or distance_table is not None
         max_seqlen = max(max_seqlen_q, max_seqlen_k)
-        self.config = launch_config(head_dim, q.dtype, architecture(q.device), causal)
+        if has_extras:
+            self.config = extras_config(head_dim, q.dtype, architecture(q.device), distance_table is not None)
+        else:
+            self.config = launch_config(head_dim, q.dtype, architecture(q.device), causal)
         self.short = None if has_extras else short_config(max_seqlen, head_dim, q.dtype, architecture(q.device))
         has_dropout = dropout_threshold(dropout_p) > 0
         drop_max, self.dropout_scale = dropout_arguments(dropout_p) if has_dropout else (0, 1.0)
