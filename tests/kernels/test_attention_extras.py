@@ -1,0 +1,220 @@
+"""Bias, head mask and relative positions in the Triton kernels of attention, in the interpreter: forward, gradients."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from bert_fast.testing.attention import AttentionCase
+
+from .attention_grid import arguments_of, check, heads_first, pairwise, run
+
+pytestmark = [
+    pytest.mark.interpreter,
+    # Infinite scores, whose results are selected away: NumPy says so, a GPU does not.
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
+
+DTYPES = [torch.float32, torch.float16]
+FORMS = ["".join(letters) for size in range(5) for letters in itertools.combinations("BAQK", size)]
+RELATIVE = ["relative_key", "relative_key_query"]
+
+
+@pytest.fixture
+def kernels():  # type: ignore[no-untyped-def]
+    """The module under test, imported only where the interpreter runs: importing triton costs a second."""
+    from bert_fast.kernels import attention
+
+    return attention
+
+
+# Bias and head mask
+
+
+@pytest.mark.parametrize("forms", list(zip(FORMS, FORMS[5:] + FORMS[:5], strict=True)), ids="-".join)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_broadcast_forms(kernels, forms: tuple[str, str], dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """All forms of both, in rows that are not in the order of the sequences."""
+    bias, head_mask = forms
+    order = (2, 0, 1)
+    case = AttentionCase((3, 0, 6), head_dim=16, dropout_p=0.1, holes=True, order=order, bias=bias, head_mask=head_mask)
+    check(kernels, case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths_k", [None, (40, 3, 66)])
+def test_both_over_several_tiles(kernels, dtype: torch.dtype, lengths_k: tuple[int, ...] | None) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, AttentionCase((70, 5, 33), lengths_k, head_dim=16, bias="AQK", head_mask="BQ"), dtype)
+
+
+@pytest.mark.parametrize("form", ["BAQK", "QK", "BQ", "K"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bias_that_removes_keys(kernels, form: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """Some keys of a query, and all keys of some queries."""
+    case = AttentionCase((9, 35), head_dim=16, bias=form, removes=True, head_mask="A", dropout_p=0.1)
+    bias = case.inputs(dtype)["bias"]
+    assert (bias == -torch.inf).any() and ("Q" not in form or (bias == -torch.inf).all(-1).any())
+    results = check(kernels, case, dtype)
+    assert not results["dbias"][bias == -torch.inf].any(), "what is removed has no gradient"
+
+
+@pytest.mark.parametrize("features", pairwise(
+    lengths=[((7, 0, 35), None), ((33, 4, 0), (5, 40, 3)), ((2, 34), (34, 2))],
+    dtype=DTYPES, dropout_p=[0.0, 0.1, 1.0], causal=[False, True], holes=[False, True], cached=[False, True],
+    bias=[None, "BAQK", "K"], head_mask=[None, "A", "BAQK"], relative=["absolute", *RELATIVE], head_dim=[16, 24],
+), ids=str)  # fmt: skip
+def test_pairs_of_features(kernels, features: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
+    others = {name: value for name, value in features.items() if name not in ("lengths", "dtype")}
+    check(kernels, AttentionCase(*features["lengths"], **others), features["dtype"])
+
+
+def test_rows_of_two_sequences(kernels) -> None:  # type: ignore[no-untyped-def]
+    """Two documents that share a row add to the same gradient."""
+    case = AttentionCase((5, 33, 4), head_dim=16, bias="BAQK", head_mask="BQ", order=(1, 0, 1), dropout_p=0.1)
+    check(kernels, case, torch.float32)
+
+
+@pytest.mark.slow
+def test_many_sequences(kernels) -> None:  # type: ignore[no-untyped-def]
+    """More than are looked through at once."""
+    case = AttentionCase((1,) * 131 + (2, 0, 3), num_heads=1, head_dim=16, bias="QK", head_mask="BK")
+    check(kernels, case, torch.float32)
+
+
+@pytest.mark.parametrize("offset", [1, 100])
+def test_positions_far_from_zero(kernels, offset: int) -> None:  # type: ignore[no-untyped-def]
+    """As padding on the left makes them; the bias reaches farther than any token."""
+    case = AttentionCase((5, 36), head_dim=16, bias="QK", head_mask="K", relative="relative_key", causal=True)
+    inputs = case.inputs(torch.float32)
+    expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
+    size, reach = 36, slice(offset, offset + 36)
+    moved = {
+        "bias": torch.nn.functional.pad(inputs["bias"], (offset, 40, offset, 40), value=5.0),
+        "head_mask": torch.nn.functional.pad(inputs["head_mask"], (offset, 40), value=5.0),
+    }
+    arguments = arguments_of(case, inputs | moved)
+    arguments["coords_q"] = arguments["coords_k"] = arguments["coords_q"] + torch.tensor([0, offset]).int()
+    results = run(kernels, arguments, inputs["dout"])
+    for name in ("out", "lse", "dq", "dk", "dv", "ddistance_table"):
+        torch.testing.assert_close(results[name], expected[name])
+    assert expected["dbias"].shape[2:] == (size, size)
+    torch.testing.assert_close(results["dbias"][:, :, reach, reach], expected["dbias"])
+    torch.testing.assert_close(results["dhead_mask"][..., reach], expected["dhead_mask"])
+    for name in moved:
+        outside = results[f"d{name}"].clone()
+        outside[..., reach] = 0.0
+        assert not outside.any(), f"d{name} is 0 where no token stands"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """Transposed and expanded factors, heads that stand first: the same bits."""
+    case = AttentionCase((7, 34), head_dim=16, bias="BAQK", head_mask="AK", dropout_p=0.1)
+    inputs = case.inputs(dtype)
+    expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
+    relaid = heads_first(inputs) | {
+        "bias": inputs["bias"].permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
+        "head_mask": inputs["head_mask"].repeat_interleave(2, dim=3)[..., ::2],
+    }
+    results = run(kernels, arguments_of(case, relaid), relaid["dout"])
+    assert all(torch.equal(results[name], expected[name]) for name in expected)
+    expanded = inputs | {"bias": inputs["bias"][:1, :, :1].expand_as(inputs["bias"])}
+    check(kernels, case, dtype, expanded)
+
+
+@pytest.mark.parametrize("missing", ["queries", "keys", "rows"])
+def test_nothing_is_read_past_the_end(kernels, missing: str) -> None:  # type: ignore[no-untyped-def]
+    """Factors that do not reach all tokens, which no one checks on a GPU: foreign memory (here NaN) must not count."""
+    case = AttentionCase((9, 12), head_dim=16, bias="BAQK", head_mask="BAQK", relative="relative_key_query")
+    inputs = case.inputs(torch.float32)
+    rows, heads, queries, keys = inputs["bias"].shape
+    shape = {"queries": (rows, heads, 3, keys), "keys": (rows, heads, queries, 3), "rows": (1, heads, queries, keys)}
+    for name in ("bias", "head_mask"):
+        size = torch.Size(shape[missing]).numel()
+        memory = torch.full((rows * heads * queries * keys * 8,), torch.nan)
+        memory[:size] = 1.0
+        strides = torch.empty(shape[missing]).stride()
+        # A size of 1 would be broadcast: stride and size as if there were a second row.
+        inputs[name] = memory[:size].as_strided(shape[missing], strides)
+    inputs["distance_table"] = torch.full((400, 16), torch.nan)[100:111].fill_(1.0)
+    results = run(kernels, arguments_of(case, inputs), inputs["dout"])
+    assert all(torch.isfinite(result).all() for result in results.values())
+
+
+# Relative positions
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("lengths", [((34, 0, 3), None), ((3, 1, 33), (66, 0, 31))], ids=str)
+def test_relative_positions(kernels, relative: str, dtype: torch.dtype, holes: bool, lengths: Any) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, AttentionCase(*lengths, head_dim=16, relative=relative, holes=holes), dtype)
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("causal", [False, True])
+def test_relative_positions_with_wide_holes(kernels, relative: str, causal: bool) -> None:  # type: ignore[no-untyped-def]
+    """Every ninth position: a tile spans several windows. As without holes, with every ninth row of the table."""
+    case = AttentionCase((37, 5), num_heads=1, head_dim=16, relative=relative, causal=causal)
+    inputs = case.inputs(torch.float32)
+    expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
+    table = torch.full((9 * len(inputs["distance_table"]), 16), 7.0)[:-8]
+    table[::9] = inputs["distance_table"]
+    arguments = arguments_of(case, inputs | {"distance_table": table})
+    arguments["coords_q"] = arguments["coords_k"] = arguments["coords_q"] * torch.tensor([1, 9]).int()
+    results = run(kernels, arguments, inputs["dout"])
+    gradient = results.pop("ddistance_table")
+    results["ddistance_table"] = gradient[::9].clone()
+    for name, result in results.items():
+        torch.testing.assert_close(result, expected[name])
+    gradient[::9] = 0.0
+    assert not gradient.any(), "no two tokens are at these distances"
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+def test_table_in_fp32_beside_fp16(kernels, relative: str) -> None:  # type: ignore[no-untyped-def]
+    """As under autocast; its gradient keeps its dtype. The table is rounded to the dtype of q."""
+    case = AttentionCase((34, 5), head_dim=16, relative=relative)
+    inputs = case.inputs(torch.float16)
+    rounded = run(kernels, arguments_of(case, inputs), inputs["dout"])
+    table = inputs["distance_table"].float()
+    results = run(kernels, arguments_of(case, inputs) | {"distance_table": table}, inputs["dout"])
+    assert results["ddistance_table"].dtype == torch.float32
+    assert torch.equal(results["ddistance_table"].half(), rounded["ddistance_table"])
+    assert torch.equal(results["dq"], rounded["dq"])
+
+
+# Order, repetition, nothing
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_runs_repeat_and_the_order_of_sequences_changes_no_bit(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    case = AttentionCase((7, 33, 0, 5), head_dim=16, bias="AQK", head_mask="A", relative=RELATIVE[1], dropout_p=0.1)
+    inputs = case.inputs(dtype)
+    arguments = arguments_of(case, inputs)
+    first = run(kernels, arguments, inputs["dout"])
+    for order in (None, torch.tensor([1, 0, 3, 2], dtype=torch.int32)):
+        second = run(kernels, arguments | {"sequence_order": order}, inputs["dout"])
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("lengths", [((), None), ((0, 0), None), ((3, 2), (0, 0)), ((0, 0), (3, 2))], ids=str)
+def test_nothing_to_attend_to_or_with(kernels, lengths: Any) -> None:  # type: ignore[no-untyped-def]
+    case = AttentionCase(*lengths, head_dim=16, bias="A", head_mask="A", relative="relative_key_query", dropout_p=0.1)
+    results = check(kernels, case, torch.float32)
+    assert not any(t.any() for name, t in results.items() if name != "lse")
+
+
+def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-untyped-def]
+    case = AttentionCase((5,), head_dim=16, bias="A", head_mask="A", relative="relative_key")
+    inputs = case.inputs(torch.float32)
+    arguments = arguments_of(case, inputs)
+    out, lse = kernels.attention_fwd(**arguments)
+    for wanted in range(3):
+        names = ("wants_dbias", "wants_dhead_mask", "wants_ddistance_table")
+        wants = {name: i == wanted for i, name in enumerate(names)}
+        made = kernels.attention_bwd(dout=inputs["dout"], out=out, lse=lse, **arguments, **wants)[3:]
+        assert [one is not None for one in made] == list(wants.values())
