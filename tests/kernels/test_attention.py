@@ -162,6 +162,13 @@ def test_queries_at_the_end_of_cached_keys(kernels, lengths: tuple, holes: bool,
     check(kernels, case, dtype)
 
 
+@pytest.mark.parametrize("ahead", [30, 31, 32, 62, 63, 64, 95])
+def test_full_tiles_end_where_the_first_query_sees(kernels, ahead: int) -> None:  # type: ignore[no-untyped-def]
+    """Keys before the first query: a tile of them needs no mask if it sees all, to the last key."""
+    case = AttentionCase((70,), (70 + ahead,), num_heads=1, head_dim=72, causal=True, cached=True)
+    check(kernels, case, torch.float16)
+
+
 @pytest.mark.parametrize("length", [5, 33, 70, 129])
 def test_causal_by_position_not_by_order(kernels, length: int) -> None:  # type: ignore[no-untyped-def]
     """Padding on the left and inside: positions are far apart, and differ between queries and keys."""

@@ -95,12 +95,12 @@ def test_strided_offsets_and_names(kernels) -> None:  # type: ignore[no-untyped-
 
 
 def test_strides_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Heads, or tokens, 2^31 + 9 elements apart, in a sparse file that takes no space."""
+    """Heads or tokens 2^31 elements apart, the next one or the one after, in a sparse file that takes no space."""
     case = AttentionCase((3,), num_heads=2, head_dim=16, dropout_p=0.1)
     inputs = case.inputs(torch.float16)
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
     far_apart = 2**31 + 9
-    for strides in ((16, far_apart, 1), (far_apart, 16, 1)):
+    for strides in ((16, far_apart, 1), (far_apart, 16, 1), (2**30 + 9, 16, 1)):
         far = {}
         for name, t in inputs.items():
             size = sum((n - 1) * stride for n, stride in zip(t.shape, strides, strict=True)) + 1
