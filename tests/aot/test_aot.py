@@ -184,6 +184,14 @@ def test_gate_fails_where_issuing_takes_longer_than_memory(field: str, message: 
     assert len(problems) == 1 and message in problems[0]
 
 
+def test_scalar_registers_in_vector_registers_are_no_spill(table: dict[str, Any]) -> None:
+    key = KEY.replace("sm_90", "gfx942")
+    lanes = {"triton": table["triton"], "kernels": {key: table["kernels"][key] | {"spill_instructions": 5}}}
+    assert compare(lanes, lanes) == []
+    lanes["kernels"][key]["spill_bytes"] = 8
+    assert len(compare(lanes, lanes)) == 1
+
+
 def test_gate_fails_on_cases_that_claim_more_than_the_code_moves(one: dict[str, Any]) -> None:
     worse = copy.deepcopy(one)
     row = worse["kernels"][KEY]
