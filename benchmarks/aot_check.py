@@ -1,5 +1,6 @@
 """What the ahead-of-time gate fails on, given what was measured and the committed table."""
 
+import re
 from typing import Any
 
 from benchmarks.aot_device import TARGETS, derive, resident_warps
@@ -13,6 +14,11 @@ DROPOUT_LIMIT = {"sm_90": 18.0}
 ISSUE_SHARE_LIMIT = 1.0
 # Kernel -> a limit of its own, with the reason.
 _ISSUE_SHARE_EXCEPTIONS: dict[str, float] = {}
+
+# fp32 products in three terms hold every operand twice; with a bias, a head mask or relative positions besides, some
+# tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to be exact, so these may spill, but not
+# more than the table says.
+_MAY_SPILL = re.compile(r"attention_.* fp32 (bias|head mask|relative_key|relative_key_query)\b.* sm_\d+")
 
 Rows = dict[str, dict[str, Any]]
 
@@ -54,7 +60,8 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
     target, derived = TARGETS[name], derive(row, name)
     problems = []
     # AMD's scalar registers spill to lanes of vector registers; only what those do not hold goes to memory, as bytes.
-    if row["spill_bytes"] or (row["spill_instructions"] and name.startswith("sm_")):
+    is_spilling = row["spill_bytes"] or (row["spill_instructions"] and name.startswith("sm_"))
+    if is_spilling and not _MAY_SPILL.fullmatch(key):
         problems.append(f"spills ({row['spill_bytes']} bytes, {row['spill_instructions']} instructions)")
     if row["shared_bytes"] > target.shared_limit_bytes:
         problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
@@ -105,4 +112,6 @@ def _regressions(row: dict[str, Any], before: dict[str, Any], same_compiler: boo
             problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
     if same_compiler and row["registers"] > before["registers"]:
         problems.append(f"{row['registers']} registers, {before['registers']} in the table")
+    if same_compiler and before["spill_bytes"] and row["spill_bytes"] > before["spill_bytes"]:
+        problems.append(f"spills {row['spill_bytes']} bytes, {before['spill_bytes']} in the table")
     return problems

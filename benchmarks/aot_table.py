@@ -102,7 +102,8 @@ products that leave the tensor cores or, on `sm_90` in half precision, are not m
 
 These figures say why a kernel should be limited by memory. That it is, only a GPU can show.
 
-- **registers**: of a thread; 255 is the most. Spills are 0 everywhere.
+- **registers**: of a thread; 255 is the most. Spills are 0 but where a line says otherwise: attention in fp32 with a
+  bias, a head mask or relative positions, where no tile is small enough.
 - **warps**: resident on a multiprocessor by registers, shared memory and warps per program, of
   {TARGETS["sm_90"].max_warps} (`gfx942`: waves, of {TARGETS["gfx942"].max_warps}).
 - **loads**, **stores**: of global memory, 128 bits wide / all. What is narrower is one number per row (statistics,
@@ -150,11 +151,15 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def _registers(row: dict[str, Any]) -> str:
+    return f"{row['registers']}" + (f", {row['spill_bytes']} bytes spilled" if row["spill_bytes"] else "")
+
+
 def _cells(row: dict[str, Any]) -> dict[str, object]:
     """Column -> cell of a kernel that memory should limit, on sm_90."""
     derived, body, whole = derive(row, "sm_90"), row["loop_instructions"], row["instructions"]
     return {
-        "registers": row["registers"],
+        "registers": _registers(row),
         "warps": derived["warps"],
         "shared": row["shared_bytes"],
         "loads": f"{row['loads_128']} / {row['loads']}",
@@ -204,7 +209,7 @@ def page(table: dict[str, Any]) -> str:
             for name in others:
                 row = kernels[f"{kernel} {one} {name}"]
                 wide = f"{row['loads_128']} / {row['loads']}, {row['stores_128']} / {row['stores']}"
-                cells.append(f"{row['registers']}, {derive(row, name)['warps']}, {wide}")
+                cells.append(f"{_registers(row)}, {derive(row, name)['warps']}, {wide}")
             lines.append(f"| {one} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

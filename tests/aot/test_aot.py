@@ -184,6 +184,20 @@ def test_gate_fails_where_issuing_takes_longer_than_memory(field: str, message: 
     assert len(problems) == 1 and message in problems[0]
 
 
+def test_only_named_kernels_may_spill_and_no_more_than_the_table_says(products: dict[str, Any]) -> None:
+    [row] = products["kernels"].values()
+    known = {"triton": products["triton"], "kernels": {"attention_fwd tiled D=64 fp32 bias dropout sm_90": row}}
+    known["kernels"] |= {"attention_bwd_table tiled D=64 fp32 relative_key_query sm_80": row | {"spill_bytes": 16}}
+    assert compare(known, known) == []
+    worse = copy.deepcopy(known)
+    for one in worse["kernels"].values():
+        one["spill_bytes"] = 24
+    assert [problem.split(": ")[1] for problem in compare(worse, known)] == ["spills 24 bytes, 16 in the table"]
+    for name in ("attention_fwd tiled D=64 bf16 bias dropout sm_90", "attention_fwd tiled D=64 fp32 dropout sm_90"):
+        other = {"triton": products["triton"], "kernels": {name: row | {"spill_bytes": 8}}}
+        assert len(compare(other, other)) == 1, name
+
+
 def test_scalar_registers_in_vector_registers_are_no_spill(table: dict[str, Any]) -> None:
     key = KEY.replace("sm_90", "gfx942")
     lanes = {"triton": table["triton"], "kernels": {key: table["kernels"][key] | {"spill_instructions": 5}}}
