@@ -230,7 +230,7 @@ def products(table: dict[str, Any]) -> dict[str, Any]:
     [
         ("tensor_core_instructions", 0, "no instruction of a tensor core"),
         ("warpgroup_products", 0, "no product of four warps (HGMMA)"),
-        ("loop_multiply_adds", 4096, "the main loop makes 4096 multiply-adds a thread, the case claims 2048"),
+        ("loop_multiply_adds", 1024, "the main loop makes 1024 multiply-adds a thread, the case claims 4096"),
         ("spill_bytes", 8, "spills (8 bytes, 0 instructions)"),
     ],
 )
@@ -282,5 +282,8 @@ def test_registers_are_not_compared_across_versions_of_triton(one: dict[str, Any
 def test_price_of_dropout() -> None:
     plain = {"loop_instructions": 100, "elements_per_thread": 8.0}
     rows = with_dropout_cost({"k plain sm_90": plain, "k dropout sm_90": plain | {"loop_instructions": 180}})
+    assert rows["k dropout sm_90"]["dropout_per_element"] == 10.0
+    half_a_tile = {"loop_instructions": 90, "elements_per_thread": 4.0}
+    rows = with_dropout_cost({"k plain sm_90": plain, "k dropout sm_90": half_a_tile})
     assert rows["k dropout sm_90"]["dropout_per_element"] == 10.0
     assert "dropout_per_element" not in rows["k plain sm_90"]
