@@ -82,7 +82,7 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
         }
         for name in ("dbias", "dhead_mask", "ddistance_table")
     },
-    # Tensor cores take fp32 as sums of three bf16 terms and truncate what they add up; exponentials and logarithms are
+    # Tensor cores take fp32 as sums of TF32 terms and truncate what they add up; exponentials and logarithms are
     # the special function units'. In half precision as above.
     **{
         ("triton_attention_on_gpu", name): {
