@@ -45,6 +45,7 @@ __all__ = ["extras_gradients"]
 
 _PROGRAMS_PER_MULTIPROCESSOR = 4  # what sequences are dealt out for: two at once, two rounds
 _SEQUENCES = 128  # a batch's, usually
+_WIDTH = (64, 32)  # rows of the table's gradient to a program, for heads of up to 64 columns and wider ones
 _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
 
 
@@ -343,7 +344,7 @@ def _factor_gradient(
 
 def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Tile, num_sequences: int) -> Tensor:
     """The gradient of the table of relative positions."""
-    width = 2 * max(tile.block_m, tile.block_n) if arguments["table_ptr"].dtype != torch.float32 else WIDTH_OF_FP32
+    width = WIDTH_OF_FP32 if arguments["table_ptr"].dtype == torch.float32 else _WIDTH[arguments["BLOCK_D"] > 64]
     num_windows = ceil_div(len(distance_table), width)
     num_shares = _num_shares(num_windows, arguments["num_heads"] * num_sequences, distance_table.device)
     partial = torch.empty((num_shares, *distance_table.shape), dtype=torch.float32, device=distance_table.device)

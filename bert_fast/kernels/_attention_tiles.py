@@ -108,34 +108,34 @@ _FP32 = {
 _FP32_GFX = LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False)
 
 
-def _extras(
-    forward: tuple[int, int, int], dq: tuple[int, int, int], dkdv: tuple[int, int, int],
-    gradients: tuple[int, int, int], max_registers: int | None = None, precision: str = "ieee",
-) -> LaunchConfig:  # fmt: skip
-    """Tiles (queries, keys, warps) of calls with a bias, a head mask or a distance table."""
-    tiles = (Tile(*tile, 1, max_registers) for tile in (forward, dq, dkdv, gradients))
-    forward_, dq_, dkdv_, gradients_ = tiles
-    return LaunchConfig(forward_, dq_, dkdv_, False, precision, gradients_)
+def _extras(*tiles: tuple[int, ...], precision: str = "ieee") -> LaunchConfig:
+    """Tiles (queries, keys, warps, perhaps max_registers) of forward, dq, dkdv and gradients; nothing is pipelined."""
+    forward, dq, dkdv, gradients = (Tile(*tile[:3], 1, *tile[3:]) for tile in tiles)
+    return LaunchConfig(forward, dq, dkdv, False, precision, gradients)
 
 
-# Positions and addresses of every score take registers; windows of the table and what is picked out of them take more.
-# fp32 with a table is multiplied without tensor cores: TF32's three terms of every window do not fit.
+# Positions and addresses of scores take registers; windows of a distance table and what is picked out of them take
+# more. fp32 with a table is multiplied without tensor cores: TF32's three terms of every window would not fit.
 _FACTORS = {
     # kind, dtype is fp32, at most this many columns
-    ("sm", False, 64): _extras((64, 64, 8), (64, 32, 8), (64, 32, 8), (32, 32, 8), 255),
-    ("sm", False, 128): _extras((64, 32, 8), (32, 32, 8), (64, 32, 8), (16, 32, 4), 255),
-    ("sm", True, 64): _extras((32, 32, 8), (16, 32, 4), (16, 32, 4), (16, 32, 4), 255, "tf32x3"),
-    ("sm", True, 128): _extras((16, 32, 4), (16, 32, 4), (16, 32, 8), (16, 32, 8), 255, "tf32x3"),
+    ("sm", False, 64): _extras((64, 64, 8, 255), (64, 32, 8, 255), (64, 32, 8, 255), (32, 32, 8, 255)),
+    ("sm", False, 128): _extras((64, 32, 8, 255), (32, 32, 8), (64, 32, 8), (16, 32, 4, 255)),
+    ("sm", True, 64): _extras(
+        (32, 32, 8, 255), (16, 32, 4, 255), (16, 32, 8, 255), (16, 32, 4, 255), precision="tf32x3"
+    ),
+    ("sm", True, 128): _extras(
+        (16, 32, 4, 255), (16, 32, 4, 255), (16, 32, 8, 255), (16, 32, 4, 255), precision="tf32x3"
+    ),
     ("gfx", False, 64): _extras((64, 32, 4), (64, 32, 4), (64, 32, 4), (64, 32, 4)),
     ("gfx", False, 128): _extras((64, 32, 4), (64, 32, 4), (64, 32, 4), (32, 32, 4)),
     ("gfx", True, 64): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (32, 32, 4)),
     ("gfx", True, 128): _extras((32, 32, 4), (16, 32, 4), (32, 32, 4), (16, 32, 4)),
 }
 _TABLE = {
-    ("sm", False, 64): _extras((32, 32, 8), (32, 32, 8), (32, 32, 8), (32, 32, 8), 255),
-    ("sm", False, 128): _extras((32, 32, 8), (32, 32, 8), (32, 32, 8), (16, 32, 8), 255),
-    ("sm", True, 64): _extras((16, 32, 4), (16, 32, 4), (16, 32, 8), (16, 32, 4), 255),
-    ("sm", True, 128): _extras((16, 32, 8), (16, 32, 8), (16, 32, 8), (16, 32, 8), 255),
+    ("sm", False, 64): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255)),
+    ("sm", False, 128): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (16, 32, 8)),
+    ("sm", True, 64): _extras((16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 4, 255)),
+    ("sm", True, 128): _extras((16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 4, 255)),
     ("gfx", False, 64): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (32, 32, 4)),
     ("gfx", False, 128): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (16, 32, 4)),
     ("gfx", True, 64): _extras((32, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4)),
