@@ -85,12 +85,12 @@ def masks_of_backward(family: Any, a: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("num_keys", [1, 7, 33, 128, 129, 300])
-@pytest.mark.parametrize("p", [2**-16, 0.1, 32767 / 65536, 1 - 2**-16])
+@pytest.mark.parametrize("p", [2**-16, 32767 / 65536, 1 - 2**-16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_forward_draws_the_bits_of_the_reference(kernels, num_keys: int, p: float, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     for seed in (-1, -(2**63)):
-        a = uniform(9, num_keys, 3, 64, p, seed, dtype)
-        expected = attention_keep_mask(a["seed"], a["site"], a["coords_q"], num_keys, 3, p)
+        a = uniform(9, num_keys, 2, 64, p, seed, dtype)
+        expected = attention_keep_mask(a["seed"], a["site"], a["coords_q"], num_keys, 2, p)
         assert torch.equal(mask_of_forward(kernels, a), expected)
 
 
