@@ -83,7 +83,7 @@ class ShortConfig:
 _HALF = {
     # kind, at most this many columns
     ("sm_90", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
-    ("sm_90", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 32, 4, 1)),
+    ("sm_90", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)),
     ("sm_100", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     ("sm_100", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 64, 8, 1)),
     ("sm_80", 64): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
@@ -91,8 +91,12 @@ _HALF = {
     ("gfx", 64): LaunchConfig(Tile(128, 64, 4, 1), Tile(128, 32, 4, 1), Tile(64, 32, 4, 1)),
     ("gfx", 128): LaunchConfig(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1)),
 }
-# With causality dk and dv take a third loop, and a second stage of it no longer fits.
-_HALF_CAUSAL_DKDV = {("sm_90", 64): Tile(64, 64, 4, 1), ("sm_100", 64): Tile(64, 64, 4, 1)}
+# With causality dk and dv take a third loop: a second stage, or wide tiles of wide heads, no longer fit.
+_HALF_CAUSAL_DKDV = {
+    ("sm_90", 64): Tile(64, 64, 4, 1),
+    ("sm_90", 128): Tile(32, 32, 4, 1),
+    ("sm_100", 64): Tile(64, 64, 4, 1),
+}
 
 
 def _fp32(forward: tuple[int, int, int], dq: tuple[int, int, int], dkdv: tuple[int, int, int]) -> LaunchConfig:
