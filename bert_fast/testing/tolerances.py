@@ -74,9 +74,10 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
         }
         for name in ("dq", "dk", "dv")
     },
+    # What is broadcast gets sums over rows, heads and pairs, up to 100, where a unit in the last place of fp32 is 8e-6.
     **{
         ("triton_attention", name): {
-            torch.float32: Tolerance(2.0, 5e-6),
+            torch.float32: Tolerance(2.0, 2e-5),
             torch.float16: Tolerance(2.0, 8e-3),
             torch.bfloat16: Tolerance(2.0, 6e-2),
         }

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.traffic import traffic
 
 from .attention_grid import arguments_of, check, heads_first, pairwise, run
 
@@ -218,3 +219,22 @@ def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-un
         wants = {name: i == wanted for i, name in enumerate(names)}
         made = kernels.attention_bwd(dout=inputs["dout"], out=out, lse=lse, **arguments, **wants)[3:]
         assert [one is not None for one in made] == list(wants.values())
+
+
+def test_factors_are_read_once_a_pass(kernels) -> None:  # type: ignore[no-untyped-def]
+    """Forward, dq, and dk with dv: each reads every pair's bias and factor once, and writes nothing of their size."""
+    case = AttentionCase((40,), num_heads=2, head_dim=16, bias="BAQK", head_mask="BAQK")
+    inputs = case.inputs(torch.float16)
+    arguments = arguments_of(case, inputs)
+    # One row of the batch would be broadcast all the same; its other dimensions are full.
+    assert inputs["bias"].shape == inputs["head_mask"].shape == (1, 2, 40, 40)
+    with traffic() as forward:
+        out, lse = kernels.attention_fwd(**arguments)
+    wants = dict.fromkeys(("wants_dbias", "wants_dhead_mask", "wants_ddistance_table"), False)
+    with traffic() as backward:
+        kernels.attention_bwd(dout=inputs["dout"], out=out, lse=lse, **arguments, **wants)
+    for factor in (*inputs["bias"][0], *inputs["head_mask"][0]):
+        # In forward, queries past the end of a tile read the first one's, from the cache.
+        assert forward.times_loaded(factor[1:]) == {1} and backward.times_loaded(factor) == {2}
+    assert forward.stored_bytes == out.nbytes + lse.nbytes
+    assert backward.stored_bytes == 3 * out.nbytes + lse.nbytes  # and delta
