@@ -15,10 +15,12 @@ ISSUE_SHARE_LIMIT = 1.0
 # Kernel -> a limit of its own, with the reason.
 _ISSUE_SHARE_EXCEPTIONS: dict[str, float] = {}
 
-# fp32 products in three terms hold every operand twice; with a bias, a head mask or relative positions besides, some
-# tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to be exact, so these may spill, but not
-# more than the table says.
-_MAY_SPILL = re.compile(r"attention_.* fp32 (bias|head mask|relative_key|relative_key_query)\b.* sm_\d+")
+# fp32 products in three terms hold every operand twice; with a bias, a head mask or relative positions besides, or with
+# heads of more than 64 columns, some tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to
+# be exact, so these may spill: with the table's Triton not more than the table says, with another one a few bytes.
+_MAY_SPILL = re.compile(
+    r"attention_.*( D=(96|128) fp32| fp32 (bias|head mask|relative_key|relative_key_query))\b.* sm_\d+"
+)
 
 Rows = dict[str, dict[str, Any]]
 
@@ -50,7 +52,7 @@ def compare(measured: dict[str, Any], table: dict[str, Any], *, whole: bool = Tr
             problems.append(f"{key}: not in the table; run python -m benchmarks.aot")
         else:
             same_compiler = measured["triton"] == table["triton"]
-            problems += [f"{key}: {problem}" for problem in _regressions(row, before, same_compiler)]
+            problems += [f"{key}: {problem}" for problem in _regressions(key, row, before, same_compiler)]
     return problems
 
 
@@ -109,7 +111,7 @@ def _problems_of_products(row: dict[str, Any], name: str) -> list[str]:
     return []
 
 
-def _regressions(row: dict[str, Any], before: dict[str, Any], same_compiler: bool) -> list[str]:
+def _regressions(key: str, row: dict[str, Any], before: dict[str, Any], same_compiler: bool) -> list[str]:
     problems = []
     for field in ("loads_128", "stores_128"):
         # Loops with products are pipelined: how many loads stand before and in them is the compiler's affair.
@@ -117,6 +119,6 @@ def _regressions(row: dict[str, Any], before: dict[str, Any], same_compiler: boo
             problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
     if same_compiler and row["registers"] > before["registers"]:
         problems.append(f"{row['registers']} registers, {before['registers']} in the table")
-    if same_compiler and before["spill_bytes"] and row["spill_bytes"] > before["spill_bytes"]:
+    if same_compiler and _MAY_SPILL.fullmatch(key) and row["spill_bytes"] > before["spill_bytes"]:
         problems.append(f"spills {row['spill_bytes']} bytes, {before['spill_bytes']} in the table")
     return problems

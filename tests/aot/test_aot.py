@@ -192,8 +192,10 @@ def test_only_named_kernels_may_spill_and_no_more_than_the_table_says(products: 
     worse = copy.deepcopy(known)
     for one in worse["kernels"].values():
         one["spill_bytes"] = 24
-    assert [problem.split(": ")[1] for problem in compare(worse, known)] == ["spills 24 bytes, 16 in the table"]
-    for name in ("attention_fwd tiled D=64 bf16 bias dropout sm_90", "attention_fwd tiled D=64 fp32 dropout sm_90"):
+    said = [problem.split(": ")[1] for problem in compare(worse, known)]
+    assert said == ["spills 24 bytes, 0 in the table", "spills 24 bytes, 16 in the table"]
+    assert compare(worse | {"triton": "0.0"}, known) == [], "another compiler may spill a little more"
+    for name in ("attention_fwd tiled D=128 bf16 bias dropout sm_90", "attention_fwd tiled D=64 fp32 dropout sm_90"):
         other = {"triton": products["triton"], "kernels": {name: row | {"spill_bytes": 8}}}
         assert len(compare(other, other)) == 1, name
 
