@@ -128,8 +128,8 @@ Kernels without these figures treat little data, such as second stages of sums, 
 Kernels of attention make matrix products, and memory is not what limits them. Their elements are scores (a query and a
 key of one head), and their main loop is the one over whole tiles; those at the edges of a sequence have another.
 
-- **products**: instructions of the tensor cores in the whole kernel. fp32 takes six products of bf16 for one, or one of
-  TF32 where PyTorch is told to allow it.
+- **products**: instructions of the tensor cores in the whole kernel. fp32 takes three products of TF32 for one (some
+  calls with relative positions none, but multiply-adds), or one where PyTorch is told to allow it.
 - **per score**: instructions of the main loop (of the whole kernel, where a tile is a whole head) per score.
 - **clocks**: that a multiprocessor takes for 1,000 scores, at least, for each of four reasons: issuing (128 lanes a
   clock), integer, logic, compare and convert instructions (64), the special function unit (16), and the tensor cores
