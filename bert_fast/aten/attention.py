@@ -51,7 +51,7 @@ def attention_fwd(
         q_b, k_b, v_b = _heads(q, sequence.q), _heads(k, sequence.k), _heads(v, sequence.k)
         scores = rules.scores(q_b, k_b, sequence, lse.dtype)  # [A, Sq, Sk]
         lse[:, sequence.q] = torch.logsumexp(scores, dim=-1)  # -inf for a row without keys
-        probs = _probabilities(scores, lse[:, sequence.q])
+        probs = _probabilities(scores)
         weights = _times(probs, rules.kept(probs, sequence), rules.head_factors(probs, sequence))
         out[sequence.q] = (weights.to(v.dtype) @ v_b).transpose(0, 1)
     return out, lse
@@ -87,7 +87,7 @@ def attention_bwd(
     for sequence in rules.sequences(cu_seqlens_q, cu_seqlens_k):
         q_b, k_b, v_b = _heads(q, sequence.q), _heads(k, sequence.k), _heads(v, sequence.k)
         dout_b = _heads(dout, sequence.q)
-        probs = _probabilities(rules.scores(q_b, k_b, sequence, lse.dtype), lse[:, sequence.q])
+        probs = _probabilities(rules.scores(q_b, k_b, sequence, lse.dtype))
         kept, factors = rules.kept(probs, sequence), rules.head_factors(probs, sequence)
         dweights = (dout_b @ v_b.transpose(1, 2)).to(probs.dtype)
         if dhead_mask is not None:
@@ -126,9 +126,12 @@ def _heads(x: Tensor, tokens: slice) -> Tensor:
     return x[tokens].transpose(0, 1)
 
 
-def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """exp(scores - lse), 0 in a row without keys."""
-    return torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+def _probabilities(scores: Tensor) -> Tensor:
+    """Softmax over keys, 0 in a row without keys.
+
+    Not exp(scores - lse): where a mask pushed a whole row to -1e9, adding log(number of keys) is lost in rounding.
+    """
+    return torch.softmax(scores, dim=-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
 
 
 def _times(x: Tensor, *factors: Tensor | None) -> Tensor:

@@ -129,3 +129,16 @@ def test_relative_positions_need_no_tensor_of_all_pairs(key_term: bool) -> None:
         out, lse = attention_fwd(q, k, v, *arguments)
         attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, True)
     assert largest.elements == heads * length * length
+
+
+def test_a_row_whose_keys_are_all_pushed_far_down_is_still_a_softmax() -> None:
+    """-1e9 on every key of a query: scores are then equal in fp32, and the log of their number is lost beside them."""
+    q, k, v = (torch.randn(5, 2, 16, requires_grad=True) for _ in range(3))
+    bias = torch.zeros(1, 1, 5, 5)
+    bias[..., 2, :] = -1e9
+    cu_seqlens = torch.tensor([0, 5], dtype=torch.int32)
+    out = ops.attention(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=5, bias=bias, backend="torch")
+    torch.testing.assert_close(out[2], v.mean(0))
+    dout = torch.randn(2, 16)
+    (dv,) = torch.autograd.grad(out[2], v, dout)
+    torch.testing.assert_close(dv, (dout / 5).expand(5, 2, 16))
