@@ -1,7 +1,7 @@
 """Attention over packed sequences: one C++ routine on the CPU in fp32, tensor arithmetic per sequence elsewhere.
 
 Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again (5 matrix products instead of 4) from
-q, k and lse, so 4 tensors [T, A, D] and one [A, T] are saved. The C++ routine keeps the scores of one block of queries
+q and k, the C++ routine probabilities from them and lse. That routine keeps the scores of one block of queries
 in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. It knows no bias, head
 mask or relative positions; with these, in other dtypes and on other devices sequences are worked on one by one, here.
 Half precision: matrix products in it, everything between them in fp32.
@@ -76,7 +76,7 @@ def attention_bwd(
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
         q, k, v, dout = (_rows_contiguous(t) for t in (q, k, v, dout.contiguous()))
         lib.attention_bwd(
-            dout.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(),
+            dout.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), lse.data_ptr(),
             dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
             dq.stride(0), dk.stride(0), dv.stride(0), *rules.native_arguments(q, cu_seqlens_q, cu_seqlens_k),
         )  # fmt: skip

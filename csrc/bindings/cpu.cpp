@@ -137,12 +137,11 @@ void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_
 }
 
 // out belongs to the arguments of every back-end's backward; this one has no use for it.
-void attention_bwd(Address dout, Address q, Address k, Address v, Address /* out */, Address lse, Address dq,
-                   Address dk, Address dv, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t dq_stride,
-                   int64_t dk_stride, int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences,
-                   int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q, Address coords_k,
-                   Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal, int64_t lse_stride,
-                   int num_threads) {
+void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, Address dq, Address dk, Address dv,
+                   int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t dq_stride, int64_t dk_stride,
+                   int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads,
+                   int64_t head_dim, float softmax_scale, Address coords_q, Address coords_k, Seed seed, uint32_t site,
+                   uint32_t threshold, float scale, bool causal, int64_t lse_stride, int num_threads) {
   const int64_t token = num_heads * head_dim;
   cpu::attention_backward(
       {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
@@ -203,12 +202,11 @@ void bind_cpu(py::module_& module) {
              "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T)) v, sequence by sequence (fp32 addresses).\n\n"
              "q, k, v [T, A, D], tokens *_stride floats apart, D up to 256; out contiguous;\n"
              "cu_q, cu_k int32 [num_sequences + 1]; lse[head * lse_stride + token]. No key: out 0, lse -inf.");
-  module.def(
-      "attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("out"), arg("lse"),
-      arg("dq"), arg("dk"), arg("dv"), arg("q_stride"), arg("k_stride"), arg("v_stride"), arg("dq_stride"),
-      arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
-      arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
-      arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
-      "Gradients of attention_fwd; dout and out [Tq, A, D] contiguous. Every element of dq, dk, dv that belongs\n"
-      "to a sequence is written. The bits of the results do not depend on num_threads.");
+  module.def("attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("lse"), arg("dq"),
+             arg("dk"), arg("dv"), arg("q_stride"), arg("k_stride"), arg("v_stride"), arg("dq_stride"),
+             arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
+             arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
+             arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
+             "Gradients of attention_fwd; dout [Tq, A, D] contiguous. Every element of dq, dk, dv that belongs\n"
+             "to a sequence is written. The bits of the results do not depend on num_threads.");
 }
