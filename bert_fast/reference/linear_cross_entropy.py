@@ -1,21 +1,24 @@
-"""The end of masked-language-model training: cross entropy of x W^T + b, x the rows that carry a label.
+"""The end of masked-language-model training: mean cross entropy of x W^T + b, x the rows that carry a label.
 
-The composition of linear_gelu.py's linear layer and cross_entropy.py. Back-ends make the logits chunk by chunk and keep
-none of them; here they are simply made twice. Saved for backward: x and lse.
+forward     Z       = x W^T + b                                                [M, V]
+            loss    = mean over labelled rows of cross_entropy(Z)              []
+gradients   dZ      = softmax(Z) - (1 - s) onehot(labels) - s / V              [M, V], 0 in rows without a label
+of the sum  dx      = dZ W                                                     [M, H]
+            dweight = dZ^T x                                                   [V, H]
+            dbias   = sum over rows of dZ                                      [V]
+backward    those, times dloss / number of labelled rows
+
+Forward makes the gradients, of the sum over labelled rows, wherever one is wanted: while the logits are there, so that
+nobody keeps them or makes them twice. Backward knows what the sum is to be divided by and multiplied with, and scales.
 """
 
+import torch
 from torch import Tensor
 
 from bert_fast.reference.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
-from bert_fast.reference.linear import linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
 __all__ = ["linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
-
-
-def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Wide, and not rounded to the dtype of x in between: nothing keeps them."""
-    return linear_fwd(wide(x), wide(weight), None if bias is None else wide(bias))
 
 
 def linear_cross_entropy_fwd(
@@ -25,27 +28,49 @@ def linear_cross_entropy_fwd(
     labels: Tensor,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """The mean cross entropy of the rows of x W^T + b.
+    wants_dx: bool = False,
+    wants_dweight: bool = False,
+    wants_dbias: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The mean cross entropy of the rows of x W^T + b, and gradients of its sum.
 
-    x (Tensor [N, H]); weight (Tensor [V, H]); bias (Tensor [V] or None); labels (Tensor [N], int).
-    Returns: loss (Tensor [], fp32; fp64 for fp64 inputs); lse (Tensor [N], likewise).
+    x (Tensor [M, H]); weight (Tensor [V, H]); bias (Tensor [V] or None); labels (Tensor [M], int).
+    Returns: loss (Tensor [], fp32; fp64 for fp64 inputs); dx [M, H], dweight [V, H], dbias [V], likewise, of the sum of
+        the losses of labelled rows; None for what is not wanted.
     """
-    return cross_entropy_fwd(_logits(x, weight, bias), labels, ignore_index, label_smoothing)
+    x, weight = wide(x), wide(weight)
+    logits = x @ weight.T  # wide, and not rounded to the dtype of x in between: nothing keeps them
+    if bias is not None:
+        logits = logits + wide(bias)
+    loss, lse = cross_entropy_fwd(logits, labels, ignore_index, label_smoothing)
+    if not (wants_dx or wants_dweight or wants_dbias):
+        return loss, None, None, None
+    with torch.no_grad():
+        number = (labels != ignore_index).sum().to(loss.dtype)  # the loss is the sum divided by it
+        dlogits = cross_entropy_bwd(number, logits, labels, lse, ignore_index, label_smoothing)
+        dx = dlogits @ weight if wants_dx else None
+        dweight = dlogits.T @ x if wants_dweight else None
+        dbias = dlogits.sum(0) if wants_dbias else None
+    return loss, dx, dweight, dbias
 
 
 def linear_cross_entropy_bwd(
     dloss: Tensor,
+    labels: Tensor,
+    dx: Tensor | None,
+    dweight: Tensor | None,
+    dbias: Tensor | None,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    lse: Tensor,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx [N, H], dweight [V, H], dbias [V], in the dtypes of x and weight; drop dbias where there was no bias."""
-    logits = _logits(x, weight, bias)
-    dlogits = cross_entropy_bwd(dloss, logits, labels, lse, ignore_index, label_smoothing)
-    dx, dweight, dbias = linear_bwd(dlogits, wide(x), wide(weight))
-    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dx, dweight and dbias of `linear_cross_entropy_fwd` for dloss (Tensor []), in the dtypes of x, weight and weight.
+
+    x and weight say the dtypes, nothing else.
+    """
+    scale = dloss / (labels != ignore_index).sum().clamp(min=1)
+
+    def scaled(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        return None if gradient is None else (gradient * scale).to(dtype)
+
+    return scaled(dx, x.dtype), scaled(dweight, weight.dtype), scaled(dbias, weight.dtype)
