@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.measure import interleaved
 from benchmarks.registry import SHAPES, Case
+from bert_fast.demo.saved_bytes import saved_bytes
 
 __all__ = ["draw_lengths", "make_models", "make_step", "padded_batch", "run_case", "saved_bytes_per_layer"]
 
@@ -152,7 +153,8 @@ def saved_bytes_per_layer(shape: str = "base", batch_size: int = 8, length: int 
             theirs = transformers.BertModel._from_config(theirs.config, attn_implementation=attention)
             for name, model in (("bert_fast", ours), ("transformers", theirs)):
                 model.train()
-                totals[name].append(_saved_bytes(model, torch.randint(1000, VOCAB_SIZE, (batch_size, length))))
+                input_ids = torch.randint(1000, VOCAB_SIZE, (batch_size, length))
+                totals[name].append(saved_bytes(model, lambda: model(input_ids=input_ids).last_hidden_state))  # noqa: B023
         counts["bert_fast"] = totals["bert_fast"][1] - totals["bert_fast"][0]
         counts[f"transformers_{attention}"] = totals["transformers"][1] - totals["transformers"][0]
     size = SHAPES[shape]
@@ -165,20 +167,3 @@ def saved_bytes_per_layer(shape: str = "base", batch_size: int = 8, length: int 
         "share_of_eager_byte_masks": round(counts["bert_fast"] / counts["transformers_eager_byte_masks"], 4),
         "share_of_sdpa": round(counts["bert_fast"] / counts["transformers_sdpa"], 4),
     }
-
-
-def _saved_bytes(model: torch.nn.Module, input_ids: Tensor) -> int:
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    storages: dict[int, int] = {}
-    keep = []  # a storage freed and reused would be counted once
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            storages[storage.data_ptr()] = storage.nbytes()
-            keep.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(input_ids=input_ids).last_hidden_state.sum()
-    return sum(storages.values())
