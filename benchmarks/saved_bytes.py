@@ -33,13 +33,12 @@ def layer_lists(shape: str, batch_size: int, length: int) -> dict[str, list[Save
     ours, theirs = make_models(shape, 0.1, 2)
     theirs = transformers.BertModel._from_config(theirs.config, attn_implementation="eager")
     input_ids = torch.randint(1000, VOCAB_SIZE, (batch_size, length))
-    models: dict[str, Any] = {"bert_fast": ours, "transformers": theirs}
-    return {
-        name: saved_storages(
-            model.train(), lambda: model(input_ids=input_ids).last_hidden_state, model.encoder.layer[1]
-        )  # noqa: B023
-        for name, model in models.items()
-    }
+
+    def listed(model: Any) -> list[SavedStorage]:
+        model.train()
+        return saved_storages(model, lambda: model(input_ids=input_ids).last_hidden_state, model.encoder.layer[1])
+
+    return {"bert_fast": listed(ours), "transformers": listed(theirs)}
 
 
 def share(lists: dict[str, list[SavedStorage]]) -> float:
@@ -88,8 +87,8 @@ it saved as its own result is no cost of the second.
 
 {render(lists, shape, batch_size, length)}
 On the CPU PyTorch's dropout keeps its masks in fp32, where CUDA keeps a byte an element; the stored figure against such
-masks is `share_of_eager_byte_masks` of `python -m benchmarks.run --only saved_bytes`. bert_fast keeps no mask: a seed and
-the tokens' coordinates, which all layers share, give it again.
+masks is `share_of_eager_byte_masks` of `python -m benchmarks.run --only saved_bytes`. bert_fast keeps no mask: a seed
+and the tokens' coordinates, which all layers share, give it again.
 """
 
 
