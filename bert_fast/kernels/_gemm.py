@@ -1,0 +1,208 @@
+"""THE matrix products of the Triton back-end, with what follows them: by our kernel, or by the library.
+
+    product             c = a b + bias                       or  out += a b
+    product_activation  y = act(a b + bias), pre = a b + bias
+    product_derivative  dpre = (a b) * act'(pre), act(pre), column sums of dpre
+    product_recomputed  dpre = dy * act'(a b + bias), column sums of dpre
+
+a [M, K], b [K, N] (fp32, fp16 or bf16, one dtype): any strides; a transposed view of a contiguous matrix is as good as
+a contiguous one, a copy is made only where neither dimension has its neighbours side by side. Every size may be 0.
+bias [N]: fp32 or a's dtype. hidden_act: the names of BERT's config, as in bias_gelu.
+
+`_gemm_tiles.choose` says who computes, and with which tile; `tile=` forces our kernel. In the interpreter it is always
+ours. Results are new, contiguous tensors of a's dtype where nothing else is said.
+
+Bytes moved beside operands (M K + K N), elements of e bytes; "library": a product, then the kernels of bias_gelu:
+    product_activation  ours: y, pre: 2 M N e                     library: 4 M N e  (pre; pre, y; without pre the same)
+    product_derivative  ours: pre, dpre, act: 3 M N e             library: 6 M N e  (dact; pre, dact, dpre; pre, act)
+    product_recomputed  ours: dy, dpre: 2 M N e                   library: 4 M N e
+    accumulate          ours: out twice: 8 M N                    library: 16 M N   (product; product, out, out)
+
+Precision: accumulators, biases, activations, column sums in fp32, rounded once; the library rounds the product (with
+bias) to a's dtype before the activation. fp32 products use TF32 where PyTorch is told to allow it. Deterministic.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from bert_fast.env import SETTINGS
+from bert_fast.kernels._column_sums import column_sums
+from bert_fast.kernels._gemm_launch import Epilogue, launch
+from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose
+from bert_fast.kernels._launch import unit_stride
+from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
+
+__all__ = ["by_library", "product", "product_activation", "product_derivative", "product_recomputed"]
+
+_library_only: ContextVar[bool] = ContextVar("library_only", default=False)
+
+
+@contextmanager
+def by_library() -> Iterator[None]:
+    """Within the context the library makes every product that does not force a tile: for comparisons and tuning."""
+    token = _library_only.set(True)
+    try:
+        yield
+    finally:
+        _library_only.reset(token)
+
+
+def _tile(kind: str, a: Tensor, b: Tensor, forced: Tile | None) -> Tile | None:
+    """The tile for our kernel, None for the library."""
+    if forced is not None:
+        return forced
+    if _library_only.get():
+        return None
+    if SETTINGS.triton_interpret:
+        return INTERPRETER_TILE
+    return choose(kind, a, b)
+
+
+def _operands(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a and b; where there is nothing to add up (K = 0), a product of zeros of the same shape."""
+    if a.shape[1]:
+        return a, b
+    return a.new_zeros((a.shape[0], 1)), b.new_zeros((1, b.shape[1]))
+
+
+def product(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """a @ b + bias [M, N].
+
+    out: where to write it, rows anywhere, neighbouring columns side by side; else a new tensor of `out_dtype` (a's, or
+    fp32), which is rounded once, from the accumulator. accumulate: added to `out`, which is fp32; no bias then.
+    """
+    shape = (a.shape[0], b.shape[1])
+    if out is None:
+        assert not accumulate, "accumulate needs out"
+        out = torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device)
+    assert out.shape == shape and out.dtype in (a.dtype, torch.float32) and (out.stride(1) == 1 or shape[1] <= 1)
+    assert not accumulate or (out.dtype == torch.float32 and bias is None)
+    if out.numel() == 0 or (accumulate and a.shape[1] == 0):
+        return out
+    a, b = _operands(a, b)
+    tile = _tile("accumulate" if accumulate else "plain", a, b, tile)
+    if tile is None:
+        return _library_product(a, b, bias, out, accumulate)
+    if accumulate:
+        launch(a, b, tile, Epilogue("accumulate", out, x=out))
+    else:
+        launch(a, b, tile, Epilogue("plain", out, bias=_contiguous(bias)))
+    return out
+
+
+def _library_product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> Tensor:
+    if out.dtype == a.dtype:
+        if accumulate:
+            return out.addmm_(a, b)
+        if bias is None:
+            return torch.mm(a, b, out=out)
+        return torch.addmm(bias.to(a.dtype), a, b, out=out)
+    if a.is_cuda and torch.version.hip is None:
+        wide = torch.mm(a, b, out_dtype=torch.float32)
+    else:
+        wide = torch.mm(a.float(), b.float())
+    if accumulate:
+        return out.add_(wide)
+    return out.copy_(wide) if bias is None else torch.add(wide, bias, out=out)
+
+
+def product_activation(
+    a: Tensor, b: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool, *, tile: Tile | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """(act(a @ b + bias) [M, N], a @ b + bias before the activation, or None unless `save_pre`)."""
+    shape = (a.shape[0], b.shape[1])
+    a, b = _operands(a, b)
+    tile = _tile("activation", a, b, tile) if shape[0] * shape[1] else INTERPRETER_TILE
+    if tile is None:
+        pre = product(a, b, bias)
+        return bias_gelu_fwd(pre, None, hidden_act), pre if save_pre else None
+    y = torch.empty(shape, dtype=a.dtype, device=a.device)
+    pre = torch.empty_like(y) if save_pre else None
+    if y.numel():
+        epilogue = Epilogue("activation", y, z=pre, bias=_contiguous(bias), activation=_ACTIVATIONS[hidden_act])
+        launch(a, b, tile, epilogue)
+    return y, pre
+
+
+def product_derivative(
+    a: Tensor,
+    b: Tensor,
+    pre: Tensor,
+    hidden_act: str,
+    wants_activation: bool,
+    wants_dbias: bool,
+    *,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(dpre = (a @ b) * act'(pre), act(pre) | None, column sums of dpre (fp32 [N]) | None); pre [M, N] of a's dtype."""
+    if pre.numel() == 0:
+        return _empty(pre, wants_activation, wants_dbias)
+    a, b = _operands(a, b)
+    tile = _tile("derivative", a, b, tile)
+    if tile is None:
+        dpre, dbias = _library_derivative(product(a, b), pre, hidden_act, wants_dbias)
+        return dpre, bias_gelu_fwd(pre, None, hidden_act) if wants_activation else None, dbias
+    pre = unit_stride(pre)
+    dpre = torch.empty(pre.shape, dtype=a.dtype, device=a.device)
+    act = torch.empty_like(dpre) if wants_activation else None
+    epilogue = Epilogue("derivative", dpre, x=pre, z=act, activation=_ACTIVATIONS[hidden_act], wants_sums=wants_dbias)
+    return dpre, act, _sums(launch(a, b, tile, epilogue))
+
+
+def product_recomputed(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    dy: Tensor,
+    hidden_act: str,
+    wants_dbias: bool,
+    *,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(dpre = dy * act'(a @ b + bias), column sums of dpre (fp32 [N]) | None); dy [M, N] of a's dtype."""
+    if dy.numel() == 0:
+        dpre, _, dbias = _empty(dy, False, wants_dbias)
+        return dpre, dbias
+    a, b = _operands(a, b)
+    tile = _tile("recomputed", a, b, tile)
+    if tile is None:
+        return _library_derivative(dy, product(a, b, bias), hidden_act, wants_dbias)
+    dy = unit_stride(dy)
+    dpre = torch.empty(dy.shape, dtype=a.dtype, device=a.device)
+    activation = _ACTIVATIONS[hidden_act]
+    epilogue = Epilogue("recomputed", dpre, x=dy, bias=_contiguous(bias), activation=activation, wants_sums=wants_dbias)
+    return dpre, _sums(launch(a, b, tile, epilogue))
+
+
+def _library_derivative(dy: Tensor, pre: Tensor, hidden_act: str, wants_dbias: bool) -> tuple[Tensor, Tensor | None]:
+    # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.
+    bias = torch.zeros(pre.shape[1], dtype=torch.float32, device=pre.device) if wants_dbias else None
+    return bias_gelu_bwd(dy, pre, bias, hidden_act)
+
+
+def _empty(like: Tensor, wants_activation: bool, wants_dbias: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Results where there is no element: sums over no rows are 0."""
+    dpre = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    dbias = torch.zeros(like.shape[1], dtype=torch.float32, device=like.device) if wants_dbias else None
+    return dpre, torch.empty_like(dpre) if wants_activation else None, dbias
+
+
+def _contiguous(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def _sums(partial: Tensor | None) -> Tensor | None:
+    return None if partial is None else column_sums(partial, torch.float32)[0]

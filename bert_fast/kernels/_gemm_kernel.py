@@ -1,0 +1,184 @@
+"""c = epilogue(a @ b): one persistent kernel for all matrix products, and the second stage of products split along K.
+
+a [M, K] and b [K, N] lie in memory as they are ("row") or transposed. fp32 accumulators; what follows a product is in
+`_gemm_epilogue.py`. docs/kernels/linear.md explains the design.
+
+Work: the output is cut into tiles [BLOCK_M, BLOCK_N]; a program takes every num_programs-th. Tiles are numbered in
+groups of GROUP_M rows of tiles, column by column within a group, so that tiles made at the same time share operands:
+about GROUP_M row blocks of a and as many column blocks of b as there are tiles at work, divided by GROUP_M, are read
+from cache rather than from memory.
+
+Bytes moved, of e-byte operands and E-byte results:
+    operands     (M K ceil(N / BLOCK_N) + K N ceil(M / BLOCK_M)) e from cache, (M K + K N) e from memory
+    results      M N E for y; M N e more for z (written) and for x (read), where there is one
+    column sums  4 N ceil(M / BLOCK_M), read again by the second stage
+    split        4 M N S written, and read again by the second stage
+
+Determinism: no atomics. Every element is summed in the order of K by one program, or by S programs whose sums are added
+in order.
+
+Order of tiles: Tillet et al. 2019 (doi:10.1145/3315508.3329973), as in Triton's tutorials; split-K and its two-stage
+form: NVIDIA CUTLASS' documentation on efficient matrix products.
+"""
+
+import triton
+import triton.language as tl
+
+from bert_fast.kernels._gemm_epilogue import finish, load_tile
+
+
+@triton.jit
+def _tile_position(tile, num_m, num_n, GROUP_M: tl.constexpr):
+    """(row block, column block) of a tile in grouped order."""
+    per_group = GROUP_M * num_n
+    first_m = tile // per_group * GROUP_M
+    rows = tl.minimum(num_m - first_m, GROUP_M)
+    within = tile % per_group
+    return first_m + within % rows, within // rows
+
+
+@triton.jit
+def _load_a(a, m, k, stride, n_rows, n_k, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, TRANSPOSED: tl.constexpr,
+            TMA: tl.constexpr):  # fmt: skip
+    """[BLOCK_M, BLOCK_K] of a at (m, k); the transpose is a matter of how the product reads shared memory."""
+    if TRANSPOSED:
+        return load_tile(a, k, m, stride, n_k, n_rows, BLOCK_K, BLOCK_M, TMA).T
+    else:
+        return load_tile(a, m, k, stride, n_rows, n_k, BLOCK_M, BLOCK_K, TMA)
+
+
+@triton.jit
+def _load_b(b, k, n, stride, n_k, n_cols, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
+            TMA: tl.constexpr):  # fmt: skip
+    """[BLOCK_K, BLOCK_N] of b at (k, n)."""
+    if TRANSPOSED:
+        return load_tile(b, n, k, stride, n_cols, n_k, BLOCK_N, BLOCK_K, TMA).T
+    else:
+        return load_tile(b, k, n, stride, n_k, n_cols, BLOCK_K, BLOCK_N, TMA)
+
+
+@triton.jit(do_not_specialize=["m_units", "n_units", "k_units", "num_splits"])
+def _gemm_kernel(
+    a,
+    b,
+    bias_ptr,
+    x,
+    y,
+    z,
+    partial_ptr,
+    a_stride,
+    b_stride,
+    x_stride,
+    y_stride,
+    z_stride,
+    m_units,
+    n_units,
+    k_units,
+    num_splits,
+    KIND: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    TMA: tl.constexpr,
+    TMA_RESULTS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    M_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    HALVES: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Every num_programs-th tile of y = epilogue(a @ b).
+
+    Sizes count UNITs of elements, so that Triton sees masks change at whole vectors only. IS_SPLIT: the sum over K is
+    cut into num_splits; y (fp32 [num_splits * row blocks * BLOCK_M, N]) takes the partial products. HALVES = 2: the
+    columns of the accumulator are finished half by half, which halves what an epilogue holds in registers.
+    """
+    n_rows, n_cols, n_k = m_units * M_UNIT, n_units * N_UNIT, k_units * K_UNIT
+    num_m, num_n, num_k = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N), tl.cdiv(n_k, BLOCK_K)
+    num_tiles = num_m * num_n * num_splits
+    k_per_split = tl.cdiv(num_k, num_splits)
+    # In the loop, K is counted in blocks from the first one of the split.
+    for tile in tl.range(
+        tl.program_id(0), num_tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        first_k = 0
+        last_k = num_k
+        of_split = tile
+        first_row = 0  # of this split's partial products
+        result_rows = n_rows
+        if IS_SPLIT:
+            split = tile // (num_m * num_n)
+            of_split = tile - split * num_m * num_n
+            first_k = split * k_per_split
+            last_k = tl.minimum(first_k + k_per_split, num_k)
+            first_row = split * num_m * BLOCK_M
+            result_rows = num_splits * num_m * BLOCK_M
+        m_block, n_block = _tile_position(of_split, num_m, num_n, GROUP_M)
+        m, n = m_block * BLOCK_M, n_block * BLOCK_N
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for k_block in tl.range(first_k, last_k):
+            k = k_block * BLOCK_K
+            a_tile = _load_a(a, m, k, a_stride, n_rows, n_k, BLOCK_M, BLOCK_K, A_TRANSPOSED, TMA)
+            b_tile = _load_b(b, k, n, b_stride, n_k, n_cols, BLOCK_K, BLOCK_N, B_TRANSPOSED, TMA)
+            acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+        if HALVES == 2:
+            # [BLOCK_M, 2, BLOCK_N / 2] -> [BLOCK_M, BLOCK_N / 2, 2] -> left and right half
+            left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+            finish(
+                left, bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n, x_stride, y_stride, z_stride,
+                result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
+            )  # fmt: skip
+            finish(
+                right, bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n + BLOCK_N // 2, x_stride, y_stride,
+                z_stride, result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
+            )  # fmt: skip
+        else:
+            finish(
+                acc, bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n, x_stride, y_stride, z_stride,
+                result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_units", "num_splits", "split_rows"])
+def _gemm_reduce_kernel(
+    product_ptr,
+    bias_ptr,
+    x_ptr,
+    y_ptr,
+    z_ptr,
+    partial_ptr,
+    x_stride,
+    y_stride,
+    z_stride,
+    n_rows,
+    n_units,
+    num_splits,
+    split_rows,
+    KIND: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Second stage of a split product: adds partial products (fp32 [num_splits, split_rows, N]), then the epilogue.
+
+    Program (i, j): the tile [BLOCK_M, BLOCK_N] at row block i, column block j.
+    """
+    n_cols = n_units * N_UNIT
+    m_block = tl.program_id(0)
+    m, n = m_block * BLOCK_M, tl.program_id(1) * BLOCK_N
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    split_size = split_rows.to(tl.int64) * n_cols  # split_rows: row blocks of the first stage, whole ones
+    for split in tl.range(0, num_splits):
+        acc += load_tile(product_ptr + split * split_size, m, n, n_cols, n_rows, n_cols, BLOCK_M, BLOCK_N, False)
+    finish(
+        acc, bias_ptr, x_ptr, y_ptr, z_ptr, partial_ptr, m, m_block, n, x_stride, y_stride, z_stride, n_rows, n_cols,
+        KIND, ACTIVATION, False,
+    )  # fmt: skip
