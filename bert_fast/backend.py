@@ -156,6 +156,7 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
     ),
     "linear": (_implementation("torch", "linear"), _implementation("reference", "linear")),
     "linear_gelu": (_implementation("torch", "linear_gelu"), _implementation("reference", "linear_gelu")),
+    "mlp": (_implementation("torch", "mlp"), _implementation("reference", "mlp")),
     "optimizer": (
         _implementation("triton", "optimizer", _triton_list_reasons),
         _implementation("torch", "optimizer"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["matmul", "matmul_add"]
+__all__ = ["matmul", "matmul_add", "weight_gradient"]
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,9 +28,21 @@ def matmul_add(a: Tensor, b: Tensor, addend: Tensor) -> Tensor:
     return addend.addmm_(a, b)
 
 
+def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """dy [T, N]^T @ x [T, K], as `dtype`: what the weight has, fp32 beside half-precision activations or theirs.
+
+    On CUDA an fp32 gradient of half-precision operands is the product's accumulator, never rounded in between.
+    """
+    if dtype != x.dtype and x.device.type == "cuda":
+        return torch.mm(dy.t(), x, out_dtype=dtype)
+    return matmul(dy.t(), x).to(dtype)
+
+
 def _by_onednn(a: Tensor) -> bool:
-    # oneDNN has no product over an empty inner dimension (the weight gradient of no tokens).
-    return a.dtype == torch.float32 and a.device.type == "cpu" and a.numel() > 0 and _mkl_lacks_avx512()
+    # oneDNN has no product over an empty inner dimension (the weight gradient of no tokens), and none of a vector: one
+    # token's products take it up to five times as long as MKL.
+    is_product = a.dim() == 2 and min(a.shape) > 1
+    return a.dtype == torch.float32 and a.device.type == "cpu" and is_product and _mkl_lacks_avx512()
 
 
 @functools.cache

@@ -2,16 +2,26 @@
 
 from torch import Tensor
 
-from bert_fast.aten._gemm import matmul
+from bert_fast.aten._gemm import matmul, weight_gradient
 
 __all__ = ["linear_bwd", "linear_fwd"]
 
 
 def linear_fwd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y, as `reference.linear`."""
-    return matmul(x, weight.t(), bias)
+    """y, as `reference.linear`; wider parameters are rounded to the dtype of x."""
+    return matmul(x, weight.t().to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def linear_bwd(
+    dy: Tensor, x: Tensor | None, weight: Tensor, wants_dx: bool, wants_dweight: bool, wants_dbias: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dweight, dbias), as `reference.linear`."""
-    return matmul(dy, weight), matmul(dy.t(), x), dy.sum(0)
+    dx = dweight = dbias = None
+    if wants_dx:
+        dx = matmul(dy, weight.to(dy.dtype))
+    if wants_dweight:
+        assert x is not None
+        dweight = weight_gradient(dy, x, weight.dtype)
+    if wants_dbias:
+        dbias = dy.sum(0, dtype=weight.dtype)
+    return dx, dweight, dbias

@@ -1,34 +1,56 @@
 """One BERT layer on packed tokens: attention, then the MLP; parameters named as in Hugging Face's BertLayer."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bert_fast.modules.activated_linear import activated_linear
-from bert_fast.modules.attention import BertAttention, BertSelfOutput
-from bert_fast.ops.dropout import DropoutSite
+from bert_fast.modules.attention import BertAttention
+from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
+from bert_fast.ops.dropout import DropoutSite, dropout_site
+from bert_fast.ops.linear import linear
+from bert_fast.ops.mlp import mlp
 from bert_fast.ops.packing import Packing
 
-__all__ = ["MLP_CHUNK_TOKENS", "BertIntermediate", "BertLayer"]
-
-# Without gradients nothing of size [T, I] must survive, so on the CPU the MLP runs over chunks of tokens that stay in
-# the cache: 4,096 tokens of BERT-base's MLP took 370 ms in chunks of 1,024, 376 ms of 512, 412 ms whole (one Zen 4
-# core, 32 MB L3, medians of 7 interleaved rounds).
-MLP_CHUNK_TOKENS = 1024
+__all__ = ["BertIntermediate", "BertLayer", "BertOutput"]
 
 
 class BertIntermediate(nn.Module):
-    """act(dense(x)): the widening half of the MLP."""
+    """act(dense(x)): the widening half of the MLP.
+
+    A layer whose activation has a name does not call it: `BertOutput` takes its parameters, so that the activation
+    need not be saved.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.hidden_act = config.hidden_act
+        self.hidden_act: str | Callable[[Tensor], Tensor] = config.hidden_act
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, I]."""
         return activated_linear(x, self.dense, self.hidden_act)
+
+
+class BertOutput(nn.Module):
+    """LN(x + dropout(dense(intermediate(x)))): the MLP, and what closes it."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.LayerNorm = DropoutAddLayerNorm(config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob)
+        self.site = dropout_site(DropoutSite.MLP_OUTPUT, layer)
+
+    def forward(self, x: Tensor, intermediate: BertIntermediate, coords: Tensor, seed: Tensor | None) -> Tensor:
+        """[T, H] to [T, H]. Both products are one op, unless hidden_act is a callable, which only PyTorch can run."""
+        up, hidden_act = intermediate.dense, intermediate.hidden_act
+        if isinstance(hidden_act, str):
+            product = mlp(x, up.weight, up.bias, self.dense.weight, hidden_act=hidden_act)
+        else:
+            product = linear(intermediate(x), self.dense.weight)
+        # The dense layer's bias is added with the residual.
+        return self.LayerNorm(product, x, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site)
 
 
 class BertLayer(nn.Module):
@@ -38,17 +60,9 @@ class BertLayer(nn.Module):
         super().__init__()
         self.attention = BertAttention(config, layer)
         self.intermediate = BertIntermediate(config)
-        self.output = BertSelfOutput(config.intermediate_size, config, DropoutSite.MLP_OUTPUT, layer)
+        self.output = BertOutput(config, layer)
 
     def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
         """[T, H] to [T, H]."""
         x = self.attention(x, packing, seed)
-        # Compiled graphs must not depend on the number of chunks.
-        is_whole = torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling()
-        if is_whole or len(x) <= MLP_CHUNK_TOKENS:
-            return self._mlp(x, packing.coords, seed)
-        chunks = zip(x.split(MLP_CHUNK_TOKENS), packing.coords.split(MLP_CHUNK_TOKENS), strict=True)
-        return torch.cat([self._mlp(chunk, coords, seed) for chunk, coords in chunks])
-
-    def _mlp(self, x: Tensor, coords: Tensor, seed: Tensor | None) -> Tensor:
-        return self.output(self.intermediate(x), x, coords, seed)
+        return self.output(x, self.intermediate, packing.coords, seed)

@@ -8,7 +8,8 @@ from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 from bert_fast.ops.embedding import embedding
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
-from bert_fast.ops.linear_gelu import linear_gelu
+from bert_fast.ops.linear_gelu import linear_activation, linear_gelu
+from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing
 from bert_fast.ops.qkv_projection import qkv_projection
@@ -32,6 +33,8 @@ __all__ = [
     "lamb_step",
     "layer_norm",
     "linear",
+    "linear_activation",
     "linear_gelu",
+    "mlp",
     "qkv_projection",
 ]

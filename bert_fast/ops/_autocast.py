@@ -1,11 +1,26 @@
-"""What `torch.autocast` means to the matrix products here: cast the operands, as `torch.nn.functional.linear` does."""
+"""What `torch.autocast` means to the ops: which operands are cast, and that nothing is cast behind their back."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_operands"]
+__all__ = ["autocast_linear_operands", "autocast_operands", "without_autocast"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _asked_dtype(x: Any) -> torch.dtype | None:
+    """What autocast asks of an op led by x; None where it is off or x is no tensor that it casts."""
+    if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def _cast(t: Any, dtype: torch.dtype) -> Any:
+    return t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
 
 
 def autocast_operands(*operands: Any) -> tuple[Any, ...]:
@@ -14,8 +29,37 @@ def autocast_operands(*operands: Any) -> tuple[Any, ...]:
     Only floating-point tensors are cast, and nothing where the first is fp64; whatever else stands among the operands
     is left to the checks that follow.
     """
-    x = operands[0]
-    if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
-        return operands
-    dtype = torch.get_autocast_dtype(x.device.type)
-    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in operands)
+    dtype = _asked_dtype(operands[0])
+    return operands if dtype is None else tuple(_cast(t, dtype) for t in operands)
+
+
+def autocast_linear_operands(x: Any, *parameters: Any) -> tuple[Any, ...]:
+    """x in the dtype that autocast asks for; fp32 parameters as they are, others in that dtype too.
+
+    A linear op casts fp32 parameters itself, each time it needs them: no half-precision copy is saved, and their
+    gradients come out in fp32. Only where parameters are of several dtypes are all of them cast here, as
+    `torch.nn.functional.linear` casts them.
+    """
+    dtype = _asked_dtype(x)
+    if dtype is None:
+        return x, *parameters
+    dtypes = {p.dtype for p in parameters if isinstance(p, Tensor)}
+    if dtypes != {torch.float32}:
+        parameters = tuple(_cast(p, dtype) for p in parameters)
+    return _cast(x, dtype), *parameters
+
+
+def without_autocast(function: _Function) -> _Function:
+    """The implementation of an op, led by a tensor, such that autocast casts nothing within: its dtypes are decided.
+
+    A backward that is started inside of the context is concerned too. Compiled graphs run without autocast anyway.
+    """
+
+    @functools.wraps(function)
+    def run(x: Tensor, *arguments: Any) -> Any:
+        if not torch.is_autocast_enabled(x.device.type):
+            return function(x, *arguments)
+        with torch.autocast(x.device.type, enabled=False):
+            return function(x, *arguments)
+
+    return run  # type: ignore[return-value]

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["Op", "custom_op"]
+__all__ = ["Op", "custom_op", "without_none"]
 
 _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
@@ -49,3 +50,8 @@ def custom_op(name: str, *, mutates_args: tuple[str, ...] = ()) -> Callable[[Cal
     Outputs must not share memory with inputs or with one another. An op named `..._bwd` refuses to be differentiated.
     """
     return lambda function: Op(name, function, mutates_args)
+
+
+def without_none(tensors: tuple[Tensor | None, ...], like: Tensor) -> Any:
+    """The tensors, with an empty one in the place of each None, since an op cannot return None."""
+    return tuple(like.new_empty(0) if t is None else t for t in tensors)

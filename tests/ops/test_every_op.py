@@ -139,6 +139,18 @@ SAMPLES = {
     "linear_gelu: tanh": Sample(
         lambda x, weight, bias: ops.linear_gelu(x, weight, bias, approximate="tanh"), rows((8, COLUMNS), (8,))
     ),
+    "linear: constant weight": Sample(lambda x, bias: ops.linear(x, x.new_ones(8, COLUMNS), bias), rows((8,))),
+    "linear_gelu: recomputed": Sample(
+        lambda x, weight, bias: ops.linear_activation(x, weight, bias, hidden_act="silu", save_pre=False),
+        rows((8, COLUMNS), (8,)),
+    ),
+    "mlp": Sample(
+        lambda *arguments: ops.mlp(*arguments), rows((24, COLUMNS), (24,), (COLUMNS, 24), (COLUMNS,))
+    ),
+    "mlp: recomputed, without down bias": Sample(
+        lambda *arguments: ops.mlp(*arguments, hidden_act="tanh", save_pre=False),
+        rows((24, COLUMNS), (24,), (COLUMNS, 24)),
+    ),
     "optimizer: adamw": Sample(step(optimizer.adamw_step), step_arguments),
     "optimizer: lamb": Sample(step(optimizer.lamb_step), step_arguments),
     "qkv_projection": Sample(

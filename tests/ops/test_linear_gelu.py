@@ -46,7 +46,7 @@ def test_erf_and_tanh_are_different_functions():
 def test_gradcheck_opcheck_and_compile():
     x, weight, bias, _ = (t.requires_grad_() for t in _inputs(3, 4, 5, torch.float64))
     assert torch.autograd.gradcheck(ops.linear_gelu, (x, weight, bias))
-    torch.library.opcheck(torch.ops.bert_fast.linear_gelu_fwd, (x, weight, bias, "none", "auto"))
+    torch.library.opcheck(torch.ops.bert_fast.linear_gelu_fwd, (x, weight, bias, "gelu", True, "auto"))
     compiled = torch.compile(ops.linear_gelu, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, weight, bias), ops.linear_gelu(x, weight, bias))
 

@@ -1,0 +1,116 @@
+"""act(x Wu^T + bu) Wd^T + bd from library GEMMs; on the CPU over chunks of tokens that stay in the cache.
+
+What lies between the two products, [T, I], is four times as wide as what goes in and comes out. On the CPU it is made
+a chunk of tokens at a time, used while it is in the cache, and its memory used again: without gradients nothing of
+T * I elements exists, with them only the pre-activation that backward wants. Weight gradients add up over chunks inside
+the products. On other devices everything is whole.
+"""
+
+import itertools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from bert_fast.aten._gemm import matmul, matmul_add, weight_gradient
+from bert_fast.aten.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
+from bert_fast.aten.linear import linear_fwd
+
+__all__ = ["CHUNK_TOKENS", "mlp_bwd", "mlp_fwd"]
+
+# The most tokens of a chunk. 1,024 tokens of BERT-base make 12 MB of a [T, I] tensor in fp32; two of them and a weight
+# lie in 32 MB. 512 and 2,048 take as long within 2 % (docs/kernels/mlp.md), below 256 weights are read too often.
+CHUNK_TOKENS = 1024
+
+
+def mlp_fwd(
+    x: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight: Tensor,
+    down_bias: Tensor | None,
+    hidden_act: str,
+    save_pre: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """(y, pre), as `reference.mlp`, of pre and the activation as rounded to the dtype of x."""
+    up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
+    pre = linear_fwd(x, up_weight, up_bias) if save_pre else None
+    parts_of_y = []
+    for x_part, pre_part in _chunks(x, pre):
+        act = bias_gelu_fwd(linear_fwd(x_part, up_weight, up_bias) if pre is None else pre_part, None, hidden_act)
+        parts_of_y.append(linear_fwd(act, down_weight, down_bias))
+    return _joined(parts_of_y), pre
+
+
+def mlp_bwd(
+    dy: Tensor,
+    x: Tensor | None,
+    pre: Tensor | None,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight: Tensor,
+    hidden_act: str,
+    wants_dx: bool,
+    wants_dup_weight: bool,
+    wants_dup_bias: bool,
+    wants_ddown_weight: bool,
+    wants_ddown_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """(dx, dup_weight, dup_bias, ddown_weight, ddown_bias), as `reference.mlp`."""
+    up, down = up_weight.to(dy.dtype), down_weight.to(dy.dtype)
+    wants_dpre = wants_dx or wants_dup_weight or wants_dup_bias
+    parts_of_dx: list[Tensor] = []
+    dup_weight = dup_bias = ddown_weight = None
+    for dy_part, x_part, pre_part in _chunks(dy, x, pre) if wants_dpre or wants_ddown_weight else ():
+        if pre is None:
+            pre_part = linear_fwd(x_part, up, up_bias)
+        if wants_ddown_weight:
+            act = bias_gelu_fwd(pre_part, None, hidden_act)
+            ddown_weight = _add_product(ddown_weight, dy_part, act, _sum_dtype(dy, down_weight))
+        if wants_dpre:
+            dpre, _ = bias_gelu_bwd(matmul(dy_part, down), pre_part, None, hidden_act)
+            if wants_dx:
+                parts_of_dx.append(matmul(dpre, up))
+            if wants_dup_weight:
+                dup_weight = _add_product(dup_weight, dpre, x_part, _sum_dtype(dy, up_weight))
+            if wants_dup_bias:
+                part = dpre.sum(0, dtype=_sum_dtype(dy, up_weight))
+                dup_bias = part if dup_bias is None else dup_bias.add_(part)
+    return (
+        _joined(parts_of_dx) if wants_dx else None,
+        None if dup_weight is None else dup_weight.to(up_weight.dtype),
+        None if dup_bias is None else dup_bias.to(up_weight.dtype),
+        None if ddown_weight is None else ddown_weight.to(down_weight.dtype),
+        dy.sum(0, dtype=down_weight.dtype) if wants_ddown_bias else None,
+    )
+
+
+def _num_chunks(x: Tensor) -> int:
+    return max(1, -(-len(x) // CHUNK_TOKENS)) if x.device.type == "cpu" else 1
+
+
+def _chunks(*tensors: Tensor | None) -> Iterable[tuple[Tensor, ...]]:
+    """Parts of the tensors [T, ...], of equally many tokens up to one; None in the place of a missing tensor.
+
+    There is at least one, also of no tokens. The first tensor is never missing.
+    """
+    first = tensors[0]
+    assert first is not None
+    count = _num_chunks(first)
+    return zip(*(itertools.repeat(None, count) if t is None else t.tensor_split(count) for t in tensors), strict=True)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _sum_dtype(dy: Tensor, weight: Tensor) -> torch.dtype:
+    """Of a gradient of weight that is still being added up: wide where there are several terms."""
+    return torch.promote_types(weight.dtype, torch.float32) if _num_chunks(dy) > 1 else weight.dtype
+
+
+def _add_product(total: Tensor | None, dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + dy [T, N]^T @ x [T, K] of `dtype`, in the memory of total; it may be missing."""
+    if total is None:
+        return weight_gradient(dy, x, dtype)
+    return matmul_add(dy.t(), x, total) if dtype == x.dtype else total.add_(matmul(dy.t(), x))

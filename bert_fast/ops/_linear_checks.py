@@ -1,0 +1,61 @@
+"""Checks that the linear ops share: x, and parameters that may be wider than it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.checks import check_dtype, check_floating, check_same_device, check_shape
+from bert_fast.reference.activations import ACTIVATIONS
+
+__all__ = ["check_activation", "check_flag", "check_input", "check_parameters"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def check_input(name: str, x: Any) -> None:
+    """Raises unless x is a Tensor [T, K] of fp32, fp16, bf16 or fp64."""
+    check_shape(name, x, ("T", "K"))
+    check_floating(name, x)
+    check_dtype(name, x, _DTYPES)
+
+
+def check_parameters(
+    weight_name: str, weight: Any, bias_name: str, bias: Any, num_columns: int, x: Tensor, num_rows: int | str = "N"
+) -> None:
+    """Raises unless weight is a Tensor [num_rows, num_columns] beside x, and bias None or one [N] of its dtype.
+
+    weight: dtype of x or, beside half precision, fp32.
+    """
+    check_shape(weight_name, weight, (num_rows, num_columns))
+    if weight.dtype != x.dtype and not (weight.dtype == torch.float32 and x.dtype in _HALF):
+        wanted = _name(x.dtype) + " (that of x)" + (" or float32" if x.dtype in _HALF else "")
+        raise TypeError(f"{weight_name}: expected dtype {wanted}, got {_name(weight.dtype)}")
+    check_same_device(weight_name, weight, "x", x)
+    if bias is None:
+        return
+    check_shape(bias_name, bias, (weight.shape[0],))
+    if bias.dtype != weight.dtype:
+        raise TypeError(
+            f"{bias_name}: expected dtype {_name(weight.dtype)} (that of {weight_name}), got {_name(bias.dtype)}"
+        )
+    check_same_device(bias_name, bias, "x", x)
+
+
+def check_activation(hidden_act: Any) -> None:
+    """Raises unless hidden_act is a name that a configuration may give."""
+    if not isinstance(hidden_act, str):
+        raise TypeError(f"hidden_act: expected a string, got {type(hidden_act).__name__}")
+    if hidden_act not in ACTIVATIONS:
+        raise ValueError(f"hidden_act: expected one of {sorted(ACTIVATIONS)}, got {hidden_act!r}")
+
+
+def check_flag(name: str, flag: Any) -> None:
+    """Raises TypeError unless flag is a bool."""
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(flag).__name__}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
