@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from bert_fast.testing.compare import assert_close_to_truth
 __all__ = ["AotCase", "KernelCase", "Problem", "assert_gradients_close", "dtype_name", "families"]
 
 Function = Callable[..., Tensor]
+Upstream = Tensor | tuple[Tensor, ...]
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -32,25 +34,26 @@ class Problem:
     upstream: gradient of the output; None where there is no backward pass (optimizer steps).
     fast: bert_fast's op; eager: the same function as PyTorch users write it (timed as it is and compiled); peers: other
         libraries' versions, only those that import here. All take *inputs (or their own) and return the output.
-    bytes_moved: mode ("fwd", "bwd", or "step") -> the floor of the family's docstring.
+    bytes_moved: mode -> the floor of the family's docstring. Modes: "fwd" and "bwd"; or "fwd_bwd", both in one launch,
+        where contestants do not agree which of them does what; or "step".
     verify: raises AssertionError where bert_fast's results on these very inputs are wrong; called before any timing.
     flops: mode -> floating-point operations, for families bound by arithmetic; empty for those bound by memory.
     own_inputs: contestant -> (inputs, upstream) of its own, where it works on another layout of such a batch (padded,
-        beside packed); "compiled" is one of them.
+        beside packed); "compiled" is one of them. One that returns several tensors has as many upstream gradients.
     """
 
     inputs: tuple[Tensor, ...]
     upstream: Tensor | None
     fast: Callable[..., Tensor | None]
-    eager: Callable[..., Tensor | None]
+    eager: Callable[..., Tensor | tuple[Tensor, ...] | None]
     bytes_moved: dict[str, int]
     verify: Callable[[], None]
-    peers: dict[str, Callable[..., Tensor | None]] = field(default_factory=dict)
+    peers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)
-    own_inputs: dict[str, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
+    own_inputs: dict[str, tuple[tuple[Tensor, ...], Upstream]] = field(default_factory=dict)
 
-    def arguments_of(self, provider: str) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """What a contestant is called with, and the gradient of its output."""
+    def arguments_of(self, provider: str) -> tuple[tuple[Tensor, ...], Upstream | None]:
+        """What a contestant is called with, and the gradient of its output or outputs."""
         return self.own_inputs.get(provider, (self.inputs, self.upstream))
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "check_case",
     "compile_eager",
     "copies",
+    "gradients_of",
     "launched_kernels",
     "make_clock",
     "time_case",
@@ -39,7 +40,7 @@ PROVIDERS = ("bert_fast", "eager", "compiled")
 # on copies of the problem until that much has been touched, so that each finds its inputs in memory.
 ROTATION_BYTES, MAX_ROTATION = 512 * 2**20, 64
 ROUNDS, WARMUP = 20, 3
-Function = Callable[..., Tensor | None]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,8 @@ def _run(problem: Problem) -> dict[str, Tensor]:
         results = {f"input {i}": t for i, t in enumerate(problem.inputs)}
         return results | {f"output {i}": t for i, t in enumerate(outputs) if t is not None}
     output = problem.fast(*problem.inputs)
-    assert output is not None, "a case with an upstream gradient has an output"
-    leaves = [t for t in problem.inputs if t.requires_grad]
-    gradients = torch.autograd.grad(output, leaves, problem.upstream.to(output.dtype))
+    assert isinstance(output, Tensor), "a case with an upstream gradient has an output"
+    gradients = gradients_of(output, problem.inputs, problem.upstream)
     return {"output": output.detach()} | {f"gradient {i}": g for i, g in enumerate(gradients)}
 
 
@@ -182,8 +182,8 @@ def time_case(
     """Times one case, which must have been checked; yields a result for each provider and mode.
 
     Forward includes what autograd saves. Backward is `torch.autograd.grad` on graphs built before, so neither forward
-    nor accumulation into `.grad` is in it. Contestants take turns, round after round; among them is a plain copy of
-    the same number of bytes. A contestant that fails yields {"provider", "skipped": reason}.
+    nor accumulation into `.grad` is in it; "fwd_bwd" is both in one launch. Contestants take turns, round after round;
+    among them is a plain copy of the same number of bytes. A contestant that fails yields {"provider", "skipped"}.
     """
     ceilings = ceilings or Ceilings()
     problems = _rotation(case, device)
@@ -234,19 +234,24 @@ def _contestants(
 ) -> list[Contestant]:
     arguments = [problem.arguments_of(provider) for problem in problems]
     forward: list[Launch] = [partial(f, *inputs) for f, (inputs, _) in zip(functions, arguments, strict=True)]
-    is_step = problems[0].upstream is None
+    if "fwd_bwd" in problems[0].bytes_moved:
+        forward = [
+            partial(_forward_and_backward, launch, *those) for launch, those in zip(forward, arguments, strict=True)
+        ]
+    is_single = "fwd" not in problems[0].bytes_moved
     first = forward[0]()  # compiles, which may take memory of its own
-    if not is_step:
+    if not is_single:
         _backward(first, *arguments[0])()
     del first
     before = _reset_peak(device)
     first = forward[0]()
-    backward: list[Launch] = [] if is_step else [_backward(first, *arguments[0])]
+    backward: list[Launch] = [] if is_single else [_backward(first, *arguments[0])]
     for run in backward:
         run()
     peak = _peak(device, before)
-    if is_step:
-        return [Contestant(provider, "step", forward, make_clock(device), peak)]
+    if is_single:
+        (mode,) = problems[0].bytes_moved
+        return [Contestant(provider, mode, forward, make_clock(device), peak)]
     backward += [_backward(launch(), *those) for launch, those in zip(forward[1:], arguments[1:], strict=True)]
     return [
         Contestant(provider, "fwd", forward, make_clock(device), peak),
@@ -254,11 +259,24 @@ def _contestants(
     ]
 
 
-def _backward(output: Any, inputs: tuple[Tensor, ...], upstream: Tensor | None) -> Launch:
-    assert upstream is not None
+def gradients_of(
+    output: Any, inputs: tuple[Tensor, ...], upstream: Tensor | tuple[Tensor, ...], **options: bool
+) -> tuple[Tensor, ...]:
+    """Gradients of the inputs that want one, of an output that is a tensor or several, given as many upstream ones."""
+    outputs = (output,) if isinstance(output, Tensor) else output
+    given = (upstream,) if isinstance(upstream, Tensor) else upstream
     leaves = [t for t in inputs if t.requires_grad]
-    upstream = upstream.to(output.dtype)
-    return partial(torch.autograd.grad, output, leaves, upstream, retain_graph=True, allow_unused=True)
+    cast = [gradient.to(one.dtype) for one, gradient in zip(outputs, given, strict=True)]
+    return torch.autograd.grad(outputs, leaves, cast, **options)
+
+
+def _backward(output: Any, inputs: tuple[Tensor, ...], upstream: Any) -> Launch:
+    assert upstream is not None
+    return partial(gradients_of, output, inputs, upstream, retain_graph=True, allow_unused=True)
+
+
+def _forward_and_backward(forward: Launch, inputs: tuple[Tensor, ...], upstream: Any) -> tuple[Tensor, ...]:
+    return gradients_of(forward(), inputs, upstream, allow_unused=True)
 
 
 def copies(bytes_moved: int, count: int, device: torch.device) -> list[Launch]:

@@ -123,7 +123,7 @@ def compile_(run: Run, family: str, seconds: float) -> bool:
     """Compiles forward and backward of the eager functions by running them; a failure is recorded, not an error."""
     import torch
 
-    from benchmarks.kernels import compile_eager
+    from benchmarks.kernels import compile_eager, gradients_of
 
     recorder = run.recorder
     for case in Seconds(seconds).of(list(_green(run, family)), _left_out(run, "compile")):
@@ -134,8 +134,7 @@ def compile_(run: Run, family: str, seconds: float) -> bool:
             inputs, upstream = problem.arguments_of("compiled")
             output = compile_eager(problem.eager, run.compile_backend)(*inputs)
             if upstream is not None:
-                leaves = [t for t in inputs if t.requires_grad]
-                torch.autograd.grad(output, leaves, upstream.to(output.dtype), allow_unused=True)
+                gradients_of(output, inputs, upstream, allow_unused=True)
         except Exception as failure:  # the compiler's failure is its result
             error = f"{type(failure).__name__}: {str(failure)[:500]}"
         took = round(time.monotonic() - start, 2)

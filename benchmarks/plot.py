@@ -23,7 +23,7 @@ __all__ = ["draw", "family_figure", "models_figure", "pieces_figure"]
 OURS, GOAL, GRID = "#1b6ca8", "#444444", "#dddddd"
 # One colour for a contestant wherever it appears; peers that are not listed share the last.
 COLOURS = {"eager": "#9aa5b1", "compiled": "#e08e2b", "liger": "#3f9b5b", "apex": "#8e5bb5", "flash_attn": "#c2506b"}
-MODE_COLOURS = {"fwd": OURS, "bwd": "#6fb1de", "step": OURS}
+MODE_COLOURS = {"fwd": OURS, "bwd": "#6fb1de", "fwd_bwd": OURS, "step": OURS}
 GOAL_SHARES = (0.8, 0.9)  # at 4,096 tokens; from 16,384 on
 
 

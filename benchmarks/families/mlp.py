@@ -1,0 +1,107 @@
+"""Cases of mlp: BERT's whole feed-forward block, which keeps the pre-activation for backward and not the activation."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks import matrix_products as bert
+from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
+from bert_fast import ops
+
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+
+_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new", "erf recompute": "gelu"}
+_NAMES = ("y", "dx", "dup_weight", "dup_bias", "ddown_weight", "ddown_bias")
+
+
+def cases() -> Iterator[KernelCase]:
+    """bf16 at full token budgets, base and large; the variants at the size that goals are set for."""
+    for num_tokens in bert.TOKENS:
+        for size in bert.SIZES:
+            yield _case(num_tokens, size, torch.bfloat16, "erf")
+    for variant in ("tanh", "erf recompute"):
+        yield _case(bert.TOKENS[0], bert.BASE, torch.bfloat16, variant)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: widths that are no multiple of anything, and MiniLM's."""
+    odd = bert.Size("odd", 41, 67)
+    yield _case(37, odd, torch.float32, "erf")
+    yield _case(37, odd, torch.float32, "erf recompute")
+    yield _case(37, bert.Size("odd", 40, 72), torch.float16, "tanh")
+    yield _case(37, bert.MINILM, torch.bfloat16, "erf")
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base and of MiniLM."""
+    for size in (bert.BASE, bert.MINILM):
+        yield _case(bert.CPU_TOKENS, size, torch.float32, "erf")
+
+
+def _case(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str) -> KernelCase:
+    return KernelCase(
+        "mlp", f"{num_tokens}x{size.hidden}x{size.intermediate}", dtype, variant,
+        lambda device: make(num_tokens, size, dtype, variant, device),
+    )  # fmt: skip
+
+
+def make(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str, device: torch.device) -> Problem:
+    """[T, H] to [T, I] and back, with both biases."""
+    hidden, wide = size.hidden, size.intermediate
+    x = bert.normal(num_tokens, hidden, dtype=dtype, device=device).requires_grad_()
+    up, down = bert.weight(wide, hidden, dtype, device), bert.weight(hidden, wide, dtype, device)
+    inputs = (x, up, bert.bias(wide, dtype, device), down, bert.bias(hidden, dtype, device))
+    upstream = bert.normal(num_tokens, hidden, dtype=dtype, device=device)
+    hidden_act, save_pre = _ACTIVATIONS[variant], "recompute" not in variant
+    approximate = "tanh" if variant == "tanh" else "none"
+
+    def fast(*inputs: Tensor) -> Tensor:
+        return ops.mlp(*inputs, hidden_act=hidden_act, save_pre=save_pre)
+
+    def eager(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.linear(x, up, up_bias), approximate=approximate), down, down_bias)
+
+    def verify() -> None:
+        assert_gradients_close("mlp", _NAMES, fast, eager, inputs, upstream)
+
+    # The pre-activation is written and read once where it is saved; what lies between two products counts for none.
+    pre = num_tokens * wide * dtype.itemsize if save_pre else 0
+    product = 2 * num_tokens * hidden * wide
+    return Problem(
+        inputs, upstream, fast, eager, verify=verify, peers=_peers(device) if variant == "tanh" else {},
+        bytes_moved={
+            "fwd": bert.nbytes(*inputs, upstream) + pre,
+            "bwd": 2 * bert.nbytes(x, up, down) + bert.nbytes(upstream, inputs[2], inputs[4]) + pre,
+        },
+        flops={"fwd": 2 * product, "bwd": 4 * product},
+    )  # fmt: skip
+
+
+def _peers(device: torch.device) -> dict[str, Callable[..., Tensor]]:
+    """MLPs of other libraries, where they import; both know GELU by tanh alone."""
+    peers: dict[str, Callable[..., Tensor]] = {}
+    if device.type != "cuda":
+        return peers
+    try:
+        from flash_attn.ops.fused_dense import fused_mlp_func
+
+        def flash_attn(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+            return fused_mlp_func(x, up, down, up_bias, down_bias, activation="gelu_approx")
+
+        peers["flash_attn"] = flash_attn
+    except ImportError:
+        pass
+    try:
+        from apex.fused_dense.fused_dense import FusedDenseGeluDenseFunc
+
+        peers["apex"] = FusedDenseGeluDenseFunc.apply
+    except ImportError:
+        pass
+    return peers
+
+
+def aot_cases() -> Iterator[AotCase]:
+    """None of its own: `linear` has the kernel, with the epilogues of both halves."""
+    return iter(())

@@ -1,0 +1,90 @@
+"""Cases of qkv_projection: query, key and value from one input, beside three library calls and beside one."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks import matrix_products as bert
+from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
+from bert_fast import ops
+from bert_fast.storage import join_storage
+
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+
+_NAMES = ("qkv", "dx", "dwq", "dbq", "dwk", "dbk", "dwv", "dbv")
+
+
+def cases() -> Iterator[KernelCase]:
+    """bf16 at full token budgets, base and large."""
+    for num_tokens in bert.TOKENS:
+        for size in bert.SIZES:
+            yield _case(num_tokens, size.hidden, torch.bfloat16)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: a width that is no multiple of anything, and MiniLM's; weights that are no neighbours."""
+    yield _case(37, 41, torch.float32)
+    yield _case(37, 41, torch.float32, is_joined=False)
+    yield _case(37, 40, torch.float16)
+    yield _case(37, bert.MINILM.hidden, torch.bfloat16)
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base and of MiniLM."""
+    for size in (bert.BASE, bert.MINILM):
+        yield _case(bert.CPU_TOKENS, size.hidden, torch.float32)
+
+
+def _case(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool = True) -> KernelCase:
+    return KernelCase(
+        "qkv_projection", f"{num_tokens}x{hidden}x{3 * hidden}", dtype, "joined" if is_joined else "apart",
+        lambda device: make(num_tokens, hidden, dtype, is_joined, device),
+    )  # fmt: skip
+
+
+def make(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool, device: torch.device) -> Problem:
+    """[T, H] to [T, 3H]. Joined: the three weights are neighbours in one storage, and so are the biases, as in a model.
+
+    eager makes three tensors and gets three gradients: nobody has to put them side by side for attention, so the copy
+    that doing so would cost is no part of its time.
+    """
+    x = bert.normal(num_tokens, hidden, dtype=dtype, device=device).requires_grad_()
+    weights = [torch.nn.Parameter(bert.weight(hidden, hidden, dtype, device).detach()) for _ in range(3)]
+    biases = [torch.nn.Parameter(bert.bias(hidden, dtype, device).detach()) for _ in range(3)]
+    one_weight, one_bias = (torch.cat([p.detach() for p in parts]).requires_grad_() for parts in (weights, biases))
+    if is_joined:
+        join_storage(*weights)
+        join_storage(*biases)
+    inputs = (x, *(parameter for pair in zip(weights, biases, strict=True) for parameter in pair))
+    upstream = bert.normal(num_tokens, 3 * hidden, dtype=dtype, device=device)
+    thirds = tuple(third.contiguous() for third in upstream.chunk(3, dim=1))
+
+    def one_linear_of_three(x: Tensor, *parameters: Tensor) -> Tensor:
+        return F.linear(x, torch.cat(parameters[::2]), torch.cat(parameters[1::2]))
+
+    def verify() -> None:
+        assert_gradients_close("qkv_projection", _NAMES, ops.qkv_projection, one_linear_of_three, inputs, upstream)
+
+    product = 2 * num_tokens * hidden * 3 * hidden
+    own_inputs = dict.fromkeys(("eager", "compiled"), (inputs, thirds))
+    return Problem(
+        inputs, upstream, ops.qkv_projection, _three_linears, verify=verify, peers={"one_linear": F.linear},
+        own_inputs=own_inputs | {"one_linear": ((x, one_weight, one_bias), upstream)},
+        bytes_moved={
+            "fwd": bert.nbytes(*inputs, upstream),
+            "bwd": 2 * bert.nbytes(x, *weights) + bert.nbytes(upstream, *biases),
+        },
+        flops={"fwd": product, "bwd": 2 * product},
+    )  # fmt: skip
+
+
+def _three_linears(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """As PyTorch users write it."""
+    return tuple(F.linear(x, w, b) for w, b in zip(parameters[::2], parameters[1::2], strict=True))
+
+
+def aot_cases() -> Iterator[AotCase]:
+    """None of its own: `linear` has the kernel."""
+    return iter(())
