@@ -6,41 +6,55 @@ results never depend on it. `docs/decisions/0010-qkv-storage.md` says what moves
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["are_neighbours", "join_storage", "one_tensor"]
+__all__ = ["are_neighbours", "join_storage", "one_tensor", "view_of_neighbours"]
 
 _ALIGNMENT = 16  # bytes; the widest load of a GPU's thread
 _PLAIN = (Tensor, nn.Parameter)
 
 
 def one_tensor(*tensors: Tensor) -> Tensor:
-    """The tensors [N_i, ...], one below the other, as one [sum of N_i, ...] of their dtype.
+    """The tensors [N_i, ...], one below the other, as one [sum of N_i, ...]: `view_of_neighbours`, else a copy."""
+    view = view_of_neighbours(*tensors)
+    return torch.cat(tensors) if view is None else view
 
-    A view where they are neighbours and no gradient is to be recorded, else a copy by `torch.cat`: of subclasses
-    (DTensor, fake and functional tensors) and within a graph that is being traced always the copy.
+
+def view_of_neighbours(*tensors: Tensor) -> Tensor | None:
+    """The tensors [N_i, ...] as one [sum of N_i, ...] without a copy; None where that cannot be.
+
+    It can where they follow one another in one storage, each contiguous. Never of subclasses (DTensor, fake and
+    functional tensors), within a graph that is being traced, or where a gradient is to be recorded.
     """
-    if not are_neighbours(*tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return torch.cat(tensors)
-    first = tensors[0]
-    whole = first.as_strided((sum(t.numel() for t in tensors),), (1,))  # from where the first begins
-    return whole.view(sum(len(t) for t in tensors), *first.shape[1:])
+    if not are_neighbours(*tensors):
+        return None
+    rows, first = 0, tensors[0]
+    for t in tensors:
+        if t.requires_grad and torch.is_grad_enabled():
+            return None
+        rows += t.shape[0]
+    columns = first.shape[1:]
+    # Not the first one's own strides, which may be anything along dimensions of size 1.
+    strides = [math.prod(columns[dim:]) for dim in range(len(columns) + 1)]
+    return first.as_strided((rows, *columns), strides)
 
 
 def are_neighbours(*tensors: Tensor) -> bool:
-    """Whether the tensors follow one another in one storage, each contiguous, so that `one_tensor` copies nothing."""
+    """Whether the tensors [N_i, ...] follow one another in one storage, each contiguous."""
     if torch.compiler.is_compiling() or not _fit_together(tensors):
         return False
     first = tensors[0]
-    place, end = _place(first), first.storage_offset()
+    begin = end = first.data_ptr()
     for t in tensors:
-        if t.storage_offset() != end or _place(t) != place:
+        if t.data_ptr() != end:
             return False
-        end += t.numel()
-    return True
+        end += t.nbytes
+    # What follows the first one in its own storage is memory of no other.
+    return end - begin <= first.untyped_storage().nbytes() - first.storage_offset() * first.itemsize
 
 
 def join_storage(*parameters: nn.Parameter | None) -> None:
@@ -52,7 +66,7 @@ def join_storage(*parameters: nn.Parameter | None) -> None:
 
     - one is None, a subclass (DTensor, quantised, fake) or on the meta device;
     - two are one and the same, or overlap in memory (tied);
-    - shapes beyond the first dimension, dtypes or devices differ, or one is not contiguous;
+    - shapes beyond the first dimension, dtypes or devices differ, or one is empty or not contiguous;
     - the memory is shared with other processes, which would keep the old one;
     - a piece would not begin at a multiple of 16 bytes, which kernels that read it alone want.
     """
@@ -65,29 +79,19 @@ def join_storage(*parameters: nn.Parameter | None) -> None:
 
 
 def _fit_together(tensors: Sequence[Tensor]) -> bool:
-    """Whether all are plain tensors with memory, contiguous, alike in dtype, device and all sizes but the first."""
-    first = tensors[0]
-    return all(
-        type(t) in _PLAIN
-        and t.is_contiguous()
-        and t.dtype is first.dtype
-        and t.device == first.device
-        and t.shape[1:] == first.shape[1:]
-        and t.dim() > 0
-        and not t.is_meta
-        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        for t in tensors
-    )
-
-
-def _place(t: Tensor) -> tuple[int, int]:
-    """What is equal for two tensors of one storage, and of no others while both live."""
-    storage = t.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+    """Whether all are plain tensors, contiguous, not empty, alike in dtype, device and all sizes but the first."""
+    dtype, device, sizes = tensors[0].dtype, tensors[0].device, tensors[0].shape[1:]
+    for t in tensors:
+        is_plain = type(t) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        if not is_plain or t.dtype is not dtype or t.device != device or not t.is_contiguous():
+            return False
+        if t.dim() == 0 or t.shape[1:] != sizes or t.numel() == 0:
+            return False
+    return True
 
 
 def _can_move(parameters: Sequence[nn.Parameter]) -> bool:
-    if not _fit_together(parameters):
+    if not _fit_together(parameters) or parameters[0].is_meta:
         return False
     spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters)
     is_tied = any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))

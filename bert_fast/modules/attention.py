@@ -30,10 +30,10 @@ class BertSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
         """x [T, H] to the heads' outputs side by side, [T, A * D]."""
-        projections = qkv_projection(
+        qkv = qkv_projection(
             x, self.query.weight, self.query.bias, self.key.weight, self.key.bias, self.value.weight, self.value.bias
         )
-        q, k, v = (t.unflatten(1, (self.num_heads, self.head_dim)) for t in projections)  # [T, A, D]
+        q, k, v = qkv.unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)  # [T, A, D]
         out = attention(
             q, k, v, cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=packing.max_seqlen,
             dropout_p=self.dropout_p if self.training else 0.0, seed=seed, coords_q=packing.coords, site=self.site,

@@ -1,80 +1,123 @@
-"""Query, key and value of self-attention from one input, as one differentiable op."""
+"""Query, key and value of self-attention from one input, as one product and one differentiable op.
+
+Registered as `bert_fast::qkv_projection_fwd` and `_bwd`. The three weights come in as they are; a back-end takes them
+for one matrix, without a copy where they are neighbours in one storage (`bert_fast/storage.py`). Backward makes one
+gradient of all weights and one of all biases, whose parts become the gradients of the three.
+"""
 
 from typing import Any
 
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_floating, check_like, check_shape
-from bert_fast.ops._autocast import autocast_operands
-from bert_fast.ops._register import custom_op
+from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
+from bert_fast.ops._linear_checks import check_input, check_parameters
+from bert_fast.ops._register import custom_op, without_none
 
 __all__ = ["qkv_projection"]
 
+_WEIGHTS, _BIASES = (1, 3, 5), (2, 4, 6)  # their places among the arguments of the forward op
+
 
 def qkv_projection(
-    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, *, backend: str | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v = x W^T + b for each of the three projections.
+    x: Tensor,
+    wq: Tensor,
+    bq: Tensor | None,
+    wk: Tensor,
+    bk: Tensor | None,
+    wv: Tensor,
+    bv: Tensor | None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """qkv = [x Wq^T + bq | x Wk^T + bk | x Wv^T + bv], side by side in every row.
 
-    x (Tensor [T, H], floating): input. wq, wk, wv (Tensor [N, H]), bq, bk, bv (Tensor [N]): N = A * D, dtype of x.
-    Returns: q, k, v (Tensor [T, N] each, dtype of x; autocast's dtype under autocast).
+    x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
+    wq, wk, wv (Tensor [N, H]), bq, bk, bv (Tensor [N], or all None): dtype of x or, beside half precision, fp32: then
+        cast to the dtype of x within the op, and their gradients are fp32. N = A * D, the same for all three.
+    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+    Returns: qkv (Tensor [T, 3N], dtype of x; autocast's dtype under autocast), contiguous; as `qkv.view(T, 3, A, D)` it
+        is what `ops.attention_qkv` takes.
 
     Raises:
-        TypeError: dtypes differ or are not floating-point. ValueError: shapes do not fit or devices differ.
-        BackendError: the forced back-end cannot run the call.
+        TypeError: dtypes differ or are none of these. ValueError: shapes do not fit, devices differ, or some of the
+            biases are None. BackendError: the forced back-end cannot run the call.
 
-    Saves x and the weights.
+    Differentiable once. Deterministic; no device sync. Saves the weights, and x where one of them wants a gradient.
+    Where the weights (biases) are neighbours in one storage nothing is copied; their gradients always are neighbours,
+    so `.grad` of one keeps the memory of all three.
+    Precision: sums in fp32 (fp64 for fp64), on CUDA in fp32 with TF32 as PyTorch is set.
+    Autocast: as `ops.linear`.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
     """
-    x, wq, bq, wk, bk, wv, bv = autocast_operands(x, wq, bq, wk, bk, wv, bv)
-    check_shape("x", x, ("T", "H"))
-    check_floating("x", x)
-    for name, weight, bias in (("q", wq, bq), ("k", wk, bk), ("v", wv, bv)):
-        check_like(f"w{name}", weight, ("N", x.shape[1]), "x", x)
-        check_like(f"b{name}", bias, (weight.shape[0],), "x", x)
+    x, wq, bq, wk, bk, wv, bv = autocast_linear_operands(x, wq, bq, wk, bk, wv, bv)
+    check_input("x", x)
+    check_parameters("wq", wq, "bq", bq, x.shape[1], x)
+    for name, weight, bias in (("k", wk, bk), ("v", wv, bv)):
+        if (bias is None) != (bq is None):
+            wanted, got = ("None", "a Tensor") if bq is None else ("a Tensor", "None")
+            raise ValueError(f"b{name}: expected {wanted} as bq is (all three biases or none), got {got}")
+        check_parameters(f"w{name}", weight, f"b{name}", bias, x.shape[1], x, wq.shape[0])
+        if weight.dtype != wq.dtype:
+            wanted, got = (str(t.dtype).removeprefix("torch.") for t in (wq, weight))
+            raise TypeError(f"w{name}: expected dtype {wanted} (that of wq), got {got}")
     return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
 
 
 @custom_op("qkv_projection_fwd")
+@without_autocast
 def _forward(
-    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None, backend: str
+) -> Tensor:
     return resolve("qkv_projection", OpSpec.of(x), backend).qkv_projection_fwd(x, wq, bq, wk, bk, wv, bv)
 
 
 @_forward.register_fake
 def _(
-    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.new_empty((x.shape[0], w.shape[0])) for w in (wq, wk, wv))
-    return q, k, v
+    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None, backend: str
+) -> Tensor:
+    return x.new_empty((x.shape[0], 3 * wq.shape[0]))
 
 
 @custom_op("qkv_projection_bwd")
+@without_autocast
 def _backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, backend: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return resolve("qkv_projection", OpSpec.of(x), backend).qkv_projection_bwd(dq, dk, dv, x, wq, wk, wv)
+    dqkv: Tensor, x: Tensor | None, wq: Tensor, wk: Tensor, wv: Tensor, wants_dx: bool, wants_dweight: bool,
+    wants_dbias: bool, backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    implementation = resolve("qkv_projection", OpSpec.of(dqkv), backend)
+    gradients = implementation.qkv_projection_bwd(dqkv, x, wq, wk, wv, wants_dx, wants_dweight, wants_dbias)
+    return without_none(gradients, dqkv)
 
 
 @_backward.register_fake
 def _(
-    dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, backend: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    weights = [(w.new_empty(w.shape), w.new_empty(w.shape[0])) for w in (wq, wk, wv)]
-    return x.new_empty(x.shape), *weights[0], *weights[1], *weights[2]
+    dqkv: Tensor, x: Tensor | None, wq: Tensor, wk: Tensor, wv: Tensor, wants_dx: bool, wants_dweight: bool,
+    wants_dbias: bool, backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    width, hidden_size = dqkv.shape[1], wq.shape[1]
+    dx = dqkv.new_empty((dqkv.shape[0], hidden_size)) if wants_dx else None
+    dweight = wq.new_empty((width, hidden_size)) if wants_dweight else None
+    dbias = wq.new_empty(width) if wants_dbias else None
+    return without_none((dx, dweight, dbias), dqkv)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     x, wq, _, wk, _, wv, _, ctx.backend = inputs
-    ctx.save_for_backward(x, wq, wk, wv)
+    wants_dweight = any(ctx.needs_input_grad[place] for place in _WEIGHTS)
+    ctx.save_for_backward(x if wants_dweight else None, wq, wk, wv)
 
 
-def _autograd(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-    x, wq, wk, wv = ctx.saved_tensors
-    dx, dwq, dbq, dwk, dbk, dwv, dbv = _backward(dq, dk, dv, x, wq, wk, wv, ctx.backend)
-    return dx, dwq, dbq, dwk, dbk, dwv, dbv, None
+def _autograd(ctx: Any, dqkv: Tensor) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad
+    wants = [any(needs[place] for place in places) for places in ((0,), _WEIGHTS, _BIASES)]
+    dx, dweight, dbias = _backward(dqkv, *ctx.saved_tensors, *wants, ctx.backend)
+    gradients: list[Tensor | None] = [dx if needs[0] else None, *[None] * 7]
+    for places, joined in ((_WEIGHTS, dweight), (_BIASES, dbias)):
+        for part, place in enumerate(places):
+            if needs[place]:
+                gradients[place] = joined.tensor_split(3)[part]
+    return tuple(gradients)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -87,7 +87,8 @@ class SelfAttention(nn.Module):
         """q [T, A, D] from x; k, v [Tk, A, D] from x too, or from the memory."""
         query, key, value = self.query, self.key, self.value
         if memory is None:
-            projected = qkv_projection_fwd(x, query.weight, query.bias, key.weight, key.bias, value.weight, value.bias)
+            qkv = qkv_projection_fwd(x, query.weight, query.bias, key.weight, key.bias, value.weight, value.bias)
+            projected = qkv.chunk(3, dim=1)
         else:
             projected = (
                 linear_fwd(x, query.weight, query.bias),

@@ -1,49 +1,50 @@
-"""The three projections of self-attention: q = x Wq^T + bq, and k, v alike.
+"""The three projections of self-attention as one: qkv = [q | k | v] with q = x Wq^T + bq, and k, v alike.
 
-    forward     q, k, v = x Wq^T + bq, x Wk^T + bk, x Wv^T + bv         each [T, A*D]
-    backward    dx  = dq Wq + dk Wk + dv Wv                             [T, H]
-                dW* = d*^T x                                            [A*D, H]
-                db* = sum over rows of d*                               [A*D]
+    W, b = [Wq; Wk; Wv], [bq; bk; bv]                                   [3N, H], [3N]
+    forward     qkv = x W^T + b                                         [T, 3N], N = A * D
+    backward    dx  = dqkv W                                            [T, H]
+                dW  = dqkv^T x                                          [3N, H]
+                db  = sum over rows of dqkv                             [3N]
 
-Written as three products because the paper has three; a back-end may run them as one of [T, H] x [3*A*D, H]^T.
+A row of qkv holds a token's query, key and value side by side: viewed as [T, 3, A, D] it is what attention reads, and
+the gradient that attention returns is dqkv as it stands. Parameters may be wider than x, see `reference/linear.py`.
 Saved for backward: x. Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 """
 
+import torch
 from torch import Tensor
 
-from bert_fast.reference.linear import linear_fwd
-from bert_fast.reference.precision import wide
+from bert_fast.reference.linear import linear_bwd, linear_fwd
 
 __all__ = ["qkv_projection_bwd", "qkv_projection_fwd"]
 
 
 def qkv_projection_fwd(
-    x: Tensor, wq: Tensor, bq: Tensor, wk: Tensor, bk: Tensor, wv: Tensor, bv: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None
+) -> Tensor:
     """The projections of x.
 
-    x (Tensor [T, H]); wq, wk, wv (Tensors [A*D, H]); bq, bk, bv (Tensors [A*D]).
-    Returns: q, k, v (Tensors [T, A*D], dtype of x).
+    x (Tensor [T, H]); wq, wk, wv (Tensors [N, H]); bq, bk, bv (Tensors [N], or all None): dtype of x, or fp32 beside
+    half precision.
+    Returns: qkv (Tensor [T, 3N], dtype of x).
     """
-    return linear_fwd(x, wq, bq), linear_fwd(x, wk, bk), linear_fwd(x, wv, bv)
+    return torch.cat([linear_fwd(x, wq, bq), linear_fwd(x, wk, bk), linear_fwd(x, wv, bv)], dim=1)
 
 
 def qkv_projection_bwd(
-    dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `qkv_projection_fwd`.
+    dqkv: Tensor,
+    x: Tensor | None,
+    wq: Tensor,
+    wk: Tensor,
+    wv: Tensor,
+    wants_dx: bool = True,
+    wants_dweight: bool = True,
+    wants_dbias: bool = True,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of `qkv_projection_fwd`, None for those that are not wanted.
 
-    dq, dk, dv (Tensors [T, A*D]).
-    Returns: dx [T, H], then dwq, dbq, dwk, dbk, dwv, dbv (weights [A*D, H], biases [A*D]).
+    dqkv (Tensor [T, 3N], dtype of x); x may be None where dweight is not wanted.
+    Returns: dx (Tensor [T, H], dtype of x); dweight (Tensor [3N, H]), dbias (Tensor [3N]): of the three projections one
+        below the other, dtype of the weights.
     """
-    dq_wide, dk_wide, dv_wide, x_wide = wide(dq), wide(dk), wide(dv), wide(x)
-    dx = dq_wide @ wide(wq) + dk_wide @ wide(wk) + dv_wide @ wide(wv)
-    return (
-        dx.to(x.dtype),
-        (dq_wide.T @ x_wide).to(wq.dtype),
-        dq_wide.sum(0).to(wq.dtype),
-        (dk_wide.T @ x_wide).to(wk.dtype),
-        dk_wide.sum(0).to(wk.dtype),
-        (dv_wide.T @ x_wide).to(wv.dtype),
-        dv_wide.sum(0).to(wv.dtype),
-    )
+    return linear_bwd(dqkv, x, torch.cat([wq, wk, wv]), wants_dx, wants_dweight, wants_dbias)
