@@ -154,15 +154,31 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "layer_norm"),
         _implementation("reference", "layer_norm"),
     ),
-    "linear": (_implementation("torch", "linear"), _implementation("reference", "linear")),
-    "linear_gelu": (_implementation("torch", "linear_gelu"), _implementation("reference", "linear_gelu")),
-    "mlp": (_implementation("torch", "mlp"), _implementation("reference", "mlp")),
+    "linear": (
+        _implementation("triton", "linear", _triton_reasons),
+        _implementation("torch", "linear"),
+        _implementation("reference", "linear"),
+    ),
+    "linear_gelu": (
+        _implementation("triton", "linear_gelu", _triton_reasons),
+        _implementation("torch", "linear_gelu"),
+        _implementation("reference", "linear_gelu"),
+    ),
+    "mlp": (
+        _implementation("triton", "mlp", _triton_reasons),
+        _implementation("torch", "mlp"),
+        _implementation("reference", "mlp"),
+    ),
     "optimizer": (
         _implementation("triton", "optimizer", _triton_list_reasons),
         _implementation("torch", "optimizer"),
         _implementation("reference", "optimizer"),
     ),
-    "qkv_projection": (_implementation("torch", "qkv_projection"), _implementation("reference", "qkv_projection")),
+    "qkv_projection": (
+        _implementation("triton", "qkv_projection", _triton_reasons),
+        _implementation("torch", "qkv_projection"),
+        _implementation("reference", "qkv_projection"),
+    ),
 }
 
 

@@ -33,7 +33,7 @@ def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
 
     On CUDA an fp32 gradient of half-precision operands is the product's accumulator, never rounded in between.
     """
-    if dtype != x.dtype and x.device.type == "cuda":
+    if dtype != x.dtype and x.device.type == "cuda" and torch.version.hip is None:
         return torch.mm(dy.t(), x, out_dtype=dtype)
     return matmul(dy.t(), x).to(dtype)
 

@@ -1,0 +1,151 @@
+"""The Triton back-end of linear_gelu, in the interpreter, against the fp64 reference."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_fast import backend
+from bert_fast.aten import linear_gelu as aten
+from bert_fast.reference import linear_gelu as reference
+from bert_fast.testing.tolerances import RELATIVE
+from bert_fast.testing.traffic import traffic
+
+from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable
+
+pytestmark = pytest.mark.interpreter
+
+ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu", "tanh"]
+
+
+@pytest.fixture
+def kernels():  # type: ignore[no-untyped-def]
+    """The module under test, imported only where the interpreter runs: importing triton costs a second."""
+    return backend.resolve("linear_gelu", backend.OpSpec(torch.device("cpu"), torch.float32, {}), "triton")
+
+
+def make_inputs(
+    tokens: int, width_in: int, width_out: int, dtype: torch.dtype, *, weight_dtype: torch.dtype | None = None,
+    has_bias: bool = True, scale: float = 1.0,
+) -> Tensors:  # fmt: skip
+    return {
+        "x": randn(tokens, width_in, dtype=dtype),
+        "weight": randn(width_out, width_in, dtype=weight_dtype or dtype, scale=scale / max(1, width_in) ** 0.5),
+        "bias": randn(width_out, dtype=weight_dtype or dtype, scale=scale) if has_bias else None,
+        "dy": randn(tokens, width_out, dtype=dtype),
+    }
+
+
+def run(family, inputs: Tensors, hidden_act: str = "gelu", save_pre: bool = True) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
+    x, weight, bias, dy = inputs.values()
+    y, pre = family.linear_gelu_fwd(x, weight, bias, hidden_act, save_pre)
+    assert (pre is not None) == save_pre
+    dx, dweight, dbias = family.linear_gelu_bwd(dy, x, weight, bias, pre, hidden_act, True, True, bias is not None)
+    outputs = {"y": y, "dx": dx, "dweight": dweight} | ({"pre": pre} if save_pre else {})
+    return outputs if bias is None else outputs | {"dbias": dbias}
+
+
+def compare(kernels, inputs: Tensors, *flags) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
+    return check("linear_gelu", lambda family, given: run(family, given, *flags), kernels, aten, reference, inputs)
+
+
+@pytest.mark.parametrize("save_pre", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (0, 8, 16), (5, 0, 7), (1, 65, 3), (7, 13, 31), (63, 64, 65), (37, 257, 1)]
+)
+def test_sizes(kernels, shape, dtype, save_pre):  # type: ignore[no-untyped-def]
+    compare(kernels, make_inputs(*shape, dtype), "gelu", save_pre)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("save_pre", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("hidden_act", ACTIVATIONS)
+def test_activations(kernels, hidden_act, dtype, save_pre, has_bias):  # type: ignore[no-untyped-def]
+    compare(kernels, make_inputs(9, 20, 24, dtype, has_bias=has_bias, scale=2.0), hidden_act, save_pre)
+
+
+def test_synonyms(kernels):  # type: ignore[no-untyped-def]
+    inputs = make_inputs(3, 24, 8, torch.float32)
+    for one, other in (("gelu_new", "gelu_pytorch_tanh"), ("silu", "swish")):
+        first, second = run(kernels, inputs, one), run(kernels, inputs, other)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("save_pre", [True, False])
+def test_fp32_parameters_beside_half_precision(kernels, save_pre):  # type: ignore[no-untyped-def]
+    inputs = make_inputs(33, 40, 24, torch.float16, weight_dtype=torch.float32)
+    outputs = compare(kernels, inputs, "gelu", save_pre)
+    for name in ("dweight", "dbias"):
+        assert outputs[name].dtype == torch.float32
+        assert not representable(outputs[name], torch.float16), f"{name}: rounded to half precision on the way"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("save_pre", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(kernels, layout, save_pre, dtype):  # type: ignore[no-untyped-def]
+    inputs = make_inputs(20, 36, 27, dtype)
+    strided = {name: t if name == "bias" else relaid(t, layout) for name, t in inputs.items()}
+    strided["bias"] = inputs["bias"].repeat_interleave(2)[::2]
+    compare(kernels, strided, "gelu", save_pre)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 3e3])
+@pytest.mark.parametrize("hidden_act", ACTIVATIONS)
+def test_small_and_large_numbers(kernels, hidden_act, scale):  # type: ignore[no-untyped-def]
+    compare(kernels, make_inputs(9, 20, 24, torch.float16, scale=scale), hidden_act)
+
+
+@pytest.mark.parametrize("save_pre", [True, False])
+@pytest.mark.parametrize("wants", list(product((True, False), repeat=3)))
+def test_what_is_not_wanted_is_not_there(kernels, wants, save_pre):  # type: ignore[no-untyped-def]
+    x, weight, bias, dy = make_inputs(9, 12, 10, torch.float32).values()
+    _, pre = kernels.linear_gelu_fwd(x, weight, bias, "gelu", save_pre)
+    whole = kernels.linear_gelu_bwd(dy, x, weight, bias, pre, "gelu", True, True, True)
+    kept = x if wants[1] or not save_pre else None
+    part = kernels.linear_gelu_bwd(dy, kept, weight, bias, pre, "gelu", *wants)
+    for one, other, wanted in zip(whole, part, wants, strict=True):
+        assert torch.equal(one, other) if wanted else other is None
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("save_pre", [True, False])
+def test_a_bad_number_spoils_what_it_belongs_to(kernels, save_pre):  # type: ignore[no-untyped-def]
+    inputs = make_inputs(70, 40, 70, torch.float16)
+    inputs["dy"][3, 68] = float("nan")
+    outputs = run(kernels, inputs, "gelu", save_pre)
+    rows, columns = torch.arange(70)[:, None], torch.arange(70)[None, :]
+    assert outputs["y"].isfinite().all()
+    assert torch.equal(outputs["dx"].isnan(), (rows == 3).expand(70, 40))
+    assert torch.equal(outputs["dweight"].isnan(), (rows == 68).expand(70, 40))
+    assert torch.equal(outputs["dbias"].isnan(), columns[0] == 68)
+
+
+def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
+    inputs = make_inputs(99, 140, 70, torch.float16)
+    first, second = run(kernels, inputs), run(kernels, inputs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("save_pre", [True, False])
+def test_bytes_are_those_of_the_docstring(kernels, save_pre):  # type: ignore[no-untyped-def]
+    x, weight, bias, dy = make_inputs(70, 40, 90, torch.float16).values()
+    slack = 1 + RELATIVE["traffic_above_floor"]
+    with traffic() as forward:
+        y, pre = kernels.linear_gelu_fwd(x, weight, bias, "gelu", save_pre)
+    assert forward.times_stored(y) == {1} and forward.stored_bytes == y.nbytes * (1 + save_pre)
+    assert forward.unique_loaded_bytes(x, weight, bias) == x.nbytes + weight.nbytes + bias.nbytes
+    assert forward.unique_bytes <= (x.nbytes + weight.nbytes + bias.nbytes + forward.stored_bytes) * slack
+
+    # dpre alone: what the products for dx and dweight move is the affair of linear
+    with traffic() as backward:
+        kernels.linear_gelu_bwd(dy, x, weight, bias, pre, "gelu", False, False, True)
+    partial_bytes = backward.stored_bytes - y.nbytes - bias.nbytes * 2  # fp32 sums
+    assert 0 < partial_bytes < y.nbytes and partial_bytes % (4 * 90) == 0
+    assert backward.unique_loaded_bytes(dy) == dy.nbytes
+    if save_pre:
+        assert backward.times_loaded(dy) == backward.times_loaded(pre) == {1}
