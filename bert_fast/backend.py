@@ -159,6 +159,10 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "linear"),
         _implementation("reference", "linear"),
     ),
+    "linear_cross_entropy": (
+        _implementation("torch", "linear_cross_entropy"),
+        _implementation("reference", "linear_cross_entropy"),
+    ),
     "linear_gelu": (
         _implementation("triton", "linear_gelu", _triton_reasons),
         _implementation("torch", "linear_gelu"),

@@ -293,5 +293,5 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
     """Mean cross-entropy, at least in fp32, over rows whose label is not -100; 0 with zero gradients where none is."""
-    check_labels(name, labels, logits, IGNORE_INDEX)  # here too: under the name that the caller knows
+    check_labels(name, labels, "logits", logits, logits.shape[1], IGNORE_INDEX)  # here too: under the name that the caller knows
     return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)

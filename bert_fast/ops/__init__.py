@@ -8,6 +8,7 @@ from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 from bert_fast.ops.embedding import embedding
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
+from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.linear_gelu import linear_activation, linear_gelu
 from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
@@ -34,6 +35,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_activation",
+    "linear_cross_entropy",
     "linear_gelu",
     "mlp",
     "qkv_projection",

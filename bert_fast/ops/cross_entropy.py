@@ -13,7 +13,7 @@ from bert_fast.env import SETTINGS
 from bert_fast.ops._register import custom_op
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["check_labels", "cross_entropy"]
+__all__ = ["check_ignore_index", "check_label_smoothing", "check_labels", "cross_entropy"]
 
 _OP = "cross_entropy"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -100,17 +100,16 @@ def cross_entropy(
     if logits.shape[1] == 0:
         raise ValueError("logits: expected at least one column, got shape [N, 0]")
     check_dtype("logits", logits, _DTYPES)
-    _check_integer("ignore_index", ignore_index)
-    check_labels("labels", labels, logits, ignore_index)
-    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
-        raise TypeError(f"label_smoothing: expected a number, got {type(label_smoothing).__name__}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {label_smoothing}")
+    check_ignore_index(ignore_index)
+    check_labels("labels", labels, "logits", logits, logits.shape[1], ignore_index)
+    check_label_smoothing(label_smoothing)
     return _fwd(logits, labels, ignore_index, float(label_smoothing), backends.requested(backend))[0]
 
 
-def check_labels(name: str, labels: Tensor, logits: Tensor, ignore_index: int = -100) -> None:
-    """Raises unless labels are one class of the logits [N, C], or ignore_index, per row.
+def check_labels(
+    name: str, labels: Tensor, other_name: str, other: Tensor, num_classes: int, ignore_index: int = -100
+) -> None:
+    """Raises unless labels are one class in [0, num_classes), or ignore_index, per row of `other`, and beside it.
 
     Values are looked at only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1; never in a
     compiled graph.
@@ -119,10 +118,10 @@ def check_labels(name: str, labels: Tensor, logits: Tensor, ignore_index: int = 
         TypeError: not a Tensor of int64 or int32.
         ValueError: wrong shape or device, or a label out of range.
     """
-    num_rows, num_classes = logits.shape
+    num_rows = other.shape[0]
     check_shape(name, labels, (num_rows,))
     check_dtype(name, labels, (torch.int64, torch.int32))
-    check_same_device(name, labels, "logits", logits)
+    check_same_device(name, labels, other_name, other)
     if torch.compiler.is_compiling() or (labels.device.type != "cpu" and not SETTINGS.debug) or not num_rows:
         return
     low, high = map(int, labels.aminmax())
@@ -135,6 +134,15 @@ def check_labels(name: str, labels: Tensor, logits: Tensor, ignore_index: int = 
         raise ValueError(f"{name}: expected {ignore_index} or a class in [0, {num_classes}), got {bad}")
 
 
-def _check_integer(name: str, value: int) -> None:
+def check_ignore_index(value: int) -> None:
+    """Raises TypeError unless it is an int."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+        raise TypeError(f"ignore_index: expected an int, got {type(value).__name__}")
+
+
+def check_label_smoothing(value: float) -> None:
+    """Raises TypeError unless it is a number, ValueError unless 0 <= value <= 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"label_smoothing: expected a number, got {type(value).__name__}")
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {value}")

@@ -63,10 +63,12 @@ def linear_cross_entropy_bwd(
     x: Tensor,
     weight: Tensor,
     ignore_index: int = -100,
+    may_overwrite: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dx, dweight and dbias of `linear_cross_entropy_fwd` for dloss (Tensor []), in the dtypes of x, weight and weight.
 
-    x and weight say the dtypes, nothing else.
+    x and weight say the dtypes, nothing else. may_overwrite: the given gradients may be overwritten, and returned where
+        they have the dtype already; the reference makes new ones.
     """
     scale = dloss / (labels != ignore_index).sum().clamp(min=1)
 

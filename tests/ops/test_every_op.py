@@ -87,6 +87,15 @@ def cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, 30), torch.where(torch.arange(tokens) % 3 == 0, -100, torch.arange(tokens))
 
 
+def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    return ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=0.1)
+
+
+def linear_cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
+    labels = torch.where(torch.arange(tokens) % 3 == 0, -100, torch.arange(tokens))
+    return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), labels
+
+
 def step(function: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
     """An optimizer step as a function of its tensors: what it overwrites is what it returns."""
 
@@ -135,6 +144,11 @@ SAMPLES = {
     ),
     "linear": Sample(lambda x, weight, bias: ops.linear(x, weight, bias), rows((8, COLUMNS), (8,))),
     "linear: without bias": Sample(lambda x, weight: ops.linear(x, weight), rows((8, COLUMNS))),
+    "linear_cross_entropy": Sample(linear_cross_entropy, linear_cross_entropy_arguments),
+    "linear_cross_entropy: without bias": Sample(
+        lambda x, weight, labels: linear_cross_entropy(x, weight, None, labels),
+        lambda tokens: (leaf(tokens, COLUMNS), leaf(30, COLUMNS), torch.arange(tokens)),
+    ),
     "linear_gelu": Sample(lambda x, weight, bias: ops.linear_gelu(x, weight, bias), rows((8, COLUMNS), (8,))),
     "linear_gelu: tanh": Sample(
         lambda x, weight, bias: ops.linear_gelu(x, weight, bias, approximate="tanh"), rows((8, COLUMNS), (8,))
