@@ -61,7 +61,8 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
-    more shapes and dtypes, so they come second; peers, tiles and the sanitizer add to results that stand without them.
+    more shapes and dtypes, so they come second; gemm, peers, tiles and the sanitizer add to results that stand without
+    them.
 
     families: name -> number of cases, by which the time to time them is shared out; starting counts as two cases.
     """
@@ -88,16 +89,17 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     tests += (*workers, *limit, "--durations", "5", *gpu_test_files())
     sanitizers = [(tool, family) for tool in ("memcheck", "racecheck") for family in families]
     return [
-        Part("extension", 40, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
-        at_once("verify", 85),
-        Part("tests", 75, (Process("tests", tests),)),
-        Part("ceilings", 15, (part("ceilings", ""),)),
-        at_once("compile", 55, part("prepare", "")),
-        *in_turn("time", 145),
-        Part("peers", 30, (part("peers", ""),)),
-        Part("tiles", 20, (part("tiles", ""),)),
-        Part("models", 15, (part("models", ""),)),
-        Part("sanitizer", 40, tuple(
+        Part("extension", 35, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
+        at_once("verify", 80),
+        Part("tests", 60, (Process("tests", tests),)),
+        Part("ceilings", 12, (part("ceilings", ""),)),
+        at_once("compile", 60, part("prepare", "")),
+        *in_turn("time", 155),
+        Part("gemm", 38, (part("gemm", ""),)),
+        Part("peers", 22, (part("peers", ""),)),
+        Part("tiles", 13, (part("tiles", ""),)),
+        Part("models", 10, (part("models", ""),)),
+                Part("sanitizer", 35, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,
                     "--port", str(49152 + 32 * i)))
             for i, (tool, family) in enumerate(sanitizers)

@@ -3,9 +3,10 @@
     python -m benchmarks.gpu_status [--results FOLDER]
 
 Needs neither torch nor triton. A result is a line of FOLDER/*.jsonl (benchmarks/results) that a case left which was
-verified and timed on a GPU; it counts for the kernels that the case launched, if they still have the source that it
-names. A kernel's source is its file and the files of bert_fast/kernels that the file imports, so a changed helper makes
-every result that used it old.
+verified and timed on a GPU, or a tile of a matrix product (kind "gemm"), since a case may leave its products to the
+library. It counts for the kernels that were launched, if they still have the source that it names. A kernel's source is
+its file and the files of bert_fast/kernels that the file imports, so a changed helper makes every result that used it
+old.
 """
 
 import argparse
@@ -51,8 +52,8 @@ def measured(*folders: Path) -> set[tuple[str, str]]:
     return {
         (kernel, source)
         for line in lines
-        if line.get("kind") == "timing" and line.get("provider") == "bert_fast" and line.get("gpu")
-        if line.get("verified") is True
+        if (line.get("kind"), line.get("provider")) in {("timing", "bert_fast"), ("gemm", None)}
+        if line.get("gpu") and line.get("verified") is True
         for kernel, source in line.get("kernels", {}).items()
     }
 

@@ -5,9 +5,10 @@
     ceilings   copy bandwidth and bf16 matrix rate
     verify     every case of a family against fp64, and twice, bit for bit
     compile    torch.compile of every verified case, into the compiler's cache on disk
-    prepare    Triton's compilation of what `tiles` times, into its cache on disk, in several processes
+    prepare    Triton's compilation of what `gemm` and `tiles` time, into its cache on disk, in several processes
     time       bert_fast, eager and compiled in turn, cases that verified green only
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
+    gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
     tiles      attention's tiles and alternatives in turn
     models     whole models against transformers, where the lengths of their texts are there
 
@@ -32,6 +33,7 @@ from benchmarks.registry import CASES, Case, kernel_cases
 
 if TYPE_CHECKING:
     from benchmarks.case import KernelCase
+    from benchmarks.gemm_tuning import Product
     from benchmarks.tiles import Group
 
 __all__ = ["PARTS", "Run"]
@@ -176,31 +178,53 @@ def peers(run: Run, family: str, seconds: float) -> bool:
 
 
 def prepare(run: Run, family: str, seconds: float) -> bool:
-    """Compiles in processes side by side; what is not done in time, `tiles` compiles."""
-    from benchmarks.tiles import GROUPS
+    """Compiles in processes side by side; what is not done in time, `gemm` and `tiles` compile."""
+    import torch
+
+    from benchmarks import gemm_tuning, tiles
 
     if run.device != "cuda":
         _say("Triton's kernels need a GPU: nothing to compile")
         return True
-    count = min(4, max(1, (os.cpu_count() or 1) // 4))
+    jobs: list[tuple[Any, ...]] = [("gemm", *job) for job in gemm_tuning.preparations(torch.device(run.device))]
+    jobs += [("tiles", group) for group in tiles.GROUPS]
+    count = min(8, max(1, (os.cpu_count() or 1) // 2))
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for error in pool.map(_prepare, range(len(GROUPS)), [run.device] * len(GROUPS)):
-            if error is not None:  # `tiles` meets it again, and records it
+        for error in pool.map(_prepare, jobs, [run.device] * len(jobs)):
+            if error is not None:  # the part meets it again, and records it
                 _say(error)
     return True
 
 
-def _prepare(index: int, device: str) -> str | None:
+def _prepare(job: tuple[Any, ...], device: str) -> str | None:
     import torch
 
-    from benchmarks import tiles
+    from benchmarks import gemm_tuning, tiles
 
-    group = tiles.GROUPS[index]
+    part, what, *options = job
     try:
-        tiles.prepare(group, torch.device(device))
+        (gemm_tuning if part == "gemm" else tiles).prepare(what, *options, torch.device(device))
     except Exception as failure:
-        return f"{group.name}: {type(failure).__name__}: {str(failure)[:300]}"
+        return f"{part} {what.name}: {type(failure).__name__}: {str(failure)[:300]}"
     return None
+
+
+def gemm(run: Run, family: str, seconds: float) -> bool:
+    """Times matrix products; a line of kind "gemm" for the library and for each tile."""
+    import torch
+
+    from benchmarks import gemm_tuning
+
+    def leave_out(product: "Product", reason: str) -> None:
+        run.recorder.write("skipped", part="gemm", family="gemm", case=product.name, provider=None, reason=reason)
+        _say(f"{product.name}: left out: {reason}")
+
+    products = gemm_tuning.SMALL_PRODUCTS if run.size == "small" else gemm_tuning.PRODUCTS
+    gemm_tuning.time_products(
+        Seconds(seconds).of(list(products), leave_out), torch.device(run.device), run.rounds or gemm_tuning.ROUNDS,
+        lambda result: run.recorder.write("gemm", **result), leave_out,
+    )  # fmt: skip
+    return True
 
 
 def tiles_(run: Run, family: str, seconds: float) -> bool:
@@ -316,6 +340,7 @@ PARTS: dict[str, Callable[[Run, str, float], bool]] = {
     "prepare": prepare,
     "time": time_,
     "peers": peers,
+    "gemm": gemm,
     "tiles": tiles_,
     "models": models,
 }

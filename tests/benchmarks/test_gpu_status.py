@@ -102,6 +102,13 @@ def test_a_result_counts_until_the_source_changes(folders: tuple[Path, Path]) ->
     assert len(owed()) == 3
 
 
+def test_a_tile_of_a_matrix_product_counts_as_a_case(folders: tuple[Path, Path]) -> None:
+    write(folders[1], "_x_fwd_kernel", kind="gemm", provider=None)
+    assert owed() == ["_sums_kernel", "_x_bwd_kernel"]
+    write(folders[1], "_x_bwd_kernel", kind="gemm", provider=None, verified=None)
+    assert owed() == ["_sums_kernel", "_x_bwd_kernel"], "the library's line has launched none of ours"
+
+
 @pytest.mark.parametrize(
     "changes", [{"gpu": None}, {"verified": False}, {"verified": None}, {"kind": "verify"}, {"provider": "eager"}]
 )

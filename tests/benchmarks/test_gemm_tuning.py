@@ -1,0 +1,221 @@
+"""Tuning of matrix products: right before fast, tables that the kernels read, and what the results say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+from benchmarks import gemm_table, gemm_tuning, kernels
+from benchmarks.gemm_tuning import PRODUCTS, SMALL_PRODUCTS, Product
+from bert_fast.kernels import _gemm_table, _gemm_tiles
+from bert_fast.kernels._gemm_launch import layout_of
+from bert_fast.kernels._gemm_table import Tile
+from tests.benchmarks.conftest import CpuRun
+
+CPU = torch.device("cpu")
+FAST, SLOW, WRONG, TOO_LARGE = Tile(64, 64, 64), Tile(32, 32, 32), Tile(16, 16, 16), Tile(128, 256, 64)
+
+
+def in_fp32(product: Product, given: gemm_tuning.Operands) -> dict[str, torch.Tensor]:
+    return {name: t.float() for name, t in gemm_tuning.truth(product, given).items()}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides by plain torch: one tile of ours is right, one is slow, one wrong, one does not run."""
+
+    def compute(product: Product, given: gemm_tuning.Operands, tile: Tile | None) -> dict[str, torch.Tensor]:
+        if tile == TOO_LARGE:
+            raise RuntimeError("out of resources: shared memory")
+        for _ in range(40 if tile == SLOW else 0):
+            in_fp32(product, given)
+        return {name: t + (1.0 if tile == WRONG else 0.0) for name, t in in_fp32(product, given).items()}
+
+    monkeypatch.setattr(gemm_tuning, "compute", compute)
+    monkeypatch.setattr(gemm_tuning, "tiles_for", lambda product, device: [TOO_LARGE, WRONG, FAST, SLOW])
+    monkeypatch.setattr(kernels.gpu_status, "kernel_hashes", dict)
+
+
+@pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS])
+def test_only_what_is_right_is_timed(product: Product, stand_ins: None) -> None:
+    results = {r["candidate"]: r for r in gemm_tuning.time_product(product, CPU, rounds=6)}
+    assert list(results) == [gemm_tuning.describe(t) for t in (TOO_LARGE, WRONG)] + [
+        "library", *(gemm_tuning.describe(t) for t in (FAST, SLOW))
+    ]  # fmt: skip
+    assert "out of resources" in results[gemm_tuning.describe(TOO_LARGE)]["error"]
+    wrong = results[gemm_tuning.describe(WRONG)]
+    assert wrong["error"].startswith("AssertionError: gemm.") and "us" not in wrong and "verified" not in wrong
+    fast, slow, library = (results[name] for name in (*map(gemm_tuning.describe, (FAST, SLOW)), "library"))
+    assert (fast["rounds"], slow["rounds"]) == (6, gemm_tuning.SCREENING_ROUNDS), "far behind: drops out"
+    assert fast["us"] < slow["us"] and slow["speedup_over_library"] < 0.5
+    assert library["tile"] is None and "verified" not in library and library["rounds"] == 6
+    assert Tile.from_json(fast["tile"]) == FAST and fast["verified"] is True
+    for result in results.values():
+        named = (result["product"], result["layout"], result["m"], result["n"], result["k"], result["dtype"])
+        assert named == (product.kind, product.layout, product.m, product.n, product.k, product.dtype)
+        assert result["source"] == _gemm_table.source_hash()
+    assert fast["tflop_s"] == pytest.approx(product.flops / fast["us"] / 1e6, abs=0.06)
+
+
+def test_accumulating_checks_leave_the_operands_alone(stand_ins: None) -> None:
+    (product,) = [p for p in SMALL_PRODUCTS if p.kind == "accumulate"]
+    given = gemm_tuning.operands(product, CPU)
+    before = given.out.clone()
+    gemm_tuning._once(product, given, None)
+    assert torch.equal(given.out, before)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("kind", _gemm_table.KINDS)
+def test_the_real_kernels_are_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides run: a candidate that is wrong would have an error instead of a time."""
+    monkeypatch.setattr(gemm_tuning, "tiles_for", lambda product, device: [_gemm_tiles.INTERPRETER_TILE])
+    monkeypatch.setattr(gemm_tuning, "WARMUP", 0)
+    product = next(product for product in SMALL_PRODUCTS if product.kind == kind)
+    library, ours = gemm_tuning.time_product(replace(product, dtype="fp16"), CPU, rounds=1)
+    assert library["us"] > 0 and ours["us"] > 0
+
+
+def test_the_list_has_every_product_of_a_layer_once() -> None:
+    names = [product.name for product in PRODUCTS]
+    assert len(names) == len(set(names))
+    assert {p.kind for p in PRODUCTS} == set(_gemm_table.KINDS)
+    tokens = {min(p.m, p.k) if p.layout == "tn" else p.m for p in PRODUCTS if "vocabulary" not in p.what}
+    assert {1024, 65536} <= {p.k for p in PRODUCTS if p.layout == "tn"} | tokens
+    assert all(p.m == 16384 or p.k == 16384 for p in PRODUCTS[:28] if "vocabulary" not in p.what), "most telling first"
+    for size, (h, i) in {"base": (768, 3072), "large": (1024, 4096)}.items():
+        # Forward: four widths; each with two gradients, of which the input's of the MLP's second half is fused.
+        plain = {(p.layout, p.n, p.k) for p in PRODUCTS if p.kind == "plain" and p.what.startswith(size)}
+        for n, k in ((3 * h, h), (h, h), (i, h), (h, i)):
+            assert ("nt", n, k) in plain
+        assert ("derivative", i, h) in {(p.kind, p.n, p.k) for p in PRODUCTS}
+
+
+@pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS])
+def test_operands_lie_in_memory_as_the_layout_says(product: Product) -> None:
+    given = gemm_tuning.operands(product, CPU)
+    assert layout_of(given.a, given.b) == product.layout
+    assert (given.a.shape, given.b.shape) == ((product.m, product.k), (product.k, product.n))
+
+
+class FakeGpu:
+    type = "cuda"
+
+
+def test_sums_are_split_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_fast.kernels import _launch
+
+    monkeypatch.setattr(_gemm_tiles, "candidates", lambda name, dtype: (Tile(128, 128, 64), Tile(64, 64, 32)))
+    monkeypatch.setattr(_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(_launch, "num_multiprocessors", lambda device: 132)
+    few = gemm_tuning.tiles_for(Product("wgrad", "plain", "tn", 768, 768, 16384), FakeGpu())
+    assert [(t.block_m, t.split_k) for t in few] == [(128, 1), (128, 2), (128, 4), (64, 1)]
+    short = gemm_tuning.tiles_for(Product("wgrad", "plain", "tn", 768, 768, 600), FakeGpu())
+    assert [(t.block_m, t.split_k) for t in short] == [(128, 1), (128, 2), (64, 1)]
+    many = gemm_tuning.tiles_for(Product("fwd", "plain", "nt", 16384, 768, 768), FakeGpu())
+    assert [t.split_k for t in many] == [1, 1]
+    assert gemm_tuning.tiles_for(Product("fwd", "plain", "nt", 16384, 768, 768), CPU) == []
+    # What compiles alike is compiled once: every kind, layout and alignment with each tile.
+    jobs = gemm_tuning.preparations(FakeGpu())
+    assert len(jobs) == len({(p.kind, p.layout, p.has_bias, p.m % 8, p.n % 8, p.k % 8, t) for p, t in jobs})
+    assert {p.kind for p, _ in jobs} == set(_gemm_table.KINDS) and len(jobs) < 100
+
+
+def line(tile: Tile | None, us: float, **changes: Any) -> dict[str, Any]:
+    made = {
+        "kind": "gemm", "gpu": "Made up 3000", "run": "1", "time": "2000-01-01", "triton": "3.6.0", "torch": "2.11",
+        "product": "activation", "layout": "nt", "dtype": "bf16", "m": 16384, "n": 3072, "k": 768, "us": us,
+        "source": _gemm_table.source_hash(), "candidate": "x", "tile": tile and tile.to_json(), "commit": "c0ffee",
+    }  # fmt: skip
+    return made | ({"verified": True} if tile else {}) | changes
+
+
+def choices(*lines: dict[str, Any]) -> dict[tuple[Any, ...], Any]:
+    made = gemm_table.table(lines, _gemm_table.source_hash())
+    assert made is not None
+    return {(e["kind"], e["m"], e["n"], e["k"]): e["tile"] and Tile.from_json(e["tile"]) for e in made["entries"]}
+
+
+UP = ("activation", 16384, 3072, 768)
+
+
+def test_the_fastest_counts_unless_noise_made_it_so() -> None:
+    assert choices(line(None, 100.0), line(FAST, 90.0), line(SLOW, 80.0)) == {UP: SLOW}
+    assert choices(line(None, 100.0), line(FAST, 90.0), line(SLOW, 89.0)) == {UP: FAST}
+    assert choices(line(None, 85.0), line(FAST, 90.0)) == {UP: None}
+    assert choices(line(None, 100.0), line(FAST, 90.0, verified=None)) == {UP: None}
+    error = {k: v for k, v in line(SLOW, 0.0, error="wrong").items() if k not in {"us", "verified"}}
+    assert choices(line(None, 100.0), error, line(FAST, 90.0)) == {UP: FAST}
+
+
+def test_the_newest_whole_run_of_the_present_kernels_counts() -> None:
+    old = [line(None, 100.0, run="0"), line(SLOW, 10.0, run="0")]
+    assert choices(*old, line(None, 100.0), line(FAST, 90.0)) == {UP: FAST}
+    assert choices(*old, line(FAST, 90.0)) == {UP: SLOW}, "a run that was killed before the library's line"
+    other = line(SLOW, 10.0, source="other")
+    assert choices(line(None, 100.0), line(FAST, 90.0), other, line(None, 100.0, source="other")) == {UP: FAST}
+    assert gemm_table.table([other], _gemm_table.source_hash()) is None
+    down = dict(product="derivative", triton="3.7.0", time="2000-01-02")
+    mixed = [line(None, 100.0), line(FAST, 90.0), line(None, 100.0, **down), line(FAST, 90.0, **down)]
+    assert set(choices(*mixed)) == {("derivative", 16384, 3072, 768)}, "one minor version of Triton"
+    assert gemm_table.table([line(None, 1.0, gpu=None)], _gemm_table.source_hash()) is None
+
+
+def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, tables = tmp_path / "results", tmp_path / "tuned"
+    results.mkdir()
+    tables.mkdir()
+    arguments = ["--write-table", "--results", str(results), "--output", str(tables)]
+    assert gemm_tuning.main(arguments) == 1
+    assert "nothing was written" in capsys.readouterr().out
+    wgrad = dict(product="plain", layout="tn", m=768, n=3072, k=16384)
+    lines = [line(None, 100.0), line(FAST, 90.0), line(None, 50.0, **wgrad), line(FAST, 90.0, **wgrad)]
+    (results / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert gemm_tuning.main(arguments) == 0
+    assert "2 products, 1 by our kernel" in capsys.readouterr().out
+    path = tables / "made_up_3000.json"
+    found, reason = _gemm_table.read(path, "3.6.1")
+    assert found is not None, reason
+    assert found.find("activation", "nt", torch.bfloat16, 16384, 3072, 768).tile == FAST
+    assert found.find("activation", "nt", torch.bfloat16, 20000, 3072, 768).tile == FAST
+    assert found.find("plain", "tn", torch.bfloat16, 768, 3072, 16384).tile is None
+    assert found.find("plain", "nt", torch.bfloat16, 768, 3072, 16384) is None
+    content = json.loads(path.read_text())
+    assert (content["commit"], content["triton"], content["device"]) == ("c0ffee", "3.6.0", "Made up 3000")
+    assert len(path.read_text().splitlines()) < 20, "a line for each entry"
+    (results / "a.jsonl").write_text(json.dumps(line(None, 1.0, source="old")) + "\n")
+    assert gemm_tuning.main(arguments) == 1
+    assert "no results of the present kernels" in capsys.readouterr().out
+
+
+def test_the_part_records_lines_and_what_it_left_out(
+    cpu_run: CpuRun, stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_product = gemm_tuning.time_product
+
+    def failing(product: Product, *arguments: Any) -> Any:
+        if product.kind == "derivative":
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return time_product(product, *arguments)
+
+    monkeypatch.setattr(gemm_tuning, "time_product", failing)
+    assert cpu_run.part("gemm") == 0
+    lines = cpu_run.lines("gemm")
+    assert len(lines) == 5 * (len(SMALL_PRODUCTS) - 1)
+    assert all(line["gpu"] is None for line in lines), "pays nothing that is owed to a GPU"
+    (left_out,) = cpu_run.lines("skipped")
+    assert (left_out["part"], left_out["reason"]) == ("gemm", "OutOfMemoryError: tried to allocate 80 GiB")
+    assert gemm_table.table(lines, _gemm_table.source_hash()) is None
+
+
+def test_the_command_lists_products_and_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gemm_tuning.main(["--list", "--only", "base up activation"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(gemm_tuning.TOKENS) and shown[0] == "base up activation nt 16384x3072x768 bf16"
+    if not torch.cuda.is_available():
+        assert gemm_tuning.main([]) == 1
