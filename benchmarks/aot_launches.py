@@ -79,6 +79,8 @@ def _record(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) 
             signature[param.name] = "*" + _TYPES[value.dtype]
             if value.data_ptr() % 16 == 0:
                 divisible.append(param.name)
+        elif hasattr(value, "block_shape"):  # a TensorDescriptor, which Triton knows by its tile alone
+            signature[param.name] = f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
         elif isinstance(value, bool):
             signature[param.name] = "u1"
         elif isinstance(value, int):

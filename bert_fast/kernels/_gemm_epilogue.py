@@ -25,15 +25,34 @@ __all__ = ["finish", "load_tile", "store_tile"]
 
 
 @triton.jit
+def _tile_addresses(x, row, col, stride, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Where the elements of a tile [ROWS, COLS] lie: where its first one does, and what no loop changes."""
+    first = x + (tl.cast(row, tl.int64) * stride + col)
+    return first + (tl.arange(0, ROWS)[:, None].to(tl.int64) * stride + tl.arange(0, COLS)[None, :])
+
+
+@triton.jit
+def _tile_mask(row, col, n_rows, n_cols, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Which elements of a tile lie inside a matrix [n_rows, n_cols]; a size of None needs no look."""
+    if n_rows is None:
+        return tl.arange(0, COLS)[None, :] < n_cols - col
+    elif n_cols is None:
+        return tl.arange(0, ROWS)[:, None] < n_rows - row
+    else:
+        return (tl.arange(0, ROWS)[:, None] < n_rows - row) & (tl.arange(0, COLS)[None, :] < n_cols - col)
+
+
+@triton.jit
 def load_tile(x, row, col, stride, n_rows, n_cols, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
-    """The tile [ROWS, COLS] at (row, col) of a matrix [n_rows, n_cols]; 0 outside of it."""
+    """The tile [ROWS, COLS] at (row, col) of a matrix [n_rows, n_cols]; 0 outside of it.
+
+    One of the sizes may be None: then the tile is known to lie inside along it.
+    """
     if TMA:
         return x.load([row, col])
     else:
-        offs_m = row + tl.arange(0, ROWS)[:, None]
-        offs_n = col + tl.arange(0, COLS)[None, :]
-        mask = (offs_m < n_rows) & (offs_n < n_cols)
-        return tl.load(x + (offs_m.to(tl.int64) * stride + offs_n), mask=mask, other=0.0)
+        mask = _tile_mask(row, col, n_rows, n_cols, ROWS, COLS)
+        return tl.load(_tile_addresses(x, row, col, stride, ROWS, COLS), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -42,10 +61,9 @@ def store_tile(x, tile, row, col, stride, n_rows, n_cols, TMA: tl.constexpr):
     if TMA:
         x.store([row, col], tile.to(x.dtype))
     else:
-        offs_m = row + tl.arange(0, tile.shape[0])[:, None]
-        offs_n = col + tl.arange(0, tile.shape[1])[None, :]
-        mask = (offs_m < n_rows) & (offs_n < n_cols)
-        tl.store(x + (offs_m.to(tl.int64) * stride + offs_n), tile.to(x.dtype.element_ty), mask=mask)
+        mask = _tile_mask(row, col, n_rows, n_cols, tile.shape[0], tile.shape[1])
+        addresses = _tile_addresses(x, row, col, stride, tile.shape[0], tile.shape[1])
+        tl.store(addresses, tile.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -89,9 +107,9 @@ def finish(
         acc = activation(acc, ACTIVATION, OUT)
     elif KIND == "derivative":
         pre = load_tile(x, row, col, x_stride, n_rows, n_cols, ROWS, COLS, TMA).to(tl.float32)
-        acc *= activation_derivative(pre, ACTIVATION, OUT)
         if z is not None:
             store_tile(z, activation(pre, ACTIVATION, OUT), row, col, z_stride, n_rows, n_cols, TMA)
+        acc *= activation_derivative(pre, ACTIVATION, OUT)
     elif KIND == "recomputed":
         dy = load_tile(x, row, col, x_stride, n_rows, n_cols, ROWS, COLS, TMA).to(tl.float32)
         acc = dy * activation_derivative(acc, ACTIVATION, OUT)

@@ -57,6 +57,34 @@ def _load_b(b, k, n, stride, n_k, n_cols, BLOCK_K: tl.constexpr, BLOCK_N: tl.con
         return load_tile(b, k, n, stride, n_k, n_cols, BLOCK_K, BLOCK_N, TMA)
 
 
+@triton.jit
+def _descriptor(ptr, stride, n_rows, n_cols, ROWS: tl.constexpr, COLS: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """A tensor descriptor, in global memory, of a matrix [n_rows, n_cols] that lies as it is or transposed."""
+    if TRANSPOSED:
+        return tl.make_tensor_descriptor(ptr, [n_cols, n_rows], [stride, 1], [COLS, ROWS])
+    else:
+        return tl.make_tensor_descriptor(ptr, [n_rows, n_cols], [stride, 1], [ROWS, COLS])
+
+
+@triton.jit
+def _halves(tile):
+    """The left and the right half of a tile [M, N]: [M, 2, N / 2] -> [M, N / 2, 2] -> two of [M, N / 2]."""
+    return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _column_parts(tile, PARTS: tl.constexpr):
+    """A tile [M, N] as PARTS (1, 2 or 4) tiles of neighbouring columns, from left to right."""
+    if PARTS == 1:
+        return (tile,)
+    elif PARTS == 2:
+        return _halves(tile)
+    else:
+        tl.static_assert(PARTS == 4)
+        left, right = _halves(tile)
+        return _halves(left) + _halves(right)
+
+
 @triton.jit(do_not_specialize=["m_units", "n_units", "k_units", "num_splits"])
 def _gemm_kernel(
     a,
@@ -82,6 +110,7 @@ def _gemm_kernel(
     TMA: tl.constexpr,
     TMA_RESULTS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr,
     M_UNIT: tl.constexpr,
     N_UNIT: tl.constexpr,
     K_UNIT: tl.constexpr,
@@ -89,25 +118,41 @@ def _gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    HALVES: tl.constexpr,
+    PARTS: tl.constexpr,
     WARP_SPECIALIZE: tl.constexpr,
-    FLATTEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Every num_programs-th tile of y = epilogue(a @ b).
 
     Sizes count UNITs of elements, so that Triton sees masks change at whole vectors only. IS_SPLIT: the sum over K is
-    cut into num_splits; y (fp32 [num_splits * row blocks * BLOCK_M, N]) takes the partial products. HALVES = 2: the
-    columns of the accumulator are finished half by half, which halves what an epilogue holds in registers.
+    cut into num_splits; y (fp32 [num_splits * row blocks * BLOCK_M, N]) takes the partial products. PARTS: the columns
+    of the accumulator are finished so many at a time, so that an epilogue holds less in registers and shared memory.
     """
     n_rows, n_cols, n_k = m_units * M_UNIT, n_units * N_UNIT, k_units * K_UNIT
     num_m, num_n, num_k = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N), tl.cdiv(n_k, BLOCK_K)
     num_tiles = num_m * num_n * num_splits
+    if WARP_SPECIALIZE:
+        # The compiler shares a tile out to two groups of warps, and cuts the tiles of descriptors that it made itself.
+        a = _descriptor(a, a_stride, n_rows, n_k, BLOCK_M, BLOCK_K, A_TRANSPOSED)
+        b = _descriptor(b, b_stride, n_k, n_cols, BLOCK_K, BLOCK_N, B_TRANSPOSED)
+        if TMA_RESULTS:
+            y = _descriptor(y, y_stride, n_rows, n_cols, BLOCK_M, BLOCK_N // PARTS, False)
+            if x is not None:
+                x = _descriptor(x, x_stride, n_rows, n_cols, BLOCK_M, BLOCK_N // PARTS, False)
+            if z is not None:
+                z = _descriptor(z, z_stride, n_rows, n_cols, BLOCK_M, BLOCK_N // PARTS, False)
     k_per_split = tl.cdiv(num_k, num_splits)
-    # In the loop, K is counted in blocks from the first one of the split.
+    if EVEN_K:
+        k_bound: tl.constexpr = None  # whole blocks: no tile reaches past the end
+    else:
+        k_bound = n_k
+    # One loop for all steps of all tiles lets the copy engine load the next tile's operands while this one is finished.
+    # Without one, addresses of results would take up registers in a common loop, and if they were computed ahead of it.
+    is_flat: tl.constexpr = TMA and not WARP_SPECIALIZE
     for tile in tl.range(
-        tl.program_id(0), num_tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
-    ):
+        tl.program_id(0), num_tiles, tl.num_programs(0), flatten=is_flat, warp_specialize=WARP_SPECIALIZE,
+        disable_licm=not TMA,
+    ):  # fmt: skip
         first_k = 0
         last_k = num_k
         of_split = tile
@@ -125,24 +170,14 @@ def _gemm_kernel(
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for k_block in tl.range(first_k, last_k):
             k = k_block * BLOCK_K
-            a_tile = _load_a(a, m, k, a_stride, n_rows, n_k, BLOCK_M, BLOCK_K, A_TRANSPOSED, TMA)
-            b_tile = _load_b(b, k, n, b_stride, n_k, n_cols, BLOCK_K, BLOCK_N, B_TRANSPOSED, TMA)
+            a_tile = _load_a(a, m, k, a_stride, n_rows, k_bound, BLOCK_M, BLOCK_K, A_TRANSPOSED, TMA)
+            b_tile = _load_b(b, k, n, b_stride, k_bound, n_cols, BLOCK_K, BLOCK_N, B_TRANSPOSED, TMA)
             acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
-        if HALVES == 2:
-            # [BLOCK_M, 2, BLOCK_N / 2] -> [BLOCK_M, BLOCK_N / 2, 2] -> left and right half
-            left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        columns = _column_parts(acc, PARTS)
+        for part in tl.static_range(PARTS):
             finish(
-                left, bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n, x_stride, y_stride, z_stride,
-                result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
-            )  # fmt: skip
-            finish(
-                right, bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n + BLOCK_N // 2, x_stride, y_stride,
-                z_stride, result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
-            )  # fmt: skip
-        else:
-            finish(
-                acc, bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n, x_stride, y_stride, z_stride,
-                result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
+                columns[part], bias_ptr, x, y, z, partial_ptr, first_row + m, m_block, n + part * (BLOCK_N // PARTS),
+                x_stride, y_stride, z_stride, result_rows, n_cols, KIND, ACTIVATION, TMA_RESULTS,
             )  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 """Launches the matrix-product kernels: operands as they lie in memory, tensor descriptors, split products."""
 
+import contextvars
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -75,6 +78,13 @@ def _precision(dtype: torch.dtype, device: torch.device) -> str:
     return "tf32x3" if architecture(device).startswith("sm_") else "ieee"
 
 
+def _with_workspace(device: torch.device, run: Callable[[], object]) -> None:
+    """Runs a launch whose kernel makes descriptors; Triton asks the context for memory to keep them in."""
+    context = contextvars.copy_context()
+    context.run(triton.set_allocator, lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
+    context.run(run)
+
+
 def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | None:
     """Runs our kernel on a [M, K] and b [K, N], M, N, K >= 1; returns the partial column sums [P, 1, N], if wanted."""
     (num_rows, num_inner), num_cols = a.shape, b.shape[1]
@@ -92,26 +102,33 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
     has_copies = _has_copy_engine(device)
     by_copies = has_copies and has_aligned_rows(a) and has_aligned_rows(b)
     results_by_copies = by_copies and all(map(has_aligned_rows, results))
+    # Two groups of warps share a specialized tile row by row; the compiler can't add up columns across them.
+    is_specialized = tile.warp_specialize and by_copies and architecture(device) == "sm_90" and not epilogue.wants_sums
+    host_descriptors = by_copies and not is_specialized
     partial = None
     if epilogue.wants_sums:
         row_blocks = ceil_div(num_rows, _REDUCE_M) if is_split else num_m
         partial = torch.empty((row_blocks, 1, num_cols), dtype=torch.float32, device=device)
 
     def operand(t: Tensor, is_transposed: bool, rows: int, cols: int) -> object:
-        return _descriptor(t, *((cols, rows) if is_transposed else (rows, cols))) if by_copies else t
+        return _descriptor(t, *((cols, rows) if is_transposed else (rows, cols))) if host_descriptors else t
 
     def result(t: Tensor | None) -> object:
-        return _descriptor(t, tile.block_m, tile.block_n // tile.halves) if results_by_copies else t
+        return _descriptor(t, tile.block_m, tile.block_n // tile.parts) if results_by_copies and host_descriptors else t
 
     # Masks change at whole vectors along whichever size is contiguous in memory; a copy engine needs no masks.
     vector = _ALIGNMENT // a.element_size()
     m_unit = math.gcd(num_rows, vector) if a_transposed and not by_copies else 1
     k_is_contiguous = (not a_transposed or b_transposed) and not by_copies
     k_unit = math.gcd(num_inner, vector) if k_is_contiguous else 1
+    # Where K is the number of tokens, every batch is another one: one kernel, with masks, serves them all.
+    even_k = k_is_contiguous and num_inner % tile.block_k == 0
     n_unit = math.gcd(num_cols, vector)
-    num_tiles = num_m * num_n * splits
+    # fp32 tiles of out, read and written, leave a multiprocessor's shared memory room for one program.
+    resident = 1 if first.kind == "accumulate" else tile.resident
+    num_programs = min(num_m * num_n * splits, num_multiprocessors(device) * resident)
     with torch.cuda.device_of(a):
-        _gemm_kernel[(min(num_tiles, num_multiprocessors(device) * tile.resident),)](
+        _gemm_kernel[(num_programs,)](
             operand(a, a_transposed, tile.block_m, tile.block_k),
             operand(b, b_transposed, tile.block_k, tile.block_n),
             first.bias,
@@ -135,6 +152,7 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
             TMA=by_copies,
             TMA_RESULTS=results_by_copies,
             IS_SPLIT=is_split,
+            EVEN_K=even_k,
             M_UNIT=m_unit,
             N_UNIT=n_unit,
             K_UNIT=k_unit,
@@ -142,12 +160,10 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             GROUP_M=tile.group_m,
-            HALVES=tile.halves,
-            WARP_SPECIALIZE=tile.warp_specialize and by_copies,
-            # Loads of the next tile before this one is finished; where warps of their own load, they do so anyway.
-            FLATTEN=not tile.warp_specialize,
+            PARTS=tile.parts,
+            WARP_SPECIALIZE=is_specialized,
             PRECISION=_precision(a.dtype, device),
-            num_warps=tile.num_warps,
+            num_warps=8 if tile.warp_specialize and not is_specialized else tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=True,  # Horner's rule in activations
         )

@@ -33,10 +33,10 @@ class Tile:
     """How a product is cut and launched.
 
     block_m, block_n, block_k: of the output, and of K in a step. num_warps; num_stages: of K blocks in shared memory.
-    group_m: rows of tiles in a group (`_gemm_kernel.py`). warp_specialize: warps of their own for loads, on sm_90 and
-    sm_100 where operands come by tensor descriptor. halves: 2 finishes the left and the right half of the columns one
-    after the other. split_k: parts of the sum over K, added by a second kernel. resident: programs meant to be on a
-    multiprocessor at once, so that one multiplies while another finishes.
+    group_m: rows of tiles in a group (`_gemm_kernel.py`). warp_specialize: warps of their own for loads, on sm_90 where
+    the copy engine moves the operands; for column sums 8 warps do everything. parts: 1, 2 or 4, the columns are
+    finished one part after the other. split_k: parts of the sum over K, added by a second kernel. resident: programs
+    meant to be on a multiprocessor at once, so that one multiplies while another finishes.
     """
 
     block_m: int
@@ -46,7 +46,7 @@ class Tile:
     num_stages: int = 3
     group_m: int = 8
     warp_specialize: bool = False
-    halves: int = 1
+    parts: int = 1
     split_k: int = 1
     resident: int = 1
 
@@ -54,8 +54,8 @@ class Tile:
         sizes = (self.block_m, self.block_n, self.block_k, self.num_warps)
         if any(size < 1 or size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
             raise ValueError(f"blocks must be powers of two from 16 and num_warps a power of two; got {self}")
-        if self.halves not in (1, 2) or min(self.num_stages, self.group_m, self.split_k, self.resident) < 1:
-            raise ValueError(f"halves must be 1 or 2, stages, groups, parts and programs at least 1; got {self}")
+        if self.parts not in (1, 2, 4) or min(self.num_stages, self.group_m, self.split_k, self.resident) < 1:
+            raise ValueError(f"parts must be 1, 2 or 4, stages, groups, parts and programs at least 1; got {self}")
 
     def to_json(self) -> dict[str, int | bool]:
         """The fields by name."""

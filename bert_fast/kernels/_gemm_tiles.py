@@ -1,18 +1,21 @@
 """Tiles of the matrix products, and who makes a product: our kernel, or the library and a separate kernel.
 
 `choose` asks, in this order:
-1. the stored table of this device (`_gemm_table.py`), if it was made from the present kernels;
-2. the heuristic, whose reasons are in docs/decisions/0008-gemm-choice.md:
+1. whether our kernel is any good for the operands: rows that start at whole 16 bytes, else the library;
+2. the stored table of this device (`_gemm_table.py`), if it was made from the present kernels;
+3. the heuristic, whose reasons are in docs/decisions/0008-gemm-choice.md:
 
     plain products, with or without bias                      library: nothing to fuse that it does not fuse itself
     fp32 operands, whatever follows                           library: three TF32 products for one are no match for it
+    half precision, fewer than _MIN_ROWS rows                 library: our smallest tile would be mostly padding
     half precision, activation or accumulation                ours: saves a pass over the output, or more
-    the same, where rows do not start at whole 16 bytes       library: our loads would not be 128 bits wide
-    the same, fewer than _MIN_TILES tiles                     library: too little work to fill the device with
 
 Kinds of processor, as for attention: sm_90 and sm_100 (operands from shared memory, copy engine), sm_80 (operands in
-registers; NVIDIA's consumer chips too, so at most 99 KB of shared memory), gfx (AMD CDNA: 64 KB).
+registers; NVIDIA's consumer chips too, so at most 99 KB of shared memory), gfx (AMD CDNA: 64 KB). Chosen so that
+nothing spills in half precision (docs/kernels/ahead_of_time.md).
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,26 +23,55 @@ from torch import Tensor
 from bert_fast.kernels import _gemm_table
 from bert_fast.kernels._gemm_launch import has_aligned_rows, layout_of, row_major
 from bert_fast.kernels._gemm_table import Tile
-from bert_fast.kernels._launch import architecture
+from bert_fast.kernels._launch import architecture, ceil_div, num_multiprocessors
 
 __all__ = ["INTERPRETER_TILE", "Tile", "candidates", "choose"]
 
 # Large enough that few programs run, small enough that several tiles and steps are there.
 INTERPRETER_TILE = Tile(64, 64, 64, num_stages=2)
-_MIN_TILES = 32
 
+# Candidates in half precision by role, in this order:
+# wide    the most products for a byte of shared memory, one program to a multiprocessor: where K is long
+# twin    two programs to a multiprocessor: one multiplies while the other finishes its tile
+# third   sm_90: warps of their own for loads; elsewhere another shape of twin
+# small   for outputs of few tiles
 _HALF = {
-    "sm_90": (Tile(128, 256, 64, 8, 3, halves=2), Tile(128, 128, 64, 8, 3, halves=2, resident=2)),
-    "sm_100": (Tile(128, 256, 64, 8, 3, halves=2), Tile(128, 128, 64, 8, 3, halves=2, resident=2)),
-    "sm_80": (Tile(128, 128, 32, 8, 3, resident=2),),
-    "gfx": (Tile(128, 128, 32, 8, 2),),
+    "sm_90": (
+        Tile(128, 256, 64, 8, 3, parts=4),
+        Tile(128, 128, 64, 4, 3, parts=4, resident=2),
+        Tile(128, 128, 64, 4, 4, warp_specialize=True),
+        Tile(64, 128, 64, 4, 4, parts=2, resident=2),
+    ),
+    "sm_100": (
+        Tile(128, 256, 64, 8, 3, parts=4),
+        Tile(128, 128, 64, 4, 3, parts=4, resident=2),
+        Tile(128, 128, 64, 8, 4, parts=4),
+        Tile(64, 128, 64, 4, 3, parts=2, resident=2),
+    ),
+    "sm_80": (
+        Tile(128, 128, 32, 8, 4, parts=2),
+        Tile(128, 128, 32, 4, 3, parts=2, resident=2),
+        Tile(128, 64, 32, 4, 4, resident=2),
+        Tile(64, 64, 32, 4, 4, resident=2),
+    ),
+    "gfx": (
+        Tile(128, 128, 32, 8, 2),
+        Tile(128, 128, 64, 4, 2),
+        Tile(128, 64, 64, 4, 2),
+        Tile(64, 64, 64, 4, 2),
+    ),
 }
-_FP32 = {
-    "sm_90": (Tile(64, 64, 32, 4, 2),),
-    "sm_100": (Tile(64, 64, 32, 4, 2),),
-    "sm_80": (Tile(64, 64, 32, 4, 2),),
-    "gfx": (Tile(64, 64, 32, 4, 1),),
-}
+# There to be exact, not fast: three terms of TF32 take a dozen instructions to make of each operand.
+_FP32 = {"gfx": (Tile(64, 64, 32, 4, 2),)}
+_FP32_NVIDIA = (Tile(64, 64, 32, 4, 2),)
+
+_MIN_ROWS = 64
+# Below this K the epilogue takes so large a part of a tile's time that hiding it outweighs the wider tile: a wide tile
+# multiplies for 16 K clocks and finishes for 5,600 (GELU) to 9,200 (its derivative, GELU again, column sums); twins
+# hide that, at four fifths of the rate, as they ask shared memory for 160 bytes a clock where it has 128.
+_LONG_K = 2048
+_MAX_SPLITS = 8
+_MIN_STEPS_OF_A_SPLIT = 8
 
 
 def _kind_of(name: str) -> str:
@@ -47,24 +79,42 @@ def _kind_of(name: str) -> str:
 
 
 def candidates(name: str, dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Tiles for a processor ("sm_90", "gfx942", ...) and dtype, the heuristic's choice first."""
-    return (_FP32 if dtype == torch.float32 else _HALF)[_kind_of(name)]
+    """Tiles for a processor ("sm_90", "gfx942", ...) and dtype; in half precision wide, twin, third and small."""
+    if dtype == torch.float32:
+        return _FP32.get(_kind_of(name), _FP32_NVIDIA)
+    return _HALF[_kind_of(name)]
 
 
 def choose(kind: str, a: Tensor, b: Tensor) -> Tile | None:
-    """The tile for our kernel, or None where the library makes this product; M, N, K >= 1."""
+    """The tile with which our kernel makes a [M, K] @ b [K, N] and what follows; None: the library. M, N, K >= 1.
+
+    kind: as in `_gemm_epilogue.py`.
+    """
     (m, k), n = a.shape, b.shape[1]
+    if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
+        return None
     if a.is_cuda:
         table, _ = _gemm_table.stored(torch.cuda.get_device_name(a.device))
         found = table.find(kind, layout_of(a, b), a.dtype, m, n, k) if table is not None else None
         if found is not None:
             return found.tile
-    return _by_heuristic(kind, a, b)
+    return heuristic(kind, m, n, k, a.dtype, architecture(a.device), num_multiprocessors(a.device))
 
 
-def _by_heuristic(kind: str, a: Tensor, b: Tensor) -> Tile | None:
-    if kind == "plain" or a.dtype == torch.float32:
+def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int) -> Tile | None:
+    """What to do where nothing was measured; name: of the processor. See the module's table."""
+    if kind == "plain" or dtype == torch.float32 or m < _MIN_ROWS:
         return None
-    if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
-        return None
-    return candidates(architecture(a.device), a.dtype)[0]
+    wide, twin, _, small = candidates(name, dtype)
+    tile = wide if k >= _LONG_K or kind == "accumulate" else twin
+    if _num_tiles(tile, m, n) >= multiprocessors * tile.resident:
+        return tile
+    # Too few tiles to go round: smaller ones, and parts of K side by side where it is long.
+    idle = multiprocessors * small.resident // _num_tiles(small, m, n)
+    steps = ceil_div(k, small.block_k)
+    splits = min(idle, _MAX_SPLITS, steps // _MIN_STEPS_OF_A_SPLIT)
+    return replace(small, split_k=max(1, splits))
+
+
+def _num_tiles(tile: Tile, m: int, n: int) -> int:
+    return ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
