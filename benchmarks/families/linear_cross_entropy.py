@@ -1,0 +1,115 @@
+"""Cases of linear_cross_entropy: rows with a label, their logits over BERT's vocabulary, the loss, all gradients.
+
+bert_fast, and Liger, make gradients in forward, so forward and backward are timed together.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks import matrix_products as bert
+from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
+from bert_fast import ops
+
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+
+_IGNORED = -100
+
+
+def cases() -> Iterator[KernelCase]:
+    """bf16, 15 % of full token budgets, base and large; label smoothing at the size that goals are set for."""
+    for num_tokens in bert.TOKENS:
+        for size in bert.SIZES:
+            yield _case(num_tokens, size.hidden, bert.VOCAB_SIZE, torch.bfloat16)
+    yield _case(bert.TOKENS[0], bert.BASE.hidden, bert.VOCAB_SIZE, torch.bfloat16, smoothing=0.1)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows: a vocabulary that is no multiple of anything, label smoothing, rows without a label."""
+    yield _case(80, 41, 1003, torch.float32)
+    yield _case(80, 41, 1003, torch.float32, smoothing=0.1)
+    yield _case(80, 40, 1003, torch.float16, ignored=0.5)
+    yield _case(80, 64, 1024, torch.bfloat16)
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base and of MiniLM."""
+    for size in (bert.BASE, bert.MINILM):
+        yield _case(bert.CPU_TOKENS, size.hidden, bert.VOCAB_SIZE, torch.float32)
+
+
+def _case(
+    num_tokens: int, hidden: int, vocab_size: int, dtype: torch.dtype, smoothing: float = 0.0, ignored: float = 0.0
+) -> KernelCase:
+    variant = f"smoothing{smoothing}" if smoothing else f"ignored{ignored}" if ignored else "labelled"
+    return KernelCase(
+        "linear_cross_entropy", f"{num_tokens}x{hidden}x{vocab_size}", dtype, variant,
+        lambda device: make(num_tokens, hidden, vocab_size, dtype, smoothing, ignored, device),
+    )  # fmt: skip
+
+
+def make(
+    num_tokens: int,
+    hidden: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    smoothing: float,
+    ignored: float,
+    device: torch.device,
+) -> Problem:
+    """The labelled rows of a batch of `num_tokens`; hf_full_positions gets the whole batch, which has the same loss.
+
+    ignored: share of the rows given to everybody that have no label after all.
+    """
+    num_rows = round(num_tokens * bert.LABEL_SHARE)
+    x_all = bert.normal(num_tokens, hidden, dtype=dtype, device=device)
+    rows = torch.randperm(num_tokens, device=device)[:num_rows].sort().values
+    weight, bias = bert.weight(vocab_size, hidden, dtype, device), bert.bias(vocab_size, dtype, device)
+    labels = torch.randint(0, vocab_size, (num_rows,), device=device)
+    labels[: round(num_rows * ignored)] = _IGNORED
+    labels_all = torch.full((num_tokens,), _IGNORED, device=device).index_copy_(0, rows, labels)
+    inputs = (x_all[rows].requires_grad_(), weight, bias, labels)
+    upstream = torch.ones((), device=device)
+
+    def fast(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        return ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing)
+
+    def eager(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        """The loss in fp32, as under autocast."""
+        logits = F.linear(x, weight, bias)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(wide, labels, label_smoothing=smoothing)
+
+    def verify() -> None:
+        # The mean undone, so that gradients are of size 1, as the table of tolerances counts on.
+        num_labelled = torch.tensor(float((labels != _IGNORED).sum()), device=device)
+        names = ("loss", "dx", "dweight", "dbias")
+        assert_gradients_close("linear_cross_entropy", names, fast, eager, inputs, num_labelled)
+
+    product = 2 * num_rows * hidden * vocab_size
+    wide_weight = 4 * weight.numel()  # the weight's gradient, summed up in fp32 between chunks
+    return Problem(
+        inputs, upstream, fast, eager, verify=verify, peers={"hf_full_positions": eager} | _peers(device, smoothing),
+        own_inputs={"hf_full_positions": ((x_all.requires_grad_(), weight, bias, labels_all), upstream)},
+        bytes_moved={"fwd_bwd": 2 * bert.nbytes(*inputs[:3]) + labels.nbytes + 2 * wide_weight},
+        flops={"fwd_bwd": 3 * product},
+    )  # fmt: skip
+
+
+def _peers(device: torch.device, smoothing: float) -> dict[str, Callable[..., Tensor]]:
+    """Liger's fused loss on the same rows, where it imports."""
+    if device.type != "cuda":
+        return {}
+    try:
+        from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+    except ImportError:
+        return {}
+    loss = LigerFusedLinearCrossEntropyLoss(ignore_index=_IGNORED, label_smoothing=smoothing)
+    return {"liger": lambda x, weight, bias, labels: loss(weight, x, labels, bias)}
+
+
+def aot_cases() -> Iterator[AotCase]:
+    """None of its own: `linear` has the products and `cross_entropy` the kernels of the loss."""
+    return iter(())

@@ -1,0 +1,93 @@
+"""The families of matrix products: operations and bytes are what they say, contestants compute the same function."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.case import KernelCase
+from benchmarks.kernels import gradients_of, time_case
+from benchmarks.registry import kernel_cases
+from bert_fast.demo.saved_bytes import saved_storages
+
+CPU = torch.device("cpu")
+FAMILIES = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy")
+SMALL = [
+    pytest.param(case, id=case.name) for case in kernel_cases("small", FAMILIES) if case.dtype == torch.float32
+]  # fmt: skip
+
+
+def counted(function: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_operations_are_those_of_the_eager_function(case: KernelCase) -> None:
+    problem = case.make(CPU)
+    inputs, upstream = problem.arguments_of("eager")
+    outputs: list[Any] = []
+    forward = counted(lambda: outputs.append(problem.eager(*inputs)))
+    backward = counted(lambda: gradients_of(outputs[0], inputs, upstream))
+    if set(problem.flops) == {"fwd_bwd"}:
+        assert problem.flops["fwd_bwd"] == forward + backward
+    else:
+        assert problem.flops == {"fwd": forward, "bwd": backward}
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if "cross_entropy" not in case.id])
+def test_bytes_are_operands_results_and_what_is_kept_between(case: KernelCase) -> None:
+    problem = case.make(CPU)
+    inputs, output = problem.inputs, problem.fast(*problem.inputs)
+    saved = saved_storages(nn.Identity(), lambda: problem.fast(*inputs))
+    kept = sum(one.nbytes for one in saved if one.made_by != "input")
+    assert ("recompute" in case.variant or case.family in {"linear", "qkv_projection"}) == (kept == 0)
+    operands = sum(t.nbytes for t in inputs)
+    assert problem.bytes_moved["fwd"] == operands + output.nbytes + kept
+    read_again = sum(t.nbytes for t in inputs if t.dim() == 2)
+    assert problem.bytes_moved["bwd"] == output.nbytes + read_again + kept + operands
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_every_contestant_computes_the_same(case: KernelCase) -> None:
+    problem = case.make(CPU)
+    expected = problem.eager(*problem.inputs)
+    if isinstance(expected, tuple):
+        expected = torch.cat(expected, dim=1)
+    for name, function in (("bert_fast", problem.fast), *problem.peers.items()):
+        inputs, upstream = problem.arguments_of(name)
+        output = function(*inputs)
+        torch.testing.assert_close(output, expected)
+        (dweight,) = torch.autograd.grad(output, [inputs[1]], upstream)
+        wanted = gradients_of(problem.eager(*problem.inputs), problem.inputs, problem.arguments_of("eager")[1])[1]
+        torch.testing.assert_close(dweight[: len(wanted)], wanted)
+
+
+def test_full_positions_are_the_whole_batch() -> None:
+    (case,) = [c for c in kernel_cases("small", ["linear_cross_entropy"]) if c.name.endswith("fp32/labelled")]
+    problem = case.make(CPU)
+    rows = len(problem.inputs[0])
+    (x, *_, labels), _ = problem.arguments_of("hf_full_positions")
+    assert (rows, len(x), len(labels), int((labels != -100).sum())) == (12, 80, 80, 12)
+
+
+def test_forward_and_backward_in_one_launch_where_gradients_are_made_in_forward() -> None:
+    (case,) = [c for c in kernel_cases("small", ["linear_cross_entropy"]) if c.name.endswith("fp32/labelled")]
+    results = list(time_case(case, CPU, ("bert_fast", "eager"), with_peers=True, rounds=2))
+    assert {(r["provider"], r["mode"]) for r in results} == {
+        (name, "fwd_bwd") for name in ("bert_fast", "eager", "hf_full_positions")
+    }
+    assert all("bert_fast_speedup" in r for r in results if r["provider"] != "bert_fast")
+
+
+def test_goals_have_their_cases() -> None:
+    for family in FAMILIES:
+        cases = kernel_cases("gpu", [family])
+        shapes = {tuple(map(int, case.shape.split("x"))) for case in cases}
+        assert {shape[0] for shape in shapes} == {4096, 16384, 32768}
+        assert {768, 1024} <= {size for shape in shapes for size in shape}
+        assert {case.dtype for case in cases} == {torch.bfloat16}
+        assert {case.dtype for case in kernel_cases("cpu", [family])} == {torch.float32}
