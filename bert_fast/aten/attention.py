@@ -62,18 +62,21 @@ def attention_bwd(
     max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
     coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
     head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool,
+    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, dqkv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """(dq, dk, dv, dbias, dhead_mask, ddistance_table), as `reference.attention`."""
     rules = _Rules(
         softmax_scale, dropout_p, seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term
     )
+    if dqkv is None:
+        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    else:
+        dq, dk, dv = dqkv.unbind(1)
     lib = rules.native(q)
     if lib is not None:
         # Copies, where any are made, must live as long as the call: the routine sees addresses.
         cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
         rules = rules.with_contiguous_coords()
-        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
         q, k, v, dout = (_rows_contiguous(t) for t in (q, k, v, dout.contiguous()))
         lib.attention_bwd(
             dout.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), lse.data_ptr(),
@@ -81,7 +84,8 @@ def attention_bwd(
             dq.stride(0), dk.stride(0), dv.stride(0), *rules.native_arguments(q, cu_seqlens_q, cu_seqlens_k),
         )  # fmt: skip
         return dq, dk, dv, None, None, None
-    dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    for gradient in (dq, dk, dv):
+        gradient.zero_()
     dbias, dhead_mask = _total(bias, wants_dbias, lse), _total(head_mask, wants_dhead_mask, lse)
     dtable = _total(distance_table, wants_ddistance_table, lse)
     for sequence in rules.sequences(cu_seqlens_q, cu_seqlens_k):

@@ -234,12 +234,14 @@ def attention_bwd(
     max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
     coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
     head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool,
+    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, dqkv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of `attention_fwd` through out, P recomputed from q, k and lse.
 
     dout, out (Tensors [Tq, A, D]); lse (Tensor [A, Tq]); the rest as in forward.
     wants_dbias, wants_dhead_mask, wants_ddistance_table: which gradients to make beside those of q, k and v.
+    dqkv (Tensor [T, 3, A, D], contiguous, dtype of q): where to write dq, dk and dv, for q, k and v of the same tokens;
+        None: they are new tensors.
     Returns: dq, dk, dv, dbias, dhead_mask, ddistance_table, each in the shape and dtype of its tensor, the last three
         None where not wanted.
     """
@@ -286,4 +288,7 @@ def attention_bwd(
         None if gradient is None or x is None else gradient.to(x.dtype)
         for gradient, x in ((dbias, bias), (dhead_mask, head_mask), (ddistance_table, distance_table))
     )
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias, dhead_mask, ddistance_table
+    dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    if dqkv is not None:
+        dq, dk, dv = dqkv.copy_(torch.stack((dq, dk, dv), dim=1)).unbind(1)
+    return dq, dk, dv, dbias, dhead_mask, ddistance_table
