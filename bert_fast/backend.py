@@ -160,6 +160,7 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("reference", "linear"),
     ),
     "linear_cross_entropy": (
+        _implementation("triton", "linear_cross_entropy", _triton_reasons),
         _implementation("torch", "linear_cross_entropy"),
         _implementation("reference", "linear_cross_entropy"),
     ),

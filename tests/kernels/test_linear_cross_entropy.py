@@ -1,0 +1,242 @@
+"""The Triton kernels of linear_cross_entropy, in the interpreter, against the fp64 reference."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bert_fast import backend
+from bert_fast.reference import linear_cross_entropy as reference
+from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.testing.traffic import assert_traffic, traffic
+
+pytestmark = [
+    pytest.mark.interpreter,
+    # Infinite scores and masked lanes, whose results are selected away: NumPy says so, a GPU does not.
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning", "ignore:All-NaN slice:RuntimeWarning"),
+]
+
+OP = "linear_cross_entropy"
+IGNORE = -100
+OUTPUTS = ("loss", "dx", "dweight", "dbias")
+ALL = (True, True, True)
+
+
+@pytest.fixture
+def kernels():  # type: ignore[no-untyped-def]
+    """The module under test, imported only where the interpreter runs: importing triton costs a second."""
+    return backend.resolve(OP, backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
+
+
+def make(
+    num_rows: int, num_words: int, hidden_size: int = 24, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, weight, bias, labels: logits a few units apart, every third row without a label, the outermost words used."""
+    x = torch.randn(num_rows, hidden_size).to(dtype)
+    weight = (torch.randn(num_words, hidden_size) * 3 / hidden_size**0.5).to(dtype)
+    labels = torch.randint(0, num_words, (num_rows,))
+    labels[:1], labels[-1:] = num_words - 1, 0
+    labels[1::3] = IGNORE
+    return x, weight, torch.randn(num_words).to(dtype), labels
+
+
+def run_plain(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, dloss: Tensor, smoothing: float, ignore_index: int
+) -> list[Tensor]:
+    """(loss, dx, dweight, dbias) of PyTorch's own operators, the loss in fp32 as Hugging Face takes it."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias) if t is not None]
+    narrow = [leaf.to(x.dtype) for leaf in leaves]
+    logits = F.linear(narrow[0], narrow[1], narrow[2] if bias is not None else None).float()
+    total = F.cross_entropy(
+        logits, labels.long(), ignore_index=ignore_index, label_smoothing=smoothing, reduction="sum"
+    )
+    loss = total / (labels != ignore_index).sum().clamp(min=1)
+    return [loss.detach(), *torch.autograd.grad(loss, leaves, dloss)]
+
+
+def check(
+    kernels,  # type: ignore[no-untyped-def]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    ignore_index: int = IGNORE,
+    suffix: str = "",
+) -> None:
+    """Compares loss and gradients with the fp64 reference on the same rounded inputs, which must stay as they were."""
+    before = [t.clone() for t in (x, weight, labels)]
+    dloss = torch.tensor(-1.25 * max(1, int((labels != ignore_index).sum())))  # undoes the mean: gradients of size 1
+    wants = True, True, bias is not None
+    loss, *sums = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, ignore_index, smoothing, *wants)
+    gradients = kernels.linear_cross_entropy_bwd(dloss, labels, *sums, x, weight, ignore_index)
+    wide = [None if t is None else t.double() for t in (x, weight, bias)]
+    true_loss, *true_sums = reference.linear_cross_entropy_fwd(*wide, labels, ignore_index, smoothing, *wants)
+    truth = reference.linear_cross_entropy_bwd(dloss.double(), labels, *true_sums, *wide[:2], ignore_index)
+    plain = run_plain(x, weight, bias, labels, dloss, smoothing, ignore_index)
+    for name, actual, stock, true in zip(OUTPUTS, (loss, *gradients), plain, (true_loss, *truth), strict=False):
+        assert_close_to_truth(OP, name + suffix, actual, stock, true)
+    assert not gradients[0][labels == ignore_index].any()
+    for tensor, copy in zip((x, weight, labels), before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_words", [1, 2, 30, 63, 64, 65, 257, 1031])
+def test_numbers_of_words(kernels, num_words: int, dtype: torch.dtype, smoothing: float) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, *make(7, num_words, dtype=dtype), smoothing)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_rows", "hidden_size"), [(1, 16), (2, 7), (17, 64), (33, 1), (40, 33)])
+def test_sizes(kernels, num_rows: int, hidden_size: int, has_bias: bool) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(num_rows, 70, hidden_size)
+    check(kernels, x, weight, bias if has_bias else None, labels, 1.0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_words", [30, 257])
+def test_several_chunks(kernels, monkeypatch, num_words: int, dtype: torch.dtype, smoothing: float) -> None:  # type: ignore[no-untyped-def]
+    """23 rows in chunks of 8, 8 and 7."""
+    monkeypatch.setattr(kernels, "_CHUNK_BYTES", 9 * kernels.padded_words(num_words) * dtype.itemsize)
+    assert kernels.chunk_rows(23, num_words, dtype) == 8
+    check(kernels, *make(23, num_words, dtype=dtype), smoothing)
+
+
+@pytest.mark.parametrize("num_words", [30, 257])
+def test_parameters_wider_than_activations(kernels, monkeypatch, num_words: int) -> None:  # type: ignore[no-untyped-def]
+    """fp16 rows and fp32 weights: what is computed is that of rounded weights, and gradients come out in fp32."""
+    monkeypatch.setattr(kernels, "_CHUNK_BYTES", 5 * kernels.padded_words(num_words) * 2)
+    x, weight, bias, labels = make(9, num_words, dtype=torch.float16)
+    check(kernels, x, weight.float(), bias.float(), labels, 0.1)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded"])
+def test_layouts(kernels, layout: str) -> None:  # type: ignore[no-untyped-def]
+    def relay(t: Tensor) -> Tensor:
+        if layout == "transposed":
+            return t.t().contiguous().t()
+        return torch.cat([t, t], dim=1)[:, t.shape[1] :] if layout == "sliced" else t[:1].expand_as(t)
+
+    x, weight, bias, labels = make(8, 70)
+    check(kernels, relay(x), relay(weight), bias.repeat_interleave(2)[::2], labels.repeat_interleave(2)[::2])
+
+
+def test_labels_of_32_bits_and_ignored_class(kernels) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(6, 30)
+    check(kernels, x, weight, bias, labels.clamp(min=0).int(), ignore_index=0)
+
+
+@pytest.mark.parametrize("num_words", [30, 300])
+def test_scores_near_10000(kernels, num_words: int) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(6, num_words)
+    check(kernels, x, weight, bias + 1e4, labels, 0.1, suffix="_of_large")
+    check(kernels, x, weight * 1e4, bias, labels, suffix="_of_large_weight")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("column", [0, 1, slice(None)])
+def test_infinities_are_those_of_torch(kernels, value: float, column: int | slice) -> None:  # type: ignore[no-untyped-def]
+    """Scores that the bias makes infinite; the label is word 1."""
+    x, weight, bias, _ = make(2, 70)
+    bias[column] = value
+    labels = torch.tensor([1, 1])
+    loss, dx, _, dbias = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.0, *ALL)
+    stock = run_plain(x, weight, bias, labels, torch.tensor(1.0), 0.0, IGNORE)
+    for actual, expected in zip((loss, dx, dbias), (stock[0], stock[1], stock[3]), strict=True):
+        assert torch.equal(torch.isfinite(actual), torch.isfinite(expected))
+
+
+@pytest.mark.parametrize("num_rows", [0, 5])
+def test_nothing_labelled(kernels, num_rows: int) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(num_rows, 70)
+    loss, *sums = kernels.linear_cross_entropy_fwd(x, weight, bias, labels.fill_(IGNORE), IGNORE, 0.1, *ALL)
+    assert loss == 0 and not any(t.any() for t in sums)
+    gradients = kernels.linear_cross_entropy_bwd(torch.tensor(3.0), labels, *sums, x, weight)
+    assert not any(t.any() for t in gradients) and [t.shape for t in gradients] == [x.shape, weight.shape, bias.shape]
+
+
+@pytest.mark.parametrize("bad", [-1, 70, 2**31, 2**62, -(2**40)])
+def test_labels_out_of_range_show_and_read_nothing(kernels, bad: int) -> None:  # type: ignore[no-untyped-def]
+    """70 is a column of the memory that pads rows."""
+    x, weight, bias, labels = make(5, 70)
+    labels[2] = bad
+    loss, dx, dweight, dbias = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.0, *ALL)
+    assert loss.isnan() and dweight.isnan().all() and dbias.isnan().all()
+    assert torch.equal(dx.isnan().any(1), torch.arange(5) == 2)
+
+
+@pytest.mark.parametrize("wants", list(itertools.product([False, True], repeat=3)))
+def test_only_what_is_wanted_is_made(kernels, wants: tuple[bool, bool, bool]) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(5, 70)
+    expected = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.1, *ALL)
+    actual = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.1, *wants)
+    assert torch.equal(actual[0], expected[0])
+    scaled = kernels.linear_cross_entropy_bwd(torch.tensor(2.0), labels, *actual[1:], x, weight)
+    for wanted, got, made, out in zip(wants, actual[1:], expected[1:], scaled, strict=True):
+        assert (got is None) == (out is None) == (not wanted)
+        assert got is None or torch.equal(got, made)
+
+
+def test_scaling_in_place_where_it_may(kernels) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(6, 70, dtype=torch.float16)
+    for w in (weight, weight.float()):
+        _, *sums = kernels.linear_cross_entropy_fwd(x, w, bias.to(w.dtype), labels, IGNORE, 0.0, *ALL)
+        new = kernels.linear_cross_entropy_bwd(torch.tensor(3.0), labels, *sums, x, w)
+        over = kernels.linear_cross_entropy_bwd(torch.tensor(3.0), labels, *sums, x, w, may_overwrite=True)
+        assert all(torch.equal(a, b) for a, b in zip(new, over, strict=True))
+        assert [a is b for a, b in zip(over, sums, strict=True)] == [False] + [w.dtype == torch.float32] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_runs_repeat_bit_for_bit(kernels, monkeypatch, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(kernels, "_CHUNK_BYTES", 4 * kernels.padded_words(70) * dtype.itemsize)
+    inputs = make(9, 70, dtype=dtype)
+    first, second = (kernels.linear_cross_entropy_fwd(*inputs, IGNORE, 0.1, *ALL) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_chunks_of_every_number_of_rows(kernels) -> None:  # type: ignore[no-untyped-def]
+    for num_words, dtype in itertools.product((2, 30522, 119547, 2**27), (torch.float32, torch.bfloat16)):
+        row = kernels.padded_words(num_words) * dtype.itemsize
+        assert row % 128 == 0
+        for num_rows in (1, 127, 128, 129, 614, 1099, 2198, 2458, 4915, 100_003):
+            rows = kernels.chunk_rows(num_rows, num_words, dtype)
+            assert 1 <= rows <= num_rows and (rows == 1 or rows * row <= kernels._CHUNK_BYTES)
+            assert rows == num_rows or rows <= 128 or rows % 128 == 0
+    assert [kernels.chunk_rows(n, 30522, torch.bfloat16) for n in (614, 2458, 4915)] == [614, 1280, 1664]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_words", [30, 257, 1031])
+def test_bytes_are_those_of_the_docstring(kernels, num_words: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    x, weight, bias, labels = make(7, num_words, dtype=dtype)
+    width, e, b = kernels.padded_words(num_words), dtype.itemsize, labels.element_size()
+    is_labelled = labels != IGNORE
+    num_labelled, num_rows = int(is_labelled.sum()), len(labels)
+    logits = torch.nn.functional.pad(F.linear(x, weight, bias), (0, width - num_words))
+    losses = torch.empty(num_rows)
+    with traffic() as forward:
+        kernels._rows(logits, num_words, labels, IGNORE, 0.1, False, losses)
+    assert_traffic(forward, num_labelled * (width * e + e) + num_rows * (b + 4))
+    assert forward.times_stored(logits) == {0}
+    with traffic() as rows:
+        kernels._rows(logits, num_words, labels, IGNORE, 0.1, True, losses)
+    floor = num_labelled * width * e + num_rows * (b + 4 + width * e)
+    assert_traffic(rows, floor, cached=[logits])  # read a second time, when the sum is known
+    assert rows.times_stored(logits) == {1} and rows.times_loaded(logits[1]) == {0}
+    assert not logits[:, num_words:].any()
+    dbias = torch.empty(num_words)
+    for accumulate in (False, True):
+        with traffic() as sums:
+            kernels._column_sums(logits, dbias, accumulate)
+        assert_traffic(sums, logits.nbytes + (2 if accumulate else 1) * dbias.nbytes)
+    gradient = torch.randn(num_words, 24)
+    with traffic() as scaled:
+        kernels.linear_cross_entropy_bwd(torch.tensor(1.0), labels, None, gradient, None, x, weight)
+    count = num_rows * b + 8  # of labelled rows
+    assert_traffic(scaled, gradient.nbytes + 4 + gradient.numel() * e + count)
