@@ -6,6 +6,7 @@ Instructions are counted in the main loops: the innermost loops that move most o
 passes over its data twice has two), or the whole kernel where there is none. So a count stands for one pass over the
 elements that a program treats at a time; what runs before and after the loops is in `instructions` alone. A kernel with
 matrix products has one main loop: the shortest innermost one with products, the others being for tiles at the edges.
+`tile_...` counts what such a kernel does once per tile of its output, be it within that loop or around it.
 """
 
 import os
@@ -110,9 +111,41 @@ def _product_loop(listing: Listing) -> range:
 
     Inner loops are shorter than those around them; a loop over whole tiles is shorter than one that checks bounds.
     """
-    spans = [range(target, branch + 1) for branch, target in listing.branches if target <= branch]
+    spans = _loops(listing)
     has_products = [s for s in spans if any(listing.instructions[i].multiply_adds is not None for i in s)]
     return min(has_products, key=len, default=range(len(listing.instructions)))
+
+
+def _loops(listing: Listing) -> list[range]:
+    """Everything between a branch backwards and its target.
+
+    What stands after the kernel's end goes back, too, but is no loop: there waiting for a barrier is tried again.
+    """
+    ends = [index for index, one in enumerate(listing.instructions) if one.opcode == "EXIT"]
+    end = ends[-1] if ends else len(listing.instructions)
+    return [range(target, branch + 1) for branch, target in listing.branches if target <= branch <= end]
+
+
+def _once_per_tile(listing: Listing, loop: range) -> list[int]:
+    """Of a loop with products: the instructions around them that run once per tile of the output, not once per step.
+
+    Either the loop jumps over them but for the last step (steps of all tiles in one loop), or a loop over tiles stands
+    around it; none where every program makes a single tile.
+    """
+    has_product = [one.multiply_adds is not None for one in listing.instructions]
+    skipped = [
+        range(branch + 1, target)
+        for branch, target in listing.branches
+        if loop.start <= branch < target < loop.stop and not any(has_product[branch + 1 : target])
+    ]
+    longest = max(skipped, key=len, default=range(0))
+    if 2 * len(longest) > len(loop):
+        return list(longest)
+    around = [s for s in _loops(listing) if s.start <= loop.start and loop.stop <= s.stop and len(s) > len(loop)]
+    # Two groups of warps have a loop each: a loop around both is that of neither.
+    products = sum(has_product[loop.start : loop.stop])
+    around = [s for s in around if sum(has_product[s.start : s.stop]) == products]
+    return [index for index in min(around, key=len, default=range(0)) if index not in loop]
 
 
 def _outermost(loops: list[range]) -> list[range]:
@@ -135,12 +168,17 @@ def _counts(
     loops = [everything[s.start : s.stop] for s in main_loops(listing)]
     looped = [i for body in loops for i in body]
     loads, stores = [i for i in everything if i.load_bytes], [i for i in everything if i.store_bytes]
+    has_products = any(i.multiply_adds is not None for i in everything)
+    once = [everything[i] for i in _once_per_tile(listing, main_loops(listing)[0])] if has_products else []
     return {
         "instructions": len(everything),
         "loop_instructions": len(looped),
         "loop_half_rate": sum(i.opcode.startswith(half_rate) for i in looped) if half_rate else 0,
         "loop_special": sum(i.opcode.startswith(special) for i in looped),
         "loop_multiply_adds": sum(i.multiply_adds or 0 for i in looped),
+        "tile_instructions": len(once),
+        "tile_half_rate": sum(i.opcode.startswith(half_rate) for i in once) if half_rate else 0,
+        "tile_special": sum(i.opcode.startswith(special) for i in once),
         "loop_bytes": sum(i.load_bytes + i.store_bytes for i in looped),
         "loads": len(loads),
         "loads_128": sum(i.load_bytes >= 16 for i in loads),
@@ -238,6 +276,7 @@ def read_sass(listing: Listing) -> dict[str, Any]:
         "spill_instructions": sum(op.startswith(("LDL", "STL")) for op in opcodes),
         "warpgroup_products": sum(op.startswith("HGMMA") for op in opcodes),
         "bulk_copy_instructions": sum(op.startswith(("UTMALDG", "UTMASTG", "UBLKCP")) for op in opcodes),
+        "register_reallocations": sum(op.startswith("USETMAXREG") for op in opcodes),
     }
 
 
@@ -310,6 +349,7 @@ def read_amdgcn(assembly: str) -> dict[str, Any]:
         "spill_instructions": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
         "warpgroup_products": 0,
         "bulk_copy_instructions": 0,
+        "register_reallocations": 0,
     }
 
 

@@ -109,7 +109,7 @@ class Configuration:
 
     name: of its rows in the table, without the target; unique. facts: what the case says about it and the listing
     cannot: elements_per_thread by warp size, bytes_per_element, resident_threads, num_warps, multiply_adds_per_element,
-    needs_warpgroup_products.
+    needs_warpgroup_products, product_tile, needs_bulk_copies, is_specialized.
     """
 
     name: str
@@ -128,6 +128,9 @@ class Configuration:
             "resident_threads": self.facts["resident_programs"] * threads,
             "multiply_adds_per_element": self.facts["multiply_adds"],
             "needs_warpgroup_products": self.facts["warpgroup_products"],
+            "product_tile": self.facts["product_tile"],
+            "needs_bulk_copies": self.facts["bulk_copies"],
+            "is_specialized": self.facts["specialized"],
         }
 
 
@@ -182,5 +185,8 @@ def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, 
         "resident_programs": case.resident_programs.get(function, 1),
         "multiply_adds": case.multiply_adds.get(function),
         "warpgroup_products": function in case.warpgroup_products,
+        "product_tile": case.product_tiles.get(function),
+        "bulk_copies": function in case.bulk_copies,
+        "specialized": function in case.specialized,
     }
     return Configuration(unique, family, launch, facts)

@@ -37,6 +37,13 @@ COLUMNS = (
     "multiply_adds_per_element",
     "needs_warpgroup_products",
     "dropout_per_element",
+    "tile_instructions",
+    "tile_half_rate",
+    "tile_special",
+    "register_reallocations",
+    "product_tile",
+    "needs_bulk_copies",
+    "is_specialized",
 )
 
 

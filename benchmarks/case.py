@@ -84,6 +84,8 @@ class AotCase:
     bytes_per_element: kernel name -> bytes that the floor reads and writes per live element (for issue-slot budgets).
     multiply_adds: kernel name -> those of its matrix products per live element; not for kernels that have none.
     warpgroup_products: kernels whose dtype and tiles (64 rows for four warps) let sm_90 use its fastest products.
+    product_tiles: kernel name -> (rows, columns, step along the sum) of the output tile of a matrix product.
+    bulk_copies: kernels whose operands sm_90's copy engine moves. specialized: those with warps of their own for it.
     """
 
     name: str
@@ -94,6 +96,9 @@ class AotCase:
     bytes_per_element: dict[str, float] = field(default_factory=dict)
     multiply_adds: dict[str, int] = field(default_factory=dict)
     warpgroup_products: frozenset[str] = frozenset()
+    product_tiles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    bulk_copies: frozenset[str] = frozenset()
+    specialized: frozenset[str] = frozenset()
 
 
 def families() -> dict[str, ModuleType]:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks import matrix_products as bert
 from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.gemm_configurations import gemm_aot_cases
 from bert_fast import ops
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
@@ -87,4 +88,4 @@ def _peers(device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
 def aot_cases() -> Iterator[AotCase]:
     """The matrix-product kernel of all families: every tile that ships, with every epilogue, layout and dtype."""
-    return iter(())
+    return gemm_aot_cases()
