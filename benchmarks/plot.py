@@ -18,13 +18,14 @@ from benchmarks.stored import Row, load
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "family_figure", "models_figure", "pieces_figure"]
+__all__ = ["draw", "family_figure", "models_figure", "pieces_figure", "products_figure"]
 
 OURS, GOAL, GRID = "#1b6ca8", "#444444", "#dddddd"
 # One colour for a contestant wherever it appears; peers that are not listed share the last.
 COLOURS = {"eager": "#9aa5b1", "compiled": "#e08e2b", "liger": "#3f9b5b", "apex": "#8e5bb5", "flash_attn": "#c2506b"}
 MODE_COLOURS = {"fwd": OURS, "bwd": "#6fb1de", "fwd_bwd": OURS, "step": OURS}
 GOAL_SHARES = (0.8, 0.9)  # at 4,096 tokens; from 16,384 on
+GOAL_RATE = 0.85  # of the library's, of a matrix product alone
 
 
 def draw(results: Path, output: Path) -> Path:
@@ -40,6 +41,8 @@ def draw(results: Path, output: Path) -> Path:
             figures.append(("whole models", models_figure(machine.simple)))
         if any("torch_ms" in line or "tokenizers_mb_per_s" in line for line in machine.simple.values()):
             figures.append(("single pieces", pieces_figure(machine.simple)))
+        if machine.products:
+            figures.append(("matrix products", products_figure(machine.products)))
         pictures[machine.name] = []
         for title, figure in figures:
             path = output / f"{slug(machine.name)}-{slug(title)}.png"
@@ -114,6 +117,29 @@ def _speedups(axis: Any, rows: Sequence[Row], places: Sequence[float], others: S
     axis.set_title("bert_fast is ... times as fast as", fontsize=9, loc="left")
     if others:
         axis.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.55, 1.0), ncols=3, frameon=False, borderpad=0)
+
+
+def products_figure(products: dict[str, list[dict[str, Any]]]) -> "Figure":
+    """Matrix products: our fastest tile's rate over the library with separate kernels; a stroke for each other tile."""
+    figure, (axis,) = _figure(len(products), width=11.0)
+    places = [-float(i) for i in range(len(products))]
+    largest = 1.0
+    for place, lines in zip(places, products.values(), strict=True):
+        speedups = sorted(line["speedup_over_library"] for line in lines if line["tile"] is not None)
+        if not speedups:
+            axis.text(0.01, place, "library alone", va="center", fontsize=7)
+            continue
+        largest = max(largest, speedups[-1])
+        axis.barh(place, speedups[-1], 0.72, color=OURS)
+        axis.vlines(speedups[:-1], place - 0.36, place + 0.36, color="white", linewidth=0.8)
+        axis.text(speedups[-1], place, f" {speedups[-1]:.2f}x", va="center", fontsize=7)
+    axis.set_yticks(places, list(products), family="monospace")
+    axis.set_ylim(places[-1] - 0.6, 0.6)
+    axis.set_xlim(0, 1.12 * largest)
+    axis.axvline(1.0, color=GOAL, linewidth=0.9)
+    axis.axvline(GOAL_RATE, color=GOAL, linewidth=0.9, linestyle="--")
+    axis.set_title("our kernel is ... times as fast as the library with separate kernels", fontsize=9, loc="left")
+    return figure
 
 
 def models_figure(results: dict[str, dict[str, Any]]) -> "Figure":

@@ -42,6 +42,7 @@ class Machine:
     sanitizer: list[dict[str, Any]] = field(default_factory=list)
     red: list[dict[str, Any]] = field(default_factory=list)
     simple: dict[str, dict[str, Any]] = field(default_factory=dict)
+    products: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def families(self) -> dict[str, list[Row]]:
         """Rows by family, in alphabetical order."""
@@ -81,6 +82,7 @@ def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
     }
     machine.rows = _rows(timings)
     machine.simple = {line["case"]: line for line in lines if line.get("kind", "cpu") in {"cpu", "model"}}
+    machine.products = _products(lines)
     used = [*timings.values(), *machine.simple.values()] or lines
     machine.facts = _facts(used)
     return machine
@@ -101,6 +103,18 @@ def _rows(timings: dict[tuple[str, str, str], dict[str, Any]]) -> list[Row]:
             label = case.removeprefix(f"kernel/{line['family']}/").replace("/", "  ")
             rows.append(Row(line["family"], label, mode, line, others))
     return rows
+
+
+def _products(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The lines of each product's newest run that has the library's time."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line.get("kind") == "gemm" and "us" in line:
+            name = f"{line['what']}  {line['product']} {line['layout']}  {line['m']}x{line['n']}x{line['k']}"
+            if line["tile"] is None:  # the first line of a run that is timed
+                found[name] = []
+            found.setdefault(name, []).append(line)
+    return found
 
 
 def _facts(lines: Iterable[dict[str, Any]]) -> dict[str, str]:

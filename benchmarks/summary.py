@@ -1,5 +1,6 @@
 """What a run of `make gpu` ends with: parts, what is red, one line per case, what is owed."""
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +24,7 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
     lines.append("left out: " + _counted(s["reason"][:60] for s in recorder.of_this_run("skipped")))
     lines += _ceilings(recorder.of_this_run("ceiling"))
     lines += _cases(recorder.of_this_run("timing"))
+    lines += _products(recorder.of_this_run("gemm"))
     lines += [
         f"{m['case']:<55} {m['bert_fast_tokens_per_s']:>12,.0f} real tokens/s  transformers {m['ratio']:.2f}x"
         for m in recorder.of_this_run("model")
@@ -43,6 +45,23 @@ def _ceilings(lines: list[dict[str, Any]]) -> list[str]:
         for line in lines
     ]
     return [f"ceilings: {'; '.join(rates) or 'not measured'}"]
+
+
+def _products(lines: list[dict[str, Any]]) -> list[str]:
+    """Matrix products: how many, and our fastest tile beside the library; what failed, once for each message."""
+    ours: dict[str, float] = {}
+    for line in lines:
+        if line["tile"] is not None and "us" in line:
+            product = " ".join(str(line[name]) for name in ("product", "layout", "m", "n", "k"))
+            ours[product] = max(ours.get(product, 0.0), line["speedup_over_library"])
+    if not lines:
+        return []
+    shown = f"matrix products: {len(ours)} with a tile of ours"
+    if ours:
+        faster = sum(speedup > 1 for speedup in ours.values())
+        shown += f", {statistics.median(ours.values()):.2f}x the library (median), {faster} faster"
+    failed = Counter(line["error"][:100] for line in lines if "error" in line)
+    return [shown, *(f"  {count} tiles: {error}" for error, count in failed.most_common(10))]
 
 
 def _cases(timings: list[dict[str, Any]]) -> list[str]:

@@ -73,6 +73,32 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert picture.startswith(b"\x89PNG") and len(picture) > 5000
 
 
+def product(run: str, tile: dict[str, int] | None, speedup: float = 1.0) -> dict[str, Any]:
+    line = {
+        "kind": "gemm",
+        "product": "activation",
+        "layout": "nt",
+        "what": "base up",
+        "m": 1,
+        "n": 2,
+        "k": 3,
+        "us": 9.0,
+    }
+    return {**timing("none"), **line, "run": run, "tile": tile, "speedup_over_library": speedup}
+
+
+def test_matrix_products_are_drawn_from_their_newest_run(tmp_path: Path) -> None:
+    failed = {name: value for name, value in product("2", {}).items() if name != "us"} | {"error": "wrong"}
+    lines = [product("1", None), product("1", {}, 7.0), product("2", None), failed, product("2", {}, 1.25)]
+    folder = write(tmp_path, *lines)
+    (machine,) = load(folder)
+    found = machine.products["base up  activation nt  1x2x3"]
+    assert [(line["run"], line["speedup_over_library"]) for line in found] == [("2", 1.0), ("2", 1.25)]
+    assert "matrix products" in plot.draw(folder, tmp_path / "out").read_text()
+    alone = plot.products_figure({"x": [product("1", None)]})
+    assert [text.get_text() for text in alone.axes[0].texts] == ["library alone"]
+
+
 def test_times_without_a_ceiling_can_be_drawn(tmp_path: Path) -> None:
     line = timing("bert_fast", gpu=None, threads=2, share_of_copy_ceiling=None, copy_ceiling_gb_s=None)
     page = plot.draw(write(tmp_path, line, {**line, "provider": "eager", "bert_fast_speedup": 3.0}), tmp_path / "out")
