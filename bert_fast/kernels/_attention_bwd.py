@@ -102,11 +102,11 @@ def _attention_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
     k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, gradient_stride, bias_row_stride,
-    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
-    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
-    dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride,
+    head_mask_q_stride, head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads,
+    softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head; also their delta, which the other kernel reads.
 
@@ -219,11 +219,11 @@ def _attention_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
     k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, gradient_stride, bias_row_stride,
-    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
-    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
-    dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride,
+    head_mask_q_stride, head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads,
+    softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head: all queries of their sequence, tile after tile, in order.
 

@@ -83,10 +83,9 @@ def attention_bwd(
     """Launches the backward kernels; arguments and results as in `reference/attention.py`."""
     max_seqlen = max(max_seqlen_q, max_seqlen_k)
     if dqkv is not None and max_seqlen * dqkv.stride(0) <= _MAX_INT32:
-        gradients = dqkv.unbind(1)
+        dq, dk, dv = dqkv.unbind(1)
     else:
-        gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    dq, dk, dv = gradients
+        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     wants = ((bias, wants_dbias), (head_mask, wants_dhead_mask), (distance_table, wants_ddistance_table))
     extras = [x if is_wanted else None for x, is_wanted in wants]
     if not q.numel() and not k.numel():
@@ -101,29 +100,32 @@ def attention_bwd(
         "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
         "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0,
     }  # fmt: skip
-    of_q, of_k = {"dq_ptr": dq, "gradient_stride": dq.stride(0)}, {"dk_ptr": dk, "dv_ptr": dv}
+    of_q: dict[str, object] = {"dq_ptr": dq, "gradient_stride": dq.stride(0)}
+    of_k: dict[str, object] = {"dk_ptr": dk, "dv_ptr": dv, "gradient_stride": dk.stride(0)}
     if call.short is not None:
-        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **of_q, **of_k)
-        return *_as_asked(gradients, dqkv), None, None, None
+        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **(of_k | of_q))
+        return *_as_asked(dq, dk, dv, dqkv), None, None, None
     config = call.config
     delta = torch.empty_like(lse)  # written by the first kernel, read by the second
     num_blocks = ceil_div(max_seqlen_q, config.dq.block_m)
     arguments = call.tiled | upstream | {"delta_ptr": delta}
     call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, **of_q, out_ptr=out)
     num_blocks = ceil_div(max_seqlen_k, config.dkdv.block_n)
-    of_k["gradient_stride"] = dk.stride(0)
     call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, **of_k)
-    dq, dk, dv = _as_asked(gradients, dqkv)
+    dq, dk, dv = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return dq, dk, dv, None, None, None
     return dq, dk, dv, *extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, *extras)
 
 
-def _as_asked(gradients: tuple[Tensor, ...], dqkv: Tensor | None) -> tuple[Tensor, ...]:
+def _as_asked(dq: Tensor, dk: Tensor, dv: Tensor, dqkv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients where they were asked for: they lie elsewhere where a sequence is too long for 32-bit offsets."""
-    if dqkv is None or gradients[0].data_ptr() == dqkv.data_ptr():
-        return gradients
-    return dqkv.copy_(torch.stack(gradients, dim=1)).unbind(1)
+    if dqkv is None or dq.data_ptr() == dqkv.data_ptr():
+        return dq, dk, dv
+    for part, gradient in zip(dqkv.unbind(1), (dq, dk, dv), strict=True):
+        part.copy_(gradient)
+    dq, dk, dv = dqkv.unbind(1)
+    return dq, dk, dv
 
 
 def _addressable(x: Tensor, max_seqlen: int) -> Tensor:

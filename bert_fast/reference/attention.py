@@ -290,5 +290,6 @@ def attention_bwd(
     )
     dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     if dqkv is not None:
-        dq, dk, dv = dqkv.copy_(torch.stack((dq, dk, dv), dim=1)).unbind(1)
+        dqkv.copy_(torch.stack((dq, dk, dv), dim=1))
+        dq, dk, dv = dqkv.unbind(1)
     return dq, dk, dv, dbias, dhead_mask, ddistance_table
