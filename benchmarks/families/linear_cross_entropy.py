@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import matrix_products as bert
-from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
@@ -111,5 +111,60 @@ def _peers(device: torch.device, smoothing: float) -> dict[str, Callable[..., Te
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """None of its own: `linear` has the products and `cross_entropy` the kernels of the loss."""
-    return iter(())
+    """The kernels of a chunk's logits for BERT's vocabulary, with and without gradients, and for a few classes."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    for dtype in dtypes:
+        yield _scale_case(dtype)
+    for dtype in dtypes:
+        for smoothing in (0.0, 0.1):
+            yield _aot_case(bert.VOCAB_SIZE, dtype, smoothing)
+        yield _aot_case(bert.VOCAB_SIZE, dtype, wants_gradient=False)
+    for num_words in (9, 1000):  # fewer warps
+        yield _aot_case(num_words, torch.bfloat16)
+
+
+def _scale_case(dtype: torch.dtype) -> AotCase:
+    """Backward, for gradients of BERT's widths; dbias, of an odd length and small, is in the other cases."""
+    from bert_fast.kernels import linear_cross_entropy as family
+
+    def launch() -> None:
+        x, made = torch.zeros(2, 768, dtype=dtype), torch.zeros(2, 768)
+        labels = torch.zeros(2, dtype=torch.int64)
+        family.linear_cross_entropy_bwd(torch.ones(()), labels, made, None, None, x, x, _IGNORED)
+
+    scale = "_linear_cross_entropy_scale_kernel"
+    return AotCase(
+        f"H=768 {dtype_name(dtype)}", None, launch, {scale: family._SCALE_BLOCK}, {},
+        bytes_per_element={scale: 4 + dtype.itemsize},
+    )  # fmt: skip
+
+
+def _aot_case(num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_gradient: bool = True) -> AotCase:
+    """One forward of two rows; dbias as of a first chunk and of a later one, and scaled. `linear` has the products."""
+    from bert_fast.kernels import linear_cross_entropy as family
+
+    def launch() -> None:
+        x, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(num_words, 16, dtype=dtype)
+        labels, wants = torch.zeros(2, dtype=torch.int64), (wants_gradient,) * 3
+        loss, _, _, dbias = family.linear_cross_entropy_fwd(
+            x, weight, weight[:, 0], labels, _IGNORED, smoothing, *wants
+        )  # fmt: skip
+        if dbias is not None:
+            family._column_sums(torch.zeros(2, family.padded_words(num_words), dtype=dtype), dbias, True)
+            family.linear_cross_entropy_bwd(loss, labels, None, None, dbias, x, weight, _IGNORED)
+
+    name = f"V={num_words} {dtype_name(dtype)}"
+    name += f" smoothing={smoothing}" if smoothing else ""
+    name += "" if wants_gradient else " loss alone"
+    if num_words < bert.VOCAB_SIZE:  # bound by latency: nothing to count
+        return AotCase(name, None, launch, {}, {})
+    vector = family._VECTOR_BYTES // dtype.itemsize
+    lanes = family.row_warps(num_words, dtype) * family._LANES_PER_WARP
+    rows, dbias = "_linear_cross_entropy_rows_kernel", "_linear_cross_entropy_dbias_kernel"
+    return AotCase(
+        name, None, launch,
+        live_elements={rows: family._CHUNKS * lanes * vector, dbias: family._SUM_ROWS * family._SUM_COLS},
+        resident_programs={},
+        # The second reading of a row finds it in the cache.
+        bytes_per_element={rows: (2 if wants_gradient else 1) * dtype.itemsize, dbias: dtype.itemsize},
+    )  # fmt: skip
