@@ -1,6 +1,7 @@
 """The functional API: every op is a registered custom op with autograd, runs on any back-end, and explains itself."""
 
 from bert_fast.ops.attention import attention, attention_padded, attention_with_probabilities
+from bert_fast.ops.attention_qkv import attention_qkv
 from bert_fast.ops.bias_gelu import bias_activation, bias_gelu
 from bert_fast.ops.cross_entropy import cross_entropy
 from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
@@ -21,6 +22,7 @@ __all__ = [
     "adamw_step",
     "attention",
     "attention_padded",
+    "attention_qkv",
     "attention_with_probabilities",
     "bias_activation",
     "bias_gelu",

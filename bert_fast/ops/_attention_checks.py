@@ -21,6 +21,7 @@ __all__ = [
     "check_num_tokens",
     "check_padded_extras",
     "check_padded_mask",
+    "check_qkv",
 ]
 
 MAX_TOKENS = 2**31 - 1  # offsets are int32
@@ -52,13 +53,21 @@ def check_num_tokens(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: expected at most {MAX_TOKENS} tokens, got {x.shape[0]}")
 
 
-def check_cu_seqlens(name: str, cu_seqlens: Any, entries: int | str, q: Tensor) -> None:
+def check_qkv(qkv: Any) -> None:
+    """Raises unless qkv is [T, 3, A, D], floating, with at least one head of at least one element."""
+    check_shape("qkv", qkv, ("T", 3, "A", "D"))
+    check_floating("qkv", qkv)
+    if qkv.shape[2] == 0 or qkv.shape[3] == 0:
+        raise ValueError(f"qkv: expected at least one head of at least one element, got shape {list(qkv.shape)}")
+
+
+def check_cu_seqlens(name: str, cu_seqlens: Any, entries: int | str, q: Tensor, q_name: str = "q") -> None:
     """Raises unless cu_seqlens is int32 [entries], at least one, on q's device."""
     check_shape(name, cu_seqlens, (entries,))
     if cu_seqlens.shape[0] == 0:
         raise ValueError(f"{name}: expected at least one entry (the leading 0), got none")
     check_dtype(name, cu_seqlens, (torch.int32,))
-    check_same_device(name, cu_seqlens, "q", q)
+    check_same_device(name, cu_seqlens, q_name, q)
 
 
 def check_extras(
@@ -69,6 +78,7 @@ def check_extras(
     key_term: bool,
     sequence_order: Tensor | None,
     num_sequences: int,
+    q_name: str = "q",
 ) -> None:
     """Raises unless what attention is given beside q, k and v fits q [..., A, D] in rank, shape, dtype and device."""
     num_heads, head_dim = q.shape[-2:]
@@ -79,7 +89,7 @@ def check_extras(
         if not batched.is_floating_point():
             hint = " (0 where a query sees a key, -inf where not)" if name == "bias" else ""
             raise TypeError(f"{name}: expected a floating-point dtype{hint}, got {_short(batched.dtype)}")
-        check_same_device(name, batched, "q", q)
+        check_same_device(name, batched, q_name, q)
         if batched.shape[1] != 1 and batched.shape[1] != num_heads:
             raise ValueError(f"{name}: expected 1 or {num_heads} heads in dimension 1, got {list(batched.shape)}")
     if distance_table is not None:
@@ -90,21 +100,20 @@ def check_extras(
             )
         allowed = (q.dtype,) if q.dtype in (torch.float32, torch.float64) else (q.dtype, torch.float32)
         check_dtype("distance_table", distance_table, allowed)
-        check_same_device("distance_table", distance_table, "q", q)
+        check_same_device("distance_table", distance_table, q_name, q)
     elif key_term:
         raise ValueError("distance_table: expected a Tensor [2M - 1, D] where key_term is True, got None")
     if sequence_order is not None:
         check_shape("sequence_order", sequence_order, (num_sequences,))
         check_dtype("sequence_order", sequence_order, (torch.int32,))
-        check_same_device("sequence_order", sequence_order, "q", q)
+        check_same_device("sequence_order", sequence_order, q_name, q)
 
 
-def check_dropout_lengths(max_seqlen_k: int, dropout_p: float) -> None:
+def check_dropout_lengths(name: str, max_seqlen: int, dropout_p: float) -> None:
     """Raises where a sequence may have more keys than dropout has names for."""
-    if dropout_p and max_seqlen_k > HEAD_STRIDE:
+    if dropout_p and max_seqlen > HEAD_STRIDE:
         raise ValueError(
-            f"max_seqlen_k: expected at most {HEAD_STRIDE} keys a sequence where dropout_p is {dropout_p}, "
-            f"got {max_seqlen_k}"
+            f"{name}: expected at most {HEAD_STRIDE} keys a sequence where dropout_p is {dropout_p}, got {max_seqlen}"
         )
 
 
@@ -155,15 +164,20 @@ def check_lookups(
     bias: Tensor | None,
     head_mask: Tensor | None,
     distance_table: Tensor | None,
+    suffixes: tuple[str, str] = ("_q", "_k"),
 ) -> None:
     """Raises ValueError unless coords name tokens as attention wants it, and all are found where they are looked up.
+
+    suffixes: of the names of coords, empty where one tensor names queries and keys.
 
     Only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1.
     """
     if coords_q is None or coords_k is None or (coords_q.device.type != "cpu" and not SETTINGS.debug):
         return
-    largest_row, largest_q = _check_names("coords_q", coords_q, cu_seqlens_q)
-    _, largest_k = _check_names("coords_k", coords_k, cu_seqlens_k)
+    largest_row, largest_q = _check_names(f"coords{suffixes[0]}", coords_q, cu_seqlens_q)
+    largest_k = largest_q
+    if coords_k is not coords_q or cu_seqlens_k is not cu_seqlens_q:
+        _, largest_k = _check_names(f"coords{suffixes[1]}", coords_k, cu_seqlens_k)
     for name, batched in (("bias", bias), ("head_mask", head_mask)):
         if batched is None:
             continue

@@ -6,7 +6,6 @@ backward as empty tensors, since an op cannot return None. The request for a bac
 backward runs where forward was asked to run.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -14,23 +13,11 @@ from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_shape
-from bert_fast.ops._attention_checks import (
-    check_coords_of_both,
-    check_cu_seqlens,
-    check_dropout_lengths,
-    check_extras,
-    check_heads,
-    check_lookups,
-    check_num_tokens,
-    check_padded_extras,
-    check_padded_mask,
-)
-from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._attention_arguments import arguments_of, check_values, with_dense_heads
+from bert_fast.ops._attention_checks import check_heads, check_padded_extras, check_padded_mask
 from bert_fast.ops._register import custom_op
-from bert_fast.ops.dropout import check_dropout_state
-from bert_fast.ops.packing import Packing, as_length, check_offsets, counted_coords
+from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import attention_with_probabilities as _with_probabilities
-from bert_fast.reference.dropout import dropout_threshold
 
 __all__ = ["attention", "attention_padded", "attention_with_probabilities"]
 
@@ -99,7 +86,7 @@ def attention(
     (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155) and Huang et al. 2020
     (arXiv:2009.13658), method 4.
     """
-    arguments = _arguments(
+    arguments = arguments_of(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
         coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
@@ -135,11 +122,11 @@ def attention_with_probabilities(
 
     Returns: out (Tensor [Tq, A, D]), and for every sequence, in order, probabilities (Tensor [A, Sq, Sk], dtype of q).
     """
-    arguments = _arguments(
+    arguments = arguments_of(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
         coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
     )  # fmt: skip
-    _check_values(*arguments)
+    check_values(*arguments)
     out, _, probabilities = _with_probabilities(*arguments)
     return out, probabilities
 
@@ -218,66 +205,6 @@ def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:
     return torch.nn.functional.pad(batched, (0, 0, first_position, 0))
 
 
-def _arguments(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
-    max_seqlen_k: int | None, softmax_scale: float | None, dropout_p: float, seed: Tensor | None,
-    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
-    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The arguments of the op, checked and complete: all but the back-end."""
-    q, k, v = autocast_operands(q, k, v)
-    if isinstance(distance_table, Tensor) and distance_table.dtype != torch.float32:
-        distance_table = autocast_operands(distance_table)[0]
-    check_heads(q, k, v, ("Tq",), ("Tk",))
-    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "B + 1", q)
-    max_seqlen_q = as_length("max_seqlen_q", max_seqlen_q)
-    num_sequences = cu_seqlens_q.shape[0] - 1
-    if cu_seqlens_k is None:
-        if coords_k is None:
-            coords_k = coords_q
-        cu_seqlens_k, max_seqlen_k, is_self = cu_seqlens_q, max_seqlen_q, True
-    else:
-        if max_seqlen_k is None:
-            raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
-        check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, num_sequences + 1, q)
-        max_seqlen_k = as_length("max_seqlen_k", max_seqlen_k)
-        is_self = False
-    check_extras(q, bias, head_mask, distance_table, key_term, sequence_order, num_sequences)
-    check_dropout_state(dropout_p, seed, coords_q, q, site, ("coords_q", "q"))
-    if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
-        dropout_p, seed = 0.0, None
-    check_dropout_lengths(max_seqlen_k, dropout_p)
-    if causal or bias is not None or head_mask is not None or distance_table is not None:
-        if is_self and coords_q is None and coords_k is None:
-            coords_q = coords_k = counted_coords(cu_seqlens_q, q.shape[0])
-        check_coords_of_both(coords_q, coords_k, q, k)
-    else:
-        coords_q, coords_k = None if seed is None else coords_q, None
-    if softmax_scale is None:
-        softmax_scale = 1.0 / math.sqrt(q.shape[2])
-    elif isinstance(softmax_scale, bool) or not isinstance(softmax_scale, int | float):
-        raise TypeError(f"softmax_scale: expected a number, got {type(softmax_scale).__name__}")
-    return (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, float(softmax_scale), float(dropout_p), seed,
-        coords_q, coords_k, int(site), bool(causal), bias, head_mask, distance_table, bool(key_term), sequence_order,
-    )  # fmt: skip
-
-
-def _check_values(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
-    *_: Any,
-) -> None:  # fmt: skip
-    """Raises where values do not fit: what would else be read from memory that is not theirs."""
-    check_num_tokens("q", q)
-    check_num_tokens("k", k)
-    check_offsets("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q, q.shape[0])
-    if cu_seqlens_k is not cu_seqlens_q or max_seqlen_k != max_seqlen_q or k.shape[0] != q.shape[0]:
-        check_offsets("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k, k.shape[0])
-    check_lookups(cu_seqlens_q, cu_seqlens_k, coords_q, coords_k, bias, head_mask, distance_table)
-
-
 @custom_op("attention_fwd")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
@@ -289,9 +216,9 @@ def _forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
         coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
-    _check_values(*arguments)  # here, not in `attention`: a compiled call passes by here too
+    check_values(*arguments)  # here, not in `attention`: a compiled call passes by here too
     implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
-    return implementation.attention_fwd(*_with_dense_heads(*arguments))
+    return implementation.attention_fwd(*with_dense_heads(*arguments))
 
 
 @_forward.register_fake
@@ -308,7 +235,7 @@ def _backward(
     head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
     wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    q, k, v = _with_dense_heads(q, k, v)
+    q, k, v = with_dense_heads(q, k, v)
     implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
     dq, dk, dv, *dextras = implementation.attention_bwd(
         dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,
@@ -325,11 +252,6 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[T
     wanted = zip((bias, head_mask, distance_table), arguments[-4:-1], strict=True)
     dextras = (x.new_empty(x.shape) if x is not None and wants else q.new_empty(0) for x, wants in wanted)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *dextras
-
-
-def _with_dense_heads(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """The arguments with q, k, v such that the elements of a head stand together, as back-ends want them."""
-    return *(t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in (q, k, v)), *rest
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -53,6 +53,20 @@ def attention_with_extras(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, m
     )  # fmt: skip
 
 
+def attention_qkv(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, coords: Tensor) -> Tensor:
+    return ops.attention_qkv(
+        qkv, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, dropout_p=0.2, seed=SEED, coords=coords, site=9
+    )
+
+
+def attention_qkv_with_extras(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, bias: Tensor, head_mask: Tensor,
+                              distance_table: Tensor) -> Tensor:  # fmt: skip
+    return ops.attention_qkv(
+        qkv, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, causal=True, bias=bias, head_mask=head_mask,
+        distance_table=distance_table, key_term=True,
+    )  # fmt: skip
+
+
 def attention_arguments(tokens: int) -> tuple[Any, ...]:
     cu_seqlens = torch.tensor([0, 2, tokens], dtype=torch.int32)
     return *(leaf(tokens, 2, 8) for _ in range(3)), cu_seqlens, tokens - 2, coords_of(tokens)
@@ -62,6 +76,15 @@ def attention_extras_arguments(tokens: int) -> tuple[Any, ...]:
     *of_attention, _ = attention_arguments(tokens)
     extras = leaf(2, 1, tokens, tokens), leaf(1, 2, 1, 1), leaf(2 * tokens - 1, 8)
     return *of_attention, torch.tensor([1, 0], dtype=torch.int32), *extras
+
+
+def attention_qkv_arguments(tokens: int) -> tuple[Any, ...]:
+    return leaf(tokens, 3, 2, 8), torch.tensor([0, 2, tokens], dtype=torch.int32), tokens - 2, coords_of(tokens)
+
+
+def attention_qkv_extras_arguments(tokens: int) -> tuple[Any, ...]:
+    *of_attention, _ = attention_qkv_arguments(tokens)
+    return *of_attention, leaf(2, 1, tokens, tokens), leaf(1, 2, 1, 1), leaf(2 * tokens - 1, 8)
 
 
 def dropout_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor, coords: Tensor):
@@ -123,6 +146,8 @@ def rows(*shapes: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
 SAMPLES = {
     "attention": Sample(attention, attention_arguments),
     "attention: with extras": Sample(attention_with_extras, attention_extras_arguments),
+    "attention: of qkv": Sample(attention_qkv, attention_qkv_arguments),
+    "attention: of qkv, with extras": Sample(attention_qkv_with_extras, attention_qkv_extras_arguments),
     "bias_gelu": Sample(lambda x, bias: ops.bias_gelu(x, bias), rows((COLUMNS,))),
     "bias_gelu: without bias": Sample(lambda x: ops.bias_gelu(x, approximate="tanh"), rows()),
     "cross_entropy": Sample(
@@ -170,6 +195,9 @@ SAMPLES = {
     "qkv_projection": Sample(
         lambda *arguments: ops.qkv_projection(*arguments),
         rows(*[shape for _ in range(3) for shape in ((8, COLUMNS), (8,))]),
+    ),
+    "qkv_projection: without biases": Sample(
+        lambda x, wq, wk, wv: ops.qkv_projection(x, wq, None, wk, None, wv, None), rows(*[(8, COLUMNS)] * 3)
     ),
 }  # fmt: skip
 
