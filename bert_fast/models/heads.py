@@ -18,6 +18,7 @@ from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.linear import linear
+from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 
 __all__ = ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"]
 
@@ -50,6 +51,11 @@ class BertLMPredictionHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[M, H] to [M, V]."""
         return linear(self.transform(x), self.decoder.weight, self.decoder.bias)
+
+    def loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy of the scores of x [M, H] over labels [M]; the scores of all rows never exist."""
+        decoder = self.decoder
+        return linear_cross_entropy(self.transform(x), decoder.weight, decoder.bias, labels, ignore_index=IGNORE_INDEX)
 
 
 class BertOnlyMLMHead(nn.Module):
@@ -100,24 +106,22 @@ class _MaskedLMModel(BertPreTrainedModel):
                 check_shape("labels", labels, (len(masked_lm_positions),))
             tokens = packing.unpack(hidden).flatten(0, -2)
             check_ids("masked_lm_positions", masked_lm_positions, len(tokens))
-            rows = tokens.index_select(0, masked_lm_positions.long())
-            logits = self.cls.predictions(rows)
-            return None if labels is None else _cross_entropy(logits, labels), logits
-        loss, logits = None, None
+            hidden = tokens.index_select(0, masked_lm_positions.long())
+        elif labels is not None:
+            check_shape("labels", labels, packing.padded_shape or (hidden.shape[0],))
+            labels = packing.pack(labels)
         if output_logits is None:
             output_logits = labels is None or not self.training
-        if labels is not None:
-            check_shape("labels", labels, packing.padded_shape or (hidden.shape[0],))
-            packed_labels = packing.pack(labels)
         if output_logits:
-            logits = self.cls.predictions(hidden)  # [T, V]
-            if labels is not None:
-                loss = _cross_entropy(logits, packed_labels)
-            return loss, packing.unpack(logits)
-        if labels is not None:
-            rows = (packed_labels != IGNORE_INDEX).nonzero().squeeze(1)
-            loss = _cross_entropy(self.cls.predictions(hidden.index_select(0, rows)), packed_labels[rows])
-        return loss, None
+            logits = self.cls.predictions(hidden)  # [T, V] or [M, V]
+            loss = None if labels is None else _cross_entropy(logits, labels)
+            return loss, logits if masked_lm_positions is not None else packing.unpack(logits)
+        if labels is None:
+            return None, None
+        if masked_lm_positions is None:
+            rows = (labels != IGNORE_INDEX).nonzero().squeeze(1)
+            hidden, labels = hidden.index_select(0, rows), labels[rows]
+        return self.cls.predictions.loss(hidden, labels), None
 
 
 class BertForMaskedLM(_MaskedLMModel):
@@ -158,8 +162,9 @@ class BertForMaskedLM(_MaskedLMModel):
             masked_lm_positions: Tensor [M], and no sync.
         masked_lm_positions (Tensor [M], int64): indices into the flattened tokens ([B * S] or [T]); only these rows go
             through the head, and logits are [M, V].
-        output_logits: compute logits for all tokens. Default: yes, except in training with labels, where only labelled
-            rows go through the vocabulary projection and logits are None.
+        output_logits: return logits, of all tokens or of masked_lm_positions. Default: yes, except in training with
+            labels, where logits are None: only labelled rows go through the head, and the loss is taken from a chunk of
+            their scores at a time (`ops.linear_cross_entropy`).
         """
         refuse_decoder_arguments(
             encoder_hidden_states=encoder_hidden_states, encoder_attention_mask=encoder_attention_mask
@@ -293,5 +298,6 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 def _cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
     """Mean cross-entropy, at least in fp32, over rows whose label is not -100; 0 with zero gradients where none is."""
-    check_labels(name, labels, "logits", logits, logits.shape[1], IGNORE_INDEX)  # here too: under the name that the caller knows
+    # Here too: under the name that the caller knows.
+    check_labels(name, labels, "logits", logits, logits.shape[1], IGNORE_INDEX)
     return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)

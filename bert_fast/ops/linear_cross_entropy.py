@@ -167,9 +167,9 @@ class _Eager(torch.autograd.Function):
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
-    """Whether these are plain tensors, and nobody traces or transforms what happens to them."""
+    """Whether these are plain tensors, and nobody traces what happens to them."""
     are_plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors if t is not None)
-    return are_plain and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    return are_plain and not torch.compiler.is_compiling()
 
 
 def _is_last_use() -> bool:

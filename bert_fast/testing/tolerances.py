@@ -120,6 +120,11 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     },
     # lse of scores near 1e4 is saved in fp32, off by up to 5e-4, and so are probabilities taken from it.
     ("cross_entropy", "dlogits_of_large"): {torch.float32: Tolerance(2.0, 1e-2)},
+    # fp32 sums, over rows, of terms up to 1 that are rounded to bf16: each is off by up to 2e-3.
+    **{
+        ("linear_cross_entropy", name): {torch.float32: Tolerance(2.0, 8e-3)}
+        for name in ("dweight_of_half", "dbias_of_half")
+    },
     # Weights near 1e4, and so is their gradient: a unit in the last place is 1e-3, and scores near 3e4 are rounded to
     # 2e-3 before they become probabilities.
     ("linear_cross_entropy", "dx_of_large_weight"): {torch.float32: Tolerance(2.0, 1e-2)},

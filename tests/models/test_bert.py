@@ -143,9 +143,12 @@ def test_masked_lm_labelled_rows_alone_give_the_full_loss():
     assert full.logits.shape == (3, 8, 50)
     torch.testing.assert_close(short.loss, full.loss)
     positions = (labels.flatten() != -100).nonzero().squeeze(1)
-    gathered = model(ids, mask, labels=labels.flatten()[positions], masked_lm_positions=positions, dropout_seed=seed)
+    call = dict(labels=labels.flatten()[positions], masked_lm_positions=positions, dropout_seed=seed)
+    gathered, scored = model(ids, mask, **call), model(ids, mask, **call, output_logits=True)
     torch.testing.assert_close(gathered.loss, full.loss)
-    assert gathered.logits.shape == (3, 50)
+    torch.testing.assert_close(scored.loss, full.loss)
+    assert gathered.logits is None
+    assert scored.logits.shape == model.eval()(ids, mask, **call).logits.shape == (3, 50)
 
 
 def test_all_labels_ignored_give_zero_loss_and_zero_gradients():
