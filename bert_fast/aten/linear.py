@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from bert_fast.aten._gemm import matmul, weight_gradient
+from bert_fast.aten._gemm import cast, matmul, weight_gradient
 
 __all__ = ["linear_bwd", "linear_fwd"]
 
 
 def linear_fwd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y, as `reference.linear`; wider parameters are rounded to the dtype of x."""
-    return matmul(x, weight.t().to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return matmul(x, cast(weight, x.dtype).t(), None if bias is None else cast(bias, x.dtype))
 
 
 def linear_bwd(
@@ -18,7 +18,7 @@ def linear_bwd(
     """(dx, dweight, dbias), as `reference.linear`."""
     dx = dweight = dbias = None
     if wants_dx:
-        dx = matmul(dy, weight.to(dy.dtype))
+        dx = matmul(dy, cast(weight, dy.dtype))
     if wants_dweight:
         assert x is not None
         dweight = weight_gradient(dy, x, weight.dtype)

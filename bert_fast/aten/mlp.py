@@ -8,11 +8,12 @@ the products. On other devices everything is whole.
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert_fast.aten._gemm import matmul, matmul_add, weight_gradient
+from bert_fast.aten._gemm import cast, matmul, matmul_add, weight_gradient
 from bert_fast.aten.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.aten.linear import linear_fwd
 
@@ -33,7 +34,7 @@ def mlp_fwd(
     save_pre: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.mlp`, of pre and the activation as rounded to the dtype of x."""
-    up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
+    up_weight, down_weight = cast(up_weight, x.dtype), cast(down_weight, x.dtype)
     pre = linear_fwd(x, up_weight, up_bias) if save_pre else None
     parts_of_y = []
     for x_part, pre_part in _chunks(x, pre):
@@ -57,7 +58,7 @@ def mlp_bwd(
     wants_ddown_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dup_weight, dup_bias, ddown_weight, ddown_bias), as `reference.mlp`."""
-    up, down = up_weight.to(dy.dtype), down_weight.to(dy.dtype)
+    up, down = cast(up_weight, dy.dtype), cast(down_weight, dy.dtype)
     wants_dpre = wants_dx or wants_dup_weight or wants_dup_bias
     parts_of_dx: list[Tensor] = []
     dup_weight = dup_bias = ddown_weight = None
@@ -78,9 +79,9 @@ def mlp_bwd(
                 dup_bias = part if dup_bias is None else dup_bias.add_(part)
     return (
         _joined(parts_of_dx) if wants_dx else None,
-        None if dup_weight is None else dup_weight.to(up_weight.dtype),
-        None if dup_bias is None else dup_bias.to(up_weight.dtype),
-        None if ddown_weight is None else ddown_weight.to(down_weight.dtype),
+        None if dup_weight is None else cast(dup_weight, up_weight.dtype),
+        None if dup_bias is None else cast(dup_bias, up_weight.dtype),
+        None if ddown_weight is None else cast(ddown_weight, down_weight.dtype),
         dy.sum(0, dtype=down_weight.dtype) if wants_ddown_bias else None,
     )
 
@@ -89,7 +90,7 @@ def _num_chunks(x: Tensor) -> int:
     return max(1, -(-len(x) // CHUNK_TOKENS)) if x.device.type == "cpu" else 1
 
 
-def _chunks(*tensors: Tensor | None) -> Iterable[tuple[Tensor, ...]]:
+def _chunks(*tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
     """Parts of the tensors [T, ...], of equally many tokens up to one; None in the place of a missing tensor.
 
     There is at least one, also of no tokens. The first tensor is never missing.
@@ -97,6 +98,8 @@ def _chunks(*tensors: Tensor | None) -> Iterable[tuple[Tensor, ...]]:
     first = tensors[0]
     assert first is not None
     count = _num_chunks(first)
+    if count == 1:
+        return (tensors,)
     return zip(*(itertools.repeat(None, count) if t is None else t.tensor_split(count) for t in tensors), strict=True)
 
 
