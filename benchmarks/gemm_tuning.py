@@ -1,6 +1,7 @@
 """Our matrix products beside the library's, tile by tile: what the stored table of a GPU is made from.
 
-    python -m benchmarks.gemm_tuning [--seconds N] [--only TEXT]     times on this GPU, the most telling products first
+    python -m benchmarks.gemm_tuning [--seconds N] [--only TEXT] [--specialized]
+                                                                     times on this GPU, the most telling products first
     python -m benchmarks.gemm_tuning --write-table                   tables from all stored results; needs no GPU
     python -m benchmarks.gemm_tuning --list
 
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["PRODUCTS", "Product", "preparations", "prepare", "time_products"]
 
 TOKENS = (16384, 4096, 32768, 8192, 65536, 2048, 1024)  # the most telling first
-CHUNKS = (4096, 2048, 1024)  # labelled rows whose logits linear_cross_entropy makes at once
+CHUNKS = (2048, 1024, 512)  # labelled rows whose logits linear_cross_entropy makes at once
 ROUNDS, SCREENING_ROUNDS, SCREENING_FACTOR = 10, 3, 1.25
 ROTATION_BYTES, MAX_ROTATION = 256 * 2**20, 8  # several times the largest L2 cache (60 MB on an H200)
 MAX_SPLITS = 16
+ROW_UNIT = 64  # elements
 HIDDEN_ACT = "gelu"
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -46,7 +48,7 @@ class Product:
     """One matrix product [m, k] x [k, n] with what follows it, as `bert_fast/kernels/_gemm_table.py` tells them apart.
 
     what: where BERT has it ("base up"). kind: plain, accumulate, activation, derivative or recomputed. layout: BLAS
-    letters of both operands; forward is nt, the gradient of an input nn, of a weight tn.
+    letters of both operands; forward is nt, the gradient of an input nn, of a weight tn. is_wide: fp32 result.
     """
 
     what: str
@@ -57,6 +59,7 @@ class Product:
     k: int
     has_bias: bool = False
     dtype: str = "bf16"
+    is_wide: bool = False
 
     @property
     def name(self) -> str:
@@ -90,11 +93,12 @@ def layer_products(size: bert.Size, tokens: int, dtype: str = "bf16") -> Iterato
 
 
 def vocabulary_products(size: bert.Size, rows: int, vocab_size: int = bert.VOCAB_SIZE) -> Iterator[Product]:
-    """Logits of a chunk of rows, the gradient of the rows, and that of the weight, added to those of other chunks."""
+    """Logits of a chunk of rows, the weight's gradient of a later chunk and of the first, the gradient of the rows."""
     what, h = f"{size.name} vocabulary", size.hidden
     yield Product(what, "plain", "nt", rows, vocab_size, h, has_bias=True)
-    yield Product(what, "accumulate", "tn", vocab_size, h, rows)
-    yield Product(what, "plain", "nn", rows, h, vocab_size)
+    yield Product(what, "accumulate", "tn", vocab_size, h, rows, is_wide=True)
+    yield Product(what, "plain", "tn", vocab_size, h, rows, is_wide=True)
+    yield Product(what, "plain", "nn", rows, h, vocab_size, is_wide=True)
 
 
 def _products() -> Iterator[Product]:
@@ -107,12 +111,14 @@ def _products() -> Iterator[Product]:
 
 PRODUCTS = tuple(_products())
 _TINY = bert.Size("tiny", 48, 64)
-SMALL_PRODUCTS = (*layer_products(_TINY, 40, "fp32"), Product("tiny", "accumulate", "tn", 72, 48, 40, dtype="fp32"))
+SMALL_PRODUCTS = tuple(
+    replace(product, dtype="fp32") for product in (*layer_products(_TINY, 40), *vocabulary_products(_TINY, 40, 71))
+)
 
 
 @dataclass
 class Operands:
-    """Tensors of one product: a, b as `_gemm.py` takes them; x: pre or dy, [m, n]; out: fp32, added to."""
+    """Tensors of one product: a, b as `_gemm.py` takes them; x: pre or dy, [m, n]; out: [m, n], added to or written."""
 
     a: Tensor
     b: Tensor
@@ -127,24 +133,22 @@ class Operands:
 
 
 def operands(product: Product, device: torch.device) -> Operands:
-    """Random ones, whose product has values near 1."""
+    """Random ones, whose product has values near 1; rows begin at whole 128 bytes, as those of logits do."""
     dtype, (m, n, k) = _DTYPES[product.dtype], (product.m, product.n, product.k)
 
-    def matrix(rows: int, cols: int, is_transposed: bool, scale: float = 1.0) -> Tensor:
-        shape = (cols, rows) if is_transposed else (rows, cols)
-        t = (torch.randn(shape, device=device) * scale).to(dtype)
-        return t.t() if is_transposed else t
+    def matrix(rows: int, cols: int, letter: str = "n", scale: float = 1.0, dtype: torch.dtype = dtype) -> Tensor:
+        rows, cols = (cols, rows) if letter == "t" else (rows, cols)
+        t = torch.empty(rows, -(-cols // ROW_UNIT) * ROW_UNIT, dtype=dtype, device=device)[:, :cols]
+        t.copy_(torch.randn(rows, cols, device=device) * scale)
+        return t.t() if letter == "t" else t
 
-    a = matrix(m, k, product.layout[0] == "t")
-    b = matrix(k, n, product.layout[1] == "t", k**-0.5)
+    a, b = matrix(m, k, product.layout[0]), matrix(k, n, product.layout[1], k**-0.5)
     has_x = product.kind in {"derivative", "recomputed"}
+    has_out = product.kind in {"plain", "accumulate"}
     return Operands(
-        a,
-        b,
-        torch.randn(n, device=device).to(dtype) if product.has_bias else None,
-        matrix(m, n, False) if has_x else None,
-        torch.randn(m, n, device=device) if product.kind == "accumulate" else None,
-    )
+        a, b, torch.randn(n, device=device).to(dtype) if product.has_bias else None, matrix(m, n) if has_x else None,
+        matrix(m, n, dtype=torch.float32 if product.is_wide else dtype) if has_out else None,
+    )  # fmt: skip
 
 
 def compute(product: Product, given: Operands, tile: "Tile | None") -> dict[str, Tensor]:
@@ -155,7 +159,7 @@ def compute(product: Product, given: Operands, tile: "Tile | None") -> dict[str,
 
     def call() -> dict[str, Tensor | None]:
         if product.kind == "plain":
-            return {"c": _gemm.product(a, b, bias, tile=tile)}
+            return {"c": _gemm.product(a, b, bias, out=given.out, tile=tile)}
         if product.kind == "accumulate":
             return {"out": _gemm.product(a, b, out=given.out, accumulate=True, tile=tile)}
         if product.kind == "activation":
@@ -185,7 +189,7 @@ def truth(product: Product, given: Operands) -> dict[str, Tensor]:
         return {"c": z}
     if product.kind == "accumulate":
         assert given.out is not None
-        return {"out": z.add_(given.out)}
+        return {"out": z + given.out}
     if product.kind == "activation":
         return {"y": F.gelu(z), "pre": z}
     assert given.x is not None
@@ -197,8 +201,11 @@ def truth(product: Product, given: Operands) -> dict[str, Tensor]:
     return {"dpre": dpre, "dbias": dpre.sum(0)}
 
 
-def tiles_for(product: Product, device: torch.device) -> list["Tile"]:
-    """Candidates for a device, and the same with the sum over K in parts where tiles are fewer than processors."""
+def tiles_for(product: Product, device: torch.device, is_specialized: bool = False) -> list["Tile"]:
+    """Candidates for a device, and the same with the sum over K in parts where tiles are fewer than processors.
+
+    is_specialized: those with warps of their own for loads, or all the others.
+    """
     from bert_fast.kernels._gemm_tiles import candidates
     from bert_fast.kernels._launch import architecture, ceil_div, num_multiprocessors
 
@@ -206,6 +213,8 @@ def tiles_for(product: Product, device: torch.device) -> list["Tile"]:
         return []
     found: list[Tile] = []
     for tile in candidates(architecture(device), _DTYPES[product.dtype]):
+        if tile.warp_specialize != is_specialized:
+            continue
         found.append(tile)
         count = ceil_div(product.m, tile.block_m) * ceil_div(product.n, tile.block_n)
         processors = num_multiprocessors(device)
@@ -218,7 +227,9 @@ def tiles_for(product: Product, device: torch.device) -> list["Tile"]:
     return list(dict.fromkeys(found))
 
 
-def time_product(product: Product, device: torch.device, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+def time_product(
+    product: Product, device: torch.device, rounds: int = ROUNDS, is_specialized: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yields a result for the library and for every tile: times and what they come to, or `error`.
 
     A contestant whose results are wrong, or that does not run, is not timed. Where the library fails there is nothing
@@ -236,7 +247,7 @@ def time_product(product: Product, device: torch.device, rounds: int = ROUNDS) -
     plain = _once(product, given[0], None)
     kernels: dict[str, dict[str, str]] = {}
     tiles: dict[str, Tile | None] = {"library": None}
-    for tile in tiles_for(product, device):
+    for tile in tiles_for(product, device, is_specialized):
         name = describe(tile)
         try:
             with launched_kernels() as launched:
@@ -273,9 +284,12 @@ def time_product(product: Product, device: torch.device, rounds: int = ROUNDS) -
 
 
 def _once(product: Product, given: Operands, tile: "Tile | None") -> dict[str, Tensor]:
-    """Results that leave the operands as they are."""
-    fresh = replace(given, out=None if given.out is None else given.out.clone())
-    return compute(product, fresh, tile)
+    """Results that leave the operands as they are, and stay when others are computed from those."""
+    before = None if given.out is None else given.out.clone()
+    results = {name: t.clone() if t is given.out else t for name, t in compute(product, given, tile).items()}
+    if given.out is not None and before is not None:
+        given.out.copy_(before)
+    return results
 
 
 def _launches(product: Product, given: Sequence[Operands], tile: "Tile | None") -> list[Launch]:
@@ -310,7 +324,10 @@ def describe(tile: "Tile") -> str:
 
 
 def preparations(device: torch.device) -> list[tuple[Product, "Tile"]]:
-    """Products and tiles that compile differently: every kind and layout of the fewest tokens, with each tile once."""
+    """Products and tiles that compile differently: every kind and layout of the fewest tokens, with each tile once.
+
+    Without specialized tiles: what is prepared runs, and one that hangs would hold up all others.
+    """
     found: dict[object, tuple[Product, Tile]] = {}
     for product in sorted(PRODUCTS, key=lambda p: p.flops):
         units = tuple(size % 8 for size in (product.m, product.n, product.k))
@@ -330,11 +347,18 @@ def time_products(
     rounds: int,
     write: Callable[[dict[str, Any]], object],
     leave_out: Callable[[Product, str], None],
+    is_specialized: bool = False,
 ) -> None:
-    """Times products one after the other; a failure leaves one out."""
+    """Times products one after the other; a failure leaves one out.
+
+    is_specialized: with the tiles that have warps of their own for loads. Those are the likeliest to hang, which would
+    cost all results that follow in the same process: so the others come first, in another process.
+    """
     for product in products:
+        if is_specialized and not tiles_for(product, device, True):
+            continue
         try:
-            results = list(time_product(product, device, rounds))
+            results = list(time_product(product, device, rounds, is_specialized))
         except Exception as failure:  # memory of the device, say: the next may be smaller
             leave_out(product, f"{type(failure).__name__}: {str(failure)[:500]}")
             continue
@@ -356,6 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--write-table", action="store_true", help="write tables instead of timing")
     parser.add_argument("--list", action="store_true", help="print the products and stop")
+    parser.add_argument("--specialized", action="store_true", help="tiles with warps for loads, instead of all others")
     parser.add_argument("--only", default="", help="products whose name contains a text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all products together")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results; default: %(default)s")
@@ -376,8 +401,10 @@ def main(arguments: list[str] | None = None) -> int:
     def leave_out(product: Product, reason: str) -> None:
         recorder.write("skipped", part="gemm", family="gemm", case=product.name, provider=None, reason=reason)
 
-    within = Seconds(options.seconds).of(products, leave_out)
-    time_products(within, torch.device("cuda"), ROUNDS, lambda result: recorder.write("gemm", **result), leave_out)
+    time_products(
+        Seconds(options.seconds).of(products, leave_out), torch.device("cuda"), ROUNDS,
+        lambda result: recorder.write("gemm", **result), leave_out, options.specialized,
+    )  # fmt: skip
     return 0
 
 

@@ -210,7 +210,7 @@ def _prepare(job: tuple[Any, ...], device: str) -> str | None:
 
 
 def gemm(run: Run, family: str, seconds: float) -> bool:
-    """Times matrix products; a line of kind "gemm" for the library and for each tile."""
+    """Times matrix products; a line of kind "gemm" for the library and for each tile; family: "" or "specialized"."""
     import torch
 
     from benchmarks import gemm_tuning
@@ -222,7 +222,7 @@ def gemm(run: Run, family: str, seconds: float) -> bool:
     products = gemm_tuning.SMALL_PRODUCTS if run.size == "small" else gemm_tuning.PRODUCTS
     gemm_tuning.time_products(
         Seconds(seconds).of(list(products), leave_out), torch.device(run.device), run.rounds or gemm_tuning.ROUNDS,
-        lambda result: run.recorder.write("gemm", **result), leave_out,
+        lambda result: run.recorder.write("gemm", **result), leave_out, family == "specialized",
     )  # fmt: skip
     return True
 

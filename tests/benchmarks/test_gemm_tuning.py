@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from benchmarks import gemm_table, gemm_tuning, kernels
+from benchmarks import gemm_table, gemm_tuning, kernels, parts
 from benchmarks.gemm_tuning import PRODUCTS, SMALL_PRODUCTS, Product
 from bert_fast.kernels import _gemm_table, _gemm_tiles
 from bert_fast.kernels._gemm_launch import layout_of
@@ -37,7 +37,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: t + (1.0 if tile == WRONG else 0.0) for name, t in in_fp32(product, given).items()}
 
     monkeypatch.setattr(gemm_tuning, "compute", compute)
-    monkeypatch.setattr(gemm_tuning, "tiles_for", lambda product, device: [TOO_LARGE, WRONG, FAST, SLOW])
+    monkeypatch.setattr(gemm_tuning, "tiles_for", lambda *_: [TOO_LARGE, WRONG, FAST, SLOW])
     monkeypatch.setattr(kernels.gpu_status, "kernel_hashes", dict)
 
 
@@ -62,11 +62,13 @@ def test_only_what_is_right_is_timed(product: Product, stand_ins: None) -> None:
     assert fast["tflop_s"] == pytest.approx(product.flops / fast["us"] / 1e6, abs=0.06)
 
 
-def test_accumulating_checks_leave_the_operands_alone(stand_ins: None) -> None:
-    (product,) = [p for p in SMALL_PRODUCTS if p.kind == "accumulate"]
+@pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS if p.kind == "accumulate"])
+def test_checks_leave_the_operands_alone(product: Product) -> None:
     given = gemm_tuning.operands(product, CPU)
+    assert given.out is not None
     before = given.out.clone()
-    gemm_tuning._once(product, given, None)
+    results = gemm_tuning._once(product, given, None)  # the library's product runs on a CPU, too
+    torch.testing.assert_close(results["out"], gemm_tuning.truth(product, given)["out"].float())
     assert torch.equal(given.out, before)
 
 
@@ -74,7 +76,7 @@ def test_accumulating_checks_leave_the_operands_alone(stand_ins: None) -> None:
 @pytest.mark.parametrize("kind", _gemm_table.KINDS)
 def test_the_real_kernels_are_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides run: a candidate that is wrong would have an error instead of a time."""
-    monkeypatch.setattr(gemm_tuning, "tiles_for", lambda product, device: [_gemm_tiles.INTERPRETER_TILE])
+    monkeypatch.setattr(gemm_tuning, "tiles_for", lambda *_: [_gemm_tiles.INTERPRETER_TILE])
     monkeypatch.setattr(gemm_tuning, "WARMUP", 0)
     product = next(product for product in SMALL_PRODUCTS if product.kind == kind)
     library, ours = gemm_tuning.time_product(replace(product, dtype="fp16"), CPU, rounds=1)
@@ -100,6 +102,8 @@ def test_the_list_has_every_product_of_a_layer_once() -> None:
 def test_operands_lie_in_memory_as_the_layout_says(product: Product) -> None:
     given = gemm_tuning.operands(product, CPU)
     assert layout_of(given.a, given.b) == product.layout
+    for t in (given.a, given.b, given.x, given.out):
+        assert t is None or max(t.stride()) * t.element_size() % 128 == 0, "as rows of logits begin"
     assert (given.a.shape, given.b.shape) == ((product.m, product.k), (product.k, product.n))
 
 
@@ -110,7 +114,8 @@ class FakeGpu:
 def test_sums_are_split_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     from bert_fast.kernels import _launch
 
-    monkeypatch.setattr(_gemm_tiles, "candidates", lambda name, dtype: (Tile(128, 128, 64), Tile(64, 64, 32)))
+    loads = Tile(128, 128, 64, warp_specialize=True)
+    monkeypatch.setattr(_gemm_tiles, "candidates", lambda name, dtype: (Tile(128, 128, 64), loads, Tile(64, 64, 32)))
     monkeypatch.setattr(_launch, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(_launch, "num_multiprocessors", lambda device: 132)
     few = gemm_tuning.tiles_for(Product("wgrad", "plain", "tn", 768, 768, 16384), FakeGpu())
@@ -120,10 +125,13 @@ def test_sums_are_split_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> 
     many = gemm_tuning.tiles_for(Product("fwd", "plain", "nt", 16384, 768, 768), FakeGpu())
     assert [t.split_k for t in many] == [1, 1]
     assert gemm_tuning.tiles_for(Product("fwd", "plain", "nt", 16384, 768, 768), CPU) == []
+    alone = gemm_tuning.tiles_for(Product("fwd", "plain", "nt", 16384, 768, 768), FakeGpu(), is_specialized=True)
+    assert alone == [loads]
     # What compiles alike is compiled once: every kind, layout and alignment with each tile.
     jobs = gemm_tuning.preparations(FakeGpu())
     assert len(jobs) == len({(p.kind, p.layout, p.has_bias, p.m % 8, p.n % 8, p.k % 8, t) for p, t in jobs})
     assert {p.kind for p, _ in jobs} == set(_gemm_table.KINDS) and len(jobs) < 100
+    assert not any(tile.warp_specialize for _, tile in jobs)
 
 
 def line(tile: Tile | None, us: float, **changes: Any) -> dict[str, Any]:
@@ -132,7 +140,7 @@ def line(tile: Tile | None, us: float, **changes: Any) -> dict[str, Any]:
         "product": "activation", "layout": "nt", "dtype": "bf16", "m": 16384, "n": 3072, "k": 768, "us": us,
         "source": _gemm_table.source_hash(), "candidate": "x", "tile": tile and tile.to_json(), "commit": "c0ffee",
     }  # fmt: skip
-    return made | ({"verified": True} if tile else {}) | changes
+    return made | ({"verified": True} if tile else {}) | {"speedup_over_library": round(100.0 / us, 3)} | changes
 
 
 def choices(*lines: dict[str, Any]) -> dict[tuple[Any, ...], Any]:
@@ -147,9 +155,11 @@ UP = ("activation", 16384, 3072, 768)
 def test_the_fastest_counts_unless_noise_made_it_so() -> None:
     assert choices(line(None, 100.0), line(FAST, 90.0), line(SLOW, 80.0)) == {UP: SLOW}
     assert choices(line(None, 100.0), line(FAST, 90.0), line(SLOW, 89.0)) == {UP: FAST}
-    assert choices(line(None, 85.0), line(FAST, 90.0)) == {UP: None}
+    assert choices(line(None, 100.0), line(FAST, 105.0)) == {UP: None}
+    again = [line(None, 120.0), line(SLOW, 95.0, speedup_over_library=1.26)]  # of another process, with another clock
+    assert choices(line(None, 100.0), line(FAST, 90.0), *again) == {UP: SLOW}
     assert choices(line(None, 100.0), line(FAST, 90.0, verified=None)) == {UP: None}
-    error = {k: v for k, v in line(SLOW, 0.0, error="wrong").items() if k not in {"us", "verified"}}
+    error = {k: v for k, v in line(SLOW, 1.0, error="wrong").items() if k not in {"us", "verified"}}
     assert choices(line(None, 100.0), error, line(FAST, 90.0)) == {UP: FAST}
 
 
@@ -174,7 +184,7 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
     assert gemm_tuning.main(arguments) == 1
     assert "nothing was written" in capsys.readouterr().out
     wgrad = dict(product="plain", layout="tn", m=768, n=3072, k=16384)
-    lines = [line(None, 100.0), line(FAST, 90.0), line(None, 50.0, **wgrad), line(FAST, 90.0, **wgrad)]
+    lines = [line(None, 100.0), line(FAST, 90.0), line(None, 50.0, **wgrad), line(FAST, 110.0, **wgrad)]
     (results / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     assert gemm_tuning.main(arguments) == 0
     assert "2 products, 1 by our kernel" in capsys.readouterr().out
@@ -205,6 +215,10 @@ def test_the_part_records_lines_and_what_it_left_out(
 
     monkeypatch.setattr(gemm_tuning, "time_product", failing)
     assert cpu_run.part("gemm") == 0
+    is_specialized: list[bool] = []
+    monkeypatch.setattr(gemm_tuning, "time_products", lambda *arguments: is_specialized.append(arguments[-1]))
+    parts.main(["gemm", "--run", str(cpu_run.file), "--family", "specialized"])
+    assert is_specialized == [True]
     lines = cpu_run.lines("gemm")
     assert len(lines) == 5 * (len(SMALL_PRODUCTS) - 1)
     assert all(line["gpu"] is None for line in lines), "pays nothing that is owed to a GPU"

@@ -39,7 +39,7 @@ def gemm(n: int, k: int, us: float, tile: dict[str, int] | None, m: int = 16384,
         "k": k,
         "us": us,
     }
-    return made | {"tile": tile, "verified": tile and True, "speedup_over_library": 0.5} | changes
+    return made | {"tile": tile, "verified": tile and True, "speedup_over_library": 1.0} | changes
 
 
 def reported(tmp_path: Path, *lines: dict[str, Any]) -> dict[str, list[str]]:
@@ -87,17 +87,19 @@ def test_memory_is_that_of_one_run(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_that_of_our_fastest_tile(tmp_path: Path) -> None:
+    one, two = {"block_m": 1}, {"block_m": 2}
     lines = [
-        gemm(768, 3072, 90.0, None), gemm(768, 3072, 150.0, {"block_m": 1}), gemm(768, 3072, 100.0, {"block_m": 2}),
-        gemm(3072, 768, 80.0, None, 4096), gemm(3072, 768, 100.0, {"block_m": 2}, 4096),
-        gemm(768, 768, 80.0, None), gemm(768, 768, 10.0, {"block_m": 2}, verified=None),
-        gemm(768, 768, 10.0, {"block_m": 2}, run="2"),
+        gemm(768, 3072, 90.0, None), gemm(768, 3072, 180.0, one, speedup_over_library=0.5),
+        gemm(768, 3072, 100.0, two, speedup_over_library=0.9),
+        gemm(3072, 768, 80.0, None, 4096), gemm(3072, 768, 100.0, two, 4096, speedup_over_library=0.8),
+        gemm(768, 768, 80.0, None), gemm(768, 768, 10.0, two, verified=None, speedup_over_library=8.0),
+        gemm(768, 768, 10.0, two, run="2", speedup_over_library=8.0),
     ]  # fmt: skip
     state, *figures = reported(tmp_path, *lines)["our matrix product, of the library's rate"]
     assert state == "missed by 1 of 26, 24 owed"
     assert {"down 16384x768x3072 90% met", "up 4096x3072x768 80% MISSED", "out 16384x768x768 owed"} <= set(figures)
     (counted,) = _products(lines[:3])
-    assert counted == "matrix products: 1 with a tile of ours, 0.50x the library (median), 0 faster"
+    assert counted == "matrix products: 1 with a tile of ours, 0.90x the library (median), 0 faster"
     assert _products([{"tile": {}, "error": "wrong"}])[1] == "  1 tiles: wrong" and _products([]) == []
 
 
