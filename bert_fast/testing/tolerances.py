@@ -167,6 +167,9 @@ RELATIVE: dict[str, float] = {
     "two_fp64_formulas": 1e-11,
     # 1,000 additions of 1e-5 to a number near 1 in fp32, each rounded by up to 6e-8 and all to one side at worst.
     "sum_of_1000_steps": 6e-5,
+    # Gradients by norm, of logits whose gradients are rounded to fp16 once: half a unit in the last place, 5e-4 each,
+    # most of them of either sign.
+    "fp16_gradients_of_sums": 1e-3,
     # Two processes against one on the joint batch, after two SGD steps: sums of gradients in another order.
     "two_processes": 1e-6,
     # Fast and reference training from one seed, fp32, 50 steps: rounding differences amplified by AdamW's division.
