@@ -9,7 +9,7 @@ from torch import Tensor
 from bert_fast.checks import check_floating, check_tensor
 from bert_fast.models.config import BertConfig
 
-__all__ = ["check_architecture", "check_head_mask", "check_inputs_embeds", "refuse_decoder_arguments"]
+__all__ = ["check_architecture", "check_head_mask", "check_inputs_embeds", "check_pruned", "refuse_decoder_arguments"]
 
 
 def check_inputs_embeds(inputs_embeds: Tensor, hidden_size: int, dtype: torch.dtype) -> None:
@@ -36,6 +36,21 @@ def check_head_mask(head_mask: Tensor, config: BertConfig, shape: Sequence[int])
         raise ValueError(
             f"head_mask: expected shape [{heads}], [{layers}, {heads}] or "
             f"[{layers}, B or 1, {heads}, S or 1, S or 1], got {list(head_mask.shape)}"
+        )
+
+
+def check_pruned(config: BertConfig, head_mask: Tensor | None, attention_mask: Tensor | None) -> None:
+    """Raises ValueError where a model without some of its heads is given factors or masks of each head."""
+    if not any(config.pruned_heads.values()):
+        return
+    if head_mask is not None:
+        raise ValueError(
+            f"head_mask: expected None, since heads are pruned (config.pruned_heads), got shape {list(head_mask.shape)}"
+        )
+    if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1:
+        raise ValueError(
+            "attention_mask: expected the same for all heads (size 1 in dimension 1), since heads are pruned "
+            f"(config.pruned_heads), got shape {list(attention_mask.shape)}"
         )
 
 

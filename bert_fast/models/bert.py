@@ -1,6 +1,6 @@
 """BertModel: padding removed once, every layer on [T, H], padding put back once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from bert_fast.models.argument_checks import (
     check_architecture,
     check_head_mask,
     check_inputs_embeds,
+    check_pruned,
     refuse_decoder_arguments,
 )
 from bert_fast.models.config import BertConfig
@@ -80,6 +81,32 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
     def base_model(self) -> "BertModel":
         """The BertModel inside (self for BertModel)."""
         return self if isinstance(self, BertModel) else self.get_submodule("bert")  # type: ignore[return-value]
+
+    def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
+        """Removes attention heads: layer -> heads, both counted as in the whole model; those gone already may be named.
+
+        config.pruned_heads (shared by a model and its encoder) notes them, so that a saved model loads with these heads
+        missing. Layers get new, smaller parameters: optimizers must be made after it. As in transformers 4.
+
+        Raises:
+            ValueError: a layer or head that does not exist, or a layer that would have no head left; the model is
+                unchanged then.
+        """
+        config, num_heads = self.config, self.config.num_attention_heads
+        asked = {layer: set(heads) for layer, heads in heads_to_prune.items()}
+        pruned = {layer: set(heads) for layer, heads in config.pruned_heads.items()}
+        for layer, heads in asked.items():
+            if layer not in range(config.num_hidden_layers):
+                raise ValueError(f"heads_to_prune: expected layers in [0, {config.num_hidden_layers}), got {layer!r}")
+            removed = heads | pruned.get(layer, set())
+            if not removed <= set(range(num_heads)) or len(removed) == num_heads:
+                raise ValueError(
+                    f"heads_to_prune: expected heads in [0, {num_heads}) for layer {layer}, at least one of which "
+                    f"stays, got {sorted(removed)}"
+                )
+            pruned[layer] = removed
+        config.pruned_heads = pruned
+        self.base_model._prune_heads(asked)
 
     def finish(self, output: ModelOutput, return_dict: bool | None) -> Any:
         """The output as the caller wants it: itself, or a tuple where return_dict (default: the config's) is False."""
@@ -292,6 +319,7 @@ class BertModel(BertPreTrainedModel):
                 raise ValueError(
                     "head_mask, output_attentions: expected None and False beside cu_seqlens (they need padded input)"
                 )
+            check_pruned(self.config, head_mask, attention_mask)
             slow = textbook(self)(
                 input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
                 output_attentions=output_attentions, output_hidden_states=output_hidden_states, dropout_seed=seed,
@@ -305,6 +333,10 @@ class BertModel(BertPreTrainedModel):
         )
         hidden, states = self.encoder(self.embeddings(*packed, packing, seed), packing, seed, output_hidden_states)
         return Encoded(hidden, packing, seed, tuple(packing.unpack(state) for state in states) or None, None)
+
+    def _prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
+        for layer, heads in heads_to_prune.items():
+            self.encoder.layer[layer].attention.prune_heads(heads)
 
     def pool(self, encoded: Encoded) -> Tensor:
         """The pooled first tokens, [B, H]; only for a model with a pooling layer."""

@@ -28,4 +28,6 @@ def textbook(model: "BertModel") -> ReferenceBertModel:
         path, _, leaf = name.rpartition(".")
         owner: nn.Module = reference.get_submodule(path)
         setattr(owner, leaf, parameter)
+    for layer, own in zip(reference.encoder.layer, model.encoder.layer, strict=True):
+        layer.attention.self.num_heads = own.attention.self.num_heads  # less than the configuration's where pruned
     return reference.train(model.training)

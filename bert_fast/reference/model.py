@@ -125,7 +125,8 @@ class ReferenceBertModel(nn.Module):
             states.append(x)
             present.append(key_value)
             if output_attentions:
-                attentions.append(_padded_probabilities(probabilities, tokens, call.keys, num_heads))
+                own_heads = layer.attention.self.num_heads
+                attentions.append(_padded_probabilities(probabilities, tokens, call.keys, own_heads))
                 if call.memory_tokens is not None:
                     cross_attentions.append(
                         _padded_probabilities(memory_probabilities, tokens, call.memory_tokens, num_heads)

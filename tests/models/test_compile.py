@@ -97,5 +97,5 @@ def test_a_compiled_model_still_refuses_wrong_offsets():
     call = _packed([4, 3])
     compiled(**call)
     call["cu_seqlens"] = torch.tensor([0, 4, 4000], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"cu_seqlens_q: expected offsets that rise from 0 to the number of tokens"):
+    with pytest.raises(ValueError, match=r"cu_seqlens: expected offsets that rise from 0 to the number of tokens"):
         compiled(**call)
