@@ -67,6 +67,6 @@ def test_the_command_stores_the_page_and_fails_beyond_the_goal(
     monkeypatch.setattr(command, "GOAL", 0.9)
     assert command.main([*arguments, "--write"]) == 0
     printed = capsys.readouterr().out
-    assert printed in command.PAGE.read_text() and "attention_fwd output 0" in printed
+    assert printed in command.PAGE.read_text() and "| mlp_fwd output 1 | mlp_fwd |" in printed
     monkeypatch.setattr(command, "GOAL", 0.01)
     assert command.main(arguments) == 1
