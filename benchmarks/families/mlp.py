@@ -12,7 +12,7 @@ from bert_fast import ops
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
-_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new", "erf recompute": "gelu"}
+_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new", "erf recompute": "gelu", "erf fp32-parameters": "gelu"}
 _NAMES = ("y", "dx", "dup_weight", "dup_bias", "ddown_weight", "ddown_bias")
 
 
@@ -21,17 +21,18 @@ def cases() -> Iterator[KernelCase]:
     for num_tokens in bert.TOKENS:
         for size in bert.SIZES:
             yield _case(num_tokens, size, torch.bfloat16, "erf")
-    for variant in ("tanh", "erf recompute"):
+    for variant in ("tanh", "erf recompute", "erf fp32-parameters"):
         yield _case(bert.TOKENS[0], bert.BASE, torch.bfloat16, variant)
 
 
 def small_cases() -> Iterator[KernelCase]:
-    """A few rows: widths that are no multiple of anything, and MiniLM's."""
+    """A few rows: widths that are no multiple of anything, and MiniLM's, with as many rows as our kernel asks for."""
     odd = bert.Size("odd", 41, 67)
     yield _case(37, odd, torch.float32, "erf")
     yield _case(37, odd, torch.float32, "erf recompute")
-    yield _case(37, bert.Size("odd", 40, 72), torch.float16, "tanh")
-    yield _case(37, bert.MINILM, torch.bfloat16, "erf")
+    yield _case(130, bert.Size("odd", 40, 72), torch.float16, "tanh")
+    for variant in ("erf", "erf recompute", "erf fp32-parameters"):
+        yield _case(130, bert.MINILM, torch.bfloat16, variant)
 
 
 def cpu_cases() -> Iterator[KernelCase]:
@@ -48,11 +49,16 @@ def _case(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str) ->
 
 
 def make(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str, device: torch.device) -> Problem:
-    """[T, H] to [T, I] and back, with both biases."""
+    """[T, H] to [T, I] and back, with both biases.
+
+    fp32-parameters: as under autocast, eager's way from fp32 to the dtype of x being a copy of each in every pass.
+    """
     hidden, wide = size.hidden, size.intermediate
     x = bert.normal(num_tokens, hidden, dtype=dtype, device=device).requires_grad_()
-    up, down = bert.weight(wide, hidden, dtype, device), bert.weight(hidden, wide, dtype, device)
-    inputs = (x, up, bert.bias(wide, dtype, device), down, bert.bias(hidden, dtype, device))
+    is_autocast = "fp32-parameters" in variant
+    of_parameters = torch.float32 if is_autocast else dtype
+    up, down = bert.weight(wide, hidden, of_parameters, device), bert.weight(hidden, wide, of_parameters, device)
+    inputs = (x, up, bert.bias(wide, of_parameters, device), down, bert.bias(hidden, of_parameters, device))
     upstream = bert.normal(num_tokens, hidden, dtype=dtype, device=device)
     hidden_act, save_pre = _ACTIVATIONS[variant], "recompute" not in variant
     approximate = "tanh" if variant == "tanh" else "none"
@@ -61,7 +67,8 @@ def make(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str, dev
         return ops.mlp(*inputs, hidden_act=hidden_act, save_pre=save_pre)
 
     def eager(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-        return F.linear(F.gelu(F.linear(x, up, up_bias), approximate=approximate), down, down_bias)
+        with torch.autocast(device.type, dtype, enabled=is_autocast):
+            return F.linear(F.gelu(F.linear(x, up, up_bias), approximate=approximate), down, down_bias)
 
     def verify() -> None:
         assert_gradients_close("mlp", _NAMES, fast, eager, inputs, upstream)
