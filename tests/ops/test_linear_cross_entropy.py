@@ -272,7 +272,7 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_rows", "num_words", "dloss"),
-    [("torch", 2000, 8000, 1.0), pytest.param("triton", 40, 70, 2.0**-13, marks=pytest.mark.interpreter)],
+    [("torch", 2000, 4000, 0.5), pytest.param("triton", 40, 70, 2.0**-13, marks=pytest.mark.interpreter)],
 )
 def test_fp16_gradients_do_not_underflow(name: str, num_rows: int, num_words: int, dloss: float) -> None:
     """Most probabilities, divided by the number of rows as the mean asks, are below the smallest number of fp16.
