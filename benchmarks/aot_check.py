@@ -82,6 +82,10 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
         # Then shares of issue slots are of too many elements: a case with wrong numbers, or loops that were not found.
         problems.append(f"main loops move {row['loop_bytes']} bytes a thread, the case claims {claimed:.0f}")
     problems += _problems_of_products(row, name)
+    if name == "sm_90" and row["needs_bulk_copies"] and not row["bulk_copy_instructions"]:
+        problems.append("no bulk copy (UTMALDG)")
+    if name == "sm_90" and row["is_specialized"] and not row["register_reallocations"]:
+        problems.append("no warps of their own for loads (USETMAXREG)")
     cost = row.get("dropout_per_element")
     # fp32 attention is short of registers; what it costs there says nothing of the random numbers.
     is_limited = not row["multiply_adds_per_element"] or row["needs_warpgroup_products"]

@@ -17,6 +17,14 @@ A kernel with matrix products is asked for clocks instead: how long a multiproce
 function unit (16: exponentials, reciprocals), or the tensor cores (2,048 multiply-adds of half precision). The largest
 of the four is the least that it takes.
 
+A matrix product proper (`product_bounds`) repeats a step along K and then finishes its tile. A step takes the longest
+of its tensor-core clocks; its shared-memory clocks, at 128 bytes a clock for what the copy engine writes and for what
+the tensor cores read (64 rows of a and all columns of b for every instruction of four warps); and its issue clocks.
+Finishing takes the longest of its issue, half-rate and special clocks. Where a multiprocessor holds two programs, one
+multiplies while the other finishes, and issuing is shared; where it holds one, they add up. The bound is the share of
+tensor-core clocks in that time, of the 790 TFLOP/s that an H200 was measured to reach with large products. Latencies,
+tiles that do not go round, and what the L2 cache delivers (a step's operands, within the step) are left out.
+
 The figures bound from above what a GPU can do; they do not say that it does.
 
 Sources: CUDA C++ Programming Guide, technical specifications per compute capability; registers are handed out to a warp
@@ -28,7 +36,16 @@ AMDGPU back-end (gfx942: 512 registers a lane and SIMD in units of 8, at most 8 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ISSUE_SLOTS_PER_BYTE", "LIMITS", "NEEDED_IN_FLIGHT_BYTES", "TARGETS", "Target", "derive", "resident_warps"]
+__all__ = [
+    "ISSUE_SLOTS_PER_BYTE",
+    "LIMITS",
+    "NEEDED_IN_FLIGHT_BYTES",
+    "TARGETS",
+    "Target",
+    "derive",
+    "product_bounds",
+    "resident_warps",
+]
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ _MULTIPROCESSORS, _CLOCK_HZ, _COPY_BYTES_PER_S = 132, 1.755e9, 4.3e12  # H200
 _LATENCY_CYCLES = 2 * 480
 # Of a multiprocessor of sm_90: lanes a clock, or multiply-adds.
 LIMITS = {"issue": 128, "half_rate": 64, "special": 16, "products": 2048}
+_SHARED_BYTES = 128  # of a multiprocessor and clock
+_PRODUCT_TFLOP_S = 790.0  # measured, large products by the library
 ISSUE_SLOTS_PER_BYTE = _MULTIPROCESSORS * 4 * 32 * _CLOCK_HZ / _COPY_BYTES_PER_S
 NEEDED_IN_FLIGHT_BYTES = _COPY_BYTES_PER_S * _LATENCY_CYCLES / _CLOCK_HZ / _MULTIPROCESSORS
 
@@ -106,3 +125,39 @@ def _clocks(row: dict[str, Any]) -> dict[str, int]:
         "products": row["loop_multiply_adds"],
     }
     return {limit: round(1000 * count / row["elements_per_thread"] / LIMITS[limit]) for limit, count in counts.items()}
+
+
+def product_bounds(row: dict[str, Any], *lengths: int) -> dict[str, Any]:
+    """What bounds a matrix product of half precision on sm_90; see the module's text.
+
+    lengths: K of the products to bound. Returns clocks of a multiprocessor: step_products, step_shared, step_issue (one
+    step along K), finish (one tile), shared (of issue slots, both together, for a step); then for every K
+    ("tflop_s", K): the bound, and ("not_overlapped", K): if finishing were never hidden.
+    """
+    rows, cols, step = row["product_tile"]
+    # Of a specialized program, two groups of four warps multiply; counts are those of one group, as of a plain warp.
+    warps = 2 * row["num_warps"] if row["is_specialized"] else row["num_warps"]
+    skipped = row["tile_instructions"] if row["tile_instructions"] < row["loop_instructions"] else 0
+    products = rows * cols * step // LIMITS["products"]
+    nbytes = 2 * step * (rows // 64 * (64 + cols) + rows + cols)
+    issue = (row["loop_instructions"] - skipped) * warps * 32 // LIMITS["issue"]
+    counts = (("tile_instructions", "issue"), ("tile_half_rate", "half_rate"), ("tile_special", "special"))
+    finish_by = {limit: row[count] * warps * 32 // LIMITS[limit] for count, limit in counts}
+    finish = max(finish_by.values())
+    one_step = max(products, nbytes // _SHARED_BYTES, issue)
+    bounds: dict[str, Any] = {
+        "step_products": products,
+        "step_shared": nbytes // _SHARED_BYTES,
+        "step_issue": issue,
+        "finish": finish,
+        "finish_by": finish_by,
+    }
+    programs = resident_warps(TARGETS["sm_90"], row["registers"], row["shared_bytes"], row["num_warps"])
+    has_twin = programs // row["num_warps"] >= 2 and row["resident_threads"] >= 64 * row["num_warps"]
+    for length in lengths:
+        steps = -(-length // step)
+        added = steps * one_step + finish
+        overlapped = max(steps * one_step, steps * issue + finish_by["issue"], finish)
+        for name, taken in (("tflop_s", overlapped if has_twin else added), ("not_overlapped", added)):
+            bounds[f"{name} {length}"] = round(_PRODUCT_TFLOP_S * steps * products / taken)
+    return bounds

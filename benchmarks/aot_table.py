@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive
+from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive, product_bounds
 
 __all__ = ["PAGE_PATH", "TABLE_PATH", "page", "read", "text", "to_json"]
 
@@ -105,7 +105,9 @@ configuration that ships, is compiled for {", ".join(f"`{name}`" for name in TAR
 the machine code. `python -m benchmarks.aot --check` compiles again and fails on a spill, on shared memory that does not
 fit, on a lost 128-bit access, on more registers, on dropout above 18 instructions an element (`sm_90`), on programs
 that are meant to be resident and do not fit, on a kernel that issues more than memory leaves time for, and on matrix
-products that leave the tensor cores or, on `sm_90` in half precision, are not made by four warps at a time (`HGMMA`).
+products that leave the tensor cores or, on `sm_90` in half precision, are not made by four warps at a time (`HGMMA`),
+or whose operands the copy engine does not move (`UTMALDG`), or that lack warps of their own for it where a tile wants
+them (`USETMAXREG`).
 
 These figures say why a kernel should be limited by memory. That it is, only a GPU can show.
 
@@ -141,7 +143,19 @@ key of one head), and their main loop is the one over whole tiles; those at the 
 - **clocks**: that a multiprocessor takes for 1,000 scores, at least, for each of four reasons: issuing (128 lanes a
   clock), integer, logic, compare and convert instructions (64), the special function unit (16), and the tensor cores
   (2,048 multiply-adds of half precision). The largest bounds the kernel, if it has warps enough to hide every latency.
+
+The matrix products of linear layers (`gemm`) have a table of their own kind: what bounds them on an H200, by count.
+`docs/kernels/linear.md` says what to make of it. Columns:
+
+- **programs**: on a multiprocessor by registers and shared memory. With two, one multiplies while the other finishes.
+- **products**: `HGMMA` in the kernel; **copies**: instructions of the copy engine; **specialized**: `USETMAXREG`.
+- **step**: clocks of a multiprocessor for one step along K: of its tensor cores / of its shared memory / of issuing.
+- **finish**: clocks for everything that follows the last step of a tile: issuing / half rate / special.
+- **bound**: TFLOP/s at K = 768, 1,024 and 3,072, of the 790 that large products of the library were measured to reach;
+  in brackets, if finishing a tile were never hidden behind another's steps. fp32 makes three products for one and has
+  no bound here.
 """
+_LENGTHS = (768, 1024, 3072)
 
 
 def _configuration_names(kernels: dict[str, Any]) -> dict[str, list[str]]:
@@ -195,6 +209,29 @@ def _product_cells(row: dict[str, Any]) -> dict[str, object]:
     }
 
 
+def _gemm_cells(row: dict[str, Any]) -> dict[str, object]:
+    """Column -> cell of a matrix product of linear layers, on sm_90."""
+    cells: dict[str, object] = {
+        "tile": "x".join(map(str, row["product_tile"])),
+        "registers": _registers(row),
+        "shared": row["shared_bytes"],
+        "programs": derive(row, "sm_90")["warps"] // row["num_warps"],
+        "products": row["warpgroup_products"],
+        "copies": row["bulk_copy_instructions"],
+        "specialized": row["register_reallocations"] or "",
+        "step": "",
+        "finish": "",
+    }
+    if not row["warpgroup_products"]:
+        return cells | {f"bound, K = {length}": "" for length in _LENGTHS}
+    bounds = product_bounds(row, *_LENGTHS)
+    cells["step"] = " / ".join(str(bounds[f"step_{what}"]) for what in ("products", "shared", "issue"))
+    cells["finish"] = " / ".join(map(str, bounds["finish_by"].values()))
+    for length in _LENGTHS:
+        cells[f"bound, K = {length}"] = f"{bounds[f'tflop_s {length}']} ({bounds[f'not_overlapped {length}']})"
+    return cells
+
+
 def page(table: dict[str, Any]) -> str:
     """The page of the documentation that shows the table."""
     kernels = table["kernels"]
@@ -203,7 +240,8 @@ def page(table: dict[str, Any]) -> str:
     for kernel, configurations in _configuration_names(kernels).items():
         rows = {one: kernels[f"{kernel} {one} sm_90"] for one in configurations}
         has_products = any(row["tensor_core_instructions"] for row in rows.values())
-        cells_of = {one: (_product_cells if has_products else _cells)(row) for one, row in rows.items()}
+        plain = _product_cells if has_products else _cells
+        cells_of = {one: (_gemm_cells if row["product_tile"] else plain)(row) for one, row in rows.items()}
         header = next(iter(cells_of.values()))
         lines += [f"## {kernel}\n", f"| `sm_90` | {' | '.join(header)} |", "| --- |" + " --- |" * len(header)]
         lines += [f"| {one} | " + " | ".join(map(_cell, cells.values())) + " |" for one, cells in cells_of.items()]

@@ -15,6 +15,7 @@ registers; NVIDIA's consumer chips too, so at most 99 KB of shared memory), gfx 
 nothing spills in half precision (docs/kernels/ahead_of_time.md).
 """
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -94,11 +95,17 @@ def choose(kind: str, a: Tensor, b: Tensor) -> Tile | None:
     if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
         return None
     if a.is_cuda:
-        table, _ = _gemm_table.stored(torch.cuda.get_device_name(a.device))
+        table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)
         found = table.find(kind, layout_of(a, b), a.dtype, m, n, k) if table is not None else None
         if found is not None:
             return found.tile
     return heuristic(kind, m, n, k, a.dtype, architecture(a.device), num_multiprocessors(a.device))
+
+
+@functools.cache
+def _table_of(index: int) -> _gemm_table.Table | None:
+    """The stored table of a CUDA device, if it can be used; asked once."""
+    return _gemm_table.stored(torch.cuda.get_device_name(index))[0]
 
 
 def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int) -> Tile | None:

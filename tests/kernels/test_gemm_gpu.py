@@ -1,0 +1,87 @@
+"""The matrix-product kernels on a GPU: every tile that ships with every epilogue, at BERT's shapes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from .gemm_products import KINDS, LAYOUTS, check, operands, ours
+
+pytestmark = pytest.mark.gpu
+
+# (kind, layout) of BERT's products -> tokens, and the two sizes of a weight
+SHAPES = [(4096, 3072, 768), (4133, 4096, 1024)]
+LAYOUT = {"plain": "nt", "accumulate": "tn", "activation": "nt", "derivative": "nn", "recomputed": "nt"}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def _tiles(dtype: torch.dtype) -> list[object]:
+    from bert_fast.kernels._gemm_tiles import candidates
+    from bert_fast.kernels._launch import architecture
+
+    return list(candidates(architecture(torch.device("cuda")), dtype))
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tile_with_every_epilogue(kind: str, shape: tuple[int, int, int], number: int) -> None:
+    from bert_fast.kernels import _gemm
+
+    tile = _tiles(torch.bfloat16)[number]
+    given = operands(*shape, torch.bfloat16, LAYOUT[kind], device="cuda")
+    first = check(_gemm, given, kind, tile=tile)
+    second = ours(_gemm, given, kind, tile=tile)
+    assert all(torch.equal(first[name], second[name]) for name in first), "two runs differ"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layouts_and_dtypes(kind: str, layout: str, dtype: torch.dtype) -> None:
+    from bert_fast.kernels import _gemm
+
+    check(_gemm, operands(520, 776, 264, dtype, layout, device="cuda"), kind, tile=_tiles(dtype)[0])
+
+
+@pytest.mark.parametrize("act", ["gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("kind", ["activation", "derivative", "recomputed"])
+def test_activations(kind: str, act: str) -> None:
+    from bert_fast.kernels import _gemm
+
+    tile = _tiles(torch.bfloat16)[1]
+    check(_gemm, operands(1024, 3072, 768, torch.bfloat16, device="cuda"), kind, act, tile=tile)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 7, 3), (65, 63, 64), (1021, 509, 251), (5, 9, 0), (0, 9, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_sizes(kind: str, sizes: tuple[int, int, int]) -> None:
+    """By pointer, whatever the processor; and what is chosen for them."""
+    from bert_fast.kernels import _gemm
+
+    given = operands(*sizes, torch.bfloat16, device="cuda")
+    check(_gemm, given, kind, tile=_tiles(torch.bfloat16)[3])
+    check(_gemm, given, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_split_sums(kind: str) -> None:
+    from bert_fast.kernels import _gemm
+
+    tile = replace(_tiles(torch.bfloat16)[3], split_k=7)
+    check(_gemm, operands(768, 776, 4099 if kind == "accumulate" else 4096, torch.bfloat16, "tn", device="cuda"), kind,
+          tile=tile)  # fmt: skip
+
+
+def test_results_beyond_two_to_the_31_elements() -> None:
+    """Rows of logits: the last ones of an output of more than 2^31 elements, by tensor descriptor and by pointer."""
+    from bert_fast.kernels import _gemm
+
+    rows, k = 71000, 64
+    for columns in (30528, 30522):
+        given = operands(rows, columns, k, torch.bfloat16, device="cuda")
+        c = _gemm.product(given.a, given.b, given.bias, tile=_tiles(torch.bfloat16)[0])
+        last = slice(rows - 300, rows)
+        expected = (given.a[last].float() @ given.b.float() + given.bias).to(torch.bfloat16)
+        torch.testing.assert_close(c[last], expected)
+        del given, c, expected

@@ -1,0 +1,152 @@
+"""Who makes a product: the heuristic, and stored tables with all that can be wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bert_fast.kernels import _gemm_table, _gemm_tiles
+from bert_fast.kernels._gemm_table import Choice, Table, Tile, read, slug, source_hash
+
+TILE = Tile(128, 256, 64, 8, 3, parts=4)
+PROCESSORS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+BF16, HALF = torch.bfloat16, (torch.float16, torch.bfloat16)
+
+
+def entry(tile: Tile | None = TILE, **changes: Any) -> dict[str, Any]:
+    sizes = {"kind": "activation", "layout": "nt", "dtype": "bf16", "m": 16384, "n": 3072, "k": 768}
+    return sizes | {"tile": tile and tile.to_json(), "us": {"library": 2.0, "ours": 1.0}} | changes
+
+
+def content(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    head = {"format": 1, "device": "NVIDIA H200", "source": source_hash(), "triton": "3.6.0", "torch": "2.11"}
+    return head | {"entries": list(entries)} | changes
+
+
+def test_the_nearest_power_of_two_of_tokens_is_taken() -> None:
+    small, large = Tile(64, 64, 64), Tile(128, 128, 64)
+    table = Table(content(entry(small, m=1024), entry(large, m=16384), entry(None, m=2**20)))
+    found = {m: table.find("activation", "nt", BF16, m, 3072, 768) for m in (1, 1000, 4096, 4097, 16384, 10**6)}
+    assert found == {
+        1: Choice(small), 1000: Choice(small), 4096: Choice(large), 4097: Choice(large), 16384: Choice(large),
+        10**6: Choice(None),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other", [{"kind": "derivative"}, {"layout": "nn"}, {"dtype": torch.float16}, {"n": 3073}, {"k": 769}]
+)
+def test_other_products_have_no_choice(other: dict[str, Any]) -> None:
+    asked = {"kind": "activation", "layout": "nt", "dtype": BF16, "m": 16384, "n": 3072, "k": 768}
+    table = Table(content(entry()))
+    assert table.find(**asked) == Choice(TILE)
+    assert table.find(**(asked | other)) is None
+
+
+def test_where_tokens_are_summed_over_they_are_k() -> None:
+    table = Table(content(entry(layout="tn", kind="accumulate", m=30522, n=768, k=4096)))
+    assert table.find("accumulate", "tn", BF16, 30522, 768, 3000) == Choice(TILE)
+    assert table.find("accumulate", "tn", BF16, 3000, 768, 4096) is None
+
+
+def test_a_good_table_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "nvidia_h200.json"
+    path.write_text(json.dumps(content(entry())))
+    table, reason = read(path, "3.6.2")
+    assert reason is None and table is not None and table.device == "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "no table is stored"),
+        ("{", "is damaged"),
+        ("[]", "the format is not 1"),
+        (json.dumps({"format": 2}), "the format is not 1"),
+        (json.dumps(content(device=3)), "device must be a string; got 3"),
+        (json.dumps(content(entries={})), "entries must be a list"),
+        (json.dumps(content(entry(kind="sum"))), "entry 0: ValueError: kind must be one of plain, "),
+        (json.dumps(content(entry(), entry(m=0))), "entry 1: ValueError: m, n and k must be positive"),
+        (json.dumps(content({"kind": "plain"})), "entry 0: KeyError"),
+        (json.dumps(content(["plain"])), "entry 0: TypeError"),
+        (json.dumps(content(entry() | {"tile": {"block_m": 64}})), "a tile must have the fields block_m, "),
+        (json.dumps(content(entry() | {"tile": TILE.to_json() | {"parts": "2"}})), "parts of a tile must be of type"),
+        (json.dumps(content(entry() | {"tile": TILE.to_json() | {"block_k": 48}})), "powers of two"),
+        (json.dumps(content(source="0" * 16)), "was made from other kernels (source 0000000000000000, now "),
+        (json.dumps(content(triton="3.7.0")), "was made with Triton 3.7.0, this is 3.6.0"),
+    ],
+)
+def test_a_bad_table_is_not_used_and_says_why(text: str | None, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    if text is not None:
+        path.write_text(text)
+    table, said = read(path, "3.6.0")
+    assert table is None and said is not None and reason in said
+
+
+def test_stored_tables_are_named_after_their_device() -> None:
+    for path in _gemm_table.FOLDER.glob("*.json"):
+        assert path.stem == slug(Table(json.loads(path.read_text())).device)
+    assert slug("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
+
+
+def test_the_hash_covers_all_that_is_compiled() -> None:
+    """The kernels' file and every file of its folder that it imports, directly or not; and the launcher."""
+    from benchmarks.gpu_status import KERNELS, _with_imports
+
+    compiled = {path.name for path in _with_imports(KERNELS / "_gemm_kernel.py")}
+    assert set(_gemm_table._SOURCES) == compiled | {"_gemm_launch.py"}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_candidates(name: str, dtype: torch.dtype) -> None:
+    tiles = _gemm_tiles.candidates(name, dtype)
+    assert len(tiles) == len(set(tiles)) == (1 if dtype == torch.float32 else 4)
+    assert all(Tile.from_json(json.loads(json.dumps(tile.to_json()))) == tile for tile in tiles)
+    limit = {"sm_80": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}[name] * 1024
+    for tile in tiles:
+        step = (tile.block_m + tile.block_n) * tile.block_k * dtype.itemsize
+        assert step * tile.num_stages * tile.resident <= limit
+
+
+def choice(kind: str, m: int, n: int = 3072, k: int = 768, name: str = "sm_90", dtype: torch.dtype = BF16) -> Any:
+    return _gemm_tiles.heuristic(kind, m, n, k, dtype, name, 132)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("kind", _gemm_table.KINDS)
+def test_the_library_makes_plain_fp32_and_small_products(kind: str, name: str) -> None:
+    for m in (1, 63, 64, 4096, 10**6):
+        assert choice(kind, m, dtype=torch.float32, name=name) is None
+        assert (choice(kind, m, name=name) is None) == (kind == "plain" or m < 64)
+
+
+def test_our_tiles_follow_k_and_the_number_of_tiles() -> None:
+    wide, twin, _, small = _gemm_tiles.candidates("sm_90", BF16)
+    assert choice("activation", 16384) == twin
+    assert choice("activation", 16384, k=3072) == wide
+    assert choice("accumulate", 30522, 768, 1024) == wide
+    few = choice("activation", 128)
+    assert (few.block_m, few.block_n, few.split_k) == (small.block_m, small.block_n, 1)
+    split = choice("accumulate", 768, 768, 16384)
+    assert split.split_k > 1 and split.block_m == small.block_m
+
+
+def test_unaligned_rows_are_the_librarys() -> None:
+    a, b = torch.zeros(4096, 768, dtype=BF16), torch.zeros(3072, 768, dtype=BF16).t()
+    assert _gemm_tiles.choose("activation", a, b) is not None
+    assert _gemm_tiles.choose("activation", a[:, 1:], b[1:]) is None
+    assert _gemm_tiles.choose("activation", a[:, :767], b[:767]) is not None  # rows still start at whole 16 bytes
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"block_m": 24}, {"block_k": 8}, {"num_warps": 3}, {"parts": 3}, {"split_k": 0}, {"num_stages": 0}]
+)
+def test_tiles_that_cannot_be(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="got Tile"):
+        Tile(**({"block_m": 64, "block_n": 64, "block_k": 64} | wrong))
