@@ -101,16 +101,16 @@ def _add_keys(
 def _attention_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, gradient_stride, bias_row_stride,
-    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride,
-    head_mask_q_stride, head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads,
-    softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
+    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head; also their delta, which the other kernel reads.
 
-    gradient_stride: elements from one token of dq to the next; its heads stand side by side.
+    PARTS: 1 where dq is a tensor of its own, 3 where it is a part of one [T, 3, A, D].
     """
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
     start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
@@ -176,8 +176,8 @@ def _attention_bwd_dq_kernel(
             table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
         )  # fmt: skip
     dq *= softmax_scale * dropout_scale
-    dq_ptr += start_q * gradient_stride + wide_head * D
-    store_rows(dq_ptr, gradient_stride, offs_m, num_queries, dq, D, BLOCK_D)
+    dq_ptr += (start_q * num_heads * PARTS + wide_head) * D
+    store_rows(dq_ptr, num_heads * D * PARTS, offs_m, num_queries, dq, D, BLOCK_D)
 
 
 @triton.jit
@@ -218,16 +218,16 @@ def _add_queries(
 def _attention_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, gradient_stride, bias_row_stride,
-    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride,
-    head_mask_q_stride, head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads,
-    softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
+    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head: all queries of their sequence, tile after tile, in order.
 
-    gradient_stride: elements from one token of dk and dv to the next; its heads stand side by side.
+    PARTS: 1 where dk and dv are tensors of their own, 3 where they are parts of one [T, 3, A, D].
     """
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
     start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
@@ -310,7 +310,7 @@ def _attention_bwd_dkdv_kernel(
                 head, None, 0, 0, 0, None, 0, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, False, HAS_DROPOUT,
                 False, PRECISION,
             )  # fmt: skip
-    offset = start_k * gradient_stride + wide_head * D
+    offset = (start_k * num_heads * PARTS + wide_head) * D
     dk *= softmax_scale * dropout_scale
-    store_rows(dk_ptr + offset, gradient_stride, offs_n, num_keys, dk, D, BLOCK_D)
-    store_rows(dv_ptr + offset, gradient_stride, offs_n, num_keys, dv * dropout_scale, D, BLOCK_D)
+    store_rows(dk_ptr + offset, num_heads * D * PARTS, offs_n, num_keys, dk, D, BLOCK_D)
+    store_rows(dv_ptr + offset, num_heads * D * PARTS, offs_n, num_keys, dv * dropout_scale, D, BLOCK_D)

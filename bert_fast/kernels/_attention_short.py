@@ -74,13 +74,13 @@ def _attention_fwd_short_kernel(
 def _attention_bwd_short_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr,
     coords_q_ptr, coords_k_ptr, seed_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride,
-    dout_stride, dout_head_stride, gradient_stride, num_tokens, num_heads, softmax_scale, dropout_scale, inverse_scale,
-    drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    dout_stride, dout_head_stride, num_tokens, num_heads, softmax_scale, dropout_scale, inverse_scale, drop_max, site,
+    PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and dv of one head of one sequence, BLOCK_N keys at a time; keys that no query sees get zeros.
 
-    gradient_stride: elements from one token of dq, dk and dv to the next; its heads stand side by side.
+    PARTS: 1 where dq, dk and dv are tensors of their own, 3 where they are parts of one [T, 3, A, D].
     """
     _, head, sequence = locate(1, num_heads, None)
     start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
@@ -93,9 +93,9 @@ def _attention_bwd_short_kernel(
     v_ptr += start_k * v_stride + wide_head * v_head_stride
     dout_ptr += start_q * dout_stride + wide_head * dout_head_stride
     out_ptr += (start_q * num_heads + wide_head) * D  # contiguous
-    dq_ptr += start_q * gradient_stride + wide_head * D
-    dk_ptr += start_k * gradient_stride + wide_head * D
-    dv_ptr += start_k * gradient_stride + wide_head * D
+    dq_ptr += (start_q * num_heads * PARTS + wide_head) * D
+    dk_ptr += (start_k * num_heads * PARTS + wide_head) * D
+    dv_ptr += (start_k * num_heads * PARTS + wide_head) * D
     q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)
     dout = load_rows(dout_ptr, dout_stride, offs_m, num_queries, D, BLOCK_D, True)
     out = load_rows(out_ptr, num_heads * D, offs_m, num_queries, D, BLOCK_D, True)
@@ -127,9 +127,9 @@ def _attention_bwd_short_kernel(
             dw = tl.where(keep, dw, 0.0)
         ds = (p * (dw - delta[:, None])).to(q.dtype)
         dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
-        store_rows(dv_ptr, gradient_stride, offs_n, num_keys, dv, D, BLOCK_D)
+        store_rows(dv_ptr, num_heads * D * PARTS, offs_n, num_keys, dv, D, BLOCK_D)
         dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)
-        store_rows(dk_ptr, gradient_stride, offs_n, num_keys, dk, D, BLOCK_D)
+        store_rows(dk_ptr, num_heads * D * PARTS, offs_n, num_keys, dk, D, BLOCK_D)
         dq = tl.dot(ds, k, dq, input_precision=PRECISION)
     dq *= softmax_scale * dropout_scale
-    store_rows(dq_ptr, gradient_stride, offs_m, num_queries, dq, D, BLOCK_D)
+    store_rows(dq_ptr, num_heads * D * PARTS, offs_m, num_queries, dq, D, BLOCK_D)

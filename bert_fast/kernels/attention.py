@@ -100,18 +100,18 @@ def attention_bwd(
         "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
         "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0,
     }  # fmt: skip
-    of_q: dict[str, object] = {"dq_ptr": dq, "gradient_stride": dq.stride(0)}
-    of_k: dict[str, object] = {"dk_ptr": dk, "dv_ptr": dv, "gradient_stride": dk.stride(0)}
+    parts = {"PARTS": 1 if dqkv is None or dq.data_ptr() != dqkv.data_ptr() else 3}
     if call.short is not None:
-        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **(of_k | of_q))
+        gradients = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, **parts}
+        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **gradients)
         return *_as_asked(dq, dk, dv, dqkv), None, None, None
     config = call.config
     delta = torch.empty_like(lse)  # written by the first kernel, read by the second
     num_blocks = ceil_div(max_seqlen_q, config.dq.block_m)
     arguments = call.tiled | upstream | {"delta_ptr": delta}
-    call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, **of_q, out_ptr=out)
+    call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, **parts, out_ptr=out, dq_ptr=dq)
     num_blocks = ceil_div(max_seqlen_k, config.dkdv.block_n)
-    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, **of_k)
+    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, **parts, dk_ptr=dk, dv_ptr=dv)
     dq, dk, dv = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return dq, dk, dv, None, None, None
