@@ -125,6 +125,21 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
         ("linear_cross_entropy", name): {torch.float32: Tolerance(2.0, 8e-3)}
         for name in ("dweight_of_half", "dbias_of_half")
     },
+    # On a GPU, at full shapes: fp32 products are sums of up to 30,522 terms in another order than the library's, and of
+    # TF32 terms where those of plain torch are; in half precision terms are rounded before sums over thousands of rows,
+    # a few units in the last place of which show.
+    **{
+        ("linear_cross_entropy", f"{name}_on_gpu"): {
+            torch.float32: Tolerance(4.0, 1e-5),
+            torch.float16: Tolerance(2.0, 4e-3),
+            torch.bfloat16: Tolerance(2.0, 3e-2),
+        }
+        for name in ("loss", "dx", "dweight", "dbias")
+    },
+    **{
+        ("linear_cross_entropy", f"{name}_of_half_on_gpu"): {torch.float32: Tolerance(2.0, 3e-2)}
+        for name in ("dweight", "dbias")
+    },
     # Weights near 1e4, and so is their gradient: a unit in the last place is 1e-3, and scores near 3e4 are rounded to
     # 2e-3 before they become probabilities.
     ("linear_cross_entropy", "dx_of_large_weight"): {torch.float32: Tolerance(2.0, 1e-2)},
