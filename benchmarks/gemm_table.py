@@ -1,8 +1,9 @@
 """The stored table of a GPU's matrix products, made from lines of kind "gemm"; `benchmarks/gemm_tuning.py` writes them.
 
-For each product the fastest tile of ours counts, unless one that was listed before it is as fast but for noise; the
-library is chosen where that tile is slower. Results of other kernels than the present ones, or of another minor version
-of Triton than the newest in the results, do not count. Needs no GPU.
+Of each product and tile the newest result counts, as its ratio to the library in the same rounds, so that results of
+several runs can stand together. The fastest tile is taken, unless one that was listed before it is as fast but for
+noise; the library where that tile is slower. Results of other kernels than the present ones, or of another minor
+version of Triton than the newest in the results, do not count. Needs no GPU.
 """
 
 import json
@@ -12,62 +13,60 @@ from typing import Any
 
 from benchmarks.record import ROOT, read_lines
 
-__all__ = ["NOISE", "best", "latest", "table", "write_tables"]
+__all__ = ["NOISE", "best", "newest", "table", "write_tables"]
 
 FOLDER = ROOT / "bert_fast" / "kernels" / "tuned"
 NOISE = 0.02  # a candidate that is better by less than that does not replace the one before it
+_RATIO = "speedup_over_library"
 _KEY = ("product", "layout", "dtype", "m", "n", "k")
 Line = dict[str, Any]
 
 
-def latest(lines: Iterable[Line], source: str) -> dict[tuple[Any, ...], list[Line]]:
-    """Product -> the lines of the newest run that timed it completely with the present kernels."""
-    by_run: dict[tuple[Any, ...], dict[Any, list[Line]]] = {}
+def newest(lines: Iterable[Line]) -> list[Line]:
+    """Of one product's lines, each contestant's newest, in the order in which they first came; of the last's source."""
+    lines = list(lines)
+    found: dict[str, Line] = {}
     for line in lines:
-        if line.get("kind") == "gemm" and line.get("gpu") and line["source"] == source:
-            key = tuple(line[name] for name in _KEY)
-            by_run.setdefault(key, {}).setdefault(line["run"], []).append(line)
-    complete = {
-        key: [found for found in runs.values() if any(line["tile"] is None and "us" in line for line in found)]
-        for key, runs in by_run.items()
-    }
-    return {key: runs[-1] for key, runs in complete.items() if runs}
+        if line["source"] == lines[-1]["source"]:
+            found[line["candidate"]] = line
+    return list(found.values())
 
 
-def best(lines: Iterable[Line]) -> tuple[Line, Line | None]:
-    """(the library's line, that of our best tile) of one product's lines."""
-    timed = [line for line in lines if "us" in line]
-    library = next(line for line in timed if line["tile"] is None)
+def best(lines: Iterable[Line]) -> tuple[Line | None, Line | None]:
+    """(the library's line, that of our best tile), of the newest lines of one product; None where not timed."""
+    timed = [line for line in newest(lines) if "us" in line]
+    library = next((line for line in timed if line["tile"] is None), None)
     ours: Line | None = None
     for line in timed:
         is_ours = line["tile"] is not None and line.get("verified") is True
-        # By what the rounds of one process say: a run times specialized tiles in another.
-        speedup = line["speedup_over_library"]
-        if is_ours and (ours is None or speedup > (1 + NOISE) * ours["speedup_over_library"]):
+        if is_ours and (ours is None or line[_RATIO] > (1 + NOISE) * ours[_RATIO]):
             ours = line
     return library, ours
 
 
 def table(lines: Iterable[Line], source: str) -> dict[str, Any] | None:
     """Content of `tuned/<device>.json` (docs/kernels/linear.md) from one device's lines; None where none count."""
-    found = latest(lines, source)
-    if not found:
+    counting = [line for line in lines if line.get("kind") == "gemm" and line.get("gpu") and line["source"] == source]
+    if not counting:
         return None
-    newest = max((line for group in found.values() for line in group), key=lambda line: line["time"])
-    minor = _minor(newest)
+    last = max(counting, key=lambda line: line["time"])
+    products: dict[tuple[Any, ...], list[Line]] = {}
+    for line in counting:
+        if _minor(line) == _minor(last):
+            products.setdefault(tuple(line[name] for name in _KEY), []).append(line)
     entries = []
-    for key, group in sorted(found.items()):
-        if _minor(group[0]) != minor:
+    for key, found in sorted(products.items()):
+        library, ours = best(found)
+        if library is None:
             continue
-        library, ours = best(group)
-        is_ours = ours is not None and ours["speedup_over_library"] > 1
+        is_ours = ours is not None and ours[_RATIO] > 1
         entries.append({
             **dict(zip(("kind", *_KEY[1:]), key, strict=True)),
             "tile": ours["tile"] if ours is not None and is_ours else None,
             "us": {"library": library["us"], "ours": None if ours is None else ours["us"]},
         })  # fmt: skip
-    named = {name: newest.get(name) for name in ("triton", "torch", "cuda", "hip", "driver", "commit", "dirty", "time")}
-    return {"format": 1, "device": newest["gpu"], "source": source, **named, "entries": entries}
+    named = {name: last.get(name) for name in ("triton", "torch", "cuda", "hip", "driver", "commit", "dirty", "time")}
+    return {"format": 1, "device": last["gpu"], "source": source, **named, "entries": entries} if entries else None
 
 
 def _minor(line: Line) -> list[str]:

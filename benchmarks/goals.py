@@ -59,28 +59,17 @@ class Goal:
 
 def library_rate(lines: Sequence[Line]) -> Iterator[Figure]:
     """Rate of our fastest tile over the library's, of the products of the forward pass."""
-    newest: dict[tuple[Any, ...], list[Line]] = {}
+    products: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         if line.get("kind") == "gemm":
-            newest.setdefault((line["product"], line["layout"], line["m"], line["n"], line["k"]), []).append(line)
+            products.setdefault((line["product"], line["layout"], line["m"], line["n"], line["k"]), []).append(line)
     for hidden, wide in WIDTHS:
         shapes = {"qkv": (3 * hidden, hidden), "out": (hidden, hidden), "up": (wide, hidden), "down": (hidden, wide)}
         wanted = [(name, m, n, k) for name, (n, k) in shapes.items() for m in TOKENS]
         wanted.append(("vocabulary", CHUNK, VOCAB_SIZE, hidden))
         for name, m, n, k in wanted:
-            found = newest.get(("plain", "nt", m, n, k), [])
-            yield Figure(f"{name} {m}x{n}x{k}", _rate(found))
-
-
-def _rate(found: Sequence[Line]) -> float | None:
-    """Of the newest run that has both sides, with whatever kernels it had."""
-    for run in reversed(dict.fromkeys(line["run"] for line in found)):
-        of_run = [line for line in found if line["run"] == run]
-        if any(line["tile"] is None and "us" in line for line in of_run):
-            _, ours = gemm_table.best(of_run)
-            if ours is not None:
-                return float(ours["speedup_over_library"])
-    return None
+            _, ours = gemm_table.best(products.get(("plain", "nt", m, n, k), []))
+            yield Figure(f"{name} {m}x{n}x{k}", ours and ours["speedup_over_library"])
 
 
 def speedup(family: str, provider: str, variant: str) -> Callable[[Sequence[Line]], Iterator[Figure]]:

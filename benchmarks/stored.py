@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gemm_table import newest
 from benchmarks.record import read_lines
 
 __all__ = ["Machine", "Row", "load"]
@@ -106,17 +107,13 @@ def _rows(timings: dict[tuple[str, str, str], dict[str, Any]]) -> list[Row]:
 
 
 def _products(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The lines of each product's newest run that has the library's time."""
+    """Of each product the newest line of each contestant that was timed."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        if line.get("kind") == "gemm" and "us" in line:
+        if line.get("kind") == "gemm":
             name = f"{line['what']}  {line['product']} {line['layout']}  {line['m']}x{line['n']}x{line['k']}"
-            before = found.setdefault(name, [])
-            # The library comes first in a run, and once more before specialized tiles.
-            if line["tile"] is None and before and before[0]["run"] != line["run"]:
-                before.clear()
-            before.append(line)
-    return found
+            found.setdefault(name, []).append(line)
+    return {name: [line for line in newest(of_one) if "us" in line] for name, of_one in found.items()}
 
 
 def _facts(lines: Iterable[dict[str, Any]]) -> dict[str, str]:

@@ -138,7 +138,8 @@ def line(tile: Tile | None, us: float, **changes: Any) -> dict[str, Any]:
     made = {
         "kind": "gemm", "gpu": "Made up 3000", "run": "1", "time": "2000-01-01", "triton": "3.6.0", "torch": "2.11",
         "product": "activation", "layout": "nt", "dtype": "bf16", "m": 16384, "n": 3072, "k": 768, "us": us,
-        "source": _gemm_table.source_hash(), "candidate": "x", "tile": tile and tile.to_json(), "commit": "c0ffee",
+        "source": _gemm_table.source_hash(), "commit": "c0ffee",
+        "candidate": str(tile), "tile": tile and tile.to_json(),
     }  # fmt: skip
     return made | ({"verified": True} if tile else {}) | {"speedup_over_library": round(100.0 / us, 3)} | changes
 
@@ -163,17 +164,19 @@ def test_the_fastest_counts_unless_noise_made_it_so() -> None:
     assert choices(line(None, 100.0), error, line(FAST, 90.0)) == {UP: FAST}
 
 
-def test_the_newest_whole_run_of_the_present_kernels_counts() -> None:
+def test_the_newest_line_of_each_tile_counts_if_it_is_of_the_present_kernels() -> None:
     old = [line(None, 100.0, run="0"), line(SLOW, 10.0, run="0")]
-    assert choices(*old, line(None, 100.0), line(FAST, 90.0)) == {UP: FAST}
-    assert choices(*old, line(FAST, 90.0)) == {UP: SLOW}, "a run that was killed before the library's line"
+    assert choices(*old, line(None, 100.0), line(FAST, 90.0)) == {UP: SLOW}, "runs add up"
+    assert choices(*old, line(None, 100.0), line(SLOW, 110.0), line(FAST, 90.0)) == {UP: FAST}
+    failed = {k: v for k, v in line(SLOW, 1.0, error="wrong").items() if k not in {"us", "verified"}}
+    assert choices(*old, failed) == {UP: None}, "what is wrong by now"
     other = line(SLOW, 10.0, source="other")
     assert choices(line(None, 100.0), line(FAST, 90.0), other, line(None, 100.0, source="other")) == {UP: FAST}
-    assert gemm_table.table([other], _gemm_table.source_hash()) is None
+    for useless in (other, line(None, 1.0, gpu=None), line(FAST, 90.0)):  # the last: nothing to compare with
+        assert gemm_table.table([useless], _gemm_table.source_hash()) is None
     down = dict(product="derivative", triton="3.7.0", time="2000-01-02")
     mixed = [line(None, 100.0), line(FAST, 90.0), line(None, 100.0, **down), line(FAST, 90.0, **down)]
     assert set(choices(*mixed)) == {("derivative", 16384, 3072, 768)}, "one minor version of Triton"
-    assert gemm_table.table([line(None, 1.0, gpu=None)], _gemm_table.source_hash()) is None
 
 
 def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

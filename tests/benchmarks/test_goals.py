@@ -39,6 +39,7 @@ def gemm(n: int, k: int, us: float, tile: dict[str, int] | None, m: int = 16384,
         "k": k,
         "us": us,
     }
+    made |= {"source": "now", "candidate": str(tile)}
     return made | {"tile": tile, "verified": tile and True, "speedup_over_library": 1.0} | changes
 
 
@@ -93,7 +94,7 @@ def test_the_rate_is_that_of_our_fastest_tile(tmp_path: Path) -> None:
         gemm(768, 3072, 100.0, two, speedup_over_library=0.9),
         gemm(3072, 768, 80.0, None, 4096), gemm(3072, 768, 100.0, two, 4096, speedup_over_library=0.8),
         gemm(768, 768, 80.0, None), gemm(768, 768, 10.0, two, verified=None, speedup_over_library=8.0),
-        gemm(768, 768, 10.0, two, run="2", speedup_over_library=8.0),
+        gemm(768, 768, 10.0, one, speedup_over_library=8.0) | {"source": "older"}, gemm(768, 768, 80.0, None),
     ]  # fmt: skip
     state, *figures = reported(tmp_path, *lines)["our matrix product, of the library's rate"]
     assert state == "missed by 1 of 26, 24 owed"

@@ -84,11 +84,19 @@ def product(run: str, tile: dict[str, int] | None, speedup: float = 1.0) -> dict
         "k": 3,
         "us": 9.0,
     }
-    return {**timing("none"), **line, "run": run, "tile": tile, "speedup_over_library": speedup}
+    return {
+        **timing("none"),
+        **line,
+        "run": run,
+        "tile": tile,
+        "speedup_over_library": speedup,
+        "source": run,
+        "candidate": str(tile),
+    }
 
 
-def test_matrix_products_are_drawn_from_their_newest_run(tmp_path: Path) -> None:
-    failed = {name: value for name, value in product("2", {}).items() if name != "us"} | {"error": "wrong"}
+def test_matrix_products_are_drawn_from_their_newest_lines(tmp_path: Path) -> None:
+    failed = {name: value for name, value in product("2", {"a": 1}).items() if name != "us"} | {"error": "wrong"}
     lines = [product("1", None), product("1", {}, 7.0), product("2", None), failed, product("2", {}, 1.25)]
     folder = write(tmp_path, *lines)
     (machine,) = load(folder)
