@@ -12,9 +12,14 @@ __all__ = ["autocast_linear_operands", "autocast_operands", "without_autocast"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _is_on(device_type: str) -> bool:
+    """Whether autocast is on; PyTorch refuses to say so of meta tensors."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
 def _asked_dtype(x: Any) -> torch.dtype | None:
     """What autocast asks of an op led by x; None where it is off or x is no tensor that it casts."""
-    if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    if not isinstance(x, Tensor) or not _is_on(x.device.type) or x.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(x.device.type)
 
@@ -57,7 +62,7 @@ def without_autocast(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def run(x: Tensor, *arguments: Any) -> Any:
-        if not torch.is_autocast_enabled(x.device.type):
+        if not _is_on(x.device.type):
             return function(x, *arguments)
         with torch.autocast(x.device.type, enabled=False):
             return function(x, *arguments)

@@ -249,3 +249,10 @@ def test_bad_arguments_are_named(case):
     arguments, keywords, error, message = BAD[case]
     with pytest.raises(error, match=message):
         ops.mlp(*arguments, **keywords)
+
+
+def test_meta_tensors_have_shapes():
+    x, *parameters = (t.to("meta").requires_grad_() for t in _inputs(6, 8, 10, width_out=7).values())
+    y = ops.mlp(x, *parameters)
+    y.sum().backward()
+    assert y.shape == (6, 7) and [p.grad.shape for p in parameters] == [p.shape for p in parameters]
