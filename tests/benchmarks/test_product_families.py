@@ -74,12 +74,15 @@ def test_full_positions_are_the_whole_batch() -> None:
     assert (rows, len(x), len(labels), int((labels != -100).sum())) == (12, 80, 80, 12)
 
 
-def test_forward_and_backward_in_one_launch_where_gradients_are_made_in_forward() -> None:
-    (case,) = [c for c in kernel_cases("small", ["linear_cross_entropy"]) if c.name.endswith("fp32/labelled")]
-    results = list(time_case(case, CPU, ("bert_fast", "eager"), with_peers=True, rounds=2))
-    assert {(r["provider"], r["mode"]) for r in results} == {
-        (name, "fwd_bwd") for name in ("bert_fast", "eager", "hf_full_positions")
-    }
+@pytest.mark.parametrize("family", FAMILIES)
+def test_contestants_are_timed_in_every_mode(family: str) -> None:
+    """Compiled and with several outputs, too; in one launch where gradients are made in forward."""
+    case = kernel_cases("small", [family])[0]
+    providers = ("bert_fast", "eager", "compiled")
+    results = list(time_case(case, CPU, providers, with_peers=True, rounds=2, compile_backend="aot_eager"))
+    modes = {"fwd_bwd"} if family == "linear_cross_entropy" else {"fwd", "bwd"}
+    peers = {"linear_cross_entropy": ["hf_full_positions"], "qkv_projection": ["one_linear"]}.get(family, [])
+    assert {(r["provider"], r["mode"]) for r in results} == {(p, m) for p in (*providers, *peers) for m in modes}
     assert all("bert_fast_speedup" in r for r in results if r["provider"] != "bert_fast")
 
 
