@@ -1,7 +1,8 @@
 """Mean cross entropy of x W^T + b in Triton, with its gradients, chunk by chunk: no logits outlive their chunk.
 
 For a chunk of n rows, with V' = V rounded up to a multiple of 64 and p = softmax(z):
-    Z  = x W^T + b            [n, V] in rows of V' elements, so that all begin at a 128-byte boundary  (_gemm.product)
+    Z  = x W^T + b            [n, V] in rows of V' elements, so that all begin at a 128-byte boundary  (_gemm.product);
+                              what lies behind their V columns is never looked at
     losses [n], dZ over Z     (m - z_c) + log sum exp(z - m) - s mean(z - z_c);  p - (1 - s) onehot(c) - s / V
     dx = dZ W                 fp32 [n, H]                                                              (_gemm.product)
     dweight += dZ^T x         fp32 [V, H]                                                              (_gemm.product)
@@ -14,9 +15,9 @@ al. 2024 (arXiv:2410.10989), section 3.2. Derivation and choice of the chunk: do
 
 Shapes: x [M, H]; weight [V, H]; bias [V]; labels, losses [M]; logits of a chunk [n, V'].
 Bytes moved beside the products, with elements of e bytes and labels of b bytes (what the kernels do):
-    rows      per labelled row: V' e + e + b read, V' e written, 4 (loss); the second reading of the row, when the sum
+    rows      per labelled row: V e + e + b read, V e + e written, 4 (loss); the second reading of the row, when the sum
               is known, finds it in the cache: a row is 61 KB of bf16, all that are in flight 32 MB
-              without a label: b read, V' e + 4 written;   without gradients: nothing is written but the loss
+              without a label: b read, V e + 4 written;   without gradients: nothing is written but the loss
     dbias     per chunk: n V' e read, 4 V written, from the second chunk on 4 V read
     scaled    per gradient of K elements: 4 K + 4 read, K times the bytes of its dtype written
 Saved: dx, dweight, dbias (those wanted). The number of labelled rows is counted again in backward, on the device.
@@ -66,9 +67,10 @@ def _linear_cross_entropy_rows_kernel(
     HAS_SMOOTHING: tl.constexpr,
     WANTS_GRADIENT: tl.constexpr,
 ):
-    """One row of row_stride elements per program, of which the first n_cols are scores; the gradient over them.
+    """One row of n_cols scores per program, row_stride elements from the next; the gradient is written over them.
 
-    What lies behind the scores is memory of the row: it is read with them, counts for nothing, and becomes 0.
+    Rows begin at vectors, so all but the last few scores lie in whole ones: masks are the same within a vector. The
+    last, fewer than a vector, are where the lanes start from.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row).to(tl.int64)
@@ -77,25 +79,29 @@ def _linear_cross_entropy_rows_kernel(
     row_ptr = logits_ptr + row * row_stride
     z_label = tl.load(row_ptr + label, mask=is_class, other=0.0).to(tl.float32)
 
-    n_vectors = row_stride // VECTOR
-    lane_vector = tl.arange(0, CHUNKS)[:, None, None] * LANES + tl.arange(0, LANES)[None, :, None]
-    element = tl.arange(0, VECTOR)[None, None, :]
-    maximum = tl.full([LANES], LOWEST, tl.float32)
-    total = tl.zeros([LANES], tl.float32)
-    distance = tl.zeros([LANES], tl.float32)
+    n_vectors = n_cols // VECTOR
     n_read = tl.where(is_class, n_vectors, 0)
+    lane = tl.arange(0, LANES)
+    tail_col = n_vectors * VECTOR + lane
+    tail_mask = (lane < VECTOR) & (tail_col < n_cols)
+    tail_read = tail_mask & (tail_col < tl.where(is_class, n_cols, 0))
+    tail = tl.load(row_ptr + tail_col, mask=tail_read, other=float("-inf")).to(tl.float32)
+    maximum = tl.maximum(tail, LOWEST)
+    total = _exp_of(tail - maximum)
+    distance = tl.where(tail_read, tail - z_label, 0.0)
+
+    lane_vector = tl.arange(0, CHUNKS)[:, None, None] * LANES + lane[None, :, None]
+    element = tl.arange(0, VECTOR)[None, None, :]
     for first in tl.range(0, n_read, CHUNKS * LANES):
         vector = first + lane_vector  # [CHUNKS, LANES, 1]
-        offset = vector * VECTOR + element
-        x = tl.load(row_major(row_ptr, offset), mask=vector < n_read, other=float("-inf")).to(tl.float32)
-        is_score = (vector < n_read) & (offset < n_cols)
-        x = tl.where(is_score, x, float("-inf"))
+        mask = vector < n_read
+        x = tl.load(row_major(row_ptr, vector * VECTOR + element), mask=mask, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(maximum, tl.max(tl.max(x, 2), 0))
         exps = _exp_of(x - higher[None, :, None])
         total = total * _exp_of(maximum - higher) + tl.sum(tl.sum(exps, 2), 0)
         maximum = higher
         if HAS_SMOOTHING:
-            distance += tl.sum(tl.sum(tl.where(is_score, x - z_label, 0.0), 2), 0)
+            distance += tl.sum(tl.sum(tl.where(mask, x - z_label, 0.0), 2), 0)
 
     row_maximum = tl.max(maximum, 0)
     row_total = tl.sum(total * _exp_of(maximum - row_maximum), 0)
@@ -108,15 +114,21 @@ def _linear_cross_entropy_rows_kernel(
         row_maximum = tl.where(is_class, row_maximum, 0.0)
         inverse = _or_nothing(1.0 / row_total, is_labelled, is_class)
         share = tl.where(is_labelled, smoothing / n_cols, 0.0)
-        share_of_label = tl.where(is_labelled, 1.0 - smoothing + smoothing / n_cols, 0.0)
-        label = label.to(tl.int32)
         for first in tl.range(0, n_vectors, CHUNKS * LANES):
             vector = first + lane_vector
             offset = vector * VECTOR + element
             x = tl.load(row_major(row_ptr, offset), mask=vector < n_read, other=0.0).to(tl.float32)
-            dz = _exp_of(x - row_maximum) * inverse - tl.where(offset == label, share_of_label, share)
-            dz = tl.where(offset < n_cols, dz, 0.0).to(logits_ptr.dtype.element_ty)
-            tl.store(row_major(row_ptr, offset), dz, mask=vector < n_vectors)
+            dz = _exp_of(x - row_maximum) * inverse
+            if HAS_SMOOTHING:
+                dz -= share
+            tl.store(row_major(row_ptr, offset), dz.to(logits_ptr.dtype.element_ty), mask=vector < n_vectors)
+        tail = tl.where(is_class, tail, 0.0)
+        tail_dz = _exp_of(tail - row_maximum) * inverse - share
+        tl.store(row_ptr + tail_col, tail_dz.to(logits_ptr.dtype.element_ty), mask=tail_mask)
+        # The label's alone once more, when whoever wrote it with the others has done so: no test of each column.
+        tl.debug_barrier()
+        dz_label = _exp_of(z_label - row_maximum) * inverse - (1.0 - smoothing) - share
+        tl.store(row_ptr + label, dz_label.to(logits_ptr.dtype.element_ty), mask=is_class)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_cols"])
@@ -177,7 +189,7 @@ def _rows(
     logits: Tensor, num_words: int, labels: Tensor, ignore_index: int, smoothing: float, wants_gradient: bool,
     losses: Tensor,
 ) -> None:  # fmt: skip
-    """Fills losses [n] of logits [n, V'], contiguous, whose first V columns count; their gradient overwrites them."""
+    """Fills losses [n] of logits [n, V'], contiguous, whose first V columns count; their gradient overwrites these."""
     num_warps = row_warps(num_words, logits.dtype)
     with torch.cuda.device_of(logits):
         _linear_cross_entropy_rows_kernel[(len(logits),)](
