@@ -1,6 +1,7 @@
 """Launches the matrix-product kernels: operands as they lie in memory, tensor descriptors, split products."""
 
 import contextvars
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
 
 # Tiles of the second stage of a split product: 4 warps, 16 elements a thread, whole 128-byte lines.
 _REDUCE_M, _REDUCE_N = 16, 128
+_REDUCE_REGISTERS = 64  # of a thread: ptxas would spill one to get along with 40
 _ALIGNMENT = 16  # bytes, of tensor descriptors' bases and strides; as much as one load can be wide
 
 
@@ -128,7 +130,8 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
     resident = 1 if first.kind == "accumulate" else tile.resident
     num_programs = min(num_m * num_n * splits, num_multiprocessors(device) * resident)
     with torch.cuda.device_of(a):
-        _gemm_kernel[(num_programs,)](
+        run = functools.partial(
+            _gemm_kernel[(num_programs,)],
             operand(a, a_transposed, tile.block_m, tile.block_k),
             operand(b, b_transposed, tile.block_k, tile.block_n),
             first.bias,
@@ -166,7 +169,12 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
             num_warps=8 if tile.warp_specialize and not is_specialized else tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=True,  # Horner's rule in activations
+            **_register_limit(0 if is_specialized else tile.max_registers, device),
         )
+        if is_specialized:
+            _with_workspace(device, run)
+        else:
+            run()
         if is_split:
             _gemm_reduce_kernel[(ceil_div(num_rows, _REDUCE_M), ceil_div(num_cols, _REDUCE_N))](
                 product,
@@ -189,9 +197,15 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
                 BLOCK_N=_REDUCE_N,
                 num_warps=4,
                 enable_fp_fusion=True,
+                **_register_limit(_REDUCE_REGISTERS, device),
             )
     return partial
 
 
 def _row_stride(t: Tensor | None) -> int:
     return 0 if t is None else t.stride(0)
+
+
+def _register_limit(registers: int, device: torch.device) -> dict[str, int]:
+    """The option of a launch that says so; AMD's compiler knows none."""
+    return {"maxnreg": registers} if registers and architecture(device).startswith("sm_") else {}

@@ -36,7 +36,9 @@ class Tile:
     group_m: rows of tiles in a group (`_gemm_kernel.py`). warp_specialize: warps of their own for loads, on sm_90 where
     the copy engine moves the operands; for column sums 8 warps do everything. parts: 1, 2 or 4, the columns are
     finished one part after the other. split_k: parts of the sum over K, added by a second kernel. resident: programs
-    meant to be on a multiprocessor at once, so that one multiplies while another finishes.
+    meant to be on a multiprocessor at once, so that one multiplies while another finishes. max_registers:
+    of a thread on NVIDIA's processors, where the compiler would rather spill a little than let another program in less;
+    0 leaves it the choice.
     """
 
     block_m: int
@@ -49,13 +51,14 @@ class Tile:
     parts: int = 1
     split_k: int = 1
     resident: int = 1
+    max_registers: int = 0
 
     def __post_init__(self) -> None:
         sizes = (self.block_m, self.block_n, self.block_k, self.num_warps)
         if any(size < 1 or size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
             raise ValueError(f"blocks must be powers of two from 16 and num_warps a power of two; got {self}")
         if self.parts not in (1, 2, 4) or min(self.num_stages, self.group_m, self.split_k, self.resident) < 1:
-            raise ValueError(f"parts must be 1, 2 or 4, stages, groups, parts and programs at least 1; got {self}")
+            raise ValueError(f"parts must be 1, 2 or 4, stages, groups, splits and programs at least 1; got {self}")
 
     def to_json(self) -> dict[str, int | bool]:
         """The fields by name."""

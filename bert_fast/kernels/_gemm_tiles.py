@@ -47,13 +47,13 @@ _HALF = {
         Tile(128, 256, 64, 8, 3, parts=4),
         Tile(128, 128, 64, 4, 3, parts=4, resident=2),
         Tile(128, 128, 64, 8, 4, parts=4),
-        Tile(64, 128, 64, 4, 3, parts=2, resident=2),
+        Tile(64, 128, 64, 4, 3, parts=2, resident=2, max_registers=255),
     ),
     "sm_80": (
         Tile(128, 128, 32, 8, 4, parts=2),
-        Tile(128, 128, 32, 4, 3, parts=2, resident=2),
+        Tile(128, 128, 32, 4, 3, parts=4, resident=2),
         Tile(128, 64, 32, 4, 4, resident=2),
-        Tile(64, 64, 32, 4, 4, resident=2),
+        Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
     ),
     "gfx": (
         Tile(128, 128, 32, 8, 2),
