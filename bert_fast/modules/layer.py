@@ -19,8 +19,8 @@ __all__ = ["BertIntermediate", "BertLayer", "BertOutput"]
 class BertIntermediate(nn.Module):
     """act(dense(x)): the widening half of the MLP.
 
-    A layer whose activation has a name does not call it: `BertOutput` takes its parameters, so that the activation
-    need not be saved.
+    A layer calls it only where somebody looks (hooks, FSDP), or hidden_act is a callable; else `BertOutput` takes its
+    parameters, so that the activation need not be saved.
     """
 
     def __init__(self, config: Any) -> None:
@@ -31,6 +31,11 @@ class BertIntermediate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, I]."""
         return activated_linear(x, self.dense, self.hidden_act)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether hooks are registered that a call would run."""
+        return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
 
 class BertOutput(nn.Module):
@@ -43,9 +48,9 @@ class BertOutput(nn.Module):
         self.site = dropout_site(DropoutSite.MLP_OUTPUT, layer)
 
     def forward(self, x: Tensor, intermediate: BertIntermediate, coords: Tensor, seed: Tensor | None) -> Tensor:
-        """[T, H] to [T, H]. Both products are one op, unless hidden_act is a callable, which only PyTorch can run."""
+        """[T, H] to [T, H]; both products are one op where it can be."""
         up, hidden_act = intermediate.dense, intermediate.hidden_act
-        if isinstance(hidden_act, str):
+        if isinstance(hidden_act, str) and not intermediate.is_watched:
             product = mlp(x, up.weight, up.bias, self.dense.weight, hidden_act=hidden_act)
         else:
             product = linear(intermediate(x), self.dense.weight)

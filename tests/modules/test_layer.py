@@ -87,6 +87,19 @@ def test_hooks_of_the_output_see_the_layer_s_result() -> None:
     assert len(seen) == 1 and seen[0] is y
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_hooks_of_the_intermediate_see_the_activation(compiles: bool) -> None:
+    intermediate, output = halves()
+    x, seen = torch.randn(7, 12), []
+    fused = output(x, intermediate, COORDS, None)
+    handle = intermediate.register_forward_hook(lambda module, arguments, result: seen.append(result))
+    call = torch.compile(output, backend="aot_eager") if compiles else output
+    torch.testing.assert_close(call(x, intermediate, COORDS, None), fused)
+    torch.testing.assert_close(seen, [F.gelu(intermediate.dense(x))])
+    handle.remove()
+    assert torch.equal(call(x, intermediate, COORDS, None), fused) and len(seen) == 1
+
+
 def test_intermediate_alone() -> None:
     intermediate, _ = halves()
     x = torch.randn(7, 12)
