@@ -65,7 +65,7 @@ def linear_cross_entropy(
     wants = [grad and t is not None and t.requires_grad for t in (x, weight, bias)]
     smoothing, backend = float(label_smoothing), requested(backend)
     if any(wants) and _is_eager(x, weight, bias):
-        return _Eager.apply(x, weight, bias, labels, ignore_index, smoothing, backend)  # type: ignore[no-any-return]
+        return _Eager.apply(x, weight, bias, labels, ignore_index, smoothing, backend)
     return _forward(x, weight, bias, labels, ignore_index, smoothing, *wants, backend)[0]
 
 
@@ -86,9 +86,11 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int, label_smoothing: float,
     wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    shapes = (x.shape, wants_dx), (weight.shape, wants_dweight), (weight.shape[:1], wants_dbias)
     loss = x.new_empty((), dtype=wide_dtype(x.dtype))
-    return loss, *(loss.new_empty(shape if wanted else 0) for shape, wanted in shapes)
+    dx = loss.new_empty(x.shape) if wants_dx else None
+    dweight = loss.new_empty(weight.shape) if wants_dweight else None
+    dbias = loss.new_empty(weight.shape[0]) if wants_dbias else None
+    return loss, *without_none((dx, dweight, dbias), loss)
 
 
 @custom_op("linear_cross_entropy_bwd")
@@ -151,7 +153,7 @@ class _Eager(torch.autograd.Function):
         ctx.ignore_index, ctx.backend = ignore_index, backend
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(labels, *gradients, x, weight)
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None) -> Any:
