@@ -222,7 +222,7 @@ def _gemm_cells(row: dict[str, Any]) -> dict[str, object]:
         "step": "",
         "finish": "",
     }
-    if not row["warpgroup_products"]:
+    if not row["needs_warpgroup_products"]:
         return cells | {f"bound, K = {length}": "" for length in _LENGTHS}
     bounds = product_bounds(row, *_LENGTHS)
     cells["step"] = " / ".join(str(bounds[f"step_{what}"]) for what in ("products", "shared", "issue"))

@@ -20,7 +20,7 @@ __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
 
 # Tiles of the second stage of a split product: 4 warps, 16 elements a thread, whole 128-byte lines.
 _REDUCE_M, _REDUCE_N = 16, 128
-_REDUCE_REGISTERS = 64  # of a thread: ptxas would spill one to get along with 40
+_REDUCE_REGISTERS = 128  # of a thread: ptxas would spill one to get along with 40
 _ALIGNMENT = 16  # bytes, of tensor descriptors' bases and strides; as much as one load can be wide
 
 
