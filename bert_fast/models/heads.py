@@ -40,7 +40,10 @@ class BertPredictionHeadTransform(nn.Module):
 
 
 class BertLMPredictionHead(nn.Module):
-    """Hidden states to vocabulary logits; the decoder's bias is one parameter under Hugging Face's two names."""
+    """Hidden states to vocabulary logits or to their loss.
+
+    The decoder's bias is one parameter under Hugging Face's two names.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -48,14 +51,12 @@ class BertLMPredictionHead(nn.Module):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.bias = self.decoder.bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[M, H] to [M, V]."""
-        return linear(self.transform(x), self.decoder.weight, self.decoder.bias)
-
-    def loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy of the scores of x [M, H] over labels [M]; the scores of all rows never exist."""
-        decoder = self.decoder
-        return linear_cross_entropy(self.transform(x), decoder.weight, decoder.bias, labels, ignore_index=IGNORE_INDEX)
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """[M, H] to scores [M, V]; with labels [M] to their mean cross entropy, without the scores of all rows."""
+        x, weight, bias = self.transform(x), self.decoder.weight, self.decoder.bias
+        if labels is None:
+            return linear(x, weight, bias)
+        return linear_cross_entropy(x, weight, bias, labels, ignore_index=IGNORE_INDEX)
 
 
 class BertOnlyMLMHead(nn.Module):
@@ -121,7 +122,7 @@ class _MaskedLMModel(BertPreTrainedModel):
         if masked_lm_positions is None:
             rows = (labels != IGNORE_INDEX).nonzero().squeeze(1)
             hidden, labels = hidden.index_select(0, rows), labels[rows]
-        return self.cls.predictions.loss(hidden, labels), None
+        return self.cls.predictions(hidden, labels), None
 
 
 class BertForMaskedLM(_MaskedLMModel):
