@@ -244,6 +244,39 @@ def test_gate_fails_on_products(field: str, value: int, message: str, products: 
     assert message in problem
 
 
+GEMM_KEYS = ("gemm gelu twin bf16 sm_90", "gemm gelu third bf16 sm_90")
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "message"),
+    [
+        (GEMM_KEYS[0], "bulk_copy_instructions", "no bulk copy (UTMALDG)"),
+        (GEMM_KEYS[0], "warpgroup_products", "no product of four warps (HGMMA)"),
+        (GEMM_KEYS[1], "register_reallocations", "no warps of their own for loads (USETMAXREG)"),
+    ],
+)
+def test_gate_fails_on_matrix_products(key: str, field: str, message: str, table: dict[str, Any]) -> None:
+    known = {"triton": table["triton"], "kernels": {key: dict(table["kernels"][key])}}
+    assert compare(known, known) == []
+    worse = copy.deepcopy(known)
+    worse["kernels"][key][field] = 0
+    assert compare(worse, known) == [f"{key}: {message}"]
+
+
+def test_matrix_products_cover_tiles_and_epilogues(table: dict[str, Any]) -> None:
+    what = ("gelu", "gelu unsaved", "gelu derivative", "gelu recomputed", "accumulate", "plain nt", "plain nn")
+    for target in TARGETS:
+        for one in what:
+            for role in ("wide", "twin", "third", "small"):
+                assert f"gemm {one} {role} bf16 {target}" in table["kernels"]
+        for one in ("gelu", "gelu derivative", "gelu recomputed", "accumulate"):
+            assert f"gemm {one} wide fp16 {target}" in table["kernels"]
+            assert f"gemm {one} exact fp32 {target}" in table["kernels"]
+    moved = [row for key, row in table["kernels"].items() if key.startswith("gemm ") and row["needs_bulk_copies"]]
+    assert len(moved) >= 2 * 50
+    assert any(row["is_specialized"] for row in moved)
+
+
 def test_loads_of_pipelined_products_are_compared_for_one_compiler_only(products: dict[str, Any]) -> None:
     fewer = copy.deepcopy(products)
     fewer["kernels"][PRODUCTS_KEY]["loads_128"] -= 1

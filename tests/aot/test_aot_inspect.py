@@ -4,8 +4,24 @@ import struct
 
 import pytest
 
-from benchmarks.aot_device import ISSUE_SLOTS_PER_BYTE, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive, resident_warps
-from benchmarks.aot_inspect import Instruction, Listing, machine_code, main_loops, parse_sass, read_amdgcn, read_sass
+from benchmarks.aot_device import (
+    ISSUE_SLOTS_PER_BYTE,
+    NEEDED_IN_FLIGHT_BYTES,
+    TARGETS,
+    derive,
+    product_bounds,
+    resident_warps,
+)
+from benchmarks.aot_inspect import (
+    Instruction,
+    Listing,
+    _once_per_tile,
+    machine_code,
+    main_loops,
+    parse_sass,
+    read_amdgcn,
+    read_sass,
+)
 
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -45,6 +61,10 @@ def test_reading_sass() -> None:
         "tensor_core_instructions": 1,
         "warpgroup_products": 1,
         "bulk_copy_instructions": 0,
+        "register_reallocations": 0,
+        "tile_instructions": 0,
+        "tile_half_rate": 0,
+        "tile_special": 0,
     }
     assert [i.opcode for i in second.instructions] == ["LDG.E", "BRA.U"]
     assert second.branches == [(1, 0)]
@@ -124,6 +144,51 @@ def listing(size: int, memory: dict[int, int], *loops: tuple[int, int]) -> Listi
 )
 def test_main_loops(kernel: Listing, expected: list[range]) -> None:
     assert main_loops(kernel) == expected
+
+
+def products(size: int, at: set[int], end: int, *branches: tuple[int, int]) -> Listing:
+    """`size` instructions, with products at these places and the kernel's end; branches: (from, to)."""
+    instructions = [Instruction("HGMMA", multiply_adds=64) if i in at else Instruction("FADD") for i in range(size)]
+    instructions[end] = Instruction("EXIT")
+    return Listing(instructions, list(branches))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "loop", "once_per_tile"),
+    [
+        # steps in a loop of their own, in a loop over tiles
+        (products(60, {21}, 59, (24, 20), (50, 10)), range(20, 25), 36),
+        # steps of all tiles in one loop, which jumps over the rest but for the last step of a tile
+        (products(60, {12}, 59, (50, 10), (15, 48)), range(10, 51), 32),
+        # waiting is tried again by code behind the end, which is no loop
+        (products(60, {12}, 52, (50, 10), (15, 48), (11, 53), (53, 11)), range(10, 51), 32),
+        # two groups of warps with a loop over tiles each, within a loop that gives them their work
+        (products(60, {12, 32}, 59, (13, 11), (20, 10), (33, 31), (40, 30), (50, 5)), range(11, 14), 8),
+        # one tile a program
+        (products(60, {12}, 59, (14, 10)), range(10, 15), 0),
+    ],
+)
+def test_what_is_done_once_per_tile(kernel: Listing, loop: range, once_per_tile: int) -> None:
+    assert main_loops(kernel) == [loop]
+    assert len(_once_per_tile(kernel, loop)) == once_per_tile
+
+
+def test_bounds_of_products() -> None:
+    """A wide tile with an epilogue of 1,000 instructions a thread, by hand; and twins, which hide it."""
+    row = {
+        "product_tile": [128, 256, 64], "is_specialized": False, "num_warps": 8, "registers": 200,
+        "shared_bytes": 160 * 1024, "loop_instructions": 1100, "tile_instructions": 1000, "tile_half_rate": 100,
+        "tile_special": 0, "resident_threads": 256,
+    }  # fmt: skip
+    bounds = product_bounds(row, 768)
+    assert (bounds["step_products"], bounds["step_shared"], bounds["step_issue"]) == (1024, 1024, 200)
+    assert bounds["finish"] == 1000 * 8 * 32 // 128
+    assert bounds["tflop_s 768"] == bounds["not_overlapped 768"] == round(790 * 12288 / (12288 + 2000))
+    twin = row | {"product_tile": [128, 128, 64], "num_warps": 4, "shared_bytes": 100 * 1024}
+    bounds = product_bounds(twin, 768)
+    assert (bounds["step_products"], bounds["step_shared"], bounds["step_issue"]) == (512, 640, 100)
+    assert bounds["tflop_s 768"] == round(790 * 512 / 640)
+    assert bounds["not_overlapped 768"] == round(790 * 12 * 512 / (12 * 640 + 1000))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,19 @@ def test_a_launch_is_recorded_as_triton_specializes_it() -> None:
     assert second.signature["n_rows"] == "i64"
 
 
+def test_a_tensor_descriptor_is_recorded_by_its_tile() -> None:
+    """As Triton names it, which knows a descriptor by dtype and tile alone."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    t = torch.zeros(64, 64, dtype=torch.bfloat16)
+    with capture() as launches:
+        for block in ([16, 32], [16, 64]):
+            _scale_kernel[(1,)](TensorDescriptor.from_tensor(t, block), t, 16, 16, 2.0, BLOCK=16)
+    first, second = launches
+    assert first.signature["x_ptr"] == "tensordesc<bf16[16, 32]>" and "x_ptr" not in first.divisible_by_16
+    assert first.identity != second.identity
+
+
 @pytest.mark.parametrize(
     "change", [{"block": 32}, {"warps": 2}, {"stride": 8}, {"rows": 2**40}, {"y": torch.zeros(64)[1:]}]
 )
@@ -96,11 +109,13 @@ def test_names_are_unique_and_identical_launches_appear_once(monkeypatch: pytest
     assert [one.family for one in found] == ["a", "a", "b", "b", "b"]
     assert found[0].row_facts(32) == {
         "num_warps": 1, "elements_per_thread": 0.5, "bytes_per_element": 8.0, "resident_threads": 128,
-        "multiply_adds_per_element": 128, "needs_warpgroup_products": True,
+        "multiply_adds_per_element": 128, "needs_warpgroup_products": True, "product_tile": None,
+        "needs_bulk_copies": False, "is_specialized": False,
     }  # fmt: skip
     assert found[2].row_facts(64) == {
         "num_warps": 8, "elements_per_thread": None, "bytes_per_element": None, "resident_threads": 512,
-        "multiply_adds_per_element": None, "needs_warpgroup_products": False,
+        "multiply_adds_per_element": None, "needs_warpgroup_products": False, "product_tile": None,
+        "needs_bulk_copies": False, "is_specialized": False,
     }  # fmt: skip
 
 
