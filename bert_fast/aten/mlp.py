@@ -19,8 +19,9 @@ from bert_fast.aten.linear import linear_fwd
 
 __all__ = ["CHUNK_TOKENS", "mlp_bwd", "mlp_fwd"]
 
-# The most tokens of a chunk. 1,024 tokens of BERT-base make 12 MB of a [T, I] tensor in fp32; two of them and a weight
-# lie in 32 MB. 512 and 2,048 take as long within 2 % (docs/kernels/mlp.md), below 256 weights are read too often.
+# The most tokens of a chunk. 1,024 tokens of BERT-base make 12 MB of a [T, I] tensor in fp32; two of them lie in 32 MB of
+# cache. Larger chunks leave it, smaller ones read and write the weights and their gradients more often; measured in
+# docs/kernels/mlp.md.
 CHUNK_TOKENS = 1024
 
 
