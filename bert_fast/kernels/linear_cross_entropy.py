@@ -2,7 +2,7 @@
 
 For a chunk of n rows, with V' = V rounded up to a multiple of 64 and p = softmax(z):
     Z  = x W^T + b            [n, V] in rows of V' elements, so that all begin at a 128-byte boundary  (_gemm.product);
-                              what lies behind their V columns is never looked at
+                              what lies behind their V columns counts for nothing
     losses [n], dZ over Z     (m - z_c) + log sum exp(z - m) - s mean(z - z_c);  p - (1 - s) onehot(c) - s / V
     dx = dZ W                 fp32 [n, H]                                                              (_gemm.product)
     dweight += dZ^T x         fp32 [V, H]                                                              (_gemm.product)
