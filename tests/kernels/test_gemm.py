@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from bert_fast.testing.tolerances import ABSOLUTE
 from bert_fast.testing.traffic import assert_traffic, traffic
 
 from .gemm_products import KINDS, LAYOUTS, Operands, check, operands, ours
@@ -118,8 +119,7 @@ def test_fp32_results_of_half_precision_are_rounded_once(gemm: Any) -> None:
     for options in ({}, {"split_k": 2}):
         wide = gemm.product(given.a, given.b, out_dtype=torch.float32, tile=tile(**options))
         assert wide.dtype == torch.float32
-        # fp16 results would be off by 2^-12 of values near 1.
-        assert (wide - truth).abs().max() < 2.0**-18
+        assert (wide - truth).abs().max() < ABSOLUTE["fp32_product_of_half"]
 
 
 def test_out_is_written_where_it_lies(gemm: Any) -> None:
@@ -194,7 +194,7 @@ def test_the_library_gives_the_same(gemm: Any, kind: str) -> None:
     with gemm.by_library():
         wide = gemm.product(given.a, given.b, given.bias, out_dtype=torch.float32)
     assert wide.dtype == torch.float32
-    assert (wide - (given.a.double() @ given.b.double() + given.bias)).abs().max() < 2.0**-18
+    assert (wide - (given.a.double() @ given.b.double() + given.bias)).abs().max() < ABSOLUTE["fp32_product_of_half"]
 
 
 def test_bytes_are_those_of_the_docstring(gemm: Any) -> None:
