@@ -37,10 +37,12 @@ def view_of_neighbours(*tensors: Tensor) -> Tensor | None:
         if t.requires_grad and torch.is_grad_enabled():
             return None
         rows += t.shape[0]
-    columns = first.shape[1:]
+    if first.dim() == 2:
+        columns = first.shape[1]
+        return first.as_strided((rows, columns), (columns, 1))
     # Not the first one's own strides, which may be anything along dimensions of size 1.
-    strides = [math.prod(columns[dim:]) for dim in range(len(columns) + 1)]
-    return first.as_strided((rows, *columns), strides)
+    strides = [math.prod(first.shape[dim:]) for dim in range(1, first.dim() + 1)]
+    return first.as_strided((rows, *first.shape[1:]), strides)
 
 
 def are_neighbours(*tensors: Tensor) -> bool:
@@ -80,12 +82,14 @@ def join_storage(*parameters: nn.Parameter | None) -> None:
 
 def _fit_together(tensors: Sequence[Tensor]) -> bool:
     """Whether all are plain tensors, contiguous, not empty, alike in dtype, device and all sizes but the first."""
-    dtype, device, sizes = tensors[0].dtype, tensors[0].device, tensors[0].shape[1:]
+    if torch._C._are_functorch_transforms_active():  # tensors may be wrapped, and then have no storage
+        return False
+    first = tensors[0]
+    dtype, device, sizes = first.dtype, first.device, first.shape[1:]
     for t in tensors:
-        is_plain = type(t) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        if not is_plain or t.dtype is not dtype or t.device != device or not t.is_contiguous():
+        if type(t) not in _PLAIN or t.dtype is not dtype or t.device != device or not t.is_contiguous():
             return False
-        if t.dim() == 0 or t.shape[1:] != sizes or t.numel() == 0:
+        if t.shape[1:] != sizes or t.dim() == 0 or t.numel() == 0:
             return False
     return True
 

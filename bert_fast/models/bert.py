@@ -105,7 +105,7 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
                     f"stays, got {sorted(removed)}"
                 )
             pruned[layer] = removed
-        config.pruned_heads = pruned
+        config.pruned_heads = {layer: sorted(removed) for layer, removed in pruned.items()}
         self.base_model._prune_heads(asked)
 
     def finish(self, output: ModelOutput, return_dict: bool | None) -> Any:
@@ -336,7 +336,7 @@ class BertModel(BertPreTrainedModel):
 
     def _prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         for layer, heads in heads_to_prune.items():
-            self.encoder.layer[layer].attention.prune_heads(heads)
+            self.encoder.layer[layer].get_submodule("attention").prune_heads(heads)  # type: ignore[operator]
 
     def pool(self, encoded: Encoded) -> Tensor:
         """The pooled first tokens, [B, H]; only for a model with a pooling layer."""

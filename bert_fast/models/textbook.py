@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from bert_fast.modules.attention import BertSelfAttention
 from bert_fast.reference.model import ReferenceBertModel
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def textbook(model: "BertModel") -> ReferenceBertModel:
         path, _, leaf = name.rpartition(".")
         owner: nn.Module = reference.get_submodule(path)
         setattr(owner, leaf, parameter)
-    for layer, own in zip(reference.encoder.layer, model.encoder.layer, strict=True):
-        layer.attention.self.num_heads = own.attention.self.num_heads  # less than the configuration's where pruned
+    for name, module in model.named_modules():
+        if isinstance(module, BertSelfAttention):  # fewer heads than the configuration says, where some are pruned
+            reference.get_submodule(name).num_heads = module.num_heads
     return reference.train(model.training)

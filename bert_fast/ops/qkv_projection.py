@@ -54,14 +54,26 @@ def qkv_projection(
     check_input("x", x)
     check_parameters("wq", wq, "bq", bq, x.shape[1], x)
     for name, weight, bias in (("k", wk, bk), ("v", wv, bv)):
-        if (bias is None) != (bq is None):
-            wanted, got = ("None", "a Tensor") if bq is None else ("a Tensor", "None")
-            raise ValueError(f"b{name}: expected {wanted} as bq is (all three biases or none), got {got}")
-        check_parameters(f"w{name}", weight, f"b{name}", bias, x.shape[1], x, wq.shape[0])
-        if weight.dtype != wq.dtype:
-            wanted, got = (str(t.dtype).removeprefix("torch.") for t in (wq, weight))
-            raise TypeError(f"w{name}: expected dtype {wanted} (that of wq), got {got}")
+        if not (_is_alike(weight, wq) and _is_alike(bias, bq)):
+            _refuse(name, weight, bias, wq, bq, x)
     return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
+
+
+def _is_alike(t: Any, checked: Tensor | None) -> bool:
+    """Whether what was checked of one projection holds of another's parameter too."""
+    if checked is None or not isinstance(t, Tensor):
+        return t is checked
+    return t.shape == checked.shape and t.dtype is checked.dtype and t.device == checked.device
+
+
+def _refuse(name: str, weight: Any, bias: Any, wq: Tensor, bq: Tensor | None, x: Tensor) -> None:
+    """Raises with what is wrong with the parameters of key or value."""
+    if (bias is None) != (bq is None):
+        wanted, got = ("None", "a Tensor") if bq is None else ("a Tensor", "None")
+        raise ValueError(f"b{name}: expected {wanted} as bq is (all three biases or none), got {got}")
+    check_parameters(f"w{name}", weight, f"b{name}", bias, x.shape[1], x, wq.shape[0])
+    wanted, got = (str(t.dtype).removeprefix("torch.") for t in (wq, weight))
+    raise TypeError(f"w{name}: expected dtype {wanted} (that of wq), got {got}")
 
 
 @custom_op("qkv_projection_fwd")

@@ -125,8 +125,7 @@ class ReferenceBertModel(nn.Module):
             states.append(x)
             present.append(key_value)
             if output_attentions:
-                own_heads = layer.attention.self.num_heads
-                attentions.append(_padded_probabilities(probabilities, tokens, call.keys, own_heads))
+                attentions.append(_padded_probabilities(probabilities, tokens, call.keys, num_heads))
                 if call.memory_tokens is not None:
                     cross_attentions.append(
                         _padded_probabilities(memory_probabilities, tokens, call.memory_tokens, num_heads)
@@ -196,7 +195,8 @@ def _of_layer(head_mask: Tensor | None, layer: int) -> Tensor | None:
 
 
 def _padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing, num_heads: int) -> Tensor:
-    """The sequences' [A, Sq, Sk] as one [B, A, S, Sk], exactly 0 on padding."""
+    """The sequences' [A, Sq, Sk] as one [B, A, S, Sk], exactly 0 on padding. num_heads: where there are no sequences."""
+    num_heads = per_sequence[0].shape[0] if per_sequence else num_heads  # some may be pruned
     device, shape = queries.keep.device, (num_heads, queries.keep.shape[1], keys.keep.shape[1])
     heads = torch.arange(num_heads, device=device)[:, None, None]
     rows = []
