@@ -195,7 +195,7 @@ def _of_layer(head_mask: Tensor | None, layer: int) -> Tensor | None:
 
 
 def _padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing, num_heads: int) -> Tensor:
-    """The sequences' [A, Sq, Sk] as one [B, A, S, Sk], exactly 0 on padding. num_heads: where there are no sequences."""
+    """The sequences' [A, Sq, Sk] as one [B, A, S, Sk], exactly 0 on padding; num_heads: where there is no sequence."""
     num_heads = per_sequence[0].shape[0] if per_sequence else num_heads  # some may be pruned
     device, shape = queries.keep.device, (num_heads, queries.keep.shape[1], keys.keep.shape[1])
     heads = torch.arange(num_heads, device=device)[:, None, None]
