@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 __all__ = ["BASE", "CPU_TOKENS", "LABEL_SHARE", "LARGE", "MINILM", "SIZES", "TOKENS", "VOCAB_SIZE", "Size", "bias"]
-__all__ += ["nbytes", "normal", "weight"]
+__all__ += ["nbytes", "normal", "tolerances_of", "weight"]
 
 TOKENS = (16384, 4096, 32768)  # the most telling first
 CPU_TOKENS = 4096
@@ -48,3 +48,8 @@ def bias(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def nbytes(*tensors: Tensor) -> int:
     """Bytes of all of them together."""
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def tolerances_of(op: str, device: torch.device) -> str:
+    """The name under which the table of tolerances has an op's results on a device."""
+    return "product_on_cpu" if device.type == "cpu" else op

@@ -70,8 +70,10 @@ def make(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str, dev
         with torch.autocast(device.type, dtype, enabled=is_autocast):
             return F.linear(F.gelu(F.linear(x, up, up_bias), approximate=approximate), down, down_bias)
 
+    op = bert.tolerances_of("mlp", device)
+
     def verify() -> None:
-        assert_gradients_close("mlp", _NAMES, fast, eager, inputs, upstream)
+        assert_gradients_close(op, _NAMES, fast, eager, inputs, upstream)
 
     # The pre-activation is written and read once where it is saved; what lies between two products counts for none.
     pre = num_tokens * wide * dtype.itemsize if save_pre else 0

@@ -64,8 +64,10 @@ def make(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool, devi
     def one_linear_of_three(x: Tensor, *parameters: Tensor) -> Tensor:
         return F.linear(x, torch.cat(parameters[::2]), torch.cat(parameters[1::2]))
 
+    op = bert.tolerances_of("qkv_projection", device)
+
     def verify() -> None:
-        assert_gradients_close("qkv_projection", _NAMES, ops.qkv_projection, one_linear_of_three, inputs, upstream)
+        assert_gradients_close(op, _NAMES, ops.qkv_projection, one_linear_of_three, inputs, upstream)
 
     product = 2 * num_tokens * hidden * 3 * hidden
     own_inputs = dict.fromkeys(("eager", "compiled"), (inputs, thirds))
