@@ -121,7 +121,7 @@ def aot_cases() -> Iterator[AotCase]:
         for smoothing in (0.0, 0.1):
             yield _aot_case(bert.VOCAB_SIZE, dtype, smoothing)
         yield _aot_case(bert.VOCAB_SIZE, dtype, wants_gradient=False)
-    for num_words in (9, 1000):  # fewer warps
+    for num_words in (9, 3000):  # fewer warps
         yield _aot_case(num_words, torch.bfloat16)
 
 
