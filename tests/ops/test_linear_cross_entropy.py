@@ -209,6 +209,29 @@ def test_the_last_backward_takes_no_second_tensor_of_the_size_of_weight() -> Non
     assert gradients["dweight"].data_ptr() in {t.data_ptr() for t in kept}
 
 
+def test_gradients_accumulate_in_what_the_first_backward_left() -> None:
+    *tensors, labels = leaves()
+    linear_cross_entropy(*tensors, labels).backward()
+    once = [t.grad.clone() for t in tensors]
+    kept = linear_cross_entropy(*tensors, labels)
+    kept.backward()
+    for leaf, gradient in zip(tensors, once, strict=True):
+        assert torch.equal(leaf.grad, gradient * 2)
+
+
+def test_without_a_word_from_pytorch_no_backward_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    *tensors, labels = leaves()
+    inputs = tuple(tensors)
+    expected = results(linear_cross_entropy(*inputs, labels), inputs)
+    monkeypatch.delattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        loss = linear_cross_entropy(*inputs, labels)
+    actual = results(loss, inputs)
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
+    assert actual["dweight"].data_ptr() not in {t.data_ptr() for t in kept}
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("wanted", NAMES[:2])
 def test_second_derivatives_are_refused(name: str, wanted: str) -> None:
