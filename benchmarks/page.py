@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gemm_table import best
 from benchmarks.stored import Machine, Row
 
 __all__ = ["render_page"]
@@ -47,6 +48,8 @@ def _section(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> str:
         parts.append(f'<img alt="{html.escape(title)}" src="data:image/png;base64,{data}">')
         if title in families:
             parts.append(_rows(families[title]))
+        elif path.stem.endswith("matrix-products"):
+            parts.append(_products(machine.products))
     if machine.simple:
         parts.append(
             "<h3>All figures</h3>" + _table(("case", "figures"), map(_simple, machine.simple.values()), "text")
@@ -83,6 +86,17 @@ def _rows(rows: Iterable[Row]) -> str:
             *(f"{row.speedups[name]:.2f}x" if name in row.speedups else "" for name in others),
         ))  # fmt: skip
     return _table(header, cells)
+
+
+def _products(products: dict[str, list[dict[str, Any]]]) -> str:
+    """The library beside our best tile, as the table of the device takes it."""
+    cells = []
+    for name, lines in products.items():
+        library, ours = best(lines)
+        times = [f"{line['us']:,.1f}" if line is not None else "" for line in (library, ours)]
+        found = (f"{ours['speedup_over_library']:.2f}x", ours["candidate"]) if ours is not None else ("", "")
+        cells.append((name, *times, *found))
+    return _table(("product", "library us", "ours us", "speed-up", "our best tile"), cells)
 
 
 def _simple(line: dict[str, Any]) -> tuple[str, str]:

@@ -74,25 +74,9 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 
 
 def product(run: str, tile: dict[str, int] | None, speedup: float = 1.0) -> dict[str, Any]:
-    line = {
-        "kind": "gemm",
-        "product": "activation",
-        "layout": "nt",
-        "what": "base up",
-        "m": 1,
-        "n": 2,
-        "k": 3,
-        "us": 9.0,
-    }
-    return {
-        **timing("none"),
-        **line,
-        "run": run,
-        "tile": tile,
-        "speedup_over_library": speedup,
-        "source": run,
-        "candidate": str(tile),
-    }
+    line = {"kind": "gemm", "product": "activation", "layout": "nt", "what": "base up", "m": 1, "n": 2, "k": 3}
+    line |= {"us": 9.0, "tile": tile, "candidate": str(tile), "speedup_over_library": speedup, "source": run}
+    return {**timing("none"), **line, "run": run, "verified": tile is not None}
 
 
 def test_matrix_products_are_drawn_from_their_newest_lines(tmp_path: Path) -> None:
@@ -102,7 +86,8 @@ def test_matrix_products_are_drawn_from_their_newest_lines(tmp_path: Path) -> No
     (machine,) = load(folder)
     found = machine.products["base up  activation nt  1x2x3"]
     assert [(line["run"], line["speedup_over_library"]) for line in found] == [("2", 1.0), ("2", 1.25)]
-    assert "matrix products" in plot.draw(folder, tmp_path / "out").read_text()
+    page = plot.draw(folder, tmp_path / "out").read_text()
+    assert "matrix products" in page and "<td>1.25x</td><td>{}</td>" in page
     alone = plot.products_figure({"x": [product("1", None)]})
     assert [text.get_text() for text in alone.axes[0].texts] == ["library alone"]
 
