@@ -58,7 +58,7 @@ def _unaligned(dtype: torch.dtype) -> object:
     from bert_fast.kernels._gemm_table import Tile
 
     x, weight = torch.zeros(_TOKENS, 101, dtype=dtype), torch.zeros(203, 101, dtype=dtype)
-    return _gemm.product_activation(x, weight.t(), torch.zeros(203), "gelu", True, tile=Tile(64, 32, 32))
+    return _gemm.product_activation(x, weight.t(), torch.zeros(203), "gelu", True, tile=Tile(32, 32, 32))
 
 
 def gemm_aot_cases() -> Iterator[AotCase]:

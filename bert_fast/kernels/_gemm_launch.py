@@ -4,7 +4,7 @@ import contextvars
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -104,8 +104,11 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
     has_copies = _has_copy_engine(device)
     by_copies = has_copies and has_aligned_rows(a) and has_aligned_rows(b)
     results_by_copies = by_copies and all(map(has_aligned_rows, results))
-    # Two groups of warps share a specialized tile row by row; the compiler can't add up columns across them.
-    is_specialized = tile.warp_specialize and by_copies and architecture(device) == "sm_90" and not epilogue.wants_sums
+    # Two groups of warps share a specialized tile, half its rows each; the compiler can't add up columns across them.
+    can_specialize = architecture(device) == "sm_90" and results_by_copies and not is_split and not epilogue.wants_sums
+    is_specialized = tile.warp_specialize and can_specialize
+    if tile.warp_specialize and not is_specialized:
+        tile = replace(tile, num_warps=8, parts=4)
     host_descriptors = by_copies and not is_specialized
     partial = None
     if epilogue.wants_sums:
@@ -166,7 +169,7 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
             PARTS=tile.parts,
             WARP_SPECIALIZE=is_specialized,
             PRECISION=_precision(a.dtype, device),
-            num_warps=8 if tile.warp_specialize and not is_specialized else tile.num_warps,
+            num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=True,  # Horner's rule in activations
             **_register_limit(0 if is_specialized else tile.max_registers, device),

@@ -104,7 +104,8 @@ def test_tiles_give_the_same_numbers(gemm: Any, options: dict[str, int], dtype: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_warp_specialized_tiles(gemm: Any, kind: str) -> None:
     """Their descriptors are made on the device."""
-    check(gemm, operands(40, 72, 80, torch.float16), kind, tile=tile(warp_specialize=True))
+    for options in ({}, {"split_k": 2}):
+        check(gemm, operands(40, 72, 80, torch.float16), kind, tile=tile(warp_specialize=True, **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
