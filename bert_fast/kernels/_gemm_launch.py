@@ -92,7 +92,8 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
     (num_rows, num_inner), num_cols = a.shape, b.shape[1]
     (a, a_transposed), (b, b_transposed) = row_major(a), row_major(b)
     num_m, num_n = ceil_div(num_rows, tile.block_m), ceil_div(num_cols, tile.block_n)
-    splits = min(tile.split_k, ceil_div(num_inner, tile.block_k))
+    steps = ceil_div(num_inner, tile.block_k)
+    splits = ceil_div(steps, ceil_div(steps, tile.split_k))  # none of them without a step
     is_split = splits > 1
     device = a.device
     first = epilogue

@@ -34,11 +34,11 @@ class Tile:
 
     block_m, block_n, block_k: of the output, and of K in a step. num_warps; num_stages: of K blocks in shared memory.
     group_m: rows of tiles in a group (`_gemm_kernel.py`). warp_specialize: warps of their own for loads, on sm_90 where
-    the copy engine moves everything; for column sums and split sums 8 warps make the tile. parts: 1, 2 or 4, the columns are
-    finished one part after the other. split_k: parts of the sum over K, added by a second kernel. resident: programs
-    meant to be on a multiprocessor at once, so that one multiplies while another finishes. max_registers:
-    of a thread on NVIDIA's processors, where the compiler would rather spill a little than let another program in less;
-    0 leaves it the choice.
+    the copy engine moves everything; for column sums and split sums 8 warps make the tile. parts: 1, 2 or 4, the
+    columns are finished one part after the other. split_k: parts of the sum over K, added by a second kernel. resident:
+    programs meant to be on a multiprocessor at once, so that one multiplies while another finishes. max_registers: of a
+    thread on NVIDIA's processors, where the compiler would rather spill a little than let another program in less; 0
+    leaves it the choice.
     """
 
     block_m: int
