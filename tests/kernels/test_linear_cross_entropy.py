@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from bert_fast import backend
 from bert_fast.reference import linear_cross_entropy as reference
+from bert_fast.reference.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.traffic import assert_traffic, traffic
 
@@ -88,6 +89,29 @@ def check(
 @pytest.mark.parametrize("num_words", [1, 2, 30, 63, 64, 65, 257, 1031])
 def test_numbers_of_words(kernels, num_words: int, dtype: torch.dtype, smoothing: float) -> None:  # type: ignore[no-untyped-def]
     check(kernels, *make(7, num_words, dtype=dtype), smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_words", [8191, 8192, 8193, 30522, 30528])
+def test_rows_of_several_steps(kernels, num_words: int, dtype: torch.dtype, smoothing: float) -> None:  # type: ignore[no-untyped-def]
+    """The kernel of a chunk's rows alone: programs of eight warps, several steps, the last one partly filled."""
+    assert kernels.row_warps(30522, dtype) == 8
+    memory = torch.randn(3, kernels.padded_words(num_words)).mul(3).to(dtype)
+    memory[:, num_words:] = torch.nan
+    logits = memory[:, :num_words].clone()
+    labels = torch.tensor([num_words - 1, IGNORE, 0])
+    losses = torch.empty(3)
+    kernels._rows(memory, num_words, labels, IGNORE, smoothing, True, losses)
+    dloss = torch.tensor(2.0)  # undoes the mean over two rows
+    leaf = logits.clone().requires_grad_()
+    stock = F.cross_entropy(leaf.float(), labels, label_smoothing=smoothing)
+    stock.backward(dloss)
+    true_loss, lse = cross_entropy_fwd(logits.double(), labels, IGNORE, smoothing)
+    truth = cross_entropy_bwd(dloss.double(), logits.double(), labels, lse, IGNORE, smoothing)
+    assert_close_to_truth("cross_entropy", "loss", losses.sum() / 2, stock.detach(), true_loss)
+    assert_close_to_truth("cross_entropy", "dlogits", memory[:, :num_words], leaf.grad, truth)
+    assert losses[1] == 0 and not memory[1, :num_words].any() and memory[:, num_words:].isnan().all()
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
