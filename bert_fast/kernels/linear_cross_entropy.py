@@ -16,7 +16,7 @@ al. 2024 (arXiv:2410.10989), section 3.2. Derivation and choice of the chunk: do
 Shapes: x [M, H]; weight [V, H]; bias [V]; labels, losses [M]; logits of a chunk [n, V'].
 Bytes moved beside the products, with elements of e bytes and labels of b bytes (what the kernels do):
     rows      per labelled row: V e + e + b read, V e + e written, 4 (loss); the second reading of the row, when the sum
-              is known, finds it in the cache: a row is 61 KB of bf16, all that are in flight 32 MB
+              is known, finds it in the cache: a row is 61 KB of bf16, all that are in flight 40 MB
               without a label: b read, V e + 4 written;   without gradients: nothing is written but the loss
     dbias     per chunk: n V' e read, 4 V written, from the second chunk on 4 V read
     scaled    per gradient of K elements: 4 K + 4 read, K times the bytes of its dtype written
