@@ -17,12 +17,12 @@ from bert_fast.aten._gemm import cast, matmul, matmul_add, weight_gradient
 from bert_fast.aten.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.aten.linear import linear_fwd
 
-__all__ = ["CHUNK_TOKENS", "mlp_bwd", "mlp_fwd"]
+__all__ = ["CHUNK_BYTES", "chunk_tokens", "mlp_bwd", "mlp_fwd"]
 
-# The most tokens of a chunk. 1,024 tokens of BERT-base make 12 MB of a [T, I] tensor in fp32; two of them lie in 32 MB of
-# cache. Larger chunks leave it, smaller ones read and write the weights and their gradients more often; measured in
-# docs/kernels/mlp.md.
-CHUNK_TOKENS = 1024
+# The most that a chunk of a [T, I] tensor takes. Two or three of them are alive at once: larger ones leave the cache,
+# and the allocator gives their memory back to the system; smaller ones read and write the weights and their gradients
+# more often. 512 tokens of BERT-base and -large, 1,024 of MiniLM in fp32: measured in docs/kernels/mlp.md.
+CHUNK_BYTES = 2**23
 
 
 def mlp_fwd(
@@ -38,7 +38,7 @@ def mlp_fwd(
     up_weight, down_weight = cast(up_weight, x.dtype), cast(down_weight, x.dtype)
     pre = linear_fwd(x, up_weight, up_bias) if save_pre else None
     parts_of_y = []
-    for x_part, pre_part in _chunks(x, pre):
+    for x_part, pre_part in _chunks(_num_chunks(x, up_weight), x, pre):
         act = bias_gelu_fwd(linear_fwd(x_part, up_weight, up_bias) if pre is None else pre_part, None, hidden_act)
         parts_of_y.append(linear_fwd(act, down_weight, down_bias))
     return _joined(parts_of_y), pre
@@ -63,20 +63,21 @@ def mlp_bwd(
     wants_dpre = wants_dx or wants_dup_weight or wants_dup_bias
     parts_of_dx: list[Tensor] = []
     dup_weight = dup_bias = ddown_weight = None
-    for dy_part, x_part, pre_part in _chunks(dy, x, pre) if wants_dpre or wants_ddown_weight else ():
+    count = _num_chunks(dy, up_weight)
+    for dy_part, x_part, pre_part in _chunks(count, dy, x, pre) if wants_dpre or wants_ddown_weight else ():
         if pre is None:
             pre_part = linear_fwd(x_part, up, up_bias)
         if wants_ddown_weight:
             act = bias_gelu_fwd(pre_part, None, hidden_act)
-            ddown_weight = _add_product(ddown_weight, dy_part, act, _sum_dtype(dy, down_weight))
+            ddown_weight = _add_product(ddown_weight, dy_part, act, _sum_dtype(down_weight, count))
         if wants_dpre:
             dpre, _ = bias_gelu_bwd(matmul(dy_part, down), pre_part, None, hidden_act)
             if wants_dx:
                 parts_of_dx.append(matmul(dpre, up))
             if wants_dup_weight:
-                dup_weight = _add_product(dup_weight, dpre, x_part, _sum_dtype(dy, up_weight))
+                dup_weight = _add_product(dup_weight, dpre, x_part, _sum_dtype(up_weight, count))
             if wants_dup_bias:
-                part = dpre.sum(0, dtype=_sum_dtype(dy, up_weight))
+                part = dpre.sum(0, dtype=_sum_dtype(up_weight, count))
                 dup_bias = part if dup_bias is None else dup_bias.add_(part)
     return (
         _joined(parts_of_dx) if wants_dx else None,
@@ -87,18 +88,18 @@ def mlp_bwd(
     )
 
 
-def _num_chunks(x: Tensor) -> int:
-    return max(1, -(-len(x) // CHUNK_TOKENS)) if x.device.type == "cpu" else 1
+def chunk_tokens(intermediate_size: int, dtype: torch.dtype) -> int:
+    """The most tokens of a chunk on the CPU: a power of two."""
+    return 1 << max(1, CHUNK_BYTES // max(1, intermediate_size * dtype.itemsize)).bit_length() - 1
 
 
-def _chunks(*tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
-    """Parts of the tensors [T, ...], of equally many tokens up to one; None in the place of a missing tensor.
+def _num_chunks(x: Tensor, up_weight: Tensor) -> int:
+    """At least one, also of no tokens."""
+    return max(1, -(-len(x) // chunk_tokens(len(up_weight), x.dtype))) if x.device.type == "cpu" else 1
 
-    There is at least one, also of no tokens. The first tensor is never missing.
-    """
-    first = tensors[0]
-    assert first is not None
-    count = _num_chunks(first)
+
+def _chunks(count: int, *tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
+    """Parts of the tensors [T, ...], of equally many tokens up to one; None in the place of a missing tensor."""
     if count == 1:
         return (tensors,)
     return zip(*(itertools.repeat(None, count) if t is None else t.tensor_split(count) for t in tensors), strict=True)
@@ -108,9 +109,9 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _sum_dtype(dy: Tensor, weight: Tensor) -> torch.dtype:
+def _sum_dtype(weight: Tensor, count: int) -> torch.dtype:
     """Of a gradient of weight that is still being added up: wide where there are several terms."""
-    return torch.promote_types(weight.dtype, torch.float32) if _num_chunks(dy) > 1 else weight.dtype
+    return torch.promote_types(weight.dtype, torch.float32) if count > 1 else weight.dtype
 
 
 def _add_product(total: Tensor | None, dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

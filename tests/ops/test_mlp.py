@@ -46,7 +46,7 @@ def _inputs(tokens, hidden, intermediate, dtype=torch.float32, has_bias=True, we
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(aten, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(aten, "chunk_tokens", lambda intermediate_size, dtype: 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
@@ -110,6 +110,15 @@ def test_only_wanted_gradients_are_computed(small_chunks, wants, save_pre):
     assert (x is None) == (not (wants[1] or (needs_pre and not save_pre)))
     for name, t, wanted in zip(inputs, given, wants, strict=True):
         assert torch.allclose(t.grad, expected[f"d{name}"]) if wanted else t.grad is None
+
+
+def test_chunks_take_at_most_their_bytes():
+    for width in (0, 1, 37, 1536, 3072, 4096, 10**9):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            tokens = aten.chunk_tokens(width, dtype)
+            assert tokens >= 1 and tokens & (tokens - 1) == 0
+            assert tokens == 1 or tokens * width * dtype.itemsize <= aten.CHUNK_BYTES
+    assert [aten.chunk_tokens(width, torch.float32) for width in (1536, 3072, 4096)] == [1024, 512, 512]
 
 
 class Sizes(TorchDispatchMode):
