@@ -7,6 +7,7 @@ and operands that no copy engine can move. fp32: the one tile that is there.
 Names have the tile's role, not its sizes, which differ from processor to processor.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ __all__ = ["gemm_aot_cases"]
 _KERNEL = "_gemm_kernel"
 _ROLES = ("wide", "twin", "third", "small")
 _TOKENS, _HIDDEN, _INTERMEDIATE = 256, 768, 3072  # tokens for more than one step along K where they are summed over
+_UNALIGNED = (32, 32, 32)
 _OTHER_ACTIVATIONS = ("gelu_new", "relu", "silu", "tanh")
 
 
@@ -58,7 +60,7 @@ def _unaligned(dtype: torch.dtype) -> object:
     from bert_fast.kernels._gemm_table import Tile
 
     x, weight = torch.zeros(_TOKENS, 101, dtype=dtype), torch.zeros(203, 101, dtype=dtype)
-    return _gemm.product_activation(x, weight.t(), torch.zeros(203), "gelu", True, tile=Tile(32, 32, 32))
+    return _gemm.product_activation(x, weight.t(), torch.zeros(203), "gelu", True, tile=Tile(*_UNALIGNED))
 
 
 def gemm_aot_cases() -> Iterator[AotCase]:
@@ -77,7 +79,8 @@ def gemm_aot_cases() -> Iterator[AotCase]:
     for what in ("gelu", "gelu derivative", "gelu recomputed", "accumulate", "plain nt"):
         yield _case(what, "split", 3, half, "gelu", split_k=4)
     for dtype in (half, single):
-        yield AotCase(f"gelu unaligned {dtype_name(dtype)}", None, lambda dtype=dtype: _unaligned(dtype), {}, {})
+        launch = functools.partial(_unaligned, dtype)
+        yield AotCase(f"gelu unaligned {dtype_name(dtype)}", None, launch, {}, {}, product_tiles={_KERNEL: _UNALIGNED})
 
 
 def _case(what: str, role: str, number: int, dtype: torch.dtype, act: str, *, split_k: int = 1) -> AotCase:

@@ -260,7 +260,7 @@ def test_gate_fails_on_matrix_products(key: str, field: str, message: str, table
     assert compare(known, known) == []
     worse = copy.deepcopy(known)
     worse["kernels"][key][field] = 0
-    assert compare(worse, known) == [f"{key}: {message}"]
+    assert compare(worse, known)[-1] == f"{key}: {message}"
 
 
 def test_matrix_products_cover_tiles_and_epilogues(table: dict[str, Any]) -> None:
