@@ -143,8 +143,8 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     # Weights near 1e4, and so is their gradient: a unit in the last place is 1e-3, and scores near 3e4 are rounded to
     # 2e-3 before they become probabilities.
     ("linear_cross_entropy", "dx_of_large_weight"): {torch.float32: Tolerance(2.0, 1e-2)},
-    # fp32 sums near 1 of half-precision products: tensor cores truncate what they add up, once in 16 of the up to 30,522
-    # terms, by up to 6e-8 each time; the library may add up in parts, each of which is truncated less often.
+    # fp32 sums near 1 of half-precision products: tensor cores truncate what they add up, once in 16 of as many as
+    # 30,522 terms, by up to 6e-8 each time; the library may add up in parts, each of which is truncated less often.
     **{("gemm", f"{name}_of_half"): {torch.float32: Tolerance(4.0, 1e-4)} for name in ("c", "out")},
     # oneDNN, which makes fp32 products on some processors, adds up longer runs along K than MKL, plain torch's library:
     # at K from 768 to 4,096 its RMS error was up to 2.2 times MKL's, its worst of 3 million elements up to 4 times. The
