@@ -110,7 +110,7 @@ def _attention_bwd_dq_kernel(
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head; also their delta, which the other kernel reads.
 
-    PARTS: 1 where dq is a tensor of its own, 3 where it is a part of one [T, 3, A, D].
+    PARTS: rows [A * D] of a token in the tensor that dq lies in: 1 if it is of its own, 3 if [T, 3, A, D].
     """
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
     start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
@@ -177,7 +177,7 @@ def _attention_bwd_dq_kernel(
         )  # fmt: skip
     dq *= softmax_scale * dropout_scale
     dq_ptr += (start_q * num_heads * PARTS + wide_head) * D
-    store_rows(dq_ptr, num_heads * D * PARTS, offs_m, num_queries, dq, D, BLOCK_D)
+    store_rows(dq_ptr, num_heads * D, offs_m * PARTS, num_queries * PARTS, dq, D, BLOCK_D)
 
 
 @triton.jit
@@ -227,7 +227,7 @@ def _attention_bwd_dkdv_kernel(
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head: all queries of their sequence, tile after tile, in order.
 
-    PARTS: 1 where dk and dv are tensors of their own, 3 where they are parts of one [T, 3, A, D].
+    PARTS: rows [A * D] of a token in the tensors that dk and dv lie in: 1 if of their own, 3 if one [T, 3, A, D].
     """
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
     start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
@@ -312,5 +312,6 @@ def _attention_bwd_dkdv_kernel(
             )  # fmt: skip
     offset = (start_k * num_heads * PARTS + wide_head) * D
     dk *= softmax_scale * dropout_scale
-    store_rows(dk_ptr + offset, num_heads * D * PARTS, offs_n, num_keys, dk, D, BLOCK_D)
-    store_rows(dv_ptr + offset, num_heads * D * PARTS, offs_n, num_keys, dv * dropout_scale, D, BLOCK_D)
+    rows, num_rows = offs_n * PARTS, num_keys * PARTS
+    store_rows(dk_ptr + offset, num_heads * D, rows, num_rows, dk, D, BLOCK_D)
+    store_rows(dv_ptr + offset, num_heads * D, rows, num_rows, dv * dropout_scale, D, BLOCK_D)

@@ -80,7 +80,7 @@ def _attention_bwd_short_kernel(
 ):  # fmt: skip
     """dq, dk and dv of one head of one sequence, BLOCK_N keys at a time; keys that no query sees get zeros.
 
-    PARTS: 1 where dq, dk and dv are tensors of their own, 3 where they are parts of one [T, 3, A, D].
+    PARTS: rows [A * D] of a token in the tensors that the gradients lie in: 1 if of their own, 3 if one [T, 3, A, D].
     """
     _, head, sequence = locate(1, num_heads, None)
     start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
@@ -127,9 +127,9 @@ def _attention_bwd_short_kernel(
             dw = tl.where(keep, dw, 0.0)
         ds = (p * (dw - delta[:, None])).to(q.dtype)
         dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
-        store_rows(dv_ptr, num_heads * D * PARTS, offs_n, num_keys, dv, D, BLOCK_D)
+        store_rows(dv_ptr, num_heads * D, offs_n * PARTS, num_keys * PARTS, dv, D, BLOCK_D)
         dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)
-        store_rows(dk_ptr, num_heads * D * PARTS, offs_n, num_keys, dk, D, BLOCK_D)
+        store_rows(dk_ptr, num_heads * D, offs_n * PARTS, num_keys * PARTS, dk, D, BLOCK_D)
         dq = tl.dot(ds, k, dq, input_precision=PRECISION)
     dq *= softmax_scale * dropout_scale
-    store_rows(dq_ptr, num_heads * D * PARTS, offs_m, num_queries, dq, D, BLOCK_D)
+    store_rows(dq_ptr, num_heads * D, offs_m * PARTS, num_queries * PARTS, dq, D, BLOCK_D)
