@@ -1,7 +1,5 @@
 """The Triton back-end of mlp, in the interpreter, against the fp64 reference."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor
@@ -66,12 +64,16 @@ def test_sizes(kernels, shape, dtype, save_pre):  # type: ignore[no-untyped-def]
     compare(kernels, make_inputs(*shape, dtype), "gelu", save_pre)
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("save_pre", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("hidden_act", ACTIVATIONS)
-def test_activations(kernels, hidden_act, dtype, save_pre, has_bias):  # type: ignore[no-untyped-def]
-    compare(kernels, make_inputs(9, 20, 24, dtype, has_bias=has_bias, scale=2.0), hidden_act, save_pre)
+def test_activations(kernels, hidden_act, dtype, save_pre):  # type: ignore[no-untyped-def]
+    compare(kernels, make_inputs(9, 20, 24, dtype, scale=2.0), hidden_act, save_pre)
+
+
+@pytest.mark.parametrize("save_pre", [True, False])
+def test_without_bias(kernels, save_pre):  # type: ignore[no-untyped-def]
+    compare(kernels, make_inputs(9, 20, 24, torch.float16, has_bias=False), "gelu", save_pre)
 
 
 @pytest.mark.parametrize("save_pre", [True, False])
@@ -101,7 +103,7 @@ def test_small_and_large_numbers(kernels, hidden_act, scale):  # type: ignore[no
 
 
 @pytest.mark.parametrize("save_pre", [True, False])
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=5)))
+@pytest.mark.parametrize("wants", [tuple((i == j) == one for j in range(5)) for i in range(6) for one in (True, False)])
 def test_what_is_not_wanted_is_not_there(kernels, wants, save_pre):  # type: ignore[no-untyped-def]
     x, up_weight, up_bias, down_weight, down_bias, dy = make_inputs(5, 6, 10, torch.float32).values()
     _, pre = kernels.mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, "gelu", save_pre)
