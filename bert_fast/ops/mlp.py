@@ -47,7 +47,7 @@ def mlp(
 
     Differentiable once. Deterministic; no device sync. Saves the parameters; x (T * H elements) where up_weight wants a
         gradient or pre is not saved; pre (T * I elements) where save_pre asks for it; never the activation; without
-        gradients nothing, and on the CPU nothing of T * I elements is ever made.
+        gradients nothing. On the CPU nothing else of more than a chunk of tokens is made between the products.
     Precision: sums in fp32 (fp64 for fp64); half precision rounds pre where it is saved, the activation, and y.
     Autocast: x is cast; fp32 parameters are cast within the op, so that no half-precision copy of them is saved.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
