@@ -16,7 +16,7 @@ Bytes moved beside operands (M K + K N), elements of e bytes; "library": a produ
     product_activation  ours: y, pre: 2 M N e                     library: 4 M N e  (pre; pre, y; without pre the same)
     product_derivative  ours: pre, dpre, act: 3 M N e             library: 6 M N e  (dact; pre, dact, dpre; pre, act)
     product_recomputed  ours: dy, dpre: 2 M N e                   library: 4 M N e
-    accumulate          ours: out twice: 8 M N                    library: 16 M N   (product; product, out, out)
+    accumulate          out twice, ours and the library's: 8 M N
 
 Precision: accumulators, biases, activations, column sums in fp32, rounded once; the library rounds the product (with
 bias) to a's dtype before the activation. fp32 products use TF32 where PyTorch is told to allow it. Deterministic.
@@ -51,7 +51,7 @@ def by_library() -> Iterator[None]:
         _library_only.reset(token)
 
 
-def _tile(kind: str, a: Tensor, b: Tensor, forced: Tile | None) -> Tile | None:
+def _tile(kind: str, a: Tensor, b: Tensor, forced: Tile | None, out: Tensor | None = None) -> Tile | None:
     """The tile for our kernel, None for the library."""
     if forced is not None:
         return forced
@@ -59,7 +59,7 @@ def _tile(kind: str, a: Tensor, b: Tensor, forced: Tile | None) -> Tile | None:
         return None
     if SETTINGS.triton_interpret:
         return INTERPRETER_TILE
-    return choose(kind, a, b)
+    return choose(kind, a, b, a.dtype if out is None else out.dtype)
 
 
 def _operands(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def product(
     if out.numel() == 0 or (accumulate and a.shape[1] == 0):
         return out
     a, b = _operands(a, b)
-    tile = _tile("accumulate" if accumulate else "plain", a, b, tile)
+    tile = _tile("accumulate" if accumulate else "plain", a, b, tile, out)
     if tile is None:
         return _library_product(a, b, bias, out, accumulate)
     if accumulate:
@@ -110,13 +110,15 @@ def _library_product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, acc
         if bias is None:
             return torch.mm(a, b, out=out)
         return torch.addmm(bias.to(a.dtype), a, b, out=out)
-    if a.is_cuda and torch.version.hip is None:
-        wide = torch.mm(a, b, out_dtype=torch.float32)
+    if a.is_cuda and torch.version.hip is None:  # nowhere else does the library round from its accumulators to fp32
+        if accumulate:
+            return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    elif accumulate:
+        return out.addmm_(a.float(), b.float())
     else:
-        wide = torch.mm(a.float(), b.float())
-    if accumulate:
-        return out.add_(wide)
-    return out.copy_(wide) if bias is None else torch.add(wide, bias, out=out)
+        torch.mm(a.float(), b.float(), out=out)
+    return out if bias is None else out.add_(bias)
 
 
 def product_activation(

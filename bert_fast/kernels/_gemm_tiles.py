@@ -5,10 +5,11 @@
 2. the stored table of this device (`_gemm_table.py`), if it was made from the present kernels;
 3. the heuristic, whose reasons are in docs/decisions/0008-gemm-choice.md:
 
-    plain products, with or without bias                      library: nothing to fuse that it does not fuse itself
+    plain products, bias, accumulation                        library: nothing to fuse that it does not fuse itself
+    the same on AMD, fp32 results of half precision           ours: there the library rounds to half precision first
     fp32 operands, whatever follows                           library: three TF32 products for one are no match for it
     half precision, fewer than _MIN_ROWS rows                 library: our smallest tile would be mostly padding
-    half precision, activation or accumulation                ours: saves a pass over the output, or more
+    half precision, activations and derivatives               ours: saves a pass over the output, or more
 
 Kinds of processor, as for attention: sm_90 and sm_100 (operands from shared memory, copy engine), sm_80 (operands in
 registers; NVIDIA's consumer chips too, so at most 99 KB of shared memory), gfx (AMD CDNA: 64 KB). Chosen so that
@@ -86,10 +87,10 @@ def candidates(name: str, dtype: torch.dtype) -> tuple[Tile, ...]:
     return _HALF[_kind_of(name)]
 
 
-def choose(kind: str, a: Tensor, b: Tensor) -> Tile | None:
+def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | None:
     """The tile with which our kernel makes a [M, K] @ b [K, N] and what follows; None: the library. M, N, K >= 1.
 
-    kind: as in `_gemm_epilogue.py`.
+    kind: as in `_gemm_epilogue.py`. out_dtype: of the result, a's or fp32.
     """
     (m, k), n = a.shape, b.shape[1]
     if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
@@ -99,7 +100,10 @@ def choose(kind: str, a: Tensor, b: Tensor) -> Tile | None:
         found = table.find(kind, layout_of(a, b), a.dtype, m, n, k) if table is not None else None
         if found is not None:
             return found.tile
-    return heuristic(kind, m, n, k, a.dtype, architecture(a.device), num_multiprocessors(a.device))
+    name = architecture(a.device)
+    if kind in ("plain", "accumulate") and (out_dtype == a.dtype or name.startswith("sm_")):
+        return None
+    return heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
 
 
 @functools.cache
@@ -109,11 +113,11 @@ def _table_of(index: int) -> _gemm_table.Table | None:
 
 
 def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int) -> Tile | None:
-    """What to do where nothing was measured; name: of the processor. See the module's table."""
-    if kind == "plain" or dtype == torch.float32 or m < _MIN_ROWS:
+    """What to do where nothing was measured and there is something to fuse; name: of the processor."""
+    if dtype == torch.float32 or m < _MIN_ROWS:
         return None
     wide, twin, _, small = candidates(name, dtype)
-    tile = wide if k >= _LONG_K or kind == "accumulate" else twin
+    tile = wide if k >= _LONG_K or kind in ("plain", "accumulate") else twin
     if _num_tiles(tile, m, n) >= multiprocessors * tile.resident:
         return tile
     # Too few tiles to go round: smaller ones, and parts of K side by side where it is long.

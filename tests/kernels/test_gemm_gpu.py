@@ -75,6 +75,21 @@ def test_split_sums(kind: str) -> None:
           tile=tile)  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_library_gives_the_same(kind: str, dtype: torch.dtype) -> None:
+    """fp32 sums and results of half precision without a rounding, or a copy, in between."""
+    from bert_fast.kernels import _gemm
+
+    given = operands(520, 776, 264, dtype, LAYOUT[kind], device="cuda", bias_dtype=torch.float32)
+    with _gemm.by_library():
+        check(_gemm, given, kind)
+        out = torch.empty(520, 776, device="cuda")
+        assert _gemm.product(given.a, given.b, given.bias, out=out) is out
+    plain, truth = given.a.float() @ given.b.float(), given.a.double() @ given.b.double()
+    assert_close_to_truth("gemm", "c", out, plain + given.bias, truth + given.bias)
+
+
 def test_results_beyond_two_to_the_31_elements() -> None:
     """Rows of logits: the last ones of an output of more than 2^31 elements, by tensor descriptor and by pointer."""
     from bert_fast.kernels import _gemm
