@@ -144,8 +144,10 @@ def _scale_case(dtype: torch.dtype) -> AotCase:
 
 def _aot_case(num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_gradient: bool = True) -> AotCase:
     """One forward of two rows; dbias as of a first chunk and of a later one, and scaled. `linear` has the products."""
+    from bert_fast.kernels import _gemm
     from bert_fast.kernels import linear_cross_entropy as family
 
+    @_gemm.by_library()
     def launch() -> None:
         x, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(num_words, 16, dtype=dtype)
         labels, wants = torch.zeros(2, dtype=torch.int64), (wants_gradient,) * 3
