@@ -20,10 +20,10 @@ from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 from bert_fast.models.pretrained import PretrainedMixin
 from bert_fast.models.textbook import textbook
+from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.embeddings import BertEmbeddings
 from bert_fast.modules.layer import BertLayer
 from bert_fast.ops.dropout import draw_seed
-from bert_fast.ops.linear import linear
 from bert_fast.ops.packing import Packing
 
 __all__ = ["BertEncoder", "BertModel", "BertPooler", "BertPreTrainedModel", "Encoded"]
@@ -182,7 +182,7 @@ class BertPooler(nn.Module):
 
     def forward(self, first_tokens: Tensor) -> Tensor:
         """[B, H] to [B, H]."""
-        return torch.tanh(linear(first_tokens, self.dense.weight, self.dense.bias))
+        return activated_linear(first_tokens, self.dense, "tanh")
 
 
 @dataclass(frozen=True)

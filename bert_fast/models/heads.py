@@ -15,6 +15,7 @@ from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
 from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.modules.plain_linear import is_plain
 from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.linear import linear
@@ -53,10 +54,11 @@ class BertLMPredictionHead(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """[M, H] to scores [M, V]; with labels [M] to their mean cross entropy, without the scores of all rows."""
-        x, weight, bias = self.transform(x), self.decoder.weight, self.decoder.bias
-        if labels is None:
-            return linear(x, weight, bias)
-        return linear_cross_entropy(x, weight, bias, labels, ignore_index=IGNORE_INDEX)
+        x, decoder = self.transform(x), self.decoder
+        if labels is not None and is_plain(decoder):
+            return linear_cross_entropy(x, decoder.weight, decoder.bias, labels, ignore_index=IGNORE_INDEX)
+        scores = linear(x, decoder.weight, decoder.bias) if is_plain(decoder) else decoder(x)
+        return scores if labels is None else cross_entropy(scores, labels, ignore_index=IGNORE_INDEX)
 
 
 class BertOnlyMLMHead(nn.Module):

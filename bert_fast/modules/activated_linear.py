@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from bert_fast.modules.plain_linear import is_plain
+from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
 
@@ -11,10 +13,13 @@ __all__ = ["activated_linear"]
 
 
 def activated_linear(x: Tensor, dense: nn.Linear, hidden_act: str | Callable[[Tensor], Tensor]) -> Tensor:
-    """x [T, K] to [T, N]; a name is one fused op, a callable is called.
+    """x [T, K] to [T, N]; a name is one fused op, a callable is called, and so is a layer that is more than its weight.
 
     Raises: ValueError for an unknown name.
     """
-    if isinstance(hidden_act, str):
+    is_named = isinstance(hidden_act, str)
+    if not is_plain(dense):
+        return bias_activation(dense(x), hidden_act=hidden_act) if is_named else hidden_act(dense(x))
+    if is_named:
         return linear_activation(x, dense.weight, dense.bias, hidden_act=hidden_act)
     return hidden_act(linear(x, dense.weight, dense.bias))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
+from bert_fast.modules.plain_linear import is_plain, product_and_bias
 from bert_fast.ops.attention_qkv import attention_qkv
 from bert_fast.ops.dropout import DropoutSite, dropout_site
-from bert_fast.ops.linear import linear
 from bert_fast.ops.packing import Packing
 from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.storage import join_storage
@@ -59,10 +59,9 @@ class BertSelfAttention(nn.Module):
     def _project(self, x: Tensor) -> Tensor:
         """[T, H] to [T, 3 * A * D]: query, key and value of a token side by side."""
         projections = (self.query, self.key, self.value)
-        if all(_is_plain(projection) for projection in projections):
+        if all(is_plain(projection) for projection in projections):
             parameters = (p for projection in projections for p in (projection.weight, projection.bias))
             return qkv_projection(x, *parameters)
-        # An adapter, a quantised layer, one with hooks: what it does is its own affair.
         return torch.cat([projection(x) for projection in projections], dim=1)
 
     def prune_heads(self, heads: Iterable[int]) -> Tensor:
@@ -109,11 +108,6 @@ def _join_after_loading(module: BertSelfAttention, _incompatible_keys: Any) -> N
     module._join_storage()  # load_state_dict(assign=True) puts other tensors in the parameters' place
 
 
-def _is_plain(projection: nn.Module) -> bool:
-    """Whether a linear layer is its weight and bias and nothing else."""
-    return type(projection) is nn.Linear and not projection._forward_hooks and not projection._forward_pre_hooks
-
-
 def _keep(linear: nn.Linear, index: Tensor, dim: int) -> None:
     """Leaves a linear layer those rows (dim 0) or columns (dim 1) of its weight, and the biases of its rows."""
     index = index.to(linear.weight.device)
@@ -137,8 +131,8 @@ class BertSelfOutput(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, coords: Tensor, seed: Tensor | None) -> Tensor:
         """x [T, in_features], residual [T, H] to [T, H]; the dense layer's bias is added by the fused op."""
-        product = linear(x, self.dense.weight)
-        return self.LayerNorm(product, residual, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site)
+        product, bias = product_and_bias(x, self.dense)
+        return self.LayerNorm(product, residual, x_bias=bias, seed=seed, coords=coords, site=self.site)
 
 
 class BertAttention(nn.Module):

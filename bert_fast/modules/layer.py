@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.attention import BertAttention
 from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
+from bert_fast.modules.plain_linear import is_plain, product_and_bias
 from bert_fast.ops.dropout import DropoutSite, dropout_site
-from bert_fast.ops.linear import linear
 from bert_fast.ops.mlp import mlp
 from bert_fast.ops.packing import Packing
 
@@ -19,8 +19,8 @@ __all__ = ["BertIntermediate", "BertLayer", "BertOutput"]
 class BertIntermediate(nn.Module):
     """act(dense(x)): the widening half of the MLP.
 
-    A layer calls it only where somebody looks (hooks, FSDP), or hidden_act is a callable; else `BertOutput` takes its
-    parameters, so that the activation need not be saved.
+    A layer calls it only where somebody looks (hooks, FSDP), a linear layer is more than its weight (adapters), or
+    hidden_act is a callable; else `BertOutput` takes its parameters, so that the activation need not be saved.
     """
 
     def __init__(self, config: Any) -> None:
@@ -50,12 +50,13 @@ class BertOutput(nn.Module):
     def forward(self, x: Tensor, intermediate: BertIntermediate, coords: Tensor, seed: Tensor | None) -> Tensor:
         """[T, H] to [T, H]; both products are one op where it can be."""
         up, hidden_act = intermediate.dense, intermediate.hidden_act
-        if isinstance(hidden_act, str) and not intermediate.is_watched:
+        are_plain = is_plain(up) and is_plain(self.dense) and not intermediate.is_watched
+        bias: Tensor | None = self.dense.bias  # added with the residual
+        if isinstance(hidden_act, str) and are_plain:
             product = mlp(x, up.weight, up.bias, self.dense.weight, hidden_act=hidden_act)
         else:
-            product = linear(intermediate(x), self.dense.weight)
-        # The dense layer's bias is added with the residual.
-        return self.LayerNorm(product, x, x_bias=self.dense.bias, seed=seed, coords=coords, site=self.site)
+            product, bias = product_and_bias(intermediate(x), self.dense)
+        return self.LayerNorm(product, x, x_bias=bias, seed=seed, coords=coords, site=self.site)
 
 
 class BertLayer(nn.Module):
