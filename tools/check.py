@@ -88,8 +88,13 @@ def python() -> list[Outcome]:
 
 
 def interpreter() -> list[Outcome]:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "interpreter", "tests/kernels"]
-    return [_run("interpreter tests", command, {"TRITON_INTERPRET": "1"})]
+    folders = [f"tests/{name}" for name in ("kernels", "ops", "optim")]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "interpreter", *folders]
+    if JOBS > 1:
+        command += ["-n", str(JOBS), "--dist", "worksteal"]
+    return [
+        _run("interpreter tests", command, {"TRITON_INTERPRET": "1"} | ({"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}))
+    ]
 
 
 def gpu() -> list[Outcome]:
