@@ -300,6 +300,8 @@ def aot_cases() -> Iterator[AotCase]:
     kinds += [(64, bf16, "bias")]
     for (head_dim, dtype, feature), dropout_p in itertools.product(kinds, (0.0, 0.1)):
         yield from _aot_cases(head_dim, dtype, dropout_p, feature)
+        if not feature:  # as the models call it: gradients are parts of one tensor
+            yield from _aot_cases(head_dim, dtype, dropout_p, is_packed=True)
     for feature in _FEATURES:
         for head_dim, dtype in ((64, bf16), (128, bf16), (64, fp32), (128, fp32)):
             if (head_dim, dtype, feature) not in kinds:
@@ -309,11 +311,13 @@ def aot_cases() -> Iterator[AotCase]:
 _FEATURES = ("bias", "head mask", "relative_key", "relative_key_query")
 
 
-def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str = "") -> Iterator[AotCase]:
+def _aot_cases(
+    head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str = "", is_packed: bool = False
+) -> Iterator[AotCase]:
     """A case for every number of tokens for which one program holds a whole head, and one for tiles."""
-    suffix = f"D={head_dim} {dtype_name(dtype)}" + (f" {feature}" if feature else "")
+    suffix = f"D={head_dim} {dtype_name(dtype)}" + (f" {feature}" if feature else "") + (" qkv" if is_packed else "")
     for max_seqlen in (32, 64, 128, 512):
-        launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, feature)
+        launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, feature, is_packed)
         with capture() as launches:  # only to see which kernels run, and with which tiles
             launch()
         by_name = {one.kernel.__name__: one for one in launches}
@@ -338,8 +342,13 @@ def _aot_cases(head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str
         )
 
 
-def _launch(max_seqlen: int, head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str) -> None:
-    """One forward and backward of a sequence of 12 heads, with every gradient that the feature has."""
+def _launch(
+    max_seqlen: int, head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str, is_packed: bool
+) -> None:
+    """One forward and backward of a sequence of 12 heads, with every gradient that the feature has.
+
+    is_packed: as `ops.attention_qkv` launches it, whose backward writes one tensor; forward is the same.
+    """
     from bert_fast.kernels import attention as family
 
     q, k, v = torch.zeros(512, 3, 12, head_dim, dtype=dtype).unbind(1)
@@ -356,4 +365,5 @@ def _launch(max_seqlen: int, head_dim: int, dtype: torch.dtype, dropout_p: float
     )  # fmt: skip
     wants = (bias is not None, head_mask is not None, table is not None)
     out, lse = family.attention_fwd(q, k, v, *arguments)
-    family.attention_bwd(out, q, k, v, out, lse, *arguments, *wants)
+    dqkv = torch.zeros(512, 3, 12, head_dim, dtype=dtype) if is_packed else None
+    family.attention_bwd(out, q, k, v, out, lse, *arguments, *wants, dqkv)
