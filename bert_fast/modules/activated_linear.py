@@ -17,9 +17,9 @@ def activated_linear(x: Tensor, dense: nn.Linear, hidden_act: str | Callable[[Te
 
     Raises: ValueError for an unknown name.
     """
-    is_named = isinstance(hidden_act, str)
-    if not is_plain(dense):
-        return bias_activation(dense(x), hidden_act=hidden_act) if is_named else hidden_act(dense(x))
-    if is_named:
-        return linear_activation(x, dense.weight, dense.bias, hidden_act=hidden_act)
-    return hidden_act(linear(x, dense.weight, dense.bias))
+    if is_plain(dense):
+        if isinstance(hidden_act, str):
+            return linear_activation(x, dense.weight, dense.bias, hidden_act=hidden_act)
+        return hidden_act(linear(x, dense.weight, dense.bias))
+    product = dense(x)
+    return bias_activation(product, hidden_act=hidden_act) if isinstance(hidden_act, str) else hidden_act(product)
