@@ -2,7 +2,8 @@
 
 What was measured lies in `build/aot`, one small file per compilation, named by a hash of everything that decides it:
 the kernel's source with that of its helpers, signature, constants, options, target, Triton's version, and the code that
-reads listings. So a second run compiles nothing, disassembles nothing and starts no other process.
+reads listings. So a second run compiles nothing, disassembles nothing and starts no other process. The committed table
+keeps the same hash beside every row.
 
 Kernels are disassembled a dozen at a time: starting `nvdisasm` takes 0.2 s, as long as compiling a small kernel.
 """
@@ -12,16 +13,17 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks import aot_inspect
 from benchmarks.aot_device import TARGETS
 from benchmarks.aot_launches import Configuration, configurations
 
-__all__ = ["CACHE_DIR", "measure"]
+__all__ = ["CACHE_DIR", "code_of", "measure"]
 
 CACHE_DIR = Path(__file__).resolve().parent.parent / "build" / "aot"
 Job = tuple[str, str]  # name of a configuration, target
@@ -37,20 +39,25 @@ def measure(
     wanted: dict[str, list[Configuration]],
     families: tuple[str, ...],
     report: Callable[[int, int], None] = lambda done, total: None,
+    known: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """Row of the table for every configuration and target; only what is not remembered is compiled.
+    """Row of the table for every configuration and target; only what is neither known nor remembered is compiled.
 
     wanted: target -> some of `configurations(families, target)`. Rows come configuration by configuration.
     report: called with (number compiled, number to compile) as compilations end.
+    known: code of `code_of` -> its row.
 
     Raises:
         RuntimeError: a kernel does not compile; the message names it.
     """
     chosen = {(one.name, target): one for target, ones in wanted.items() for one in ones}
-    files = {job: _file(one, job[1]) for job, one in chosen.items()}
+    codes = {job: code_of(one, job[1]) for job, one in chosen.items()}
+    files = {job: CACHE_DIR / f"{code}.json" for job, code in codes.items()}
     rows: dict[Job, dict[str, Any]] = {}
     for job, path in files.items():
-        if path.exists():
+        if codes[job] in known:
+            rows[job] = known[codes[job]]
+        elif path.exists():
             rows[job] = json.loads(path.read_text())
     missing = [job for job in files if job not in rows]
     if missing:
@@ -59,10 +66,12 @@ def measure(
             _write(files[job], row)
             rows[job] = row
             report(number, len(missing))
-        _remember_times(rows)
+        _remember_times({job: row for job, row in rows.items() if "seconds" in row})
     names = dict.fromkeys(name for name, _ in chosen)
     return {
-        f"{name} {target}": rows[name, target] | chosen[name, target].row_facts(TARGETS[target].warp_size)
+        f"{name} {target}": rows[name, target]
+        | chosen[name, target].row_facts(TARGETS[target].warp_size)
+        | {"code": codes[name, target]}
         for name in names
         for target in wanted
         if (name, target) in chosen
@@ -126,12 +135,18 @@ def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]
     return [row | {"seconds": took} for row, took in zip(rows, seconds, strict=True)]
 
 
-def _file(one: Configuration, target: str) -> Path:
+@functools.cache
+def _reader() -> str:
+    """Hash of what reads compiled kernels."""
+    return hashlib.sha256(Path(aot_inspect.__file__).read_bytes()).hexdigest()
+
+
+def code_of(one: Configuration, target: str) -> str:
+    """Hash of all that decides what a row says: the launch, the target, the compiler's version, and who reads it."""
     import triton
 
-    reader = hashlib.sha256(Path(aot_inspect.__file__).read_bytes()).hexdigest()
-    key = f"{one.launch.identity} {target} {triton.__version__} {reader}"
-    return CACHE_DIR / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    key = f"{one.launch.identity} {target} {triton.__version__} {_reader()}"
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _write(path: Path, content: object) -> None:
