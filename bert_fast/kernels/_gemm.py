@@ -13,7 +13,7 @@ bias [N]: fp32 or a's dtype. hidden_act: the names of BERT's config, as in bias_
 ours. Results are new, contiguous tensors of a's dtype where nothing else is said.
 
 Bytes moved beside operands (M K + K N), elements of e bytes; "library": a product, then the kernels of bias_gelu:
-    product_activation  ours: y, pre: 2 M N e                     library: 4 M N e  (pre; pre, y; without pre the same)
+    product_activation  ours: y, pre: 2 M N e                     library: 3 M N e  (pre; pre, y; without pre the same)
     product_derivative  ours: pre, dpre, act: 3 M N e             library: 6 M N e  (dact; pre, dact, dpre; pre, act)
     product_recomputed  ours: dy, dpre: 2 M N e                   library: 4 M N e
     accumulate          out twice, ours and the library's: 8 M N
