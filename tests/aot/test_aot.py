@@ -56,7 +56,7 @@ def test_gate_passes_with_the_oldest_triton() -> None:
     """For the GPU that has figures of its own; registers are another compiler's and not compared."""
     if not (ROOT / ".compat" / "triton").is_dir():
         pytest.skip(".compat with the oldest supported Triton is not there: make test installs it")
-    done = gate("--check", "--target", "sm_90", packages=ROOT / ".compat")
+    done = gate("--check", "--quick", "--target", "sm_90", packages=ROOT / ".compat")
     assert done.returncode == 0, done.stderr
     assert "Triton 3.6" in done.stdout
 
@@ -94,7 +94,7 @@ def test_every_kernel_is_in_the_table_for_every_target(table: dict[str, Any]) ->
 def test_every_row_says_what_it_was_compiled_from(table: dict[str, Any]) -> None:
     codes = [row["code"] for row in table["kernels"].values()]
     assert len(set(codes)) == len(codes) and all(len(code) == 32 for code in codes)
-    drawn = [code for code in codes if _is_drawn(code)]
+    drawn = [code for code in codes if _is_drawn(code, 16)]
     assert len(codes) / 32 < len(drawn) < len(codes) / 8, "one in 16 is compiled again by every check"
 
 
