@@ -2,6 +2,7 @@
 
 `arguments_of` and `arguments_of_qkv` complete the arguments of the registered ops, which hold one signature with every
 back-end (`reference/attention.py` explains it); what only values tell is checked within the ops, by `check_values`.
+`save_arguments` and `saved_arguments` carry them from forward to backward.
 """
 
 import math
@@ -25,7 +26,15 @@ from bert_fast.ops.dropout import check_coords, check_dropout_state
 from bert_fast.ops.packing import as_length, check_offsets, counted_coords
 from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["arguments_of", "arguments_of_qkv", "check_values", "looks_up", "with_dense_heads"]
+__all__ = [
+    "arguments_of",
+    "arguments_of_qkv",
+    "check_values",
+    "looks_up",
+    "save_arguments",
+    "saved_arguments",
+    "with_dense_heads",
+]
 
 
 def arguments_of(
@@ -139,3 +148,19 @@ def check_values(
 def with_dense_heads(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
     """The arguments with q, k, v such that the elements of a head stand together, as back-ends want them."""
     return *(t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in (q, k, v)), *rest
+
+
+def save_arguments(ctx: Any, inputs: Any, output: Any) -> None:
+    """What autograd keeps of a forward op (out, lse): its results and all of its arguments."""
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.is_tensor = [isinstance(argument, Tensor) for argument in inputs]
+    ctx.save_for_backward(*output, *(argument for argument in inputs if isinstance(argument, Tensor)))
+    ctx.others = [argument for argument in inputs if not isinstance(argument, Tensor)]
+
+
+def saved_arguments(ctx: Any) -> tuple[Tensor, Tensor, list[Any]]:
+    """(out, lse, the arguments in their order) that `save_arguments` kept."""
+    out, lse, *tensors = ctx.saved_tensors
+    saved, others = iter(tensors), iter(ctx.others)
+    return out, lse, [next(saved) if is_tensor else next(others) for is_tensor in ctx.is_tensor]

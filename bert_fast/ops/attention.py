@@ -13,7 +13,13 @@ from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_shape
-from bert_fast.ops._attention_arguments import arguments_of, check_values, with_dense_heads
+from bert_fast.ops._attention_arguments import (
+    arguments_of,
+    check_values,
+    save_arguments,
+    saved_arguments,
+    with_dense_heads,
+)
 from bert_fast.ops._attention_checks import check_heads, check_padded_extras, check_padded_mask
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.packing import Packing
@@ -254,20 +260,10 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[T
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *dextras
 
 
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.is_tensor = [isinstance(argument, Tensor) for argument in inputs]
-    ctx.save_for_backward(*output, *(argument for argument in inputs if isinstance(argument, Tensor)))
-    ctx.others = [argument for argument in inputs if not isinstance(argument, Tensor)]
-
-
 def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     if dout is None:
         return (None,) * _NUM_ARGUMENTS
-    out, lse, *tensors = ctx.saved_tensors
-    saved, others = iter(tensors), iter(ctx.others)
-    *arguments, backend = (next(saved) if is_tensor else next(others) for is_tensor in ctx.is_tensor)
+    out, lse, (*arguments, backend) = saved_arguments(ctx)
     places = (0, 1, 2, _BIAS, _HEAD_MASK, _DISTANCE_TABLE)
     wants = [ctx.needs_input_grad[place] for place in places[3:]]
     made = _backward(dout, *arguments[:3], out, lse, *arguments[3:], *wants, backend)
@@ -277,4 +273,4 @@ def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tens
     return tuple(gradients)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_forward.register_autograd(_autograd, setup_context=save_arguments)

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.ops._attention_arguments import arguments_of_qkv, check_values, looks_up, with_dense_heads
+from bert_fast.ops._attention_arguments import (
+    arguments_of_qkv,
+    check_values,
+    looks_up,
+    save_arguments,
+    saved_arguments,
+    with_dense_heads,
+)
 from bert_fast.ops._register import custom_op, without_none
 
 __all__ = ["attention_qkv"]
@@ -127,20 +134,10 @@ def _(dout: Tensor, qkv: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return qkv.new_empty(qkv.shape), *without_none(dextras, qkv)
 
 
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.is_tensor = [isinstance(argument, Tensor) for argument in inputs]
-    ctx.save_for_backward(*output, *(argument for argument in inputs if isinstance(argument, Tensor)))
-    ctx.others = [argument for argument in inputs if not isinstance(argument, Tensor)]
-
-
 def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     if dout is None:
         return (None,) * _NUM_ARGUMENTS
-    out, lse, *tensors = ctx.saved_tensors
-    saved, others = iter(tensors), iter(ctx.others)
-    qkv, *arguments, backend = (next(saved) if is_tensor else next(others) for is_tensor in ctx.is_tensor)
+    out, lse, (qkv, *arguments, backend) = saved_arguments(ctx)
     places = (0, _BIAS, _HEAD_MASK, _DISTANCE_TABLE)
     wants = [ctx.needs_input_grad[place] for place in places]
     made = _backward(dout, qkv, out, lse, *arguments, *wants[1:], backend)
@@ -150,4 +147,4 @@ def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tens
     return tuple(gradients)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_forward.register_autograd(_autograd, setup_context=save_arguments)
