@@ -17,8 +17,9 @@ BASE = {"_version", "checks", "env", "errors", "native", "storage"}
 OPS = BASE | {"backend", "reference"}
 MODULES = OPS | {"ops"}
 MODELS = MODULES | {"modules", "optim"}
+HUGGINGFACE = MODELS | {"models"}
 DATA = MODELS | {"models", "tokenization"}
-TRAINING = DATA | {"data"}
+TRAINING = DATA | {"data", "graphs", "huggingface"}
 DEMO = TRAINING | {"training", "__init__"}
 CLI = DEMO | {"demo"}
 ALLOWED = {
@@ -37,6 +38,8 @@ ALLOWED = {
     "modules": MODULES,
     "optim": MODULES,
     "models": MODELS,
+    "huggingface": HUGGINGFACE,
+    "graphs": MODELS,
     "tokenization": BASE | {"reference"},
     "data": DATA,
     "training": TRAINING,
@@ -108,6 +111,8 @@ def wrong_imports(path: Path) -> Iterator[str]:
             oracle = "bert_fast.reference.wordpiece"
             if part == "tokenization" and target == "reference" and not f"{name}.".startswith(f"{oracle}."):
                 yield f"{where}:{line}: tokenization may import reference.wordpiece only, not {name}"
+        elif top == "transformers" and part not in {"huggingface", "demo"}:
+            yield f"{where}:{line}: only huggingface (and the demo, which compares) imports transformers"
         elif top == "triton" and part not in {"kernels", "testing"}:  # testing counts what the interpreter loads
             yield f"{where}:{line}: only kernels imports triton"
         elif part in ALLOWED_PACKAGES and top not in sys.stdlib_module_names and top not in EVERYWHERE:
