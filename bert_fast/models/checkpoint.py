@@ -18,13 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
-from bert_fast.models.keys import match_keys
+from bert_fast.models.hub import fetch_first
+from bert_fast.models.keys import KeyMatch, canonical_key, match_keys, oriented
 
 __all__ = [
     "INDEX_SUFFIX",
     "WEIGHTS_NAMES",
     "LoadReport",
     "Mismatch",
+    "fetch_weights",
     "find_weights",
     "list_names",
     "load_checkpoint",
@@ -44,6 +46,7 @@ _OTHER_FRAMEWORKS = ("tf_model.h5", "flax_model.msgpack", "bert_model.ckpt.index
 _LFS_POINTER = b"version https://git-lfs"
 _REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _NESTED = ("state_dict", "model")  # where training frameworks put the weights among their other state
+_ENCODER = ("embeddings.", "encoder.")
 _MAX_NAMES = 20  # in one message
 
 
@@ -121,9 +124,7 @@ def load_state_dict_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         with open(path, "rb") as file:
             start = file.read(len(_LFS_POINTER))
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path}: no such file or directory (hub names are not fetched; give a local path)"
-        ) from error
+        raise CheckpointError(f"{path}: no such file or directory") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not start:
@@ -166,6 +167,15 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
     if strange:
         raise CheckpointError(f"{path}: expected a dictionary of tensors, but these are none: {list_names(strange)}")
     return dict(state)
+
+
+def fetch_weights(name: str, options: Mapping[str, Any]) -> Path:
+    """The local path of the weights file, or index of shards, of a repository of the hub; see `hub.fetch_first`."""
+    path = fetch_first(name, WEIGHTS_NAMES, options)
+    if path.name.endswith(INDEX_SUFFIX):
+        for shard in sorted(set(_read_index(path).values())):
+            fetch_first(name, [shard], options)
+    return path
 
 
 def _load_shards(index_path: Path) -> dict[str, Tensor]:
@@ -212,8 +222,9 @@ def load_into(
 ) -> LoadReport:
     """Copies weights into a model in place, matching names by `keys.canonical_key`.
 
-    Keys with and without the `bert.` prefix, LayerNorm `gamma`/`beta` and stored index buffers are understood. Values
-    are cast to the model's dtype and moved to its device. A tied parameter counts as loaded when any of its names is.
+    Keys with and without the `bert.` prefix, LayerNorm `gamma`/`beta`, stored index buffers and TensorFlow's names are
+    understood (its kernels are transposed). Values are cast to the model's dtype and moved to its device. A tied
+    parameter counts as loaded when any of its names is.
 
     Args:
         model: any module with Hugging Face's parameter names.
@@ -223,16 +234,23 @@ def load_into(
         source: named in messages.
 
     Raises:
-        CheckpointError: parameters of another shape (every one is listed), keys that contradict each other, nothing
-            that fits at all, or leftovers with `strict`. The model is untouched in all these cases.
+        CheckpointError: parameters of another shape (every one is listed), keys that contradict each other, weights of
+            another architecture, nothing that fits at all, or leftovers with `strict`. The model is untouched in all
+            these cases.
     """
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if any(target.is_meta for target in targets.values()):
         raise ValueError("model: expected parameters with storage, got some on the meta device (call to_empty first)")
+    state_dict = {key: oriented(key, value) for key, value in state_dict.items()}
     try:
         match = match_keys(state_dict, targets)
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from error
+    if _fits_nothing(match):
+        raise CheckpointError(
+            f"{source}: no key fits {type(model).__name__}, so these are weights of another architecture; "
+            f"the file holds {list_names(list(state_dict), 5)}; the model expects {list_names(list(targets), 5)}"
+        )
     mismatched = [
         mismatch
         for key, file_key in match.source.items()
@@ -243,11 +261,6 @@ def load_into(
         raise CheckpointError(f"{source}: does not fit {type(model).__name__}:{lines}")
     skipped = {mismatch.name for mismatch in mismatched}
     sources = {key: file_key for key, file_key in match.source.items() if key not in skipped}
-    if not sources:
-        raise CheckpointError(
-            f"{source}: no key fits {type(model).__name__}; "
-            f"the file holds {list_names(list(state_dict), 5)}; the model expects {list_names(list(targets), 5)}"
-        )
     _prefer_decoder_bias(targets, sources)
     _check_tied(targets, sources, state_dict, source)
     known = {_storage(targets[key]) for key in sources}
@@ -269,6 +282,12 @@ def load_into(
     # Through the modules' own loading, so that one which stores its parameters differently can translate them.
     model.load_state_dict({key: state_dict[file_key] for key, file_key in sources.items()}, strict=False)
     return report
+
+
+def _fits_nothing(match: KeyMatch) -> bool:
+    """Whether nothing of the file is the model's. Where the model has an encoder, a fitting head alone is nothing."""
+    encoder = [key for key in (*match.source, *match.missing) if canonical_key(key).startswith(_ENCODER)]
+    return not any(key in match.source for key in encoder or match.source)
 
 
 def _compare(name: str, target: Tensor, value: Tensor) -> Mismatch | None:

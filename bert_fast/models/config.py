@@ -14,6 +14,7 @@ import torch
 from bert_fast.errors import CheckpointError
 from bert_fast.models.config_checks import FIELD_CHECKS, at_least
 from bert_fast.models.files import write_atomically
+from bert_fast.models.hub import fetch_first, is_hub_name, take_hub_options
 
 __all__ = ["CONFIG_NAMES", "BertConfig"]
 
@@ -174,14 +175,15 @@ class BertConfig:
         """Reads a configuration file, or config.json (else bert_config.json) in a directory.
 
         Args:
-            path: file or directory; nothing is downloaded.
-            **overrides: fields that replace those of the file.
+            path: file or directory, or a name on the hub (see `hub.fetch_first`).
+            **overrides: fields that replace those of the file, and `hub.HUB_OPTIONS`.
 
         Raises:
             CheckpointError: the file is missing or broken, or holds a wrong value; the message names it.
             TypeError, ValueError: a wrong name or value among the overrides.
         """
-        path = Path(path)
+        options = take_hub_options(overrides)
+        path = fetch_first(os.fspath(path), CONFIG_NAMES, options) if is_hub_name(path) else Path(path)
         if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
             found = [path / name for name in CONFIG_NAMES if (path / name).is_file()]
             if not found:
@@ -218,9 +220,7 @@ class BertConfig:
         try:
             values = json.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{path}: no such file or directory (hub names are not fetched; give a local path)"
-            ) from error
+            raise CheckpointError(f"{path}: no such file or directory") from error
         except (OSError, ValueError, RecursionError) as error:  # ValueError: neither UTF-8 nor JSON
             raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):

@@ -11,27 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
-from bert_fast.models.checkpoint import LoadReport, list_names, load_checkpoint, load_into
+from bert_fast.models.checkpoint import LoadReport, fetch_weights, list_names, load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.models.config import BertConfig
+from bert_fast.models.hub import is_hub_name, take_hub_options
 
 __all__ = ["PretrainedMixin"]
 
 ModelT = TypeVar("ModelT", bound="PretrainedMixin")
 
-# Arguments of transformers that choose where to download from or how to compute; here they change nothing.
-_WITHOUT_MEANING_HERE = frozenset(
-    (
-        "attn_implementation",
-        "cache_dir",
-        "force_download",
-        "local_files_only",
-        "low_cpu_mem_usage",
-        "revision",
-        "token",
-        "use_safetensors",
-    )
-)
+# Arguments of transformers that choose how to load or compute; here they change nothing.
+_WITHOUT_MEANING_HERE = frozenset(("attn_implementation", "low_cpu_mem_usage", "trust_remote_code", "use_safetensors"))
 
 
 class PretrainedMixin:
@@ -55,13 +45,14 @@ class PretrainedMixin:
         Warns with the names of parameters that the file lacks and of its entries that the model has no use for.
 
         Args:
-            path: a checkpoint directory, or a weights file with a configuration beside it; nothing is downloaded.
+            path: a checkpoint directory, a weights file with a configuration beside it, or a name on the hub.
             config: replaces the configuration stored beside the weights; ours or transformers'.
             dtype: of the parameters; None (or "auto"): as the configuration says, else as stored.
             device: where the parameters go; None: the CPU.
             ignore_mismatched_sizes: parameters of another shape, such as a head for another number of classes, keep
                 their initial values, with a warning, instead of raising.
-            **overrides: fields of the configuration (`num_labels=3`) and further arguments of the constructor.
+            **overrides: fields of the configuration (`num_labels=3`), further arguments of the constructor, and for
+                names on the hub `revision`, `token`, `cache_dir`, `local_files_only` and `force_download`.
 
         Returns: the model in evaluation mode.
 
@@ -69,9 +60,9 @@ class PretrainedMixin:
             CheckpointError: files missing, broken or not fitting the model; the message names them.
             TypeError, ValueError: a wrong configuration or argument.
         """
-        path = Path(path)
-        if not os.path.exists(path):
-            raise CheckpointError(f"{path}: no such file or directory (hub names are not fetched; give a local path)")
+        options, on_hub = take_hub_options(overrides), is_hub_name(path)
+        if not on_hub and not os.path.exists(path):
+            raise CheckpointError(f"{path}: no such file or directory")
         if "torch_dtype" in overrides:  # the name before transformers 4.56
             old_dtype = overrides.pop("torch_dtype")
             dtype = old_dtype if dtype is None else dtype
@@ -79,10 +70,11 @@ class PretrainedMixin:
         accepted = list(inspect.signature(cls).parameters)[1:]  # all but the configuration
         arguments = {name: overrides.pop(name) for name in accepted if name in overrides}
         if config is None:
-            config = BertConfig.from_pretrained(path if path.is_dir() else path.parent, **overrides)
+            place = path if on_hub or os.path.isdir(path) else Path(path).parent
+            config = BertConfig.from_pretrained(place, **overrides, **options)
         else:
             config = BertConfig.from_hf(config).with_overrides(**overrides)
-        state_dict = load_checkpoint(path)
+        state_dict = load_checkpoint(fetch_weights(os.fspath(path), options) if on_hub else path)
         model = cls(config, **arguments)  # type: ignore[call-arg]
         assert isinstance(model, nn.Module)
         model.to(device=device, dtype=_resolve_dtype(dtype, config, state_dict))
@@ -112,7 +104,7 @@ def _resolve_dtype(
     return resolved
 
 
-def _warn(model_name: str, path: Path, report: LoadReport) -> None:
+def _warn(model_name: str, path: str | os.PathLike[str], report: LoadReport) -> None:
     notes = []
     if report.missing:
         notes.append(f"not in the file, left at their initial values: {list_names(report.missing)}")

@@ -54,6 +54,16 @@ def common_equal(model: nn.Module, state: dict[str, Tensor]) -> bool:
         ("bert.weight", "bert.weight"),
         ("head.gamma", "head.gamma"),
         ("mybert.encoder.x", "mybert.encoder.x"),
+        ("bert/embeddings/word_embeddings", "embeddings.word_embeddings.weight"),
+        ("bert/embeddings/LayerNorm/beta:0", "embeddings.LayerNorm.bias"),
+        ("bert/encoder/layer_11/attention/self/query/kernel", "encoder.layer.11.attention.self.query.weight"),
+        ("bert/encoder/layer_0/output/LayerNorm/gamma", "encoder.layer.0.output.LayerNorm.weight"),
+        ("cls/predictions/transform/dense/bias", "cls.predictions.transform.dense.bias"),
+        ("cls/predictions/output_bias", "cls.predictions.bias"),
+        ("cls/seq_relationship/output_weights", "cls.seq_relationship.weight"),
+        ("cls/squad/output_weights", "qa_outputs.weight"),
+        ("output_weights", "classifier.weight"),
+        ("output_bias:0", "classifier.bias"),
     ],
 )
 def test_canonical_key(key: str, expected: str) -> None:
@@ -158,6 +168,34 @@ def test_untied_model(make_hf: Make) -> None:
     assert report.missing == ("cls.predictions.decoder.weight",)  # not silently that of the embeddings
 
 
+def _tensorflow_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state as Google's TensorFlow code names and turns it."""
+    variables = {}
+    for key, value in state.items():
+        if key.startswith("cls.predictions.decoder"):
+            continue  # the word table once more, and a second name of the bias
+        key = key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        key = key.replace("cls.predictions.bias", "cls.predictions.output_bias")
+        key = key.replace("seq_relationship.weight", "seq_relationship.output_weights")
+        key = key.replace("seq_relationship.bias", "seq_relationship.output_bias")
+        key = key.replace("embeddings.weight", "embeddings").replace("layer.", "layer_").replace(".", "/")
+        if key.endswith("/weight"):
+            key, value = key.removesuffix("weight") + "kernel", value.t().contiguous()
+        variables[key] = value
+    return variables
+
+
+def test_tensorflow_names(make_hf: Make) -> None:
+    source, target = make_hf("BertForPreTraining"), make_hf("BertForPreTraining")
+    variables = _tensorflow_names(source.state_dict())
+    assert "bert/encoder/layer_0/attention/self/query/kernel" in variables
+    optimizer = {f"{key}/adam_{slot}": value for key, value in variables.items() for slot in "mv"}
+    optimizer["global_step"] = torch.tensor(7)
+    report = load_into(target, variables | optimizer, strict=True)
+    assert report.missing == report.unexpected == ()
+    assert_equal(source, target)
+
+
 def test_every_misshaped_key_is_listed_and_nothing_is_changed(make_hf: Make) -> None:
     model = make_hf("BertForSequenceClassification", num_labels=3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -185,10 +223,15 @@ def test_every_misshaped_key_is_listed_and_nothing_is_changed(make_hf: Make) -> 
 def test_other_reasons_to_refuse(make_hf: Make) -> None:
     model = make_hf("BertModel")
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"x\.bin: no key fits BertModel; the file holds transformer\.wte; .*emb"):
+    with pytest.raises(CheckpointError, match=r"x\.bin: no key fits BertModel, .*holds transformer\.wte; .*emb"):
         load_into(model, {"transformer.wte": torch.zeros(2)}, source="x.bin")
-    with pytest.raises(CheckpointError, match="no key fits BertModel; the file holds nothing"):
+    with pytest.raises(CheckpointError, match=r"no key fits BertModel, .* the file holds nothing"):
         load_into(model, {})
+    roberta = {f"roberta.{key}": value for key, value in model.state_dict().items()} | {
+        "pooler.dense.bias": torch.ones(16)
+    }
+    with pytest.raises(CheckpointError, match=r"no key fits BertModel, .* the file holds roberta\.embeddings\."):
+        load_into(model, roberta)  # what fits is not an encoder
     quantised = {key: value.to(torch.int8) for key, value in model.state_dict().items()}
     with pytest.raises(CheckpointError, match="expected floating-point values, got int8"):
         load_into(model, quantised)

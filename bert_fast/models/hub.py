@@ -1,0 +1,69 @@
+"""Names of the Hugging Face hub (`google-bert/bert-base-uncased`) in place of paths.
+
+Downloads are those of the optional package huggingface_hub: its cache, its environment variables (`HF_HUB_OFFLINE`,
+`HF_HOME`, `HF_TOKEN`), its partial-download handling. Nothing but configuration and weights is fetched, and of the
+weights only the first format that the repository has.
+"""
+
+import importlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_fast.errors import CheckpointError
+
+__all__ = ["HUB_OPTIONS", "fetch_first", "is_hub_name", "take_hub_options"]
+
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+_NAME = re.compile(r"(?!.{97})\w[\w.-]*(/\w[\w.-]*)?")  # the hub's own rule: at most 96 characters
+_FILE_SUFFIXES = (".bin", ".json", ".pt", ".pth", ".safetensors")
+
+
+def is_hub_name(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is no local file or directory, but could be `name` or `owner/name` of a repository."""
+    name = os.fspath(path)
+    return bool(_NAME.fullmatch(name)) and not name.endswith(_FILE_SUFFIXES) and not os.path.exists(name)
+
+
+def take_hub_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Removes from keyword arguments those that say how to download, and returns them."""
+    return {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
+
+
+def fetch_first(name: str, file_names: Iterable[str], options: Mapping[str, Any]) -> Path:
+    """The local path of the first of some files that a repository has, downloaded if the cache lacks it.
+
+    Args:
+        name: `owner/name`, or `name` alone for the oldest repositories.
+        file_names: in order of preference.
+        options: `HUB_OPTIONS` as huggingface_hub understands them.
+
+    Raises:
+        CheckpointError: huggingface_hub is not installed; the repository has none of the files, or is not there or not
+            open to this token; there is no network (or `local_files_only`) and the cache lacks them.
+    """
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        errors = importlib.import_module("huggingface_hub.errors")
+    except ImportError as error:
+        raise CheckpointError(
+            f"{name}: no such file or directory (names of the Hugging Face hub need the package huggingface_hub)"
+        ) from error
+    reasons = []
+    for file_name in file_names:
+        try:
+            return Path(hub.hf_hub_download(name, file_name, **options))
+        except errors.LocalEntryNotFoundError as error:
+            options = {**options, "local_files_only": True}  # no answer: not to be waited for once more
+            reasons.append(f"\n  {file_name}: {_first_line(error)}")
+        except errors.EntryNotFoundError as error:
+            reasons.append(f"\n  {file_name}: {_first_line(error)}")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{name}: no such file or directory, nor on the hub: {_first_line(error)}") from error
+    raise CheckpointError(f"{name}: no such file or directory, and the hub gave no file:{''.join(reasons)}")
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
