@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
 from bert_fast.models.argument_checks import refuse_decoder_arguments
-from bert_fast.models.bert import BertModel, BertPreTrainedModel, Encoded
+from bert_fast.models.base import BertPreTrainedModel
+from bert_fast.models.bert import BertModel, Encoded
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput, SequenceClassifierOutput
 from bert_fast.modules.activated_linear import activated_linear
@@ -173,8 +174,10 @@ class BertForMaskedLM(_MaskedLMModel):
             encoder_hidden_states=encoder_hidden_states, encoder_attention_mask=encoder_attention_mask
         )
         encoded = self.bert.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
+            position_ids=position_ids, head_mask=head_mask, inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states, cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen, dropout_seed=dropout_seed,
         )  # fmt: skip
         loss, logits = self.masked_lm(encoded, labels, masked_lm_positions, output_logits)
         output = MaskedLMOutput(loss, logits, encoded.hidden_states, encoded.attentions)
@@ -219,8 +222,10 @@ class BertForPreTraining(_MaskedLMModel):
             Hugging Face, `loss` needs both kinds of labels.
         """
         encoded = self.bert.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
+            position_ids=position_ids, head_mask=head_mask, inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states, cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen, dropout_seed=dropout_seed,
         )  # fmt: skip
         relationship = self.cls.seq_relationship(self.bert.pool(encoded))
         loss, logits = self.masked_lm(encoded, labels, masked_lm_positions, output_logits)
@@ -267,8 +272,10 @@ class BertForSequenceClassification(BertPreTrainedModel):
             multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
         """
         encoded = self.bert.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions, output_hidden_states, cu_seqlens, max_seqlen, dropout_seed,
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
+            position_ids=position_ids, head_mask=head_mask, inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states, cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen, dropout_seed=dropout_seed,
         )  # fmt: skip
         pooled = self.bert.pool(encoded)  # [B, H]
         if self.training:

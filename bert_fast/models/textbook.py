@@ -31,5 +31,5 @@ def textbook(model: "BertModel") -> ReferenceBertModel:
         setattr(owner, leaf, parameter)
     for name, module in model.named_modules():
         if isinstance(module, BertSelfAttention):  # fewer heads than the configuration says, where some are pruned
-            reference.get_submodule(name).num_heads = module.num_heads
+            reference.get_submodule(name).num_heads = module.num_heads  # type: ignore[assignment]
     return reference.train(model.training)

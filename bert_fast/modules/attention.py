@@ -1,152 +1,189 @@
-"""Self-attention of one BERT layer on packed tokens; parameters named as in Hugging Face's BertAttention.
+"""Attention of one BERT layer on packed tokens, to themselves or to a memory; parameters named as in Hugging Face.
 
-`query`, `key` and `value` are ordinary linear layers whose weights lie side by side in one storage, as do their biases,
-so that one product makes all three (`docs/decisions/0010-qkv-storage.md`).
+Nearly every call is `ops.attention_qkv` on one product that holds query, key and value. The queries and the keys part
+ways where they are different tokens: attention to a memory, cached keys, a last layer of which few rows are wanted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
-from bert_fast.modules.plain_linear import is_plain, product_and_bias
+from bert_fast.modules.call import Call
+from bert_fast.modules.closing import close
+from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.modules.plain_linear import product_and_bias
+from bert_fast.modules.probabilities import padded_probabilities
+from bert_fast.modules.projections import JoinedProjections, Projections, keep_features
+from bert_fast.ops.attention import attention, attention_with_probabilities
 from bert_fast.ops.attention_qkv import attention_qkv
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.packing import Packing
-from bert_fast.ops.qkv_projection import qkv_projection
-from bert_fast.storage import join_storage
 
-__all__ = ["BertAttention", "BertSelfAttention", "BertSelfOutput"]
+__all__ = [
+    "BertAttention",
+    "BertCrossAttention",
+    "BertSelfAttention",
+    "BertSelfOutput",
+    "PackedAttention",
+    "PackedCrossAttention",
+    "PackedSelfAttention",
+    "PackedSelfOutput",
+]
 
 
-class BertSelfAttention(nn.Module):
+class _PackedHeads(JoinedProjections):
+    """What attention to the tokens themselves and to a memory share."""
+
+    dropout_p: float
+    site: int
+    layer_index: int
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, keys: Packing, probabilities: list[Tensor] | None, call: Call,
+        **extras: Any,
+    ) -> Tensor:  # fmt: skip
+        """q [M, A, D], k and v [Tk, A, D] of the tokens `keys` to [M, A * D]; appends probabilities if asked for."""
+        queries = call.queries
+        arguments: dict[str, Any] = dict(
+            cu_seqlens_q=queries.cu_seqlens, max_seqlen_q=queries.max_seqlen, cu_seqlens_k=keys.cu_seqlens,
+            max_seqlen_k=keys.max_seqlen, dropout_p=call.dropout_p(self), seed=call.seed, coords_q=queries.coords,
+            coords_k=keys.coords, site=self.site, head_mask=self._head_mask(call), **extras,
+        )  # fmt: skip
+        if probabilities is None:
+            return attention(q, k, v, sequence_order=queries.order, **arguments).flatten(1)
+        out, per_sequence = attention_with_probabilities(q, k, v, **arguments)
+        probabilities.append(padded_probabilities(per_sequence, queries, keys, self.num_heads))
+        return out.flatten(1)
+
+    def _head_mask(self, call: Call) -> Tensor | None:
+        return None if call.head_mask is None else call.head_mask[self.layer_index]
+
+
+class PackedSelfAttention(_PackedHeads):
     """dropout(softmax(q k^T / sqrt(D))) v with q, k, v projected from one input.
 
-    pruned_heads: those removed, by their numbers in a layer that has all; those of the configuration are never made.
+    With position_embedding_type "relative_key" or "relative_key_query" the scores also hold products with
+    distance_embedding (nn.Embedding [2M - 1, D]).
     """
 
+    position_embedding_type = "absolute"
+    distance_embedding: nn.Embedding
+
+    def forward_packed(self, x: Tensor, *, call: Call) -> Tensor:
+        """x [T, H] to the heads' outputs side by side, [T, A * D], or [M, A * D] where the call names rows."""
+        extras = {"causal": call.causal, "bias": call.bias, **self._relative()}
+        if call.rows is not None:
+            q, k, v = self._project_apart(call.of_rows(x), x)
+            return self._attend(q, k, v, call.packing, call.attentions, call, **extras)
+        qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
+        packing, keys = call.packing, call.packing
+        if call.cache is None and call.attentions is None:
+            out = attention_qkv(
+                qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, dropout_p=call.dropout_p(self),
+                seed=call.seed, coords=packing.coords, site=self.site, sequence_order=packing.order,
+                head_mask=self._head_mask(call), **extras,
+            )  # fmt: skip
+            return out.flatten(1)
+        q, k, v = qkv.unbind(1)
+        return self._attend(q, k, v, keys, call.attentions, call, **extras)
+
+    def _relative(self) -> dict[str, Any]:
+        if self.position_embedding_type == "absolute":
+            return {}
+        key_term = self.position_embedding_type == "relative_key_query"
+        return {"distance_table": self.distance_embedding.weight, "key_term": key_term}
+
+
+class PackedCrossAttention(_PackedHeads):
+    """The same, with k and v projected from a memory."""
+
+    def forward_packed(self, x: Tensor, memory: Tensor, *, call: Call) -> Tensor:
+        """x [M, H], memory [Tm, H] to the heads' outputs side by side, [M, A * D]."""
+        assert call.memory_packing is not None
+        q, k, v = self._project_apart(x, memory)
+        return self._attend(q, k, v, call.memory_packing, call.cross_attentions, call, bias=call.memory_bias)
+
+
+class PackedSelfOutput:
+    """LN(residual + dropout(dense(x))): what closes either attention."""
+
+    dense: nn.Linear
+    LayerNorm: nn.LayerNorm
+    dropout_p: float
+    site: int
+
+    def forward_packed(self, x: Tensor, residual: Tensor, *, call: Call) -> Tensor:
+        """x [M, A * D], residual [M, H] to [M, H]; the dense layer's bias is added by the fused op."""
+        product, bias = product_and_bias(x, self.dense)
+        return close(product, bias, residual, self.LayerNorm, call.dropout_p(self), self.site, call)
+
+
+class PackedAttention:
+    """Attention, to the tokens themselves or to a memory, and the sub-layer that closes it."""
+
+    self: Any
+    output: Any
+
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
+        """x [T, H] to [T, H], or [M, H] where the call names rows; with a memory [Tm, H], x [M, H] to [M, H]."""
+        if memory is None:
+            return self.output(self.self(x, call=call), call.of_rows(x), call=call)
+        return self.output(self.self(x, memory, call=call), x, call=call)
+
+
+class BertSelfAttention(PackedSelfAttention, Projections):
+    """Attention of tokens to each other, without the heads that the configuration says were pruned."""
+
+    forward = PackedSelfAttention.forward_packed
+
     def __init__(self, config: Any, layer: int) -> None:
-        super().__init__()
-        self.pruned_heads = frozenset((getattr(config, "pruned_heads", None) or {}).get(layer, ()))
-        self.num_heads = config.num_attention_heads - len(self.pruned_heads)
-        if self.num_heads < 1:
+        pruned_heads = (getattr(config, "pruned_heads", None) or {}).get(layer, ())
+        if len(set(pruned_heads)) == config.num_attention_heads:
             raise ValueError(
                 f"config.pruned_heads: expected at least one head of layer {layer} to stay, "
                 f"got all {config.num_attention_heads}"
             )
-        self.head_dim = config.hidden_size // config.num_attention_heads
-        width = self.num_heads * self.head_dim
-        self.query = nn.Linear(config.hidden_size, width)
-        self.key = nn.Linear(config.hidden_size, width)
-        self.value = nn.Linear(config.hidden_size, width)
-        self.dropout_p = config.attention_probs_dropout_prob
-        self.site = dropout_site(DropoutSite.ATTENTION_PROBS, layer)
-        self.register_load_state_dict_post_hook(_join_after_loading)
-        self._join_storage()
-
-    def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
-        """x [T, H] to the heads' outputs side by side, [T, A * D]."""
-        qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
-        out = attention_qkv(
-            qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen,
-            dropout_p=self.dropout_p if self.training else 0.0, seed=seed, coords=packing.coords, site=self.site,
-            sequence_order=packing.order,
-        )  # fmt: skip
-        return out.flatten(1)
-
-    def _project(self, x: Tensor) -> Tensor:
-        """[T, H] to [T, 3 * A * D]: query, key and value of a token side by side."""
-        projections = (self.query, self.key, self.value)
-        if all(is_plain(projection) for projection in projections):
-            parameters = (p for projection in projections for p in (projection.weight, projection.bias))
-            return qkv_projection(x, *parameters)
-        return torch.cat([projection(x) for projection in projections], dim=1)
-
-    def prune_heads(self, heads: Iterable[int]) -> Tensor:
-        """Removes heads, counted as in a layer that has all; those removed before may be among them.
-
-        The linear layers stay, with new and smaller parameters: optimizers must be made after it.
-        Returns: which columns of the output stay (Tensor [A * D left], int64).
-        Raises: ValueError for a head that never was, or where none would be left; nothing is changed then.
-        """
-        num_all = self.num_heads + len(self.pruned_heads)
-        removed = self.pruned_heads | frozenset(heads)
-        if not all(0 <= head < num_all for head in removed):
-            raise ValueError(f"heads: expected numbers of heads in [0, {num_all}), got {sorted(removed)}")
-        if len(removed) == num_all:
-            raise ValueError(f"heads: expected at least one of {num_all} heads to stay, got {sorted(removed)}")
-        present = [head for head in range(num_all) if head not in self.pruned_heads]
-        stays = torch.tensor([head not in removed for head in present]).repeat_interleave(self.head_dim)
-        index = stays.nonzero().squeeze(1)
-        for projection in (self.query, self.key, self.value):
-            _keep(projection, index, 0)
-        self.pruned_heads, self.num_heads = removed, num_all - len(removed)
-        self._join_storage()
-        return index
-
-    def _join_storage(self) -> None:
-        """Puts the three weights side by side, and the biases; what moves them apart is followed by a call of this."""
-        projections = (self.query, self.key, self.value)
-        join_storage(*(getattr(projection, "weight", None) for projection in projections))
-        join_storage(*(getattr(projection, "bias", None) for projection in projections))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BertSelfAttention":
-        # .to(), .half(), .cuda(), to_empty(), share_memory(): each parameter on its own.
-        super()._apply(fn, recurse)
-        self._join_storage()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Copies by copy.deepcopy and pickle: of each parameter on its own.
-        super().__setstate__(state)
-        self._join_storage()
+        super().__init__(config, pruned_heads)
+        self.layer_index, self.site = layer, dropout_site(DropoutSite.ATTENTION_PROBS, layer)
+        self.position_embedding_type = getattr(config, "position_embedding_type", "absolute")
+        if self.position_embedding_type != "absolute":
+            self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.head_dim)
 
 
-def _join_after_loading(module: BertSelfAttention, _incompatible_keys: Any) -> None:
-    module._join_storage()  # load_state_dict(assign=True) puts other tensors in the parameters' place
+class BertCrossAttention(PackedCrossAttention, Projections):
+    """Attention to a memory; no head of it is ever pruned, and a memory's tokens have no place relative to ours."""
 
-
-def _keep(linear: nn.Linear, index: Tensor, dim: int) -> None:
-    """Leaves a linear layer those rows (dim 0) or columns (dim 1) of its weight, and the biases of its rows."""
-    index = index.to(linear.weight.device)
-    names = ("weight", "bias") if dim == 0 else ("weight",)
-    for name in names:
-        parameter = getattr(linear, name)
-        if parameter is not None:
-            kept = parameter.detach().index_select(dim, index)
-            setattr(linear, name, nn.Parameter(kept, requires_grad=parameter.requires_grad))
-    linear.out_features, linear.in_features = linear.weight.shape
-
-
-class BertSelfOutput(nn.Module):
-    """LN(residual + dropout(dense(x))): what closes the first half of a layer."""
-
-    def __init__(self, in_features: int, config: Any, layer: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
-        self.LayerNorm = DropoutAddLayerNorm(config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob)
-        self.site = dropout_site(DropoutSite.ATTENTION_OUTPUT, layer)
-
-    def forward(self, x: Tensor, residual: Tensor, coords: Tensor, seed: Tensor | None) -> Tensor:
-        """x [T, in_features], residual [T, H] to [T, H]; the dense layer's bias is added by the fused op."""
-        product, bias = product_and_bias(x, self.dense)
-        return self.LayerNorm(product, residual, x_bias=bias, seed=seed, coords=coords, site=self.site)
-
-
-class BertAttention(nn.Module):
-    """Self-attention and the sub-layer that closes it."""
+    forward = PackedCrossAttention.forward_packed
 
     def __init__(self, config: Any, layer: int) -> None:
-        super().__init__()
-        self.self = BertSelfAttention(config, layer)
-        self.output = BertSelfOutput(self.self.query.out_features, config, layer)
+        super().__init__(config)
+        self.layer_index, self.site = layer, dropout_site(DropoutSite.CROSS_ATTENTION_PROBS, layer)
 
-    def forward(self, x: Tensor, packing: Packing, seed: Tensor | None) -> Tensor:
-        """[T, H] to [T, H]."""
-        return self.output(self.self(x, packing, seed), x, packing.coords, seed)
+
+class BertSelfOutput(PackedSelfOutput, nn.Module):
+    """What closes either attention; parameters named as in Hugging Face's BertSelfOutput."""
+
+    forward = PackedSelfOutput.forward_packed
+
+    def __init__(self, in_features: int, config: Any, site: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout_p, self.site = config.hidden_dropout_prob, site
+
+
+class BertAttention(PackedAttention, nn.Module):
+    """Attention and the sub-layer that closes it; parameters named as in Hugging Face's BertAttention."""
+
+    forward = PackedAttention.forward_packed
+
+    def __init__(self, config: Any, layer: int, is_cross: bool = False) -> None:
+        super().__init__()
+        self.self = BertCrossAttention(config, layer) if is_cross else BertSelfAttention(config, layer)
+        kind = DropoutSite.CROSS_ATTENTION_OUTPUT if is_cross else DropoutSite.ATTENTION_OUTPUT
+        self.output = BertSelfOutput(self.self.query.out_features, config, dropout_site(kind, layer))
 
     def prune_heads(self, heads: Iterable[int]) -> None:
-        """Removes heads, see `BertSelfAttention.prune_heads`, and the columns of the output's weight that read them."""
-        _keep(self.output.dense, self.self.prune_heads(heads), 1)
+        """Removes heads, see `Projections.prune_heads`, and the columns of the output's weight that read them."""
+        keep_features(self.output.dense, self.self.prune_heads(heads), 1)

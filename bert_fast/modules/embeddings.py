@@ -2,70 +2,109 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bert_fast.checks import check_ids
-from bert_fast.ops.dropout import DropoutSite, dropout_site
+from bert_fast.modules.call import Call
+from bert_fast.modules.closing import is_plain_norm
+from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.modules.plain_linear import is_watched
+from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.embedding import embedding
-from bert_fast.ops.packing import Packing
 
-__all__ = ["BertEmbeddings"]
+__all__ = ["BertEmbeddings", "PackedEmbeddings"]
+
+_SITE = dropout_site(DropoutSite.EMBEDDING)
 
 
-class BertEmbeddings(nn.Module):
+class PackedEmbeddings:
+    """The computation of BertEmbeddings, for any module that has its parts under these names.
+
+    With relative positions the position table has no part in it.
+    """
+
+    word_embeddings: nn.Embedding
+    position_embeddings: nn.Embedding
+    token_type_embeddings: nn.Embedding
+    LayerNorm: nn.LayerNorm
+    dropout_p: float
+    position_embedding_type = "absolute"
+
+    def forward_packed(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        *,
+        call: Call,
+    ) -> Tensor:
+        """Packed tokens to hidden states.
+
+        input_ids (Tensor [T], int) or inputs_embeds (Tensor [T, H]); token_type_ids (default 0) and position_ids
+        (default: the token's position, see `Packing.coords`), Tensor [T], int.
+        Returns: Tensor [T, H], of the tables' dtype, under autocast of its dtype.
+
+        Raises:
+            ValueError: an id is outside its table (checked on the CPU, elsewhere with BERT_FAST_DEBUG=1).
+        """
+        words, positions, types = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
+        is_absolute = self.position_embedding_type == "absolute"
+        if not is_absolute:
+            position_ids = None
+        elif position_ids is None:
+            position_ids = call.packing.coords[:, 1]
+        # The op checks too, but does not know what its caller's arguments are called.
+        for name, ids, table in (
+            ("input_ids", input_ids, words),
+            ("position_ids", position_ids, positions),
+            ("token_type_ids", token_type_ids, types),
+        ):
+            if ids is not None:
+                check_ids(name, ids, table.num_embeddings)
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None
+        if inputs_embeds is None and not _is_plain(words):
+            given = words(given)
+        norm, dropout_p = self.LayerNorm, call.dropout_p(self)
+        if is_plain_norm(norm) and _is_plain(types) and (_is_plain(positions) or not is_absolute):
+            return embedding(
+                given, words.weight, types.weight, norm.weight, norm.bias, token_type_ids=token_type_ids,
+                position_ids=position_ids, position_table=positions.weight if is_absolute else None,
+                padding_idx=words.padding_idx, eps=norm.eps, dropout_p=dropout_p, seed=call.seed,
+                coords=call.packing.coords, site=_SITE,
+            )  # fmt: skip
+        if not given.is_floating_point():
+            given = words(given)
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(len(given), dtype=torch.long, device=given.device)
+        summed = given + types(token_type_ids)
+        if position_ids is not None:
+            summed = summed + positions(position_ids)
+        return dropout(norm(summed), dropout_p, seed=call.seed, coords=call.packing.coords, site=_SITE)
+
+
+class BertEmbeddings(PackedEmbeddings, nn.Module):
     """LN(word + type + position), then dropout; parameters named as in Hugging Face's BertEmbeddings."""
+
+    forward = PackedEmbeddings.forward_packed
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout_p = config.hidden_dropout_prob
+        self.position_embedding_type = config.position_embedding_type
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        packing: Packing,
-        seed: Tensor | None,
-    ) -> Tensor:
-        """Packed tokens to hidden states.
 
-        input_ids (Tensor [T], int) or inputs_embeds (Tensor [T, H]); token_type_ids (default 0) and position_ids
-        (default: the token's column in its row), Tensor [T], int.
-        Returns: Tensor [T, H], of the tables' dtype, under autocast of its dtype.
-
-        Raises:
-            ValueError: an id is outside its table (checked on the CPU, elsewhere with BERT_FAST_DEBUG=1).
-        """
-        if position_ids is None:
-            position_ids = packing.coords[:, 1]
-        # The op checks too, but does not know what its caller's arguments are called.
-        for name, ids, table in (
-            ("input_ids", input_ids, self.word_embeddings),
-            ("position_ids", position_ids, self.position_embeddings),
-            ("token_type_ids", token_type_ids, self.token_type_embeddings),
-        ):
-            if ids is not None:
-                check_ids(name, ids, table.num_embeddings)
-        words = input_ids if inputs_embeds is None else inputs_embeds
-        assert words is not None
-        return embedding(
-            words,
-            self.word_embeddings.weight,
-            self.token_type_embeddings.weight,
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            position_table=self.position_embeddings.weight,
-            padding_idx=self.word_embeddings.padding_idx,
-            eps=self.LayerNorm.eps,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            seed=seed,
-            coords=packing.coords,
-            site=dropout_site(DropoutSite.EMBEDDING),
-        )
+def _is_plain(table: nn.Module) -> bool:
+    """Whether `table` is an `nn.Embedding` that only looks up; adapters, hooks and norms to keep want to be called."""
+    return (
+        type(table) is nn.Embedding
+        and table.max_norm is None
+        and not (table.sparse or table.scale_grad_by_freq)
+        and not is_watched(table)
+    )

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bert_fast.models.config import BertConfig
+from bert_fast.modules.call import Call
 from bert_fast.modules.embeddings import BertEmbeddings
 from bert_fast.ops import Packing
 from bert_fast.testing.compare import assert_close_to_truth
@@ -25,7 +26,7 @@ def _module(**settings) -> BertEmbeddings:
 def _full(module: BertEmbeddings, ids=IDS, types=None, embeds=None) -> torch.Tensor:
     packing = Packing.full(*IDS.shape, IDS.device)
     flat = [None if t is None else t.flatten(0, 1) for t in (ids, types, None, embeds)]
-    return module(*flat, packing, SEED)
+    return module(*flat, call=Call(packing, SEED))
 
 
 def test_parameters_are_named_as_in_hugging_face() -> None:
@@ -61,9 +62,9 @@ def test_padded_and_packed_tokens_get_the_same_rows() -> None:
     module = _module(hidden_dropout_prob=0.4).train()
     packing = Packing.from_keep_mask(KEEP)
     ids = packing.pack(IDS)
-    packed = module(ids, None, None, None, packing, SEED)
+    packed = module(ids, call=Call(packing, SEED))
     assert torch.equal(packed, _full(module)[KEEP.flatten() != 0])
-    assert not torch.equal(packed, module(ids, None, None, None, packing, SEED + 1))
+    assert not torch.equal(packed, module(ids, call=Call(packing, SEED + 1)))
 
 
 def test_evaluation_drops_nothing_and_saves_no_activation() -> None:
@@ -116,4 +117,4 @@ def test_a_replaced_word_table_is_used() -> None:
 def test_messages_name_the_models_arguments(arguments: tuple, message: str) -> None:
     flat = [None if t is None else t.flatten() for t in arguments]
     with pytest.raises(ValueError, match=message):
-        _module()(*flat, None, Packing.full(2, 5, IDS.device), SEED)
+        _module()(*flat, call=Call(Packing.full(2, 5, IDS.device), SEED))

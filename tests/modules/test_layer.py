@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bert_fast.modules.call import Call
 from bert_fast.modules.layer import BertIntermediate, BertLayer, BertOutput
+from bert_fast.ops.packing import Packing
 from bert_fast.reference.activations import ACTIVATIONS, activation_fwd
 from bert_fast.testing.compare import assert_close_to_truth
 
@@ -15,7 +17,7 @@ SIZES = dict(
     hidden_size=12, intermediate_size=20, num_attention_heads=2, layer_norm_eps=1e-12, hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )  # fmt: skip
-COORDS = torch.stack((torch.zeros(7, dtype=torch.int32), torch.arange(7, dtype=torch.int32)), 1)
+CALL = Call(Packing.full(1, 7, torch.device("cpu")))
 
 
 def halves(hidden_act: object = "gelu", **changes: object) -> tuple[BertIntermediate, BertOutput]:
@@ -49,7 +51,7 @@ def test_is_the_textbook_block(hidden_act) -> None:  # type: ignore[no-untyped-d
 
         return run(function, x.to(dtype), dy.to(dtype), copies)
 
-    actual = run(lambda x: output(x, intermediate, COORDS, None), x, dy, parameters)
+    actual = run(lambda x: output(x, intermediate, call=CALL), x, dy, parameters)
     names = ("y", "dx", "dup_weight", "dup_bias", "ddown_weight", "ddown_bias", "dweight", "dbias")
     for name, *outputs in zip(names, actual, textbook(torch.float32), textbook(torch.float64), strict=True):
         assert_close_to_truth("mlp", name, *outputs)
@@ -60,7 +62,7 @@ def kept_shapes(hidden_act: object) -> list[tuple[int, ...]]:
     own = {p.data_ptr() for part in (intermediate, output) for p in part.parameters()}
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
-        y = output(torch.randn(7, 12, requires_grad=True), intermediate, COORDS, None)
+        y = output(torch.randn(7, 12, requires_grad=True), intermediate, call=CALL)
     del y
     return sorted(tuple(t.shape) for address, t in kept.items() if address not in own and t.shape[-1] == 20)
 
@@ -83,7 +85,7 @@ def test_hooks_of_the_output_see_the_layer_s_result() -> None:
     intermediate, output = halves()
     seen = []
     output.register_forward_hook(lambda module, arguments, result: seen.append(result))
-    y = output(torch.randn(7, 12), intermediate, COORDS, None)
+    y = output(torch.randn(7, 12), intermediate, call=CALL)
     assert len(seen) == 1 and seen[0] is y
 
 
@@ -91,25 +93,25 @@ def test_hooks_of_the_output_see_the_layer_s_result() -> None:
 def test_hooks_of_the_intermediate_see_the_activation(compiles: bool) -> None:
     intermediate, output = halves()
     x, seen = torch.randn(7, 12), []
-    fused = output(x, intermediate, COORDS, None)
+    fused = output(x, intermediate, call=CALL)
     handle = intermediate.register_forward_hook(lambda module, arguments, result: seen.append(result))
     call = torch.compile(output, backend="aot_eager") if compiles else output
-    torch.testing.assert_close(call(x, intermediate, COORDS, None), fused)
+    torch.testing.assert_close(call(x, intermediate, call=CALL), fused)
     torch.testing.assert_close(seen, [F.gelu(intermediate.dense(x))])
     handle.remove()
-    assert torch.equal(call(x, intermediate, COORDS, None), fused) and len(seen) == 1
+    assert torch.equal(call(x, intermediate, call=CALL), fused) and len(seen) == 1
 
 
 def test_intermediate_alone() -> None:
     intermediate, _ = halves()
     x = torch.randn(7, 12)
-    torch.testing.assert_close(intermediate(x), F.gelu(intermediate.dense(x)))
+    torch.testing.assert_close(intermediate(x, call=CALL), F.gelu(intermediate.dense(x)))
 
 
 def test_unknown_name() -> None:
     intermediate, output = halves("geglu")
     with pytest.raises(ValueError, match=r"hidden_act: expected one of .*, got 'geglu'"):
-        output(torch.randn(7, 12), intermediate, COORDS, None)
+        output(torch.randn(7, 12), intermediate, call=CALL)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -118,7 +120,7 @@ def test_autocast_keeps_no_half_precision_weights(dtype: torch.dtype) -> None:
     kept = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with hooks, torch.autocast("cpu", dtype=dtype):
-        y = output(torch.randn(7, 12, requires_grad=True), intermediate, COORDS, None)
+        y = output(torch.randn(7, 12, requires_grad=True), intermediate, call=CALL)
     assert not [t for t in kept if t.dtype == dtype and t.shape in ((20, 12), (12, 20))]
     y.float().square().sum().backward()
     gradients = [p.grad for part in (intermediate, output) for p in part.parameters()]

@@ -1,0 +1,82 @@
+"""What all layers of one forward pass share, and which of their rows the last one computes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.ops.packing import Packing
+
+__all__ = ["Call", "RowChoice", "first_rows"]
+
+RowChoice = Callable[[Packing], Tensor]  # the packed indices of the tokens that a head reads, int64 [M], rising
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Where this call's tokens come from, what they see, and what is to be kept of them.
+
+    packing: of the tokens [T] of this call. seed (Tensor [1], int64, or None): of dropout; None: nothing is dropped.
+    keys: with a cache, the layout of the cached tokens and this call's; None: the tokens themselves.
+    causal: a token sees none behind it.
+    bias (Tensor [B or 1, A or 1, S or 1, Sk or 1]): added to the scores, by original row and position.
+    head_mask (Tensor [L, B or 1, A, S or 1, Sk or 1]): factors of the probabilities.
+    memory_packing, memory_bias: the same of what a decoder looks at; the memory [Tm, H] itself is an argument of the
+        layers, so that gradient checkpointing sees it.
+    cache: keys and values of earlier calls, which layers extend, see `modules/cache.py`.
+    hidden_states, attentions, cross_attentions: lists to which layers append their results; None: not asked for.
+    rows (Tensor [M], int64), row_packing: the tokens that are wanted of the last layer, and their layout; None: all.
+    """
+
+    packing: Packing
+    seed: Tensor | None = None
+    keys: Packing | None = None
+    causal: bool = False
+    bias: Tensor | None = None
+    head_mask: Tensor | None = None
+    memory_packing: Packing | None = None
+    memory_bias: Tensor | None = None
+    cache: Any = None
+    hidden_states: list[Tensor] | None = None
+    attentions: list[Tensor] | None = None
+    cross_attentions: list[Tensor] | None = None
+    rows: Tensor | None = None
+    row_packing: Packing | None = None
+
+    @property
+    def queries(self) -> Packing:
+        """The layout of what a layer computes: all tokens, or the rows."""
+        return self.packing if self.row_packing is None else self.row_packing
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """x [T, ...] where a layer computes it: all of it, or [M, ...]."""
+        return x if self.rows is None else x.index_select(0, self.rows)
+
+    def dropout_p(self, module: Any) -> float:
+        """The probability with which a module drops in this call."""
+        return module.dropout_p if self.seed is not None and module.training else 0.0
+
+    def with_rows(self, rows: Tensor | None) -> "Call":
+        """The same call for a layer of which only these tokens are wanted (None: all)."""
+        return replace(self, rows=rows, row_packing=None if rows is None else _layout(self.packing, rows))
+
+
+def first_rows(packing: Packing) -> Tensor:
+    """The first token of every sequence, int64; sequences without tokens may be left out or name a neighbour's."""
+    starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
+    if packing.indices is None and packing.padded_shape is not None:
+        return starts  # no padding: no sequence is empty
+    if starts.device.type == "cpu" and not torch.compiler.is_compiling():
+        return starts[ends > starts]
+    return starts.clamp(max=len(packing.coords) - 1)  # to leave them out would need their number
+
+
+def _layout(packing: Packing, rows: Tensor) -> Packing:
+    """The packing of the tokens `rows` alone; they keep their coords."""
+    cu_seqlens = torch.searchsorted(rows, packing.cu_seqlens.long(), out_int32=True)
+    max_seqlen = packing.max_seqlen
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        max_seqlen = max(cu_seqlens.diff().tolist(), default=0)
+    return Packing(cu_seqlens, max_seqlen, packing.coords.index_select(0, rows), None, None, packing.order)

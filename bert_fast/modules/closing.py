@@ -1,0 +1,30 @@
+"""LN(residual + dropout(product + bias)): how every half of a layer ends, as one op where nobody looks inside."""
+
+from torch import Tensor, nn
+
+from bert_fast.modules.call import Call
+from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.modules.plain_linear import is_watched
+from bert_fast.ops.dropout import dropout
+from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
+
+__all__ = ["close", "is_plain_norm"]
+
+
+def is_plain_norm(norm: nn.Module) -> bool:
+    """Whether `norm` is a LayerNorm with weight and bias, PyTorch's or ours, and nothing else."""
+    return type(norm) in (nn.LayerNorm, LayerNorm) and norm.bias is not None and not is_watched(norm)
+
+
+def close(
+    product: Tensor, bias: Tensor | None, residual: Tensor, norm: nn.LayerNorm, dropout_p: float, site: int, call: Call
+) -> Tensor:
+    """product, residual [M, H] and bias [H] to [M, H], M being the rows of `call.queries`."""
+    coords = call.queries.coords
+    if is_plain_norm(norm):
+        return dropout_add_layer_norm(
+            product, residual, norm.weight, norm.bias, x_bias=bias, eps=norm.eps, dropout_p=dropout_p, seed=call.seed,
+            coords=coords, site=site,
+        )  # fmt: skip
+    branch = product if bias is None else product + bias
+    return norm(residual + dropout(branch, dropout_p, seed=call.seed, coords=coords, site=site))

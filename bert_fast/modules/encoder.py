@@ -1,0 +1,55 @@
+"""The stack of layers, and which of them run again in backward."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bert_fast.modules.call import Call
+from bert_fast.modules.layer import BertLayer
+
+__all__ = ["CHECKPOINT_ARGUMENTS", "BertEncoder", "PackedEncoder"]
+
+# Masks follow from the seed, so no generator state needs saving.
+CHECKPOINT_ARGUMENTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+
+
+class PackedEncoder:
+    """The computation of BertEncoder, for any module that holds layers.
+
+    checkpoint_every: layers 0, n, 2n, ... keep only their input for backward, and run again there; 0: none does.
+    """
+
+    layer: Iterable[Any]
+    training: bool
+    checkpoint_every = 0
+    checkpoint_arguments = CHECKPOINT_ARGUMENTS
+
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
+        """x [T, H], memory [Tm, H] or None, to [T, H], or [M, H] where the call names rows."""
+        layers = list(self.layer)
+        inner = call if call.rows is None else call.with_rows(None)
+        for index, layer in enumerate(layers):
+            if call.hidden_states is not None:
+                call.hidden_states.append(x)
+            layer_call = call if index == len(layers) - 1 else inner
+            if self.training and self.checkpoint_every and index % self.checkpoint_every == 0:
+                run = functools.partial(layer, call=layer_call)
+                x = checkpoint(run, x, memory, **self.checkpoint_arguments)
+            else:
+                x = layer(x, memory, call=layer_call)
+        if call.hidden_states is not None:
+            call.hidden_states.append(x)
+        return x
+
+
+class BertEncoder(PackedEncoder, nn.Module):
+    """The stack of layers; parameters named as in Hugging Face's BertEncoder."""
+
+    forward = PackedEncoder.forward_packed
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(BertLayer(config, index) for index in range(config.num_hidden_layers))
