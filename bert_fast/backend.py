@@ -14,8 +14,9 @@ import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,18 +43,19 @@ BACKENDS = ("triton", "torch", "reference")
 _TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class OpSpec:
-    """What decides who can run a call: where its tensors live, their dtype, and op-specific sizes and flags."""
+class OpSpec(NamedTuple):
+    """What decides who can run a call: where its tensors live, their dtype, and what else an op asks about."""
 
     device: torch.device
     dtype: torch.dtype
-    details: dict[str, object] = field(default_factory=dict)
+    hidden_size: int | None = None
+    head_dim: int | None = None
+    tensor_class: type = torch.Tensor
 
     @classmethod
-    def of(cls, x: torch.Tensor, **details: object) -> "OpSpec":
-        """The spec of a call whose leading tensor is `x`."""
-        return cls(x.device, x.dtype, details)
+    def of(cls, x: torch.Tensor, **details: Any) -> "OpSpec":
+        """The spec of a call whose leading tensor is `x`; details: the other fields."""
+        return cls(x.device, x.dtype, **details)
 
 
 @dataclass(frozen=True)
@@ -91,29 +93,26 @@ def _triton_reasons(spec: OpSpec) -> list[str]:
 def _triton_row_reasons(spec: OpSpec) -> list[str]:
     """Of the kernels that hold whole rows in registers."""
     reasons = _triton_reasons(spec)
-    hidden_size = spec.details.get("hidden_size")
-    if isinstance(hidden_size, int) and hidden_size > 8192:
-        reasons.append(f"hidden size {hidden_size} exceeds 8192, the longest row that a program keeps in registers")
+    if spec.hidden_size is not None and spec.hidden_size > 8192:
+        reasons.append(
+            f"hidden size {spec.hidden_size} exceeds 8192, the longest row that a program keeps in registers"
+        )
     return reasons
 
 
 def _triton_attention_reasons(spec: OpSpec) -> list[str]:
     """Of the kernels that hold tiles of whole heads."""
     reasons = _triton_reasons(spec)
-    head_dim = spec.details.get("head_dim")
-    if isinstance(head_dim, int) and head_dim > 128:
-        reasons.append(f"head size {head_dim} exceeds 128, the widest tile that fits beside its scores")
+    if spec.head_dim is not None and spec.head_dim > 128:
+        reasons.append(f"head size {spec.head_dim} exceeds 128, the widest tile that fits beside its scores")
     return reasons
 
 
 def _triton_list_reasons(spec: OpSpec) -> list[str]:
     """Of the kernels that are given addresses of tensors."""
     reasons = _triton_reasons(spec)
-    tensor_class = spec.details.get("tensor_class", torch.Tensor)
-    if tensor_class not in (torch.Tensor, torch.nn.Parameter):
-        reasons.append(
-            f"tensors are of class {getattr(tensor_class, '__name__', tensor_class)}, which hides its memory"
-        )
+    if spec.tensor_class not in (torch.Tensor, torch.nn.Parameter):
+        reasons.append(f"tensors are of class {spec.tensor_class.__name__}, which hides its memory")
     return reasons
 
 
@@ -250,12 +249,16 @@ def implementation(op: str, spec: OpSpec, request: str = AUTO) -> Implementation
     raise BackendError(f"{op}: no {request!r} implementation exists; there are: {held}")
 
 
+@functools.lru_cache(maxsize=4096)
 def resolve(op: str, spec: OpSpec, request: str = AUTO) -> ModuleType:
-    """The module that holds `<op>_fwd` and `<op>_bwd` for this spec; raises as `implementation` does."""
+    """The module that holds `<op>_fwd` and `<op>_bwd` for this spec; raises as `implementation` does.
+
+    What was found once is remembered: nothing that it depends on changes while a process runs.
+    """
     return importlib.import_module(implementation(op, spec, request).module)
 
 
-def explain(op: str, x: torch.Tensor, **details: object) -> str:
+def explain(op: str, x: torch.Tensor, **details: Any) -> str:
     """Says, a line per implementation of `op`, whether it can run a call led by `x`, why not, and which is taken."""
     spec = OpSpec.of(x, **details)
     taken = implementation(op, spec, AUTO)

@@ -2,18 +2,33 @@
 
 `torch.library.custom_op` imports `torch._dynamo` on first use (about a second) and wraps every call in Python. Defining
 the op straight in a `torch.library.Library` gives `torch.compile`, autograd and `opcheck` the same op without either.
+
+PyTorch's dispatcher costs a call 10 microseconds, with gradients 30. Where nobody on the way would do anything with it,
+a call goes around it: the implementation runs as it stands, or within one `torch.autograd.Function` made of the same
+formula (`docs/decisions/0012-around-the-dispatcher.md`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import (
+    _any_requires_grad,
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
 
 __all__ = ["Op", "custom_op", "without_none"]
 
 _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
+# What the implementations take as it is. Not among them: lists (of tensors that are written to), symbolic numbers, and
+# tensors of subclasses, each of which has a way of its own through the dispatcher.
+_PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype})
 
 
 class Op:
@@ -21,6 +36,8 @@ class Op:
 
     def __init__(self, name: str, function: Callable[..., Any], mutates_args: tuple[str, ...]) -> None:
         self._qualified_name = f"{_NAMESPACE}::{name}"
+        self._implementation = function
+        self._formula: type[torch.autograd.Function] | None = None
         _library.define(name + torch.library.infer_schema(function, mutates_args=mutates_args))
         _library.impl(name, function, "CompositeExplicitAutograd")
         self._overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
@@ -28,6 +45,14 @@ class Op:
             self.register_autograd(self._refuse_backward, setup_context=lambda ctx, inputs, output: None)
 
     def __call__(self, *arguments: Any) -> Any:
+        """Runs the op, through PyTorch's dispatcher where somebody watches or an argument is not plain."""
+        if _is_watched() or not _are_plain(arguments):
+            return self._dispatch(*arguments)
+        if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
+            return self._formula.apply(*arguments)
+        return self._implementation(*arguments)
+
+    def _dispatch(self, *arguments: Any) -> Any:
         """Runs the op through PyTorch's dispatcher."""
         return self._overload(*arguments)
 
@@ -42,12 +67,43 @@ class Op:
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """Adds the backward formula: `backward(ctx, *doutputs)`, `setup_context(ctx, inputs, output)`."""
         torch.library.register_autograd(self._qualified_name, backward, setup_context=setup_context, lib=_library)
+        implementation = self._implementation
+
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            output = implementation(*arguments)
+            setup_context(ctx, arguments, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
+
+
+def _is_watched() -> bool:
+    """Whether something wants to see each op: tracing, modes, `torch.func`, a profiler."""
+    return (
+        torch.compiler.is_compiling()
+        or _len_torch_dispatch_stack() > 0
+        or _len_torch_function_stack() > 0
+        or _are_functorch_transforms_active()
+        or _get_tracing_state() is not None
+        or _profiler_enabled()
+    )
+
+
+def _are_plain(arguments: tuple[Any, ...]) -> bool:
+    """Whether all tensors are memory that can be read as it is, led by one that is not on the meta device."""
+    for argument in arguments:
+        kind = type(argument)
+        if kind not in _PLAIN_TYPES or (kind is Tensor and (argument.is_neg() or argument._is_zerotensor())):
+            return False
+    return not arguments[0].is_meta
 
 
 def custom_op(name: str, *, mutates_args: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
     """Registers the decorated function as `bert_fast::<name>`; its annotations become the schema.
 
     Outputs must not share memory with inputs or with one another. An op named `..._bwd` refuses to be differentiated.
+    Tensors that it writes to stand in lists.
     """
     return lambda function: Op(name, function, mutates_args)
 

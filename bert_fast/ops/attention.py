@@ -223,7 +223,7 @@ def _forward(
         coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
     check_values(*arguments)  # here, not in `attention`: a compiled call passes by here too
-    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
+    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2]), backend)
     return implementation.attention_fwd(*with_dense_heads(*arguments))
 
 
@@ -242,7 +242,7 @@ def _backward(
     wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v = with_dense_heads(q, k, v)
-    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2], max_seqlen=max_seqlen_k), backend)
+    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2]), backend)
     dq, dk, dv, *dextras = implementation.attention_bwd(
         dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,
         seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,

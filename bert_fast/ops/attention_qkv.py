@@ -81,8 +81,8 @@ def _of_three(
     )  # fmt: skip
 
 
-def _implementation(qkv: Tensor, max_seqlen: int, backend: str) -> Any:
-    return resolve("attention", OpSpec.of(qkv, head_dim=qkv.shape[3], max_seqlen=max_seqlen), backend)
+def _implementation(qkv: Tensor, backend: str) -> Any:
+    return resolve("attention", OpSpec.of(qkv, head_dim=qkv.shape[3]), backend)
 
 
 @custom_op("attention_qkv_fwd")
@@ -96,7 +96,7 @@ def _forward(
         distance_table, key_term, sequence_order,
     )  # fmt: skip
     check_values(*arguments, names=("qkv", "qkv"), suffixes=("", ""))
-    return _implementation(qkv, max_seqlen, backend).attention_fwd(*with_dense_heads(*arguments))
+    return _implementation(qkv, backend).attention_fwd(*with_dense_heads(*arguments))
 
 
 @_forward.register_fake
@@ -120,7 +120,7 @@ def _backward(
         )
     )  # fmt: skip
     dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    dextras = _implementation(qkv, max_seqlen, backend).attention_bwd(
+    dextras = _implementation(qkv, backend).attention_bwd(
         dout, q, k, v, out, lse, *rest, wants_dbias, wants_dhead_mask, wants_ddistance_table, dqkv
     )[3:]
     return dqkv, *without_none(dextras, qkv)

@@ -22,7 +22,7 @@ Inputs = tuple[Tensor, Tensor | None, Tensor]  # x, bias, dy
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    return backend.resolve("bias_gelu", backend.OpSpec(torch.device("cpu"), torch.float32, {}), "triton")
+    return backend.resolve("bias_gelu", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
 
 
 def make_inputs(

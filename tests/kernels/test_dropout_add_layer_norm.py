@@ -29,7 +29,7 @@ SEED = torch.tensor([-0x0123_4567_89AB_CDEF], dtype=torch.int64)  # negative: th
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    spec = backend.OpSpec(torch.device("cpu"), torch.float32, {"hidden_size": 768})
+    spec = backend.OpSpec(torch.device("cpu"), torch.float32, hidden_size=768)
     return backend.resolve(OP, spec, "triton")
 
 

@@ -28,7 +28,7 @@ NUM_WORDS, NUM_POSITIONS = 23, 9
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    spec = backend.OpSpec(torch.device("cpu"), torch.float32, {"hidden_size": 768})
+    spec = backend.OpSpec(torch.device("cpu"), torch.float32, hidden_size=768)
     return backend.resolve(OP, spec, "triton")
 
 

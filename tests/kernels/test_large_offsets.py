@@ -57,7 +57,7 @@ def _one_group_of_rows_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernels(op: str) -> Any:
-    return backend.resolve(op, backend.OpSpec(torch.device("cpu"), DTYPE, {"hidden_size": COLS}), "triton")
+    return backend.resolve(op, backend.OpSpec(torch.device("cpu"), DTYPE, hidden_size=COLS), "triton")
 
 
 def tail(values: Tensor, big: Tensor) -> Tensor:

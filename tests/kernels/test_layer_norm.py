@@ -21,7 +21,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # x, weight, bias, dy
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    return backend.resolve("layer_norm", backend.OpSpec(torch.device("cpu"), torch.float32, {}), "triton")
+    return backend.resolve("layer_norm", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
 
 
 def make_inputs(

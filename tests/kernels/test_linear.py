@@ -22,7 +22,7 @@ ALL = (True, True, True)
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    return backend.resolve("linear", backend.OpSpec(torch.device("cpu"), torch.float32, {}), "triton")
+    return backend.resolve("linear", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
 
 
 def make_inputs(

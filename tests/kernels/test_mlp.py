@@ -21,7 +21,7 @@ GRADIENTS = ("dx", "dup_weight", "dup_bias", "ddown_weight", "ddown_bias")
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    return backend.resolve("mlp", backend.OpSpec(torch.device("cpu"), torch.float32, {}), "triton")
+    return backend.resolve("mlp", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
 
 
 def make_inputs(

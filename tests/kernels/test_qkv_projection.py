@@ -24,7 +24,7 @@ PARAMETERS = ("wq", "bq", "wk", "bk", "wv", "bv")
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    return backend.resolve(OP, backend.OpSpec(torch.device("cpu"), torch.float32, {}), "triton")
+    return backend.resolve(OP, backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
 
 
 def make_inputs(
