@@ -1,0 +1,91 @@
+"""bert_fast's attention under transformers' interface: `attn_implementation="bert_fast"`.
+
+For those who want no more than that, and for models other than BERT. The model around it stays padded, so each layer
+packs and unpacks; `fuse` does so once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_fast.ops.attention import attention_padded
+from bert_fast.ops.dropout import draw_seed
+
+__all__ = ["attend", "register_attention"]
+
+NAME = "bert_fast"
+
+
+def register_attention() -> None:
+    """Makes `attn_implementation="bert_fast"` known to transformers; more than once is fine.
+
+    It runs dropout and padding without a [S, S] mask; causal and other masks, position biases, grouped keys and cross
+    attention work too, on the same op. In transformers 4 BERT itself does not ask this registry.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import bidirectional_mask_function, eager_mask
+
+    def mask(*args: Any, mask_function: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        if mask_function is bidirectional_mask_function:
+            return attention_mask  # [B, Sk], or None where nothing is padded
+        return eager_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **kwargs)
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    head_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in a layer.
+
+    query (Tensor [B, A, Sq, D]), key and value (Tensor [B, A or a divisor of A, Sk, D]).
+    attention_mask (Tensor [B, Sk], nonzero = keep; or [B or 1, A or 1, Sq, Sk], bool with True = keep, or added).
+    is_causal: default: what the module says; only where there is no mask. position_bias, head_mask (Tensor
+        broadcastable to [B, A, Sq, Sk]): added to the scores; factors of the probabilities.
+    Returns: (Tensor [B, Sq, A, D], None): no probabilities.
+
+    Raises:
+        ValueError: scores are to be capped, or attention is to flow into sinks.
+    """
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name}: expected None with attn_implementation={NAME!r}, got {kwargs[name]!r}")
+    q, k, v = (heads.transpose(1, 2) for heads in (query, key, value))  # [B, S, A, D]
+    if k.shape[2] < q.shape[2]:
+        k, v = (heads.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for heads in (k, v))
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    keep_mask = keep_mask_k = None
+    bias, causal = position_bias, False
+    if attention_mask is None:
+        causal = num_queries > 1 and bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    elif attention_mask.dim() == 2:
+        keep_mask_k = attention_mask
+        keep_mask = attention_mask if num_queries == num_keys else None
+    else:
+        added = _added(attention_mask, q.dtype)
+        bias = added if bias is None else bias + added
+    out = attention_padded(
+        q, k, v, keep_mask=keep_mask, keep_mask_k=keep_mask_k, causal=causal,
+        first_position=num_keys - num_queries if causal else 0, softmax_scale=scaling, dropout_p=dropout,
+        seed=draw_seed(q.device) if dropout > 0.0 else None, bias=bias, head_mask=head_mask,
+    )  # fmt: skip
+    return out, None
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask [B or 1, A or 1, Sq, Sk] as what is added to scores."""
+    if mask.is_floating_point():
+        return mask
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(mask == 0, torch.finfo(dtype).min)

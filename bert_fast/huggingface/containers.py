@@ -1,0 +1,147 @@
+"""transformers' modules inside a BertModel, with the packed computation beside their own.
+
+Called with `call=`, by the fused model on its packed path, they compute as bert_fast's modules do, on the parameters
+that they have; called without, they are what they were. What the packed computation reads beyond parameters is looked
+up at every call, so that dropout probabilities, activations and layers that somebody replaces count.
+
+`site` and `layer_index` are set where a model is fused: they say whose dropout masks these are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.models.bert import modeling_bert as hf
+
+from bert_fast.huggingface.classes import Fused, replaces
+from bert_fast.modules.attention import (
+    PackedAttention,
+    PackedCrossAttention,
+    PackedSelfAttention,
+    PackedSelfOutput,
+)
+from bert_fast.modules.embeddings import PackedEmbeddings
+from bert_fast.modules.encoder import PackedEncoder
+from bert_fast.modules.layer import PackedIntermediate, PackedLayer, PackedOutput
+from bert_fast.modules.plain_linear import is_watched
+from bert_fast.modules.pooler import PackedPooler
+from bert_fast.ops.dropout import DropoutSite, dropout_site
+
+__all__ = ["FusedContainer", "clear_sites", "set_sites"]
+
+_SITES = {  # module within a layer -> what it drops
+    "attention.self": DropoutSite.ATTENTION_PROBS,
+    "attention.output": DropoutSite.ATTENTION_OUTPUT,
+    "crossattention.self": DropoutSite.CROSS_ATTENTION_PROBS,
+    "crossattention.output": DropoutSite.CROSS_ATTENTION_OUTPUT,
+    "output": DropoutSite.MLP_OUTPUT,
+}
+# Modules that compute one of the fused activations -> its name. ACT2FN makes a new module at every look-up.
+_NAMES = {type(ACT2FN[name]): name for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")}
+
+
+class FusedContainer(Fused):
+    """Chooses between the packed computation and transformers' own."""
+
+    forward_packed: Callable[..., Tensor]
+
+    def forward(self, *args: Any, call: Any = None, **kwargs: Any) -> Any:
+        """transformers' own forward, or with `call`, see `modules.call.Call`, the packed one."""
+        if call is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return self.forward_packed(*args, call=call, **kwargs)
+
+
+class _Dropping(FusedContainer):
+    dropout: nn.Dropout
+    dropout_p: Any = property(lambda self: self.dropout.p if self.dropout.training else 0.0)
+
+
+class _Heads(_Dropping):
+    num_heads: Any = property(lambda self: self.num_attention_heads)
+    head_dim: Any = property(lambda self: self.attention_head_size)
+
+    def train(self, mode: bool = True) -> Any:
+        # Also where from_pretrained ends and Trainer begins: weights that were put in place one by one meet here.
+        super().train(mode)  # type: ignore[misc]
+        self._join_storage()  # type: ignore[attr-defined]
+        return self
+
+
+@replaces(hf.BertEmbeddings)
+class FusedBertEmbeddings(_Dropping, PackedEmbeddings, hf.BertEmbeddings):
+    pass
+
+
+@replaces(hf.BertSelfAttention)
+class FusedBertSelfAttention(_Heads, PackedSelfAttention, hf.BertSelfAttention):
+    pass
+
+
+if hasattr(hf, "BertSdpaSelfAttention"):  # transformers 4
+
+    @replaces(hf.BertSdpaSelfAttention)
+    class FusedBertSdpaSelfAttention(_Heads, PackedSelfAttention, hf.BertSdpaSelfAttention):
+        pass
+
+
+if hasattr(hf, "BertCrossAttention"):  # transformers 5
+
+    @replaces(hf.BertCrossAttention)
+    class FusedBertCrossAttention(_Heads, PackedCrossAttention, hf.BertCrossAttention):
+        pass
+
+
+@replaces(hf.BertSelfOutput)
+class FusedBertSelfOutput(_Dropping, PackedSelfOutput, hf.BertSelfOutput):
+    pass
+
+
+@replaces(hf.BertAttention)
+class FusedBertAttention(FusedContainer, PackedAttention, hf.BertAttention):
+    pass
+
+
+@replaces(hf.BertIntermediate)
+class FusedBertIntermediate(FusedContainer, PackedIntermediate, hf.BertIntermediate):
+    hidden_act: Any = property(lambda self: _fused_name(self.intermediate_act_fn))
+
+
+@replaces(hf.BertOutput)
+class FusedBertOutput(_Dropping, PackedOutput, hf.BertOutput):
+    pass
+
+
+@replaces(hf.BertLayer)
+class FusedBertLayer(FusedContainer, PackedLayer, hf.BertLayer):
+    pass
+
+
+@replaces(hf.BertEncoder)
+class FusedBertEncoder(FusedContainer, PackedEncoder, hf.BertEncoder):
+    pass
+
+
+@replaces(hf.BertPooler)
+class FusedBertPooler(FusedContainer, PackedPooler, hf.BertPooler):
+    pass
+
+
+def _fused_name(activation: Any) -> Any:
+    """The name of the activation that a module computes, for the fused op; the module where it must be called."""
+    return activation if is_watched(activation) else _NAMES.get(type(activation), activation)
+
+
+def set_sites(encoder: nn.Module) -> None:
+    """Tells the containers in a BertEncoder which layer they are of, and which dropout masks are theirs."""
+    for index, layer in enumerate(encoder.layer):  # type: ignore[arg-type]
+        for name, module in layer.named_modules():
+            if name in _SITES and isinstance(module, FusedContainer):
+                vars(module).update(layer_index=index, site=dropout_site(_SITES[name], index))
+
+
+def clear_sites(container: nn.Module) -> None:
+    """Removes what `set_sites` left."""
+    for name in ("layer_index", "site"):
+        vars(container).pop(name, None)

@@ -1,0 +1,77 @@
+"""fuse and unfuse: a model's classes change, and nothing else."""
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+__all__ = ["fuse", "unfuse", "why_not"]
+
+_M = TypeVar("_M", bound=nn.Module)
+
+
+def fuse(model: _M) -> _M:
+    """Makes every BERT of `transformers` inside a model fast, in place.
+
+    Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of BertModel,
+    of the modules inside it and of the models with a head change to subclasses which compute on packed tokens. Calls
+    for which something speaks against that (`why_not` says what) run transformers' own code. Copies and pickles of the
+    model are fused as well. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
+    before or after `.to`, loading, and the injection of PEFT's adapters.
+
+    model: any module that has a `transformers.BertModel` inside: one with a head, of an Auto class, of
+        sentence-transformers, of a class derived from these.
+    Returns: model.
+
+    Raises:
+        TypeError: model is no module.
+        ValueError: no BERT of transformers is inside.
+    """
+    from bert_fast.huggingface import heads  # noqa: F401 - its classes take their places
+    from bert_fast.huggingface.swapping import join_storages, swap_in
+
+    _check_module(model)
+    if not swap_in(model):
+        raise ValueError(f"model: expected a transformers.BertModel inside, got a {type(model).__name__} without one")
+    join_storages(model)
+    return model
+
+
+def unfuse(model: _M) -> _M:
+    """Undoes `fuse`, in place; parameters stay, and query, key and value stay neighbours in memory.
+
+    Returns: model; one that is not fused is left as it is.
+
+    Raises:
+        TypeError: model is no module.
+        ValueError: a class was derived from a fused one, as `fully_shard` does; nothing is changed then.
+    """
+    from bert_fast.huggingface.swapping import swap_out
+
+    _check_module(model)
+    swap_out(model)
+    return model
+
+
+def why_not(model: nn.Module, **inputs: Any) -> list[str]:
+    """Why calls of a model run transformers' own code, one line a reason; empty where they are packed.
+
+    inputs: arguments of BertModel.forward, such as output_attentions=True; without any, only what lies in the model
+        and its configuration is listed.
+
+    Raises:
+        TypeError: model is no module.
+    """
+    from bert_fast.huggingface.models import FusedBertModel
+    from bert_fast.huggingface.reasons import module_reasons, reasons
+
+    _check_module(model)
+    berts = [module for module in model.modules() if isinstance(module, FusedBertModel)]
+    if not berts:
+        return [f"there is no fused BERT in this {type(model).__name__}: bert_fast.fuse was not called"]
+    found = [reason for bert in berts for reason in (reasons(bert, inputs) if inputs else module_reasons(bert))]
+    return list(dict.fromkeys(found))
+
+
+def _check_module(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__module__}.{type(model).__name__}")

@@ -1,0 +1,91 @@
+"""transformers' BertModel, packed where nothing speaks against it."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from transformers.models.bert import modeling_bert as hf
+
+from bert_fast.huggingface.classes import replaces
+from bert_fast.huggingface.reasons import reasons, setting
+from bert_fast.huggingface.swapping import FusedModel
+from bert_fast.models.bert import Encoded, PackedBertModel
+
+__all__ = ["IS_VERSION_4", "FusedBertModel", "by_name", "positional"]
+
+IS_VERSION_4 = int(transformers.__version__.split(".")[0]) < 5
+_ENCODE = (
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "output_hidden_states",
+    "cu_seqlens", "max_seqlen", "dropout_seed", "rows",
+)  # fmt: skip
+
+
+def positional(function: Any) -> tuple[str, ...]:
+    """Names of a method's arguments that may be given by position, in their order."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A call's arguments by name; None where there are too many, or one is given twice."""
+    inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+    return inputs if len(inputs) == len(args) + len(kwargs) else None
+
+
+_NAMES = positional(hf.BertModel.forward)
+
+
+@replaces(hf.BertModel)
+class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
+    """A BertModel of transformers whose calls are packed where nothing speaks against it.
+
+    forward takes three arguments beyond transformers' own, `cu_seqlens`, `max_seqlen` and `dropout_seed`, as
+    `bert_fast.BertModel.forward` explains them; heads of transformers 5 pass them on.
+    """
+
+    @functools.wraps(hf.BertModel.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own; raises ValueError where packed input meets what speaks against packed computation."""
+        inputs = by_name(_NAMES, args, kwargs)
+        found = ["the arguments do not fit the signature"] if inputs is None else reasons(self, inputs)
+        if inputs is None or found:
+            if kwargs.get("cu_seqlens") is not None:
+                raise ValueError(f"cu_seqlens: expected a call without {found} (packed input has no other path)")
+            kwargs.pop("rows", None)
+            return super().forward(*args, **kwargs)
+        if IS_VERSION_4 and inputs.get("input_ids") is not None:
+            self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
+        encoded = self.encode(use_cache=False, **{name: inputs[name] for name in _ENCODE if name in inputs})
+        return self._output(encoded, inputs)
+
+    def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
+        states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)
+        if encoded.rows is not None:
+            hidden = encoded.hidden
+        else:
+            hidden = encoded.packing.unpack(encoded.hidden) if states is None else states[-1]
+        states = _chosen(states, setting(inputs, self.config, "output_hidden_states"))
+        if setting(inputs, self.config, "return_dict"):
+            return BaseModelOutputWithPoolingAndCrossAttentions(
+                last_hidden_state=hidden, pooler_output=pooled, hidden_states=states
+            )
+        # A pooled sequence that is not there is left out in version 5.
+        return (
+            hidden,
+            *(() if pooled is None and not IS_VERSION_4 else (pooled,)),
+            *(() if states is None else (states,)),
+        )
+
+
+def _chosen(states: tuple[Tensor, ...] | None, choice: Any) -> Any:
+    """The states, or in version 5, where output_hidden_states holds their numbers, None in place of all others."""
+    if states is None or isinstance(choice, bool) or IS_VERSION_4:
+        return states
+    count = len(states)
+    numbers = [choice] if isinstance(choice, int) else choice
+    wanted = {number % count for number in numbers if -count <= number < count}
+    return tuple(state if number in wanted else None for number, state in enumerate(states))

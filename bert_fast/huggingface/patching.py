@@ -1,0 +1,67 @@
+"""patch_transformers: BERTs are fused where they are made."""
+
+import functools
+import threading
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Patch", "patch_transformers"]
+
+_lock = threading.Lock()
+_holders: set["Patch"] = set()  # patches not undone: while there is one, models are fused
+_wrapped: dict[type, tuple[Any, Any]] = {}  # class -> its __init__ and ours
+
+
+class Patch:
+    """What `patch_transformers` returns; as a context manager it ends with the block."""
+
+    def undo(self) -> None:
+        """Ends this patch: models made afterwards are as before, unless another patch holds. Twice is once."""
+        with _lock:
+            _holders.discard(self)
+            if _holders:
+                return
+            for cls, (original, ours) in _wrapped.items():
+                if cls.__init__ is ours:  # type: ignore[misc]  # else somebody wrapped it again: ours does nothing now
+                    cls.__init__ = original  # type: ignore[misc]
+            _wrapped.clear()
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def patch_transformers() -> Patch:
+    """Fuses every BERT that transformers makes from here on, as `fuse` does with one that exists.
+
+    That is whatever runs the constructor of its BERT classes or of classes derived from them: construction,
+    from_pretrained, Auto classes, pipelines, models with a BERT as a part. Models that exist stay as they are, and
+    those made under the patch stay fused when it ends. Patching twice is fine: each patch is undone on its own.
+    Thread-safe.
+    """
+    from bert_fast.huggingface.heads import FUSED_MODELS
+
+    patch = Patch()
+    with _lock:
+        if not _holders:
+            for cls in FUSED_MODELS:
+                _wrapped[cls] = cls.__init__, _fusing(cls.__init__)
+                cls.__init__ = _wrapped[cls][1]
+        _holders.add(patch)
+    return patch
+
+
+def _fusing(original: Any) -> Any:
+    from bert_fast.huggingface.swapping import swap_in
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _holders:
+            swap_in(self)
+
+    return __init__

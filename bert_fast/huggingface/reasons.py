@@ -1,0 +1,150 @@
+"""What speaks against the packed path: one list of reasons, empty where nothing does.
+
+The packed path runs the same parameters on [T, H]. It is left wherever somebody could see the difference: a hook or a
+replaced module inside would get other shapes, a tracer would record ops that its format does not know, an argument asks
+for what only transformers' own code computes.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_fast.huggingface.containers import FusedContainer
+
+__all__ = ["ARGUMENTS", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
+
+# Arguments of BertModel.forward that the packed path has a use for, or that need none.
+ARGUMENTS = frozenset(
+    (
+        "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache", "cache_position",
+        "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "cu_seqlens", "max_seqlen",
+        "dropout_seed", "rows",
+    )
+)  # fmt: skip
+_CONTAINERS = frozenset(
+    ("embeddings", "encoder", "pooler", "attention", "crossattention", "self", "output", "intermediate")
+)
+_PLAIN_LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm)
+_PLAIN_TENSORS = (Tensor, nn.Parameter, type(None))
+_ATTENTION = ("eager", "sdpa", "flash_attention", "flex_attention", "paged", "bert_fast", "None")  # beginnings
+
+
+def reasons(model: nn.Module, inputs: Mapping[str, Any]) -> list[str]:
+    """Why a fused BertModel leaves this call to transformers' code; inputs: arguments of its forward, by name."""
+    return [*call_reasons(model, inputs), *module_reasons(model)]
+
+
+def call_reasons(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Those that lie in the arguments, the configuration and the state of PyTorch."""
+    config: Any = model.config
+    for name, value in inputs.items():
+        if name not in ARGUMENTS and value is not None:
+            yield f"{name}: the packed path has no such argument"
+        elif isinstance(value, Tensor) and type(value) not in _PLAIN_TENSORS:
+            yield f"{name}: a {type(value).__name__}, not a plain Tensor"
+    given = inputs.get("input_ids")
+    if given is None:
+        given = inputs.get("inputs_embeds")
+    if not isinstance(given, Tensor) or (given.is_meta and not torch.compiler.is_compiling()):
+        yield "input_ids, inputs_embeds: no Tensor with data"
+    elif given.is_floating_point() and given.dtype != model.dtype:
+        yield f"inputs_embeds: of {given.dtype}, the model of {model.dtype}"
+    mask = inputs.get("attention_mask")
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
+        yield "attention_mask: not a Tensor [B, S]"
+    if setting(inputs, config, "output_attentions"):
+        yield "output_attentions: probabilities are asked for"
+    if config.is_decoder and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
+        yield "use_cache: a cache is asked for"
+    if getattr(config, "is_causal", None) not in (None, config.is_decoder):
+        yield f"config.is_causal: {config.is_causal}"
+    if not str(config._attn_implementation).startswith(_ATTENTION):
+        yield f"config._attn_implementation: {config._attn_implementation!r} is somebody's own"
+    if torch._C._is_tracing() or torch.compiler.is_exporting():
+        yield "the call is traced, for a program that shall run without bert_fast"
+    elif torch.compiler.is_compiling():
+        if getattr(model, "_output_capturing_hooks_installed", False):
+            yield "the hooks that transformers' output_attentions left cannot be compiled"
+    else:
+        if torch._C._are_functorch_transforms_active():
+            yield "the call is under a transformation of torch.func"
+        if _is_collecting():
+            yield "a model around this one collects the layers' outputs"
+
+
+def module_reasons(model: nn.Module) -> Iterator[str]:
+    """Those that lie in the modules inside."""
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        prefix, parent = waiting.pop()
+        is_list = type(parent) is nn.ModuleList
+        for name, child in parent._modules.items():
+            if child is None:
+                continue
+            path = f"{prefix}{name}"
+            if "forward" in child.__dict__:
+                yield f"{path}: its forward is replaced"
+            if is_watched(child):
+                yield f"{path}: hooks are registered"
+            if isinstance(child, FusedContainer) or type(child) is nn.ModuleList:
+                waiting.append((f"{path}.", child))
+            elif is_list or name in _CONTAINERS:
+                yield f"{path}: a {type(child).__name__} which is not fused"
+            elif isinstance(child, _PLAIN_LEAVES):
+                for parameter in child._parameters.values():
+                    if type(parameter) not in _PLAIN_TENSORS and not _is_fully_sharded(parameter, model):
+                        yield f"{path}: its parameters are of {type(parameter).__name__}"
+            elif name == "dropout":
+                if type(child) is not nn.Dropout:
+                    yield f"{path}: a {type(child).__name__}, not nn.Dropout"
+                elif child.training and not model.training and child.p > 0.0:
+                    yield f"{path}: drops in evaluation"
+            elif name == "activation" and type(child) is not nn.Tanh:  # of the pooler
+                yield f"{path}: a {type(child).__name__}, not nn.Tanh"
+
+
+def setting(inputs: Mapping[str, Any], config: Any, name: str) -> Any:
+    """What a call says of `name`, and if nothing, what the configuration says."""
+    given = inputs.get(name)
+    return getattr(config, name, None) if given is None else given
+
+
+def _is_checkpointing(model: nn.Module) -> bool:
+    return model.training and bool(getattr(model, "is_gradient_checkpointing", False))
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook is registered that would notice other shapes or be needed where nothing is called."""
+    if not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks):
+        return False
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not all(_is_harmless(hook) for hooks in kinds for hook in hooks.values())
+
+
+def _is_harmless(hook: Any) -> bool:
+    """FSDP2's; transformers' that collect where the call asks for it, or make inputs require gradients."""
+    where = getattr(hook, "__module__", None) or ""
+    return (
+        where.startswith("torch.distributed.")
+        or where == "transformers.utils.output_capturing"
+        or getattr(hook, "__name__", "") == "make_inputs_require_grads"
+    )
+
+
+def _is_collecting() -> bool:
+    """Whether transformers 5 collects hidden states for a model further out."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    return capturing is not None and capturing._active_collector.get() is not None
+
+
+def _is_fully_sharded(parameter: Any, model: nn.Module) -> bool:
+    """Whether a DTensor is FSDP2's, which puts plain tensors in place before a layer is called."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(parameter, DTensor) or sum(isinstance(p, Shard) for p in parameter.placements) > 1:
+        return False  # a second sharded dimension is that of tensor parallelism
+    return any(isinstance(module, FSDPModule) for module in model.modules())

@@ -1,0 +1,58 @@
+"""The walk over a model's modules that `fuse`, `unfuse` and `patch_transformers` share."""
+
+from typing import Any
+
+from torch import nn
+from transformers.models.bert import modeling_bert as hf
+
+from bert_fast.huggingface.classes import Fused, fused_class, is_replaced, original_class
+from bert_fast.huggingface.containers import FusedContainer, clear_sites, set_sites
+from bert_fast.modules.projections import JoinedProjections
+
+__all__ = ["FusedModel", "join_storages", "swap_in", "swap_out"]
+
+
+class FusedModel(Fused):
+    """A fused BertModel, or a model around one: what its class makes is fused too (`type(model).from_pretrained`)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        swap_in(self)  # type: ignore[arg-type]
+
+
+def swap_in(model: nn.Module) -> bool:
+    """Fuses every BertModel inside, and the models around it; whether there is one (fused before or now)."""
+    modules = list(model.modules())
+    berts = [module for module in modules if isinstance(module, hf.BertModel)]
+    for module in [part for bert in berts for part in bert.modules() if part is not bert]:
+        if is_replaced(type(module)):  # a class that somebody derived from it stays, and is a reason, see `reasons`
+            _change_class(module, fused_class(type(module)))
+        if isinstance(module, hf.BertEncoder):
+            set_sites(module)
+    for module in modules:
+        if isinstance(module, hf.BertPreTrainedModel):
+            _change_class(module, fused_class(type(module)))
+    return bool(berts)
+
+
+def join_storages(model: nn.Module) -> None:
+    """Puts query, key and value of every fused attention side by side in memory."""
+    for module in model.modules():
+        if isinstance(module, FusedContainer) and isinstance(module, JoinedProjections):
+            module._join_storage()
+
+
+def swap_out(model: nn.Module) -> None:
+    """Gives every fused module inside the class that it had."""
+    fused = [module for module in model.modules() if isinstance(module, Fused)]
+    for module in fused:
+        if original_class(type(module)) is None:
+            raise ValueError(f"model: expected classes that fuse made, got {type(module).__name__} derived from one")
+    for module in fused:
+        clear_sites(module)
+        _change_class(module, original_class(type(module)))
+
+
+def _change_class(module: nn.Module, cls: type | None) -> None:
+    if cls is not None:
+        module.__class__ = cls
