@@ -7,9 +7,15 @@ from bert_fast.errors import BackendError, CheckpointError
 from bert_fast.models import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
     BertForPreTraining,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
     BertModel,
+    BertPreTrainedModel,
 )
 from bert_fast.tokenization import BertTokenizer
 
@@ -17,9 +23,15 @@ __all__ = [
     "BackendError",
     "BertConfig",
     "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
     "BertForPreTraining",
+    "BertForQuestionAnswering",
     "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertLMHeadModel",
     "BertModel",
+    "BertPreTrainedModel",
     "BertTokenizer",
     "CheckpointError",
     "__version__",

@@ -9,6 +9,7 @@ from torch import nn
 from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import ModelOutput
 from bert_fast.models.pretrained import PretrainedMixin
+from bert_fast.models.resizing import padded_size, resize_rows
 from bert_fast.modules.encoder import CHECKPOINT_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -29,16 +30,29 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
             )
         self.config = config
 
+    def post_init(self) -> None:
+        """What the constructor of every model ends with: initial weights, then tying."""
+        self.init_weights()
+        self.tie_weights()
+
     def init_weights(self) -> None:
-        """Initial values as published: normal(0, initializer_range), zero biases, LayerNorm 1 and 0, zero [PAD] row."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, 0.0, self.config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-                with torch.no_grad():
-                    module.weight[module.padding_idx].zero_()
+        """Initial values as published, by `_init_weights` for every module."""
+        self.apply(self._init_weights)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal(0, initializer_range), zero biases, LayerNorm 1 and 0, zero [PAD] row."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(0.0, self.config.initializer_range)
+        elif isinstance(module, nn.LayerNorm):
+            module.weight.fill_(1.0)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            module.bias.zero_()
+
+    def tie_weights(self) -> None:
+        """Makes parameters that are to be one parameter so; here there are none."""
 
     @property
     def device(self) -> torch.device:
@@ -60,6 +74,61 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embedding table."""
         return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, new_embeddings: nn.Embedding) -> None:
+        """Replaces the word embedding table; call `tie_weights` where the vocabulary projection is to follow."""
+        self.base_model.embeddings.word_embeddings = new_embeddings
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """The vocabulary projection of a model that has one."""
+        return None
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Gives the word table, and the vocabulary projection with its bias, another number of rows.
+
+        The last rows are cut off or new ones come behind them; config.vocab_size follows. Parameters and modules stay
+        the same objects, but optimizers must be made after it.
+
+        Args:
+            new_num_tokens: None keeps the number.
+            pad_to_multiple_of: the number is rounded up to a multiple of this.
+            mean_resizing: new rows are drawn around the mean of the old ones; else from normal(0, initializer_range).
+
+        Returns: the word table.
+        """
+        table, head, config = self.get_input_embeddings(), self.get_output_embeddings(), self.config
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return table
+        size = padded_size(config.vocab_size if new_num_tokens is None else new_num_tokens, pad_to_multiple_of)
+        parameters = [table.weight] if head is None else [table.weight, head.weight, head.bias]
+        different = {id(p): p for p in parameters if p is not None}.values()  # tied ones once
+        resize_rows(different, size, None if mean_resizing else config.initializer_range)
+        table.num_embeddings = config.vocab_size = size
+        if head is not None:
+            head.out_features = size
+        if table.padding_idx is not None and table.padding_idx >= size:
+            table.padding_idx = config.pad_token_id = None
+        self.tie_weights()
+        return table
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> nn.Embedding:
+        """Makes the model take longer, or only shorter, sequences; new positions start at normal(0, initializer_range).
+
+        Returns: the table of positions; config.max_position_embeddings follows.
+        Raises: ValueError where positions are relative too.
+        """
+        table, config = self.base_model.embeddings.position_embeddings, self.config
+        if config.position_embedding_type != "absolute":
+            raise ValueError(
+                "resize_position_embeddings: expected config.position_embedding_type 'absolute', "
+                f"got {config.position_embedding_type!r}"
+            )
+        size = padded_size(new_num_position_embeddings, None)
+        resize_rows([table.weight], size, config.initializer_range)
+        table.num_embeddings = config.max_position_embeddings = size
+        return table
 
     @property
     def base_model(self) -> "BertModel":

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bert_fast
-from bert_fast.models.heads import BertLMPredictionHead
+from bert_fast.models.masked_lm import BertLMPredictionHead
 from bert_fast.reference.heads import ReferenceBertForMaskedLM, ReferenceBertForPreTraining
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.memory import peak_bytes

@@ -13,7 +13,7 @@ from torch import nn
 from bert_fast.errors import CheckpointError
 from bert_fast.models.bert import BertModel
 from bert_fast.models.config import BertConfig
-from bert_fast.models.heads import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from bert_fast import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 
 Make = Callable[..., nn.Module]
 MODELS = [BertModel, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification]

@@ -1,0 +1,170 @@
+"""BERT with a linear layer on the pooled first token, or on every token."""
+
+import warnings
+
+from torch import Tensor, nn
+
+from bert_fast.models.base import BertPreTrainedModel
+from bert_fast.models.bert import BertModel
+from bert_fast.models.config import BertConfig
+from bert_fast.models.forward import Inputs, takes_model_arguments
+from bert_fast.models.heads import drop, pooled_sequences
+from bert_fast.models.losses import class_loss, pack_labels, text_loss
+from bert_fast.models.outputs import (
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+__all__ = [
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+]
+
+
+def _classifier_dropout(config: BertConfig) -> float:
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+
+
+class BertForSequenceClassification(BertPreTrainedModel):
+    """BERT with a linear layer on the dropped-out pooled first token: classification or regression."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = BertModel(config)
+        self.dropout_p = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @takes_model_arguments
+    def forward(self, inputs: Inputs, *, labels: Tensor | None = None) -> SequenceClassifierOutput | tuple:
+        """Logits [B, num_labels] and a loss by config.problem_type; the arguments of `BertModel.forward` and:
+
+        labels (Tensor [B] of class ids, [B] or [B, 1] of numbers for regression, [B, num_labels] of 0/1 for
+            multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
+        """
+        pooled, encoded = pooled_sequences(self.bert, inputs, self.dropout_p)
+        logits = self.classifier(pooled)
+        loss = None if labels is None else text_loss(logits, labels, self.config.problem_type)
+        return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+
+
+class BertForNextSentencePrediction(BertPreTrainedModel):
+    """BERT that tells whether the second part of a text follows the first."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+    @takes_model_arguments
+    def forward(
+        self, inputs: Inputs, *, labels: Tensor | None = None, next_sentence_label: Tensor | None = None
+    ) -> NextSentencePredictorOutput | tuple:
+        """Logits [B, 2]; the arguments of `BertModel.forward` and:
+
+        labels (Tensor [B], int): 0 where the second part follows the first, 1 where it is random.
+        next_sentence_label: the old name of labels.
+        """
+        if next_sentence_label is not None:
+            if labels is not None:
+                raise ValueError("next_sentence_label: expected None beside labels, whose old name it is, got both")
+            warnings.warn("next_sentence_label is deprecated, use labels", FutureWarning, stacklevel=4)
+            labels = next_sentence_label
+        pooled, encoded = pooled_sequences(self.bert, inputs)
+        logits = self.cls.seq_relationship(pooled)
+        loss = None if labels is None else class_loss(logits, labels)
+        return NextSentencePredictorOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+
+
+class BertOnlyNSPHead(nn.Module):
+    """`cls` of BertForNextSentencePrediction."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class BertForMultipleChoice(BertPreTrainedModel):
+    """BERT that scores every choice by itself and takes the softmax over choices."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout_p = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @takes_model_arguments
+    def forward(
+        self, inputs: Inputs, *, labels: Tensor | None = None, num_choices: int | None = None
+    ) -> MultipleChoiceModelOutput | tuple:
+        """Logits [B, C] for C choices; the arguments of `BertModel.forward`, with [B, C, S] for [B, S], and:
+
+        labels (Tensor [B], int): the right choice.
+        num_choices (int): C, for packed input, whose sequences are the choices of the first question, then of the
+            second, and so on.
+        """
+        num_choices = _num_choices(inputs, num_choices)
+        pooled, encoded = pooled_sequences(self.bert, _flat_choices(inputs), self.dropout_p)
+        logits = self.classifier(pooled).view(-1, num_choices)
+        loss = None if labels is None else class_loss(logits, labels)
+        return MultipleChoiceModelOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+
+
+def _num_choices(inputs: Inputs, num_choices: int | None) -> int:
+    cu_seqlens = inputs.get("cu_seqlens")
+    if cu_seqlens is not None:
+        if num_choices is None or num_choices < 1 or (len(cu_seqlens) - 1) % num_choices:
+            raise ValueError(
+                f"num_choices: expected a divisor of the number of sequences ({len(cu_seqlens) - 1}) beside "
+                f"cu_seqlens, got {num_choices}"
+            )
+        return num_choices
+    name, dims = ("inputs_embeds", "[B, C, S, H]") if inputs["input_ids"] is None else ("input_ids", "[B, C, S]")
+    given = inputs[name]
+    if given is not None and given.dim() != dims.count(",") + 1:
+        raise ValueError(f"{name}: expected choices {dims}, got shape {list(given.shape)}")
+    found = 1 if given is None else given.shape[1]  # None: the encoder will say what is missing
+    if num_choices not in (None, found):
+        raise ValueError(f"num_choices: expected {found}, as {name} has, or None, got {num_choices}")
+    return found
+
+
+def _flat_choices(inputs: Inputs) -> Inputs:
+    """[B, C, S, ...] as [B * C, S, ...]; packed input as it is."""
+    names = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
+    if inputs.get("cu_seqlens") is not None:
+        return inputs
+    flat = {name: inputs[name].flatten(0, 1) for name in names if inputs[name] is not None and inputs[name].dim() > 2}
+    return inputs | flat
+
+
+class BertForTokenClassification(BertPreTrainedModel):
+    """BERT with a linear layer on every dropped-out token."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.dropout_p = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @takes_model_arguments
+    def forward(self, inputs: Inputs, *, labels: Tensor | None = None) -> TokenClassifierOutput | tuple:
+        """Logits [B, S, num_labels], 0 on padding; the arguments of `BertModel.forward` and:
+
+        labels (Tensor like input_ids, int): the class of every token, -100 where it does not count.
+        """
+        encoded = self.bert.encode(**inputs)
+        packing = encoded.packing
+        targets = None if labels is None else pack_labels(labels, packing)
+        logits = self.classifier(drop(encoded.hidden, self.dropout_p, packing.coords, encoded.seed))
+        loss = None if targets is None else class_loss(logits, targets)
+        return TokenClassifierOutput(loss, packing.unpack(logits), encoded.hidden_states, encoded.attentions)

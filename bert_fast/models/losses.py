@@ -1,0 +1,78 @@
+"""Losses of the heads: means over what is labelled, softmax and sums at least in fp32; 0 where nothing is labelled."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bert_fast.checks import check_dtype, check_shape, check_tensor
+from bert_fast.ops.cross_entropy import check_labels, cross_entropy
+from bert_fast.ops.packing import Packing
+from bert_fast.reference.precision import wide_dtype
+
+__all__ = ["IGNORE_INDEX", "class_loss", "next_token_labels", "pack_labels", "span_loss", "text_loss"]
+
+IGNORE_INDEX = -100
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def pack_labels(labels: Tensor, packing: Packing) -> Tensor:
+    """Labels of tokens, [B, S] (or [T] for packed input), as [T]; those of padding are left out.
+
+    Raises: TypeError, ValueError for labels of another kind or shape.
+    """
+    check_shape("labels", labels, packing.padded_shape or (len(packing.coords),))
+    check_dtype("labels", labels, _INTEGERS)
+    return packing.pack(labels)
+
+
+def next_token_labels(labels: Tensor, packing: Packing) -> Tensor:
+    """Packed labels [T] such that every token has that of the column behind it; -100 where that is not kept."""
+    row, position = packing.coords.unbind(1)
+    follows = (row[1:] == row[:-1]) & (position[1:] == position[:-1] + 1)
+    following = labels[1:].masked_fill(~follows, IGNORE_INDEX)
+    return F.pad(following, (0, 1), value=IGNORE_INDEX)[: len(labels)]
+
+
+def class_loss(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
+    """Mean cross entropy of logits [N, C] over the rows whose label ([N], or [N, 1]; int) is not -100."""
+    check_tensor(name, labels)
+    labels = labels.squeeze(1) if labels.dim() == 2 else labels
+    # The op checks too, but does not know what its caller's argument is called.
+    check_labels(name, labels, "logits", logits, logits.shape[1], IGNORE_INDEX)
+    return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
+
+
+def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
+    """The loss of logits [B, C] for classes, several classes at once, or numbers.
+
+    labels: "single_label_classification": Tensor [B] or [B, 1], int; "multi_label_classification": Tensor [B, C] of
+        0 and 1; "regression": Tensor [B, C], or [B] where C is 1.
+    problem_type: None: one column means regression, integers single-label, other numbers multi-label classification.
+
+    Raises: TypeError, ValueError for labels that do not fit.
+    """
+    check_tensor("labels", labels)
+    if problem_type is None:
+        classes = "single" if labels.dtype in _INTEGERS else "multi"
+        problem_type = "regression" if logits.shape[1] == 1 else f"{classes}_label_classification"
+    if problem_type == "single_label_classification":
+        return class_loss(logits, labels)
+    if labels.shape != logits.shape[:1] or logits.shape[1] != 1:
+        check_shape("labels", labels, tuple(logits.shape))  # mse_loss would broadcast
+    scores = logits.to(wide_dtype(logits.dtype))
+    targets = labels.view_as(scores).to(scores.dtype)
+    loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
+    return loss(scores, targets)
+
+
+def span_loss(logits: Tensor, positions: Tensor, lengths: Tensor | int, name: str) -> Tensor:
+    """Mean cross entropy of scores [B, S] that compete over positions.
+
+    positions (Tensor [B] or [B, 1], int): negative ones mean 0; those at or beyond lengths (Tensor [B], or one for all)
+        mean "not in this window" and count for nothing.
+    """
+    check_shape(name, positions, (len(logits),) if positions.dim() == 1 else (len(logits), 1))
+    check_dtype(name, positions, _INTEGERS)
+    positions = positions.flatten().clamp(min=0)
+    labels = positions.masked_fill(positions >= lengths, IGNORE_INDEX)
+    return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
