@@ -1,7 +1,8 @@
 """Whole models side by side: random cases, and one way to run any of the models and name everything that comes out.
 
 A case is plain data, so that it can be carried to another process with another version of `transformers`. `evaluate`
-works on a Hugging Face model and on the reference alike: outputs and gradients by name, padding zeroed.
+works on a Hugging Face model, on the reference and on our models alike: outputs and gradients by name, padding zeroed.
+Our models also take the same case packed; what they return is then padded, so that it can be compared.
 """
 
 import zlib
@@ -51,6 +52,11 @@ class Case:
     flags: dict[str, Any] = field(default_factory=dict)
     first_step: int = 0
     memory_length: int = 7
+
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether the same call exists without padding: kept tokens first, all in one step."""
+        return self.mask in ("none", "full", "right") and not self.first_step
 
     def full_config(self) -> dict[str, Any]:
         """The configuration's attributes."""
@@ -162,11 +168,16 @@ def _named_outputs(output: Any) -> dict[str, Tensor]:
     return named
 
 
-def _without_padding(name: str, value: Tensor, valid: Tensor) -> Tensor:
+def _is_by_token(name: str, case: Case) -> bool:
+    """Whether an output has a row for every token."""
+    if name == "logits":
+        return case.model in ("BertForMaskedLM", "BertLMHeadModel", "BertForTokenClassification")
+    return name.startswith(("last_hidden", "hidden_states", "prediction_logits", "start_", "end_"))
+
+
+def _without_padding(name: str, value: Tensor, valid: Tensor, case: Case) -> Tensor:
     """Zeros where padding's rows or columns lie, which Hugging Face leaves undefined."""
-    if name.startswith(("last_hidden", "hidden_states", "prediction_logits", "start_", "end_")) or (
-        name == "logits" and value.shape[:2] == valid.shape and value.dim() == 3
-    ):
+    if _is_by_token(name, case):
         keep = valid.view(*valid.shape, *[1] * (value.dim() - 2))
     elif "attentions." in name:
         keep = valid[:, None, :, None]
@@ -175,9 +186,35 @@ def _without_padding(name: str, value: Tensor, valid: Tensor) -> Tensor:
     return value.masked_fill(~keep, 0.0)
 
 
-def evaluate(model: nn.Module, case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+_BY_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
+
+
+def _packed(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The same call for models that take cu_seqlens."""
+    is_choice = case.model == "BertForMultipleChoice"
+    keep = case.valid()
+    if is_choice:  # every choice is as long as its row
+        keep = keep.unsqueeze(1).expand(tensors["input_ids"].shape)
+    by_token = _BY_TOKEN + (("labels",) if {"words", "tokens"} & set(case.labels) else ())
+    packed: dict[str, Any] = {k: v[keep] if k in by_token else v for k, v in tensors.items()}
+    packed.pop("attention_mask", None)
+    lengths = keep.flatten(0, -2).sum(1)
+    packed["cu_seqlens"] = nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    packed["max_seqlen"] = case.length
+    return packed | ({"num_choices": keep.shape[1]} if is_choice else {})
+
+
+def _padded(value: Tensor, keep: Tensor) -> Tensor:
+    """[T, ...] as [B, S, ...], zeros on padding."""
+    padded = value.new_zeros(*keep.shape, *value.shape[1:])
+    padded[keep] = value
+    return padded
+
+
+def evaluate(model: nn.Module, case: Case, tensors: dict[str, Tensor], packed: bool = False) -> dict[str, Tensor]:
     """Runs a case: outputs by name, and "grad <name>" of every parameter and floating input that has one.
 
+    packed: run it without padding, on our models; outputs come back padded.
     What is differentiated is the loss, or where there is none, the scores times fixed random numbers.
     """
     tensors = {k: v.clone().requires_grad_(k in _DIFFERENTIABLE) for k, v in tensors.items()}
@@ -186,8 +223,11 @@ def evaluate(model: nn.Module, case: Case, tensors: dict[str, Tensor]) -> dict[s
     if case.first_step:
         output, valid = _in_two_steps(model, case, arguments)
     else:
-        output = model(**arguments)
-    named = {name: _without_padding(name, value, valid) for name, value in _named_outputs(output).items()}
+        output = model(**(_packed(case, arguments) if packed else arguments))
+    named = _named_outputs(output)
+    if packed:
+        named = {name: _padded(value, valid) if _is_by_token(name, case) else value for name, value in named.items()}
+    named = {name: _without_padding(name, value, valid, case) for name, value in named.items()}
     if case.mask == "left":
         named.pop("pooler_output", None)  # Hugging Face pools column 0, which is padding here
     objective = named.get("loss")

@@ -46,7 +46,7 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     # The fast models beside the reference, which rounds hardly more than once an op: other libraries' products, another
     # exponential, layer after layer.
     ("fast_model", "output"): {torch.float32: Tolerance(4.0, 2e-6)},
-    ("fast_model", "gradient"): {torch.float32: Tolerance(4.0, 6e-6)},
+    ("fast_model", "gradient"): {torch.float32: Tolerance(4.0, 6e-6), torch.bfloat16: Tolerance(4.0, 8e-3)},
     # dS = P * (dP - delta): where one key takes all, plain torch cancels to exactly 0 and the recomputed P leaves an
     # error of eps * |dout| |v| |k|, which dropout's scale multiplies: a few 1e-6 for normal inputs.
     ("attention", "dq"): {torch.float32: Tolerance(2.0, 5e-6)},
@@ -162,6 +162,8 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
 ABSOLUTE: dict[str, float] = {
     # Stored MiniLM outputs are fp32 on another machine, themselves within 3.3e-6 of fp64 (fixture notes).
     "minilm_embeddings": 2e-5,
+    # F1 on 400 held-out texts: twice what seeds of dropout alone change (0.926 to 0.957 for spam, 0.417 to 0.435).
+    "fine_tuning_f1": 0.06,
     # fp32 products of fp16 operands with values near 1, summed over 64: errors of sums in fp32 (2^-22 each), where a
     # product that had been rounded to fp16 in between would be off by 2^-12.
     "fp32_product_of_half": 2**-18,
@@ -184,10 +186,10 @@ RELATIVE: dict[str, float] = {
     "traffic_above_floor": 0.05,
     # Triton's interpreter truncates when it stores bf16: one unit in the last of 8 bits.
     "bf16_stored_by_interpreter": 2**-7,
-    # Reference and Hugging Face, both in fp64: two orders of summation of the same sums, through a few layers and back.
-    "reference_vs_transformers_fp64": 1e-11,
+    # Ours and Hugging Face, both in fp64: two orders of summation of the same sums, through a few layers and back.
+    "vs_transformers_fp64": 1e-11,
     # Hugging Face takes a decoder's loss in fp32, whatever the model's dtype.
-    "reference_vs_transformers_causal_loss": 1e-6,
+    "vs_transformers_causal_loss": 1e-6,
     # Stored gradients of MiniLM's masked-LM loss, relative to each tensor's largest element (its norm, for norms): fp32
     # is within 2e-6 of fp64 per tensor (fixture notes); this leaves room for another order of summation.
     "minilm_gradients": 1e-5,
@@ -202,6 +204,9 @@ RELATIVE: dict[str, float] = {
     "two_processes": 1e-6,
     # Fast and reference training from one seed, fp32, 50 steps: rounding differences amplified by AdamW's division.
     "training_loss_50_steps": 1e-4,
+    # Fine-tuning real weights for 100 steps of AdamW, two implementations in fp32, no dropout: relative to the largest
+    # loss. Hugging Face's eager and SDPA attention were 3e-5 apart.
+    "fine_tuning_loss_100_steps": 3e-4,
 }
 
 

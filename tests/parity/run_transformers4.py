@@ -1,4 +1,4 @@
-"""Run by test_reference_transformers4.py in a process whose transformers is version 4; not a test itself.
+"""Run by test_transformers4.py in a process whose transformers is version 4; not a test itself.
 
 Usage: python run_transformers4.py CASES.pt RESULTS.pt. CASES is a list of (case, state dict, tensors); RESULTS becomes
 a list of what `evaluate` returns, or of error messages.

@@ -1,26 +1,16 @@
-"""The reference against Hugging Face transformers 5: every output and every gradient, fp64 and fp32."""
+"""The calls that are compared with transformers: what both versions know, and what version 5 removed."""
 
-import copy
-
-import pytest
-import torch
-from torch import Tensor
-
-from bert_fast.reference import heads, model
-from bert_fast.testing.compare import assert_close_to_truth
-from bert_fast.testing.parity import Case, evaluate, randomize
-from bert_fast.testing.tolerances import RELATIVE
-
-transformers = pytest.importorskip("transformers", minversion="5")
+from bert_fast.testing.parity import Case
 
 EVERYTHING = {"output_attentions": True, "output_hidden_states": True}
+KEY, KEY_QUERY = {"position_embedding_type": "relative_key"}, {"position_embedding_type": "relative_key_query"}
 DECODER = {"is_decoder": True}
 CROSS = {"is_decoder": True, "add_cross_attention": True}
 MEMORY = ("encoder_hidden_states", "encoder_attention_mask")
 REGRESSION = {"num_labels": 1}
 SEVERAL = {"num_labels": 4, "problem_type": "multi_label_classification"}
 
-CASES = [
+TRANSFORMERS_5 = [
     *(Case(f"mask {mask}", mask=mask, flags=EVERYTHING) for mask in ("none", "full", "right", "left", "holes", "4d")),
     Case("mask 3d", mask="3d", flags=EVERYTHING),
     Case("one token", length=1, mask="none"),
@@ -61,47 +51,26 @@ CASES = [
     Case("language model, no labels, cache", model="BertLMHeadModel", config=DECODER, first_step=9),
 ]  # fmt: skip
 
-
-def _models(case: Case, dtype: torch.dtype):
-    config = transformers.BertConfig(**case.full_config(), attn_implementation="eager")
-    theirs = getattr(transformers, case.model)(config)
-    randomize(theirs)
-    name = f"Reference{case.model}"
-    ours = getattr(heads if hasattr(heads, name) else model, name)(copy.deepcopy(config))
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    ours.load_state_dict(theirs.state_dict())
-    return ours.to(dtype).eval(), theirs.to(dtype).eval()
-
-
-def _for_transformers(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A mask per pair as the 4-D one that version 5 wants in its place."""
-    if case.mask != "3d":
-        return tensors
-    mask = tensors["attention_mask"]
-    added = torch.zeros(mask.shape).masked_fill(mask == 0, torch.finfo(torch.float32).min)
-    return {**tensors, "attention_mask": added[:, None]}
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_outputs_and_gradients(case: Case) -> None:
-    results = {}
-    for dtype in (torch.float64, torch.float32):
-        ours, theirs = _models(case, dtype)
-        tensors = case.tensors(dtype)
-        results[dtype] = evaluate(ours, case, tensors), evaluate(theirs, case, _for_transformers(case, tensors))
-    truth, wanted = results[torch.float64]
-    # Where the decoder is not tied, version 5 keeps a second, unused bias.
-    unused = {"grad cls.predictions.bias"} if case.config.get("tie_word_embeddings") is False else set()
-    assert truth.keys() - unused == wanted.keys()
-    assert any(name.startswith("grad ") for name in wanted)
-    bound = RELATIVE["reference_vs_transformers_fp64"]
-    if case.model == "BertLMHeadModel" and "labels" in case.tensors(torch.float64):
-        bound = RELATIVE["reference_vs_transformers_causal_loss"]
-    for name in wanted:
-        value = truth[name]
-        scale = max(1.0, value.abs().max().item())
-        error = (value - wanted[name]).abs().max().item()
-        assert error <= bound * scale, f"{name}: differs by {error:.2e} at scale {scale:.2e}"
-        ours32, theirs32 = (result[name] / scale for result in results[torch.float32])
-        kind = "gradient" if name.startswith("grad ") else "output"
-        assert_close_to_truth("reference_model", kind, ours32, theirs32, value / scale)
+TRANSFORMERS_4 = [
+    Case("plain", flags=EVERYTHING),
+    Case("mask 3d", mask="3d", flags=EVERYTHING),
+    Case("mask 3d, decoder", mask="3d", config=DECODER),
+    Case("head mask", inputs=("head_mask",), flags=EVERYTHING),
+    Case("head mask of every layer", inputs=("layer_head_mask",), flags=EVERYTHING, mask="left"),
+    Case("head mask, memory", config=CROSS, inputs=("head_mask", *MEMORY), flags=EVERYTHING),
+    Case("head mask, masked lm", model="BertForMaskedLM", inputs=("head_mask",), labels=("words",)),
+    *(Case(f"relative_key, {mask}", config=KEY, mask=mask, flags=EVERYTHING) for mask in ("right", "left", "holes")),
+    *(Case(f"relative_key_query, {mask}", config=KEY_QUERY, mask=mask) for mask in ("none", "right", "left", "holes")),
+    Case("relative_key_query, head mask", config=KEY_QUERY, inputs=("layer_head_mask",), flags=EVERYTHING),
+    Case("relative_key_query, mask 3d", config=KEY_QUERY, mask="3d"),
+    Case("relative_key, longest", config={**KEY, "max_position_embeddings": 11}, length=11),
+    Case("relative_key, decoder", config={**KEY, **DECODER}, flags={"use_cache": False}),
+    Case("relative_key_query, memory", config={**KEY_QUERY, **CROSS}, inputs=MEMORY, flags={"use_cache": False}),
+    Case("relative_key, classes", model="BertForSequenceClassification", config=KEY, labels=("class",)),
+    Case("relative_key_query, masked lm", model="BertForMaskedLM", config=KEY_QUERY, labels=("words",)),
+    Case("legacy cache", config=DECODER, first_step=4, flags={"legacy_cache": True}),
+    Case("legacy cache, one step, left", config=DECODER, first_step=10, mask="left", flags={"legacy_cache": True}),
+    Case("legacy cache, memory", config=CROSS, inputs=MEMORY, first_step=5, flags={"legacy_cache": True}),
+    Case("untied", model="BertForMaskedLM", config={"tie_word_embeddings": False}, labels=("words",)),
+    Case("language model", model="BertLMHeadModel", config=DECODER, labels=("words",)),
+]  # fmt: skip
