@@ -7,19 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_shape, check_tensor
-from bert_fast.models.argument_checks import (
-    check_architecture,
-    check_head_mask,
-    check_inputs_embeds,
-    check_pruned,
-    refuse_decoder_arguments,
-)
+from bert_fast.checks import check_dtype, check_shape
+from bert_fast.models.argument_checks import check_architecture, check_pruned
 from bert_fast.models.base import BertPreTrainedModel
 from bert_fast.models.config import BertConfig
+from bert_fast.models.masks import behind, read_head_mask
 from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from bert_fast.models.textbook import textbook
-from bert_fast.modules.call import Call, RowChoice
+from bert_fast.models.reading import read_cache, read_memory, read_tokens, read_view
+from bert_fast.modules.cache import KeyValueCache
+from bert_fast.modules.call import Call, RowChoice, first_tokens
 from bert_fast.modules.embeddings import BertEmbeddings
 from bert_fast.modules.encoder import BertEncoder
 from bert_fast.modules.pooler import BertPooler
@@ -27,8 +23,6 @@ from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
 
 __all__ = ["BertModel", "Encoded", "PackedBertModel"]
-
-_INTEGERS = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -86,73 +80,52 @@ class PackedBertModel:
         rows: which tokens the caller needs: a function of the packing that gives their packed indices (Tensor [M],
             int64, rising). The last layer then computes only these, and so `hidden` is [M, H].
         """
-        refuse_decoder_arguments(
-            encoder_hidden_states=encoder_hidden_states, encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
-        )  # fmt: skip
-        output_attentions = _flag(output_attentions, self.config.output_attentions)
-        output_hidden_states = _flag(output_hidden_states, self.config.output_hidden_states)
-        name, given = _input(input_ids, inputs_embeds)
-        shape = given.shape if inputs_embeds is None else given.shape[:-1]
-        if input_ids is not None:
-            check_dtype("input_ids", input_ids, _INTEGERS)
-        else:
-            check_inputs_embeds(given, self.config.hidden_size, self.dtype)
-        for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
-            if ids is not None:
-                check_dtype(ids_name, ids, _INTEGERS)
-        if attention_mask is not None:
-            check_tensor("attention_mask", attention_mask)
-        if head_mask is not None:
-            check_head_mask(head_mask, self.config, shape)
-        if position_ids is not None and len(shape) == 2 and position_ids.shape in ((shape[1],), (1, shape[1])):
-            position_ids = position_ids.expand(shape)
-        for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
-            if ids is not None:
-                check_shape(ids_name, ids, tuple(shape))
-        seed = self._seed(given.device, dropout_seed)
-
-        is_dense = attention_mask is not None and attention_mask.dim() > 2
-        packing = self._packing(name, given, shape, None if is_dense else attention_mask, cu_seqlens, max_seqlen)
-        if is_dense or head_mask is not None or output_attentions:
-            if packing.padded_shape is None:
-                raise ValueError(
-                    "head_mask, output_attentions: expected None and False beside cu_seqlens (they need padded input)"
-                )
-            check_pruned(self.config, head_mask, attention_mask)
-            slow = textbook(self)(  # type: ignore[arg-type]
-                input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-                output_attentions=output_attentions, output_hidden_states=output_hidden_states, dropout_seed=seed,
-            )  # fmt: skip
-            hidden, chosen = packing.pack(slow.last_hidden_state), None if rows is None else rows(packing)
-            hidden = hidden if chosen is None else hidden.index_select(0, chosen)
-            return Encoded(hidden, packing, seed, slow.hidden_states, slow.attentions, rows=chosen)
-
-        call = Call(packing, seed, hidden_states=[] if output_hidden_states else None)
+        config = self.config
+        output_attentions = _flag(output_attentions, config.output_attentions)
+        output_hidden_states = _flag(output_hidden_states, config.output_hidden_states)
+        tokens = read_tokens(config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids)
+        cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
+        seed = self._seed(tokens.device, dropout_seed)
+        view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)
+        packing = view.packing
+        memory = read_memory(config, encoder_hidden_states, encoder_attention_mask, packing, num_cached)
+        keeps_cache = self._keeps_cache(use_cache, packing)
+        if cache is None and keeps_cache:
+            cache = KeyValueCache()
+        call = Call(
+            packing,
+            seed,
+            keys=view.keys,
+            causal=view.causal,
+            bias=view.bias,
+            head_mask=self._head_mask(head_mask, packing, num_cached),
+            memory_packing=None if memory is None else memory.packing,
+            memory_bias=None if memory is None else memory.bias,
+            cache=cache,
+            hidden_states=[] if output_hidden_states else None,
+            attentions=[] if output_attentions else None,
+            cross_attentions=[] if output_attentions and memory is not None else None,
+        )
         chosen = None if rows is None else rows(packing)
-        packed = (
-            None if ids is None else packing.pack(ids)
-            for ids in (input_ids, token_type_ids, position_ids, inputs_embeds)
-        )
+        # What is shown or kept of the last layer is all of it.
+        is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None
+        hidden = self.embeddings(*tokens.packed(packing), call=call)
         hidden = self.encoder(
-            self.embeddings(*packed, call=call), call=call if output_hidden_states else call.with_rows(chosen)
+            hidden, None if memory is None else memory.states, call=call if is_whole else call.with_rows(chosen)
         )
-        if output_hidden_states and chosen is not None:
+        if is_whole and chosen is not None:
             hidden = hidden.index_select(0, chosen)
         states = None if call.hidden_states is None else tuple(packing.unpack(state) for state in call.hidden_states)
-        return Encoded(hidden, packing, seed, states, rows=chosen)
+        return Encoded(
+            hidden, packing, seed, states, _tuple(call.attentions), _tuple(call.cross_attentions),
+            cache if keeps_cache else None, chosen,
+        )  # fmt: skip
 
     def pool(self, encoded: Encoded) -> Tensor:
         """The pooled first tokens, [B, H]; only for a model with a pooling layer."""
         assert self.pooler is not None
-        packing, hidden = encoded.packing, encoded.hidden
-        if encoded.rows is None:
-            first = packing.first_tokens(hidden)
-        else:
-            starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
-            places = torch.searchsorted(encoded.rows, starts).clamp(max=len(hidden) - 1)
-            first = hidden.index_select(0, places).masked_fill((ends <= starts).unsqueeze(1), 0.0)
-        return self.pooler(first, call=Call(packing, encoded.seed))
+        first = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
+        return self.pooler(first, call=Call(encoded.packing, encoded.seed))
 
     def _seed(self, device: torch.device, dropout_seed: Tensor | None) -> Tensor | None:
         if not self.training:
@@ -163,49 +136,38 @@ class PackedBertModel:
         check_dtype("dropout_seed", dropout_seed, (torch.int64,))
         return dropout_seed
 
-    def _packing(
-        self,
-        name: str,
-        given: Tensor,
-        shape: torch.Size,
-        attention_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        max_seqlen: int | None,
-    ) -> Packing:
-        if cu_seqlens is not None:
-            if attention_mask is not None:
-                raise ValueError("attention_mask: expected None beside cu_seqlens (packed input has no padding)")
-            if len(shape) != 1:
-                raise ValueError(f"{name}: expected packed tokens [T] beside cu_seqlens, got shape {list(given.shape)}")
-            if max_seqlen is None:
-                raise ValueError("max_seqlen: expected an int beside cu_seqlens, got None")
-            packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, shape[0])
-            name, longest = "max_seqlen", packing.max_seqlen
-        else:
-            if len(shape) != 2:
-                raise ValueError(f"{name}: expected a padded batch [B, S], got shape {list(given.shape)}")
-            longest = shape[1]
-            if attention_mask is None:
-                packing = Packing.full(*shape, given.device)
-            else:
-                check_shape("attention_mask", attention_mask, tuple(shape))
-                packing = Packing.from_keep_mask(attention_mask)
-        if longest > self.config.max_position_embeddings:
-            raise ValueError(
-                f"{name}: expected at most {self.config.max_position_embeddings} tokens a sequence "
-                f"(max_position_embeddings), got {longest}"
-            )
-        return packing
+    def _head_mask(self, head_mask: Tensor | None, packing: Packing, num_cached: int) -> Tensor | None:
+        """head_mask as `Call` wants it: by layer, original row and position."""
+        if head_mask is None:
+            return None
+        config = self.config
+        check_pruned(config, head_mask, None)
+        batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
+        heads = config.num_attention_heads
+        mask = read_head_mask(head_mask, config.num_hidden_layers, batch_size, heads, length, num_cached + length)
+        return behind(mask, num_cached)
+
+    def _keeps_cache(self, use_cache: bool | None, packing: Packing) -> bool:
+        """Whether the call returns a cache: only a decoder's, and not where its layers run again in backward."""
+        if not self.config.is_decoder or (self.training and self.encoder.checkpoint_every):
+            return False
+        if packing.padded_shape is None:
+            if use_cache:
+                raise ValueError(
+                    "use_cache: expected None or False beside cu_seqlens (a cache has a padded batch's columns)"
+                )
+            return False
+        return _flag(use_cache, self.config.use_cache)
 
 
 class BertModel(PackedBertModel, BertPreTrainedModel):
-    """The encoder with embeddings and pooler; parameters, arguments and outputs of Hugging Face's BertModel.
+    """Encoder or decoder with embeddings and pooler; parameters, arguments and outputs of Hugging Face's BertModel.
 
     Differences: hidden states of padding are exactly 0 (Hugging Face leaves them undefined), and the pooler reads the
     first kept token of each sequence.
 
     Raises:
-        ValueError: the configuration asks for a decoder, cross-attention or relative positions.
+        ValueError: the configuration asks for cross-attention in an encoder.
     """
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
@@ -225,9 +187,9 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         head_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         *,
-        encoder_hidden_states: None = None,
-        encoder_attention_mask: None = None,
-        past_key_values: None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
         use_cache: bool | None = None,
         cache_position: Tensor | None = None,
         output_attentions: bool | None = None,
@@ -240,22 +202,30 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         """Padded input ([B, S] and a mask) or packed input ([T] and cu_seqlens).
 
         input_ids (Tensor [B, S] or [T], int) or inputs_embeds (Tensor [B, S, H] or [T, H]).
-        attention_mask (Tensor [B, S], bool or number): nonzero = keep; default all kept. One device sync. Also
-            [B, S, S] and [B or 1, A or 1, S or 1, S]: slow path.
-        token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and 0 .. S-1.
-        head_mask (Tensor [A] or [L, A]): factors of the attention probabilities; slow path.
-        encoder_hidden_states, encoder_attention_mask, past_key_values: None, they are for decoders; use_cache,
-            cache_position: of no effect, as in Hugging Face's encoder.
-        output_attentions: return the probabilities, L tensors [B, A, S, S]; slow path.
+        attention_mask (Tensor [B, Sk], bool or number): nonzero = keep; default all kept. One device sync. Also
+            [B, S, Sk] and [B or 1, A or 1, S or 1, Sk], see `read_attention_mask`; these take no token out of the
+            batch. Sk = S and the cached columns. A decoder adds causal order to a 2-D mask and to none.
+        token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and the
+            column, cached ones counted.
+        head_mask (Tensor [A], [L, A] or [L, B or 1, A, S or 1, Sk or 1]): factors of the attention probabilities, also
+            of those of cross-attention.
+        encoder_hidden_states (Tensor [B, Sm, H]), encoder_attention_mask (as attention_mask, with Sm): a decoder's
+            memory.
+        past_key_values: keys and values of earlier calls: what a call returned, a cache of transformers, or a tuple of
+            (key, value) or (key, value, memory's key, memory's value) for every layer, Tensors [B, A, columns, D]. A
+            cache is extended in place.
+        use_cache: return the cache; default: config.use_cache in a decoder. Never of packed input, nor in training with
+            gradient checkpointing. cache_position: of no effect.
+        output_attentions: return the probabilities after dropout and head_mask, L tensors [B, A, S, Sk], zeros on
+            padding; slow, and keeps them for backward.
         cu_seqlens (Tensor [B + 1], int32), max_seqlen (int): layout of packed input; no device sync.
         dropout_seed (Tensor [1], int64): decides every mask of this call; default: drawn from PyTorch's generator.
         Returns: last_hidden_state [B, S, H] with zeros on padding ([T, H] for packed input), pooler_output [B, H],
-            hidden_states and attentions if asked for. A tuple where return_dict is False.
+            hidden_states, attentions, cross_attentions and past_key_values if asked for. A tuple where return_dict is
+            False.
 
         Raises:
             TypeError, ValueError: an argument is missing, does not fit another, or holds an id outside its table.
-
-        The slow path is the reference model on the same parameters (`models/textbook.py`); padded input only.
         """
         encoded = self.encode(
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
@@ -268,8 +238,10 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         output = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=encoded.packing.unpack(encoded.hidden),
             pooler_output=None if self.pooler is None else self.pool(encoded),
+            past_key_values=encoded.past_key_values,
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
+            cross_attentions=encoded.cross_attentions,
         )
         return self.finish(output, return_dict)
 
@@ -282,10 +254,5 @@ def _flag(argument: bool | None, default: bool) -> bool:
     return default if argument is None else argument
 
 
-def _input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[str, Tensor]:
-    for name, given, other in (("input_ids", input_ids, inputs_embeds), ("inputs_embeds", inputs_embeds, input_ids)):
-        if given is not None and other is None:
-            check_tensor(name, given)
-            return name, given
-    got = "neither" if input_ids is None else "both"
-    raise ValueError(f"input_ids, inputs_embeds: expected exactly one of the two, got {got}")
+def _tuple(collected: list[Tensor] | None) -> tuple[Tensor, ...] | None:
+    return None if collected is None else tuple(collected)

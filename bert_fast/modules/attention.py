@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bert_fast.modules.cache import extend_cache, memory_of
 from bert_fast.modules.call import Call
 from bert_fast.modules.closing import close
 from bert_fast.modules.layer_norm import LayerNorm
@@ -74,19 +75,22 @@ class PackedSelfAttention(_PackedHeads):
         """x [T, H] to the heads' outputs side by side, [T, A * D], or [M, A * D] where the call names rows."""
         extras = {"causal": call.causal, "bias": call.bias, **self._relative()}
         if call.rows is not None:
-            q, k, v = self._project_apart(call.of_rows(x), x)
+            q, (k, v) = self._query(call.of_rows(x)), self._key_and_value(x)
             return self._attend(q, k, v, call.packing, call.attentions, call, **extras)
         qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
-        packing, keys = call.packing, call.packing
-        if call.cache is None and call.attentions is None:
-            out = attention_qkv(
-                qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, dropout_p=call.dropout_p(self),
-                seed=call.seed, coords=packing.coords, site=self.site, sequence_order=packing.order,
-                head_mask=self._head_mask(call), **extras,
-            )  # fmt: skip
-            return out.flatten(1)
-        q, k, v = qkv.unbind(1)
-        return self._attend(q, k, v, keys, call.attentions, call, **extras)
+        if call.cache is not None or call.attentions is not None:
+            q, k, v = qkv.unbind(1)
+            keys = call.packing
+            if call.cache is not None:
+                k, v, keys = extend_cache(call, self.layer_index, k, v)
+            return self._attend(q, k, v, keys, call.attentions, call, **extras)
+        packing = call.packing
+        out = attention_qkv(
+            qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, dropout_p=call.dropout_p(self),
+            seed=call.seed, coords=packing.coords, site=self.site, sequence_order=packing.order,
+            head_mask=self._head_mask(call), **extras,
+        )  # fmt: skip
+        return out.flatten(1)
 
     def _relative(self) -> dict[str, Any]:
         if self.position_embedding_type == "absolute":
@@ -100,9 +104,18 @@ class PackedCrossAttention(_PackedHeads):
 
     def forward_packed(self, x: Tensor, memory: Tensor, *, call: Call) -> Tensor:
         """x [M, H], memory [Tm, H] to the heads' outputs side by side, [M, A * D]."""
-        assert call.memory_packing is not None
-        q, k, v = self._project_apart(x, memory)
-        return self._attend(q, k, v, call.memory_packing, call.cross_attentions, call, bias=call.memory_bias)
+        keys = call.memory_packing
+        assert keys is not None
+        if call.cache is None:
+            k, v = self._key_and_value(memory)
+        else:
+            padded = memory_of(call.cache, self.layer_index, lambda: self._padded(memory, keys))
+            k, v = (keys.pack(t.transpose(1, 2)) for t in padded)
+        return self._attend(self._query(x), k, v, keys, call.cross_attentions, call, bias=call.memory_bias)
+
+    def _padded(self, memory: Tensor, keys: Packing) -> tuple[Tensor, Tensor]:
+        k, v = self._key_and_value(memory)
+        return keys.unpack(k).transpose(1, 2), keys.unpack(v).transpose(1, 2)  # [B, A, Sm, D]
 
 
 class PackedSelfOutput:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from bert_fast.ops.packing import Packing
 
-__all__ = ["Call", "RowChoice", "first_rows"]
+__all__ = ["Call", "RowChoice", "first_rows", "first_tokens"]
 
-RowChoice = Callable[[Packing], Tensor]  # the packed indices of the tokens that a head reads, int64 [M], rising
+# The packed indices of the tokens that a head reads, int64 [M], rising; None: all.
+RowChoice = Callable[[Packing], Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,11 @@ class Call:
         """The same call for a layer of which only these tokens are wanted (None: all)."""
         return replace(self, rows=rows, row_packing=None if rows is None else _layout(self.packing, rows))
 
+    def of_tokens(self, start: int, stop: int) -> "Call":
+        """The same call for what works on each token by itself and is given some of its queries only."""
+        queries = self.queries
+        return replace(self, row_packing=replace(queries, coords=queries.coords[start:stop]))
+
 
 def first_rows(packing: Packing) -> Tensor:
     """The first token of every sequence, int64; sequences without tokens may be left out or name a neighbour's."""
@@ -71,6 +77,20 @@ def first_rows(packing: Packing) -> Tensor:
     if starts.device.type == "cpu" and not torch.compiler.is_compiling():
         return starts[ends > starts]
     return starts.clamp(max=len(packing.coords) - 1)  # to leave them out would need their number
+
+
+def first_tokens(packing: Packing, hidden: Tensor, rows: Tensor | None) -> Tensor:
+    """Every sequence's first token, [B, H], exactly 0 where it has none.
+
+    hidden (Tensor [T, H], or [M, H] of those `rows`, [CLS] of every sequence among them).
+    """
+    if rows is None:
+        return packing.first_tokens(hidden)
+    if not torch.compiler.is_compiling() and not len(hidden):
+        return hidden.new_zeros((packing.num_sequences, hidden.shape[1]))
+    starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
+    places = torch.searchsorted(rows, starts).clamp(max=len(hidden) - 1)
+    return hidden.index_select(0, places).masked_fill((ends <= starts).unsqueeze(1), 0.0)
 
 
 def _layout(packing: Packing, rows: Tensor) -> Packing:

@@ -30,19 +30,21 @@ class PackedEncoder:
     def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """x [T, H], memory [Tm, H] or None, to [T, H], or [M, H] where the call names rows."""
         layers = list(self.layer)
+        # What a layer writes down in passing, it must not write twice.
+        runs_again = self.training and self.checkpoint_every and call.cache is None and call.attentions is None
         inner = call if call.rows is None else call.with_rows(None)
         for index, layer in enumerate(layers):
             if call.hidden_states is not None:
                 call.hidden_states.append(x)
             layer_call = call if index == len(layers) - 1 else inner
-            if self.training and self.checkpoint_every and index % self.checkpoint_every == 0:
+            if runs_again and index % self.checkpoint_every == 0:
                 run = functools.partial(layer, call=layer_call)
                 x = checkpoint(run, x, memory, **self.checkpoint_arguments)
             else:
                 x = layer(x, memory, call=layer_call)
         if call.hidden_states is not None:
             call.hidden_states.append(x)
-        return x
+        return x if layers else call.of_rows(x)
 
 
 class BertEncoder(PackedEncoder, nn.Module):

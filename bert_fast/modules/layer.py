@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bert_fast.modules.activated_linear import activated_linear
@@ -59,13 +60,25 @@ class PackedLayer:
     crossattention: Any
     intermediate: Any
     output: Any
+    chunk_size_feed_forward = 0  # columns of the batch that go through the MLP at a time; 0: all
 
     def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """x [T, H], memory [Tm, H] or None, to [T, H], or [M, H] where the call names rows."""
         x = self.attention(x, call=call)
         if memory is not None:
             x = self.crossattention(x, memory, call=call)
+        if self.chunk_size_feed_forward:
+            return self._in_chunks(x, call)
         return self.output(x, self.intermediate, call=call)
+
+    def _in_chunks(self, x: Tensor, call: Call) -> Tensor:
+        """The MLP on as many tokens at a time as so many columns of a padded batch hold."""
+        step = self.chunk_size_feed_forward * max(call.queries.num_sequences, 1)
+        parts = [
+            self.output(part, self.intermediate, call=call.of_tokens(index * step, (index + 1) * step))
+            for index, part in enumerate(x.split(step))
+        ]
+        return torch.cat(parts)
 
 
 class BertIntermediate(PackedIntermediate, nn.Module):
@@ -100,5 +113,8 @@ class BertLayer(PackedLayer, nn.Module):
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.attention = BertAttention(config, layer)
+        if getattr(config, "add_cross_attention", False):
+            self.crossattention = BertAttention(config, layer, is_cross=True)
+        self.chunk_size_feed_forward = getattr(config, "chunk_size_feed_forward", 0)
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config, layer)

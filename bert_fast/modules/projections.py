@@ -37,11 +37,15 @@ class JoinedProjections:
             return qkv_projection(x, *parameters)
         return joined_products(x, *projections)
 
-    def _project_apart(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [T, A, D] of x [T, H]; k and v [Tm, A, D] of memory [Tm, H], by one product."""
-        q = joined_products(x, self.query).unflatten(1, (self.num_heads, self.head_dim))
-        kv = joined_products(memory, self.key, self.value).unflatten(1, (2, self.num_heads, self.head_dim))
-        return q, *kv.unbind(1)
+    def _query(self, x: Tensor) -> Tensor:
+        """x [M, H] to q [M, A, D], where only a few tokens ask or the keys are those of others."""
+        return joined_products(x, self.query).unflatten(1, (self.num_heads, self.head_dim))
+
+    def _key_and_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [Tk, H] to k and v [Tk, A, D], by one product."""
+        kv = joined_products(x, self.key, self.value).unflatten(1, (2, self.num_heads, self.head_dim))
+        k, v = kv.unbind(1)
+        return k, v
 
     def _join_storage(self) -> None:
         """Puts the three weights side by side, and the biases."""

@@ -205,10 +205,10 @@ ERRORS = {
         ValueError,
         r"input_ids: expected packed tokens \[T\]",
     ),
-    "packed attentions": (
-        lambda m: m(_ids(3), cu_seqlens=torch.tensor([0, 3]).int(), max_seqlen=3, output_attentions=True),
+    "packed cache": (
+        lambda m: m(_ids(3), cu_seqlens=torch.tensor([0, 3]).int(), max_seqlen=3, past_key_values=()),
         ValueError,
-        "output_attentions: expected None and False beside cu_seqlens",
+        "past_key_values: expected None beside cu_seqlens",
     ),
     "seed": (
         lambda m: m.train()(_ids(1, 2), dropout_seed=torch.tensor([1.0])),
@@ -250,14 +250,6 @@ def test_bad_labels_are_named(labels, error, message):
         model(_ids(2, 3), labels=labels)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"is_decoder": True},
-        {"position_embedding_type": "relative_key"},
-        {"is_decoder": True, "add_cross_attention": True},
-    ],
-)
-def test_unsupported_architectures_say_what_runs_them(change):
-    with pytest.raises(ValueError, match=r"ReferenceBertModel runs it"):
-        bert_fast.BertModel(bert_fast.BertConfig(**SIZES, **change))
+def test_cross_attention_is_for_decoders():
+    with pytest.raises(ValueError, match="config.is_decoder: expected True where add_cross_attention is set"):
+        bert_fast.BertModel(bert_fast.BertConfig(**SIZES, add_cross_attention=True))

@@ -144,7 +144,7 @@ def test_it_trains_with_frozen_parameters_staying_frozen() -> None:
     assert not torch.equal(one.query.weight, before)
 
 
-def test_the_slow_path_runs_a_pruned_model() -> None:
+def test_a_pruned_model_shows_its_attentions() -> None:
     model = make()
     model.prune_heads(PRUNED)
     fast, slow, truth = hidden(model), hidden(model, output_attentions=True), hidden(model.double())
