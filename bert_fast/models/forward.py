@@ -21,9 +21,8 @@ def takes_model_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
     and returns an output class; return_dict is obeyed here. Signature and documentation are those of the result, so
     that tools which ask for the names of arguments (Trainer does) find all of them.
     """
-    shared = inspect.signature(BertModel.forward).parameters
-    (_, _, *own), result = inspect.signature(forward).parameters.values(), inspect.signature(forward).return_annotation
-    names = [parameter.name for parameter in own]
+    shared, signature = dict(inspect.signature(BertModel.forward).parameters), inspect.signature(forward)
+    own = dict(list(signature.parameters.items())[2:])  # all but self and inputs
 
     @functools.wraps(forward)
     def wrapper(
@@ -38,9 +37,9 @@ def takes_model_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        arguments = {name: others.pop(name) for name in names if name in others}
-        if unknown := others.keys() - shared.keys():
-            raise TypeError(f"{type(self).__name__}.forward: unexpected arguments {', '.join(sorted(unknown))}")
+        arguments = {name: others.pop(name) for name in own if name in others}
+        if unknown := [name for name in others if name not in shared]:
+            raise TypeError(f"{type(self).__name__}.forward() got an unexpected keyword argument {unknown[0]!r}")
         inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": position_ids, "head_mask": head_mask, "inputs_embeds": inputs_embeds, "use_cache": False,
@@ -48,7 +47,6 @@ def takes_model_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
         }  # fmt: skip
         return self.finish(forward(self, inputs, **arguments), return_dict)
 
-    every = {**shared, **{parameter.name: parameter for parameter in own}}
-    signature = inspect.Signature(list(every.values()), return_annotation=result)
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    parameters = list((shared | own).values())
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return wrapper
