@@ -81,8 +81,8 @@ class PackedBertModel:
             int64, rising). The last layer then computes only these, and so `hidden` is [M, H].
         """
         config = self.config
-        output_attentions = _flag(output_attentions, config.output_attentions)
-        output_hidden_states = _flag(output_hidden_states, config.output_hidden_states)
+        output_attentions = _flag(output_attentions, getattr(config, "output_attentions", False))
+        output_hidden_states = _flag(output_hidden_states, getattr(config, "output_hidden_states", False))
         tokens = read_tokens(config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids)
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens.device, dropout_seed)

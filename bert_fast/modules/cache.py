@@ -88,7 +88,7 @@ def as_cache(past_key_values: Any) -> Any:
 def extend_cache(call: Call, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Packing]:
     """Appends this call's k and v [T, A, D]; returns all keys' [Tk, A, D], cached ones first, and their layout."""
     padded = (call.packing.unpack(t).transpose(1, 2) for t in (k, v))  # [B, A, S, D]
-    cached = call.cache.update(*padded, layer)
+    cached = getattr(call.cache, "self_attention_cache", call.cache).update(*padded, layer)
     keys = call.keys
     if keys is None or keys.padded_shape is None:  # the first call
         return k, v, call.packing
