@@ -1,4 +1,4 @@
-"""transformers' modules inside a BertModel, with the packed computation beside their own.
+"""transformers' modules inside a BertModel and a masked-LM head, with the packed computation beside their own.
 
 Called with `call=`, by the fused model on its packed path, they compute as bert_fast's modules do, on the parameters
 that they have; called without, they are what they were. What the packed computation reads beyond parameters is looked
@@ -15,6 +15,7 @@ from transformers.activations import ACT2FN
 from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.classes import Fused, replaces
+from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform
 from bert_fast.modules.attention import (
     PackedAttention,
     PackedCrossAttention,
@@ -44,7 +45,7 @@ _NAMES = {type(ACT2FN[name]): name for name in ("gelu", "gelu_new", "gelu_pytorc
 class FusedContainer(Fused):
     """Chooses between the packed computation and transformers' own."""
 
-    forward_packed: Callable[..., Tensor]
+    forward_packed: Callable[..., Tensor]  # or none, for those that only hold others
 
     def forward(self, *args: Any, call: Any = None, **kwargs: Any) -> Any:
         """transformers' own forward, or with `call`, see `modules.call.Call`, the packed one."""
@@ -125,6 +126,26 @@ class FusedBertEncoder(FusedContainer, PackedEncoder, hf.BertEncoder):
 
 @replaces(hf.BertPooler)
 class FusedBertPooler(FusedContainer, PackedPooler, hf.BertPooler):
+    pass
+
+
+@replaces(hf.BertPredictionHeadTransform)
+class FusedBertPredictionHeadTransform(FusedContainer, PackedPredictionTransform, hf.BertPredictionHeadTransform):
+    hidden_act: Any = property(lambda self: _fused_name(self.transform_act_fn))
+
+
+@replaces(hf.BertLMPredictionHead)
+class FusedBertLMPredictionHead(FusedContainer, PackedPredictionHead, hf.BertLMPredictionHead):
+    pass
+
+
+@replaces(hf.BertOnlyMLMHead)
+class FusedBertOnlyMLMHead(FusedContainer, hf.BertOnlyMLMHead):
+    pass
+
+
+@replaces(hf.BertPreTrainingHeads)
+class FusedBertPreTrainingHeads(FusedContainer, hf.BertPreTrainingHeads):
     pass
 
 

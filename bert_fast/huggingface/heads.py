@@ -6,18 +6,13 @@ from typing import Any
 from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.classes import replaces
-from bert_fast.huggingface.models import IS_VERSION_4, FusedBertModel
+from bert_fast.huggingface.models import IS_VERSION_4, FusedBertModel, is_fused_bert
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.huggingface.swapping import FusedModel
+from bert_fast.huggingface.word_heads import FusedBertForMaskedLM, FusedBertForPreTraining, FusedBertLMHeadModel
 from bert_fast.modules.call import first_rows
 
 __all__ = ["FUSED_MODELS"]
-
-
-def is_fused_bert(bert: Any) -> bool:
-    """Whether a head may ask `bert` for what only FusedBertModel knows, and nobody looks at what it returns."""
-    forward = getattr(type(bert), "forward", None)
-    return forward is FusedBertModel.forward and "forward" not in bert.__dict__ and not is_watched(bert)
 
 
 class _PooledHead(FusedModel):
@@ -26,7 +21,8 @@ class _PooledHead(FusedModel):
     bert: Any
 
     def _forward_pooled(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        if not IS_VERSION_4 and is_fused_bert(self.bert):  # version 4 passes on no arguments but its own
+        # Nobody else looks at what the BertModel returns; and version 4 passes on no arguments but its own.
+        if is_fused_bert(self.bert) and not is_watched(self.bert) and not IS_VERSION_4:
             kwargs["rows"] = first_rows
         return forward(*args, **kwargs)
 
@@ -62,23 +58,8 @@ class FusedBertForQuestionAnswering(FusedModel, hf.BertForQuestionAnswering):
     pass
 
 
-@replaces(hf.BertForMaskedLM)
-class FusedBertForMaskedLM(FusedModel, hf.BertForMaskedLM):
-    pass
-
-
-@replaces(hf.BertForPreTraining)
-class FusedBertForPreTraining(FusedModel, hf.BertForPreTraining):
-    pass
-
-
-@replaces(hf.BertLMHeadModel)
-class FusedBertLMHeadModel(FusedModel, hf.BertLMHeadModel):
-    pass
-
-
-FUSED_MODELS = (
-    hf.BertModel, hf.BertForSequenceClassification, hf.BertForMultipleChoice, hf.BertForNextSentencePrediction,
-    hf.BertForTokenClassification, hf.BertForQuestionAnswering, hf.BertForMaskedLM, hf.BertForPreTraining,
-    hf.BertLMHeadModel,
+FUSED_MODELS: tuple[type, ...] = (
+    FusedBertModel, FusedBertForSequenceClassification, FusedBertForMultipleChoice,
+    FusedBertForNextSentencePrediction, FusedBertForTokenClassification, FusedBertForQuestionAnswering,
+    FusedBertForMaskedLM, FusedBertForPreTraining, FusedBertLMHeadModel,
 )  # fmt: skip

@@ -15,12 +15,13 @@ from bert_fast.huggingface.reasons import reasons, setting
 from bert_fast.huggingface.swapping import FusedModel
 from bert_fast.models.bert import Encoded, PackedBertModel
 
-__all__ = ["IS_VERSION_4", "FusedBertModel", "by_name", "positional"]
+__all__ = ["IS_VERSION_4", "FusedBertModel", "by_name", "chosen", "encode_arguments", "is_fused_bert", "positional"]
 
 IS_VERSION_4 = int(transformers.__version__.split(".")[0]) < 5
 _ENCODE = (
-    "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "output_hidden_states",
-    "cu_seqlens", "max_seqlen", "dropout_seed", "rows",
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "head_mask", "inputs_embeds",
+    "encoder_hidden_states", "encoder_attention_mask", "output_hidden_states", "cu_seqlens", "max_seqlen",
+    "dropout_seed", "rows",
 )  # fmt: skip
 
 
@@ -34,6 +35,11 @@ def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, 
     """A call's arguments by name; None where there are too many, or one is given twice."""
     inputs = {**dict(zip(names, args, strict=False)), **kwargs}
     return inputs if len(inputs) == len(args) + len(kwargs) else None
+
+
+def encode_arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arguments that `PackedBertModel.encode` takes."""
+    return {"use_cache": False, **{name: inputs[name] for name in _ENCODE if name in inputs}}
 
 
 _NAMES = positional(hf.BertModel.forward)
@@ -59,7 +65,7 @@ class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
             return super().forward(*args, **kwargs)
         if IS_VERSION_4 and inputs.get("input_ids") is not None:
             self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
-        encoded = self.encode(use_cache=False, **{name: inputs[name] for name in _ENCODE if name in inputs})
+        encoded = self.encode(**encode_arguments(inputs))
         return self._output(encoded, inputs)
 
     def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
@@ -68,7 +74,7 @@ class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
             hidden = encoded.hidden
         else:
             hidden = encoded.packing.unpack(encoded.hidden) if states is None else states[-1]
-        states = _chosen(states, setting(inputs, self.config, "output_hidden_states"))
+        states = chosen(states, setting(inputs, self.config, "output_hidden_states"))
         if setting(inputs, self.config, "return_dict"):
             return BaseModelOutputWithPoolingAndCrossAttentions(
                 last_hidden_state=hidden, pooler_output=pooled, hidden_states=states
@@ -81,7 +87,12 @@ class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
         )
 
 
-def _chosen(states: tuple[Tensor, ...] | None, choice: Any) -> Any:
+def is_fused_bert(module: Any) -> bool:
+    """Whether a head may ask a module for what only FusedBertModel has: it is one, and its forward is nobody else's."""
+    return getattr(type(module), "forward", None) is FusedBertModel.forward and "forward" not in module.__dict__
+
+
+def chosen(states: tuple[Tensor, ...] | None, choice: Any) -> Any:
     """The states, or in version 5, where output_hidden_states holds their numbers, None in place of all others."""
     if states is None or isinstance(choice, bool) or IS_VERSION_4:
         return states

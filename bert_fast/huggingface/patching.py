@@ -43,12 +43,14 @@ def patch_transformers() -> Patch:
     those made under the patch stay fused when it ends. Patching twice is fine: each patch is undone on its own.
     Thread-safe.
     """
+    from bert_fast.huggingface.classes import original_class
     from bert_fast.huggingface.heads import FUSED_MODELS
 
     patch = Patch()
     with _lock:
         if not _holders:
-            for cls in FUSED_MODELS:
+            for fused in FUSED_MODELS:
+                cls: Any = original_class(fused)
                 _wrapped[cls] = cls.__init__, _fusing(cls.__init__)
                 cls.__init__ = _wrapped[cls][1]
         _holders.add(patch)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.containers import FusedContainer
+from bert_fast.huggingface.classes import Fused
 
 __all__ = ["ARGUMENTS", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
 
@@ -21,25 +22,32 @@ ARGUMENTS = frozenset(
     (
         "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache", "cache_position",
         "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "cu_seqlens", "max_seqlen",
-        "dropout_seed", "rows",
+        "dropout_seed", "rows", "head_mask", "encoder_hidden_states", "encoder_attention_mask",
     )
 )  # fmt: skip
 _CONTAINERS = frozenset(
-    ("embeddings", "encoder", "pooler", "attention", "crossattention", "self", "output", "intermediate")
-)
+    (
+        "bert", "embeddings", "encoder", "pooler", "attention", "crossattention", "self", "output", "intermediate",
+        "cls", "predictions", "transform",
+    )
+)  # fmt: skip
+_HAS_CROSS_ATTENTION = hasattr(hf, "BertCrossAttention")  # a class of its own; before, it was BertSelfAttention too
 _PLAIN_LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, type(None))
 _ATTENTION = ("eager", "sdpa", "flash_attention", "flex_attention", "paged", "bert_fast", "None")  # beginnings
 
 
-def reasons(model: nn.Module, inputs: Mapping[str, Any]) -> list[str]:
-    """Why a fused BertModel leaves this call to transformers' code; inputs: arguments of its forward, by name."""
+def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
+    """Why a fused BertModel, or a model around one, leaves a call to transformers' code.
+
+    inputs: arguments of BertModel.forward, by name.
+    """
     return [*call_reasons(model, inputs), *module_reasons(model)]
 
 
-def call_reasons(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
+def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     """Those that lie in the arguments, the configuration and the state of PyTorch."""
-    config: Any = model.config
+    config = model.config
     for name, value in inputs.items():
         if name not in ARGUMENTS and value is not None:
             yield f"{name}: the packed path has no such argument"
@@ -52,9 +60,12 @@ def call_reasons(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
         yield "input_ids, inputs_embeds: no Tensor with data"
     elif given.is_floating_point() and given.dtype != model.dtype:
         yield f"inputs_embeds: of {given.dtype}, the model of {model.dtype}"
-    mask = inputs.get("attention_mask")
-    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
-        yield "attention_mask: not a Tensor [B, S]"
+    for name in ("attention_mask", "encoder_attention_mask"):
+        mask = inputs.get(name)
+        if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
+            yield f"{name}: not a Tensor [B, S]"
+    if inputs.get("encoder_hidden_states") is not None and not (config.is_decoder and _HAS_CROSS_ATTENTION):
+        yield "encoder_hidden_states: for an encoder, or in transformers 4"
     if setting(inputs, config, "output_attentions"):
         yield "output_attentions: probabilities are asked for"
     if config.is_decoder and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
@@ -63,7 +74,7 @@ def call_reasons(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
         yield f"config.is_causal: {config.is_causal}"
     if not str(config._attn_implementation).startswith(_ATTENTION):
         yield f"config._attn_implementation: {config._attn_implementation!r} is somebody's own"
-    if torch._C._is_tracing() or torch.compiler.is_exporting():
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
         yield "the call is traced, for a program that shall run without bert_fast"
     elif torch.compiler.is_compiling():
         if getattr(model, "_output_capturing_hooks_installed", False):
@@ -89,7 +100,7 @@ def module_reasons(model: nn.Module) -> Iterator[str]:
                 yield f"{path}: its forward is replaced"
             if is_watched(child):
                 yield f"{path}: hooks are registered"
-            if isinstance(child, FusedContainer) or type(child) is nn.ModuleList:
+            if isinstance(child, Fused) or type(child) is nn.ModuleList:
                 waiting.append((f"{path}.", child))
             elif is_list or name in _CONTAINERS:
                 yield f"{path}: a {type(child).__name__} which is not fused"

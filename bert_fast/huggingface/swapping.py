@@ -23,16 +23,16 @@ class FusedModel(Fused):
 def swap_in(model: nn.Module) -> bool:
     """Fuses every BertModel inside, and the models around it; whether there is one (fused before or now)."""
     modules = list(model.modules())
-    berts = [module for module in modules if isinstance(module, hf.BertModel)]
-    for module in [part for bert in berts for part in bert.modules() if part is not bert]:
-        if is_replaced(type(module)):  # a class that somebody derived from it stays, and is a reason, see `reasons`
+    if not any(isinstance(module, hf.BertModel) for module in modules):
+        return False
+    for module in modules:
+        # A module of a class that somebody derived from transformers' stays, and is a reason, see `reasons`.
+        if is_replaced(type(module)) or isinstance(module, hf.BertPreTrainedModel):
             _change_class(module, fused_class(type(module)))
+    for module in modules:
         if isinstance(module, hf.BertEncoder):
             set_sites(module)
-    for module in modules:
-        if isinstance(module, hf.BertPreTrainedModel):
-            _change_class(module, fused_class(type(module)))
-    return bool(berts)
+    return True
 
 
 def join_storages(model: nn.Module) -> None:
