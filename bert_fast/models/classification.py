@@ -74,7 +74,7 @@ class BertForNextSentencePrediction(BertPreTrainedModel):
         if next_sentence_label is not None:
             if labels is not None:
                 raise ValueError("next_sentence_label: expected None beside labels, whose old name it is, got both")
-            warnings.warn("next_sentence_label is deprecated, use labels", FutureWarning, stacklevel=4)
+            warnings.warn("next_sentence_label is deprecated, use labels", FutureWarning, stacklevel=5)
             labels = next_sentence_label
         pooled, encoded = pooled_sequences(self.bert, inputs)
         logits = self.cls.seq_relationship(pooled)
