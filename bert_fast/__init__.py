@@ -4,6 +4,7 @@ from bert_fast import ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend
 from bert_fast.errors import BackendError, CheckpointError
+from bert_fast.huggingface import fuse, patch_transformers, register_attention, unfuse, why_not
 from bert_fast.models import (
     BertConfig,
     BertForMaskedLM,
@@ -36,7 +37,12 @@ __all__ = [
     "CheckpointError",
     "__version__",
     "explain",
+    "fuse",
     "ops",
     "optim",
+    "patch_transformers",
+    "register_attention",
+    "unfuse",
     "use_backend",
+    "why_not",
 ]
