@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Case", "evaluate", "randomize"]
+__all__ = ["Case", "added_mask", "evaluate", "randomize"]
 
 # Every size is small and awkward: odd head counts, a head dimension that is no power of two, odd lengths.
 _BASE = {
@@ -94,7 +94,7 @@ class Case:
             made["inputs_embeds"] = reals(*tokens, config["hidden_size"])
         else:
             made["input_ids"] = integers(config["vocab_size"], *tokens)
-        made |= {k: v.unsqueeze(1).expand(tokens).clone() if choices else v for k, v in self._mask(generator).items()}
+        made |= {k: v.unsqueeze(1).expand(tokens).clone() if choices else v for k, v in self._mask(generator, dtype).items()}
         if "token_type_ids" in self.inputs:
             made["token_type_ids"] = integers(config["type_vocab_size"], *tokens)
         if "position_ids" in self.inputs:
@@ -129,7 +129,7 @@ class Case:
                 made["labels"] = integers(2, shape[0], num_labels).to(dtype)
         return made
 
-    def _mask(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def _mask(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         """attention_mask: "none"; 2-D "full", "right", "left", "holes"; per pair "3d", "4d" (added to scores)."""
         if self.mask == "none":
             return {}
@@ -140,8 +140,14 @@ class Case:
             if self.mask == "3d":
                 return {"attention_mask": sees.long()}
             slope = -0.1 * (torch.arange(self.length)[:, None] - torch.arange(self.length)).abs()
-            return {"attention_mask": torch.where(sees, slope, torch.finfo(torch.float32).min)[:, None]}
+            return {"attention_mask": added_mask(sees, slope.to(dtype))}
         return {"attention_mask": self.valid().long()}
+
+
+def added_mask(sees: Tensor, otherwise: Tensor) -> Tensor:
+    """bool [B, S, S] as [B, 1, S, S] that is added to scores: `otherwise` where a query sees a key."""
+    never = max(torch.finfo(torch.float32).min, torch.finfo(otherwise.dtype).min)
+    return torch.where(sees, otherwise, never)[:, None]
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:

@@ -44,8 +44,8 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     # either side's worst element can be a few times the other's.
     ("reference_model", "gradient"): {torch.float32: Tolerance(4.0, 4e-6)},
     # The fast models beside the reference, which rounds hardly more than once an op: other libraries' products, another
-    # exponential, layer after layer.
-    ("fast_model", "output"): {torch.float32: Tolerance(4.0, 2e-6)},
+    # exponential, layer after layer. The worst of a hundred pooled values in bf16 is a matter of luck on either side.
+    ("fast_model", "output"): {torch.float32: Tolerance(4.0, 2e-6), torch.bfloat16: Tolerance(4.0, 8e-3)},
     ("fast_model", "gradient"): {torch.float32: Tolerance(4.0, 6e-6), torch.bfloat16: Tolerance(4.0, 8e-3)},
     # dS = P * (dP - delta): where one key takes all, plain torch cancels to exactly 0 and the recomputed P leaves an
     # error of eps * |dout| |v| |k|, which dropout's scale multiplies: a few 1e-6 for normal inputs.
@@ -207,6 +207,8 @@ RELATIVE: dict[str, float] = {
     # Fine-tuning real weights for 100 steps of AdamW, two implementations in fp32, no dropout: relative to the largest
     # loss. Hugging Face's eager and SDPA attention were 3e-5 apart.
     "fine_tuning_loss_100_steps": 3e-4,
+    # One loss of two implementations under autocast to bf16 (8 bits), a mean over at least dozens of words.
+    "training_step_loss_bf16": 1e-2,
 }
 
 

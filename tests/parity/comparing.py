@@ -17,14 +17,6 @@ from bert_fast.testing.tolerances import RELATIVE
 Results = dict[str, Tensor]
 
 
-def _models_can(case: Case, form: str, dtype: torch.dtype) -> bool:
-    """TODO: goes away when the models do all that the reference does."""
-    if not hasattr(bert_fast, case.model) or {"is_decoder", "position_embedding_type"} & case.config.keys():
-        return False
-    slow = case.mask in ("3d", "4d") or bool(case.flags) or any("head_mask" in name for name in case.inputs)
-    return not slow or (form == "padded" and dtype is torch.float32)
-
-
 def every_run(cases: list[Case]) -> Callable[..., Any]:
     """Parametrizes a test by case, form ("reference"; "padded" and "packed" input of our models) and dtype.
 
@@ -34,8 +26,6 @@ def every_run(cases: list[Case]) -> Callable[..., Any]:
 
     def fits(case: Case, form: str, dtype: torch.dtype) -> bool:
         if dtype is torch.bfloat16 and (form == "reference" or case.config.get("hidden_act") == "relu"):
-            return False
-        if form != "reference" and not _models_can(case, form, dtype):
             return False
         return form != "packed" or case.can_be_packed
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_fast.testing.parity import Case, evaluate, randomize
+from bert_fast.testing.parity import Case, added_mask, evaluate, randomize
 
 from .cases import TRANSFORMERS_5
 from .comparing import check, every_run, in_fp64, our_model
@@ -14,13 +14,11 @@ from .comparing import check, every_run, in_fp64, our_model
 transformers = pytest.importorskip("transformers", minversion="5")
 
 
-def _for_transformers(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _for_transformers(case: Case, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """A mask per pair as the 4-D one that version 5 wants in its place."""
     if case.mask != "3d":
         return tensors
-    mask = tensors["attention_mask"]
-    added = torch.zeros(mask.shape).masked_fill(mask == 0, torch.finfo(torch.float32).min)
-    return {**tensors, "attention_mask": added[:, None]}
+    return {**tensors, "attention_mask": added_mask(tensors["attention_mask"] != 0, torch.zeros((), dtype=dtype))}
 
 
 @every_run(TRANSFORMERS_5)
@@ -32,7 +30,7 @@ def test_outputs_and_gradients(case: Case, form: str, dtype: torch.dtype) -> Non
     assert list(ours.state_dict()) == list(model.state_dict())
     ours.load_state_dict(model.to(dtype).state_dict())
 
-    tensors = _for_transformers(case, case.tensors(dtype))
+    tensors = _for_transformers(case, case.tensors(dtype), dtype)
     theirs = evaluate(model, case, tensors)
     truth = evaluate(model.double(), case, in_fp64(tensors))
     check(case, form, dtype, ours, theirs, truth)
