@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from bert_fast import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from bert_fast.errors import CheckpointError
 from bert_fast.models.bert import BertModel
 from bert_fast.models.config import BertConfig
-from bert_fast import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 
 Make = Callable[..., nn.Module]
 
