@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from bert_fast.modules.plain_linear import is_plain
+from bert_fast.modules.plain_linear import is_plain, weight_and_bias
 from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
@@ -18,8 +18,9 @@ def activated_linear(x: Tensor, dense: nn.Linear, hidden_act: str | Callable[[Te
     Raises: ValueError for an unknown name.
     """
     if is_plain(dense):
+        weight, bias = weight_and_bias(dense)
         if isinstance(hidden_act, str):
-            return linear_activation(x, dense.weight, dense.bias, hidden_act=hidden_act)
-        return hidden_act(linear(x, dense.weight, dense.bias))
+            return linear_activation(x, weight, bias, hidden_act=hidden_act)
+        return hidden_act(linear(x, weight, bias))
     product = dense(x)
     return bias_activation(product, hidden_act=hidden_act) if isinstance(hidden_act, str) else hidden_act(product)

@@ -73,30 +73,39 @@ class PackedSelfAttention(_PackedHeads):
 
     def forward_packed(self, x: Tensor, *, call: Call) -> Tensor:
         """x [T, H] to the heads' outputs side by side, [T, A * D], or [M, A * D] where the call names rows."""
-        extras = {"causal": call.causal, "bias": call.bias, **self._relative()}
-        if call.rows is not None:
-            q, (k, v) = self._query(call.of_rows(x)), self._key_and_value(x)
-            return self._attend(q, k, v, call.packing, call.attentions, call, **extras)
-        qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
-        if call.cache is not None or call.attentions is not None:
-            q, k, v = qkv.unbind(1)
-            keys = call.packing
-            if call.cache is not None:
-                k, v, keys = extend_cache(call, self.layer_index, k, v)
-            return self._attend(q, k, v, keys, call.attentions, call, **extras)
+        if call.rows is not None or call.cache is not None or call.attentions is not None:
+            return self._forward_apart(x, call)
         packing = call.packing
+        qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
+        table, key_term = self._relative()
         out = attention_qkv(
-            qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, dropout_p=call.dropout_p(self),
-            seed=call.seed, coords=packing.coords, site=self.site, sequence_order=packing.order,
-            head_mask=self._head_mask(call), **extras,
+            qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
+            dropout_p=call.dropout_p(self), seed=call.seed, coords=packing.coords, site=self.site, bias=call.bias,
+            head_mask=self._head_mask(call), distance_table=table, key_term=key_term, sequence_order=packing.order,
         )  # fmt: skip
         return out.flatten(1)
 
-    def _relative(self) -> dict[str, Any]:
-        if self.position_embedding_type == "absolute":
-            return {}
-        key_term = self.position_embedding_type == "relative_key_query"
-        return {"distance_table": self.distance_embedding.weight, "key_term": key_term}
+    def _forward_apart(self, x: Tensor, call: Call) -> Tensor:
+        """The same where queries are other tokens than keys, or probabilities are asked for."""
+        keys = call.packing
+        if call.rows is not None:
+            q, (k, v) = self._query(call.of_rows(x)), self._key_and_value(x)
+        else:
+            q, k, v = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)
+            if call.cache is not None:
+                k, v, keys = extend_cache(call, self.layer_index, k, v)
+        table, key_term = self._relative()
+        return self._attend(
+            q, k, v, keys, call.attentions, call,
+            causal=call.causal, bias=call.bias, distance_table=table, key_term=key_term,
+        )  # fmt: skip
+
+    def _relative(self) -> tuple[Tensor | None, bool]:
+        """The table of distances, and whether keys are multiplied with it too."""
+        kind = self.position_embedding_type
+        if kind == "absolute":
+            return None, False
+        return self.distance_embedding.weight, kind == "relative_key_query"
 
 
 class PackedCrossAttention(_PackedHeads):

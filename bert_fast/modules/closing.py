@@ -4,16 +4,18 @@ from torch import Tensor, nn
 
 from bert_fast.modules.call import Call
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.plain_linear import is_watched
+from bert_fast.modules.plain_linear import is_watched, weight_and_bias
 from bert_fast.ops.dropout import dropout
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
 __all__ = ["close", "is_plain_norm"]
 
+_NORMS = (nn.LayerNorm, LayerNorm)
+
 
 def is_plain_norm(norm: nn.Module) -> bool:
     """Whether `norm` is a LayerNorm with weight and bias, PyTorch's or ours, and nothing else."""
-    return type(norm) in (nn.LayerNorm, LayerNorm) and norm.bias is not None and not is_watched(norm)
+    return type(norm) in _NORMS and weight_and_bias(norm)[1] is not None and not is_watched(norm)
 
 
 def close(
@@ -22,8 +24,9 @@ def close(
     """product, residual [M, H] and bias [H] to [M, H], M being the rows of `call.queries`."""
     coords = call.queries.coords
     if is_plain_norm(norm):
+        weight, shift = weight_and_bias(norm)
         return dropout_add_layer_norm(
-            product, residual, norm.weight, norm.bias, x_bias=bias, eps=norm.eps, dropout_p=dropout_p, seed=call.seed,
+            product, residual, weight, shift, x_bias=bias, eps=norm.eps, dropout_p=dropout_p, seed=call.seed,
             coords=coords, site=site,
         )  # fmt: skip
     branch = product if bias is None else product + bias

@@ -11,7 +11,7 @@ from bert_fast.modules.attention import BertAttention
 from bert_fast.modules.call import Call
 from bert_fast.modules.closing import close
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.plain_linear import is_plain, is_watched, product_and_bias
+from bert_fast.modules.plain_linear import is_plain, is_watched, product_and_bias, weight_and_bias
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.mlp import mlp
 
@@ -43,13 +43,12 @@ class PackedOutput:
 
     def forward_packed(self, x: Tensor, intermediate: Any, *, call: Call) -> Tensor:
         """x [M, H] and the layer's `PackedIntermediate` to [M, H]; both products are one op where it can be."""
-        up, hidden_act = intermediate.dense, intermediate.hidden_act
-        are_plain = is_plain(up) and is_plain(self.dense) and not is_watched(intermediate)
-        bias: Tensor | None = self.dense.bias  # added with the residual
-        if isinstance(hidden_act, str) and are_plain:
-            product = mlp(x, up.weight, up.bias, self.dense.weight, hidden_act=hidden_act)
+        up, down, hidden_act = intermediate.dense, self.dense, intermediate.hidden_act
+        if isinstance(hidden_act, str) and is_plain(up) and is_plain(down) and not is_watched(intermediate):
+            weight, bias = weight_and_bias(down)  # the bias is added with the residual
+            product = mlp(x, *weight_and_bias(up), weight, hidden_act=hidden_act)
         else:
-            product, bias = product_and_bias(intermediate(x, call=call), self.dense)
+            product, bias = product_and_bias(intermediate(x, call=call), down)
         return close(product, bias, x, self.LayerNorm, call.dropout_p(self), self.site, call)
 
 
@@ -67,7 +66,7 @@ class PackedLayer:
         x = self.attention(x, call=call)
         if memory is not None:
             x = self.crossattention(x, memory, call=call)
-        if self.chunk_size_feed_forward:
+        if self.chunk_size_feed_forward and not torch.compiler.is_compiling():  # a graph would fix the number of chunks
             return self._in_chunks(x, call)
         return self.output(x, self.intermediate, call=call)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.modules.plain_linear import is_plain, joined_products
+from bert_fast.modules.plain_linear import is_plain, joined_products, weight_and_bias
 from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.storage import join_storage
 
@@ -31,11 +31,10 @@ class JoinedProjections:
 
     def _project(self, x: Tensor) -> Tensor:
         """x [T, H] to [T, 3 * A * D]: query, key and value of a token side by side."""
-        projections = (self.query, self.key, self.value)
-        if all(is_plain(projection) for projection in projections):
-            parameters = (p for projection in projections for p in (projection.weight, projection.bias))
-            return qkv_projection(x, *parameters)
-        return joined_products(x, *projections)
+        query, key, value = self.query, self.key, self.value
+        if is_plain(query) and is_plain(key) and is_plain(value):
+            return qkv_projection(x, *weight_and_bias(query), *weight_and_bias(key), *weight_and_bias(value))
+        return joined_products(x, query, key, value)
 
     def _query(self, x: Tensor) -> Tensor:
         """x [M, H] to q [M, A, D], where only a few tokens ask or the keys are those of others."""

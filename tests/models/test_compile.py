@@ -16,7 +16,12 @@ SIZES = dict(
 SEED = torch.tensor([77])
 
 
+MEMORY, LABELS = torch.randn(2, 5, 32), torch.tensor([2, 0])
+
+
 def _model(name: str = "BertModel", **changes: Any) -> Any:
+    if name == "decoder":
+        name, changes = "BertModel", {"is_decoder": True, "add_cross_attention": True} | changes
     return getattr(bert_fast, name)(bert_fast.BertConfig(**{**SIZES, **changes})).train()
 
 
@@ -55,6 +60,8 @@ def _positions(call: dict[str, Any]) -> dict[str, Any]:
 CALLS = {
     "encoder, packed": ("BertModel", _packed),
     "encoder, padded": ("BertModel", _padded),
+    "decoder with memory, packed": ("decoder", lambda lengths: _packed(lengths) | {"encoder_hidden_states": MEMORY}),
+    "classifier, padded": ("BertForSequenceClassification", lambda lengths: _padded(lengths) | {"labels": LABELS}),
     "masked LM, packed": ("BertForMaskedLM", lambda lengths: _labelled(_packed(lengths))),
     "masked LM, padded": ("BertForMaskedLM", lambda lengths: _labelled(_padded(lengths))),
     "masked LM, all logits": ("BertForMaskedLM", lambda lengths: _labelled(_packed(lengths)) | {"output_logits": True}),
