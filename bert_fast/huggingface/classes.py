@@ -82,5 +82,8 @@ def _take_name(fused: type, original: type) -> None:
 
 def _new(original: type, *arguments: Any) -> Any:
     """An empty object of the fused class, for pickle and copy to fill."""
+    from bert_fast.huggingface import heads  # noqa: F401 - so that in a fresh process the classes are there
+
     cls = fused_class(original)
-    return (cls or original).__new__(cls or original, *arguments)
+    assert cls is not None
+    return cls.__new__(cls, *arguments)
