@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Case", "added_mask", "evaluate", "randomize"]
+__all__ = ["Case", "added_mask", "evaluate", "packed_call", "randomize"]
 
 # Every size is small and awkward: odd head counts, a head dimension that is no power of two, odd lengths.
 _BASE = {
@@ -94,7 +94,9 @@ class Case:
             made["inputs_embeds"] = reals(*tokens, config["hidden_size"])
         else:
             made["input_ids"] = integers(config["vocab_size"], *tokens)
-        made |= {k: v.unsqueeze(1).expand(tokens).clone() if choices else v for k, v in self._mask(generator, dtype).items()}
+        made |= {
+            k: v.unsqueeze(1).expand(tokens).clone() if choices else v for k, v in self._mask(generator, dtype).items()
+        }
         if "token_type_ids" in self.inputs:
             made["token_type_ids"] = integers(config["type_vocab_size"], *tokens)
         if "position_ids" in self.inputs:
@@ -195,7 +197,7 @@ def _without_padding(name: str, value: Tensor, valid: Tensor, case: Case) -> Ten
 _BY_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
 
 
-def _packed(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def packed_call(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The same call for models that take cu_seqlens."""
     is_choice = case.model == "BertForMultipleChoice"
     keep = case.valid()
@@ -229,7 +231,7 @@ def evaluate(model: nn.Module, case: Case, tensors: dict[str, Tensor], packed: b
     if case.first_step:
         output, valid = _in_two_steps(model, case, arguments)
     else:
-        output = model(**(_packed(case, arguments) if packed else arguments))
+        output = model(**(packed_call(case, arguments) if packed else arguments))
     named = _named_outputs(output)
     if packed:
         named = {name: _padded(value, valid) if _is_by_token(name, case) else value for name, value in named.items()}

@@ -44,9 +44,10 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     # either side's worst element can be a few times the other's.
     ("reference_model", "gradient"): {torch.float32: Tolerance(4.0, 4e-6)},
     # The fast models beside the reference, which rounds hardly more than once an op: other libraries' products, another
-    # exponential, layer after layer. The worst of a hundred pooled values in bf16 is a matter of luck on either side.
+    # exponential, layer after layer; dropout scales what it keeps. The worst of a hundred pooled values in bf16 is a
+    # matter of luck on either side.
     ("fast_model", "output"): {torch.float32: Tolerance(4.0, 2e-6), torch.bfloat16: Tolerance(4.0, 8e-3)},
-    ("fast_model", "gradient"): {torch.float32: Tolerance(4.0, 6e-6), torch.bfloat16: Tolerance(4.0, 8e-3)},
+    ("fast_model", "gradient"): {torch.float32: Tolerance(4.0, 8e-6), torch.bfloat16: Tolerance(4.0, 8e-3)},
     # dS = P * (dP - delta): where one key takes all, plain torch cancels to exactly 0 and the recomputed P leaves an
     # error of eps * |dout| |v| |k|, which dropout's scale multiplies: a few 1e-6 for normal inputs.
     ("attention", "dq"): {torch.float32: Tolerance(2.0, 5e-6)},

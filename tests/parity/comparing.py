@@ -1,6 +1,6 @@
 """Ours beside theirs: which runs there are, our models as they are compared, and what is asserted."""
 
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import pytest
@@ -16,9 +16,13 @@ from bert_fast.testing.tolerances import RELATIVE
 
 Results = dict[str, Tensor]
 
+# How a case is run: on the reference, or on our models with padded or packed input.
+FORMS = ("reference", "padded", "packed")
+DTYPES = (torch.float32, torch.bfloat16)
 
-def every_run(cases: list[Case]) -> Callable[..., Any]:
-    """Parametrizes a test by case, form ("reference"; "padded" and "packed" input of our models) and dtype.
+
+def every_run(cases: list[Case], forms: tuple[str, ...] = FORMS, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Any:
+    """Parametrizes a test by case, form and dtype.
 
     The reference is compared in fp32 only. Not in bf16: ReLU, whose derivative jumps where a pre-activation is rounded
     to the other side of 0, which happens to either side's own values.
@@ -31,9 +35,7 @@ def every_run(cases: list[Case]) -> Callable[..., Any]:
 
     runs = [
         pytest.param(case, form, dtype, id=f"{case.name}-{form}-{str(dtype).removeprefix('torch.')}")
-        for case in cases
-        for form in ("reference", "padded", "packed")
-        for dtype in (torch.float32, torch.bfloat16)
+        for case, form, dtype in itertools.product(cases, forms, dtypes)
         if fits(case, form, dtype)
     ]
     return pytest.mark.parametrize(("case", "form", "dtype"), runs)

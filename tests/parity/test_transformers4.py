@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from bert_fast.testing.parity import Case, randomize
 
 from .cases import KEY, KEY_QUERY, TRANSFORMERS_4
-from .comparing import Results, check, every_run, in_fp64, our_model
+from .comparing import DTYPES, Results, check, every_run, in_fp64, our_model
 
 pytestmark = pytest.mark.slow  # importing transformers 4 in its own process takes most of the time
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPAT = ROOT / ".compat"
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 def _reference(case: Case) -> nn.Module:
