@@ -16,6 +16,7 @@ __all__ = [
     "check_same_device",
     "check_shape",
     "check_tensor",
+    "is_alike",
 ]
 
 
@@ -33,14 +34,15 @@ def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
         ValueError: wrong rank or size.
     """
     check_tensor(name, tensor)
-    fits = tensor.dim() == len(expected)
-    if fits:
-        for size, want in zip(tensor.shape, expected, strict=True):  # a generator would take twice as long
+    shape = tensor.shape
+    if len(shape) == len(expected):
+        for size, want in zip(shape, expected):  # noqa: B905 (checked; a generator would take twice as long)
             if size != want and not isinstance(want, str):
-                fits = False
-    if not fits:
-        wanted = "[" + ", ".join(str(size) for size in expected) + "]"
-        raise ValueError(f"{name}: expected shape {wanted}, got {list(tensor.shape)}")
+                break
+        else:
+            return
+    wanted = "[" + ", ".join(str(size) for size in expected) + "]"
+    raise ValueError(f"{name}: expected shape {wanted}, got {list(shape)}")
 
 
 def check_dtype(name: str, tensor: Any, allowed: Sequence[torch.dtype]) -> None:
@@ -71,6 +73,16 @@ def check_same_device(name: str, tensor: Any, other_name: str, other: Any) -> No
     """Raises ValueError unless both tensors live on one device."""
     if tensor.device != other.device:
         raise ValueError(f"{name}: expected device {other.device} (that of {other_name}), got {tensor.device}")
+
+
+def is_alike(tensor: Any, checked: torch.Tensor | None) -> bool:
+    """Whether what was checked of one tensor (shape, dtype, device) holds of the other; None is alike None alone.
+
+    Much cheaper than to check both, which need only be done for the message.
+    """
+    if checked is None or not isinstance(tensor, torch.Tensor):
+        return tensor is checked
+    return tensor.shape == checked.shape and tensor.dtype is checked.dtype and tensor.device == checked.device
 
 
 def check_dropout_p(name: str, p: float) -> None:

@@ -32,17 +32,16 @@ def view_of_neighbours(*tensors: Tensor) -> Tensor | None:
     """
     if not are_neighbours(*tensors):
         return None
-    rows, first = 0, tensors[0]
+    rows, records = 0, torch.is_grad_enabled()
     for t in tensors:
-        if t.requires_grad and torch.is_grad_enabled():
+        if records and t.requires_grad:
             return None
         rows += t.shape[0]
-    if first.dim() == 2:
-        columns = first.shape[1]
-        return first.as_strided((rows, columns), (columns, 1))
+    first = tensors[0]
+    sizes = first.shape[1:]
     # Not the first one's own strides, which may be anything along dimensions of size 1.
-    strides = [math.prod(first.shape[dim:]) for dim in range(1, first.dim() + 1)]
-    return first.as_strided((rows, *first.shape[1:]), strides)
+    strides = (*sizes, 1) if len(sizes) < 2 else [math.prod(sizes[dim:]) for dim in range(len(sizes) + 1)]
+    return first.as_strided((rows, *sizes), strides)
 
 
 def are_neighbours(*tensors: Tensor) -> bool:
@@ -50,13 +49,13 @@ def are_neighbours(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or not _fit_together(tensors):
         return False
     first = tensors[0]
-    begin = end = first.data_ptr()
+    storage, end = first.untyped_storage(), first.data_ptr()
     for t in tensors:
         if t.data_ptr() != end:
             return False
         end += t.nbytes
     # What follows the first one in its own storage is memory of no other.
-    return end - begin <= first.untyped_storage().nbytes() - first.storage_offset() * first.itemsize
+    return end <= storage.data_ptr() + storage.nbytes()
 
 
 def join_storage(*parameters: nn.Parameter | None) -> None:
@@ -89,7 +88,7 @@ def _fit_together(tensors: Sequence[Tensor]) -> bool:
     for t in tensors:
         if type(t) not in _PLAIN or t.dtype is not dtype or t.device != device or not t.is_contiguous():
             return False
-        if t.shape[1:] != sizes or t.dim() == 0 or t.numel() == 0:
+        if t.dim() == 0 or t.shape[1:] != sizes or t.numel() == 0:
             return False
     return True
 

@@ -16,7 +16,7 @@ __all__ = ["cast", "matmul", "matmul_add", "weight_gradient"]
 
 def cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     """t.to(dtype), which costs a microsecond also where there is nothing to do."""
-    return t if t.dtype == dtype else t.to(dtype)
+    return t if t.dtype is dtype else t.to(dtype)
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -48,8 +48,8 @@ def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
 def _by_onednn(a: Tensor) -> bool:
     # oneDNN has no product over an empty inner dimension (the weight gradient of no tokens), and none of a vector: one
     # token's products take it up to five times as long as MKL.
-    is_product = a.dim() == 2 and min(a.shape) > 1
-    return a.dtype == torch.float32 and a.device.type == "cpu" and is_product and _mkl_lacks_avx512()
+    is_product = a.dim() == 2 and a.shape[0] > 1 and a.shape[1] > 1
+    return is_product and a.dtype is torch.float32 and a.is_cpu and _mkl_lacks_avx512()
 
 
 @functools.cache

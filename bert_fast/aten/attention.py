@@ -41,7 +41,7 @@ def attention_fwd(
         # Copies, where any are made, must live as long as the call: the routine sees addresses.
         cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
         rules = rules.with_contiguous_coords()
-        q, k, v = (_rows_contiguous(t) for t in (q, k, v))
+        q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
         lib.attention_fwd(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), out.data_ptr(),
             lse.data_ptr(), *rules.native_arguments(q, cu_seqlens_q, cu_seqlens_k),
@@ -118,7 +118,8 @@ def attention_bwd(
 
 def _rows_contiguous(x: Tensor) -> Tensor:
     """x [T, A, D] such that a token's A * D elements stand together; strides between tokens are free."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+    _, of_head, of_element = x.stride()
+    return x if of_element == 1 and of_head == x.shape[2] else x.contiguous()
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
@@ -203,6 +204,8 @@ class _Rules(NamedTuple):
 
     def with_contiguous_coords(self) -> "_Rules":
         """The same with coords that an address describes."""
+        if self.coords_q is None and self.coords_k is None:
+            return self
         coords_q = None if self.coords_q is None else self.coords_q.contiguous()
         return self._replace(coords_q=coords_q, coords_k=None if self.coords_k is None else self.coords_k.contiguous())
 
@@ -210,7 +213,7 @@ class _Rules(NamedTuple):
         """The C++ routines' arguments from cu_q on."""
         num_tokens, num_heads, head_dim = q.shape
         return (
-            cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), len(cu_seqlens_q) - 1, num_heads, head_dim,
+            cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), cu_seqlens_q.shape[0] - 1, num_heads, head_dim,
             self.softmax_scale, address(self.coords_q), address(self.coords_k),
             *dropout_arguments(self.dropout_p, self.seed, self.site), self.causal, num_tokens, torch.get_num_threads(),
         )  # fmt: skip

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bert_fast.aten._gemm import cast
+
 __all__ = ["bias_gelu_bwd", "bias_gelu_fwd"]
 
 _aten = torch.ops.aten
@@ -36,14 +38,14 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor
 
 def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
     """act(x + bias), as `reference.bias_gelu`."""
-    return _FUNCTIONS[hidden_act][0](_pre_activation(x, bias)).to(x.dtype)
+    return cast(_FUNCTIONS[hidden_act][0](_pre_activation(x, bias)), x.dtype)
 
 
 def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -> tuple[Tensor, Tensor | None]:
     """(dx, dbias), as `reference.bias_gelu`."""
     pre = _pre_activation(x, bias)
-    dx = _FUNCTIONS[hidden_act][1](dy.to(pre.dtype), pre)
-    return dx.to(x.dtype), None if bias is None else dx.sum(0).to(bias.dtype)
+    dx = _FUNCTIONS[hidden_act][1](cast(dy, pre.dtype), pre)
+    return cast(dx, x.dtype), None if bias is None else dx.sum(0).to(bias.dtype)
 
 
 def _pre_activation(x: Tensor, bias: Tensor | None) -> Tensor:

@@ -17,21 +17,23 @@ def dropout_add_layer_norm_fwd(
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
     chosen = _choose(saves, weight, bias, x.dtype)
     lib = routines(x, residual, x_bias, weight, bias)
-    if lib is not None and len(x):  # empty tensors have no address
-        x, residual, weight, bias = (t.contiguous() for t in (x, residual, weight, bias))
-        x_bias, coords = (None if t is None else t.contiguous() for t in (x_bias, coords))
+    num_tokens, hidden_size = x.shape
+    if lib is not None and num_tokens:  # empty tensors have no address
+        x, residual, weight, bias = x.contiguous(), residual.contiguous(), weight.contiguous(), bias.contiguous()
+        x_bias = None if x_bias is None else x_bias.contiguous()
+        coords = None if coords is None else coords.contiguous()
         y, h = torch.empty_like(x), _new_h(x, saves)
-        mean, rstd = x.new_empty(len(x)), x.new_empty(len(x))
+        mean, rstd = x.new_empty(num_tokens), x.new_empty(num_tokens)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_fwd(
             x.data_ptr(), address(x_bias), residual.data_ptr(), weight.data_ptr(), bias.data_ptr(),
             y.data_ptr(), address(h if chosen == "input" else None), mean.data_ptr(), rstd.data_ptr(),
-            x.shape[0], x.shape[1], eps, address(coords), key, site, threshold, scale, torch.get_num_threads(),
+            num_tokens, hidden_size, eps, address(coords), key, site, threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
         return y, h, mean, rstd
     if x_bias is not None:
         x = (x + x_bias).to(x.dtype)  # parameters may be fp32 beside half-precision activations
-    if dropout_p > 0.0 and len(x):
+    if dropout_p > 0.0 and num_tokens:
         x = dropout_fwd(x, dropout_p, seed, coords, site)
     # A sum that is not kept need not be rounded either.
     h = residual + x if chosen == "input" else _wide(residual) + x
@@ -50,19 +52,20 @@ def dropout_add_layer_norm_bwd(
     kept = y if from_output else h
     assert kept is not None
     lib = routines(dy, kept, rstd, weight, bias)
-    if lib is not None and len(dy):
-        dy, kept, weight, bias = (t.contiguous() for t in (dy, kept, weight, bias))
+    num_tokens, hidden_size = dy.shape
+    if lib is not None and num_tokens:
+        dy, kept, weight, bias = dy.contiguous(), kept.contiguous(), weight.contiguous(), bias.contiguous()
         coords = None if coords is None else coords.contiguous()
         dresidual = torch.empty_like(dy)
         dx = torch.empty_like(dy) if dropout_p > 0.0 else dresidual
-        dx_bias, dweight, dbias = (torch.empty_like(weight) for _ in range(3))
+        dx_bias, dweight, dbias = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(weight)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_bwd(
             dy.data_ptr(), kept.data_ptr(), address(mean), rstd.data_ptr(),
             weight.data_ptr(), address(bias if from_output else None),
             dresidual.data_ptr(), address(dx if dropout_p > 0.0 else None),
             dx_bias.data_ptr(), dweight.data_ptr(), dbias.data_ptr(),
-            dy.shape[0], dy.shape[1], address(coords), key, site, threshold, scale, torch.get_num_threads(),
+            num_tokens, hidden_size, address(coords), key, site, threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
         return dx, dresidual, dx_bias, dweight, dbias
     wide_weight = _wide(weight)
@@ -79,7 +82,7 @@ def dropout_add_layer_norm_bwd(
     dresidual = dresidual.to(dy.dtype)
     dx = dresidual
     if dropout_p > 0.0:
-        dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if len(dy) else torch.empty_like(dy)
+        dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if num_tokens else torch.empty_like(dy)
     dx_bias = dx.sum(0, dtype=wide_weight.dtype).to(weight.dtype)
     return dx, dresidual, dx_bias, dweight.to(weight.dtype), dbias.to(weight.dtype)
 

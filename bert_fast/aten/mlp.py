@@ -95,7 +95,9 @@ def chunk_tokens(intermediate_size: int, dtype: torch.dtype) -> int:
 
 def _num_chunks(x: Tensor, up_weight: Tensor) -> int:
     """At least one, also of no tokens."""
-    return max(1, -(-len(x) // chunk_tokens(len(up_weight), x.dtype))) if x.device.type == "cpu" else 1
+    if not x.is_cpu:
+        return 1
+    return max(1, -(-x.shape[0] // chunk_tokens(up_weight.shape[0], x.dtype)))
 
 
 def _chunks(count: int, *tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:

@@ -147,7 +147,7 @@ def check_values(
 
 def with_dense_heads(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
     """The arguments with q, k, v such that the elements of a head stand together, as back-ends want them."""
-    return *(t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in (q, k, v)), *rest
+    return *[t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in (q, k, v)], *rest
 
 
 def save_arguments(ctx: Any, inputs: Any, output: Any) -> None:

@@ -81,6 +81,8 @@ def check_extras(
     q_name: str = "q",
 ) -> None:
     """Raises unless what attention is given beside q, k and v fits q [..., A, D] in rank, shape, dtype and device."""
+    if bias is None and head_mask is None and distance_table is None and sequence_order is None and not key_term:
+        return
     num_heads, head_dim = q.shape[-2:]
     for name, batched in (("bias", bias), ("head_mask", head_mask)):
         if batched is None:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
 
 __all__ = ["autocast_linear_operands", "autocast_operands", "without_autocast"]
 
@@ -19,6 +20,8 @@ def _is_on(device_type: str) -> bool:
 
 def _asked_dtype(x: Any) -> torch.dtype | None:
     """What autocast asks of an op led by x; None where it is off or x is no tensor that it casts."""
+    if not _is_any_autocast_enabled():  # of any device: what is asked most often, and at the least cost
+        return None
     if not isinstance(x, Tensor) or not _is_on(x.device.type) or x.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(x.device.type)
@@ -62,7 +65,7 @@ def without_autocast(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def run(x: Tensor, *arguments: Any) -> Any:
-        if not _is_on(x.device.type):
+        if not (_is_any_autocast_enabled() and _is_on(x.device.type)):
             return function(x, *arguments)
         with torch.autocast(x.device.type, enabled=False):
             return function(x, *arguments)

@@ -16,6 +16,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def check_input(name: str, x: Any) -> None:
     """Raises unless x is a Tensor [T, K] of fp32, fp16, bf16 or fp64."""
+    if isinstance(x, Tensor) and x.dim() == 2 and x.dtype in _DTYPES:
+        return
     check_shape(name, x, ("T", "K"))
     check_floating(name, x)
     check_dtype(name, x, _DTYPES)
@@ -29,14 +31,14 @@ def check_parameters(
     weight: dtype of x or, beside half precision, fp32.
     """
     check_shape(weight_name, weight, (num_rows, num_columns))
-    if weight.dtype != x.dtype and not (weight.dtype == torch.float32 and x.dtype in _HALF):
+    if weight.dtype is not x.dtype and not (weight.dtype == torch.float32 and x.dtype in _HALF):
         wanted = _name(x.dtype) + " (that of x)" + (" or float32" if x.dtype in _HALF else "")
         raise TypeError(f"{weight_name}: expected dtype {wanted}, got {_name(weight.dtype)}")
     check_same_device(weight_name, weight, "x", x)
     if bias is None:
         return
     check_shape(bias_name, bias, (weight.shape[0],))
-    if bias.dtype != weight.dtype:
+    if bias.dtype is not weight.dtype:
         raise TypeError(
             f"{bias_name}: expected dtype {_name(weight.dtype)} (that of {weight_name}), got {_name(bias.dtype)}"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bert_fast import backend as backends
 from bert_fast import native
-from bert_fast.checks import check_dtype, check_same_device, check_shape
+from bert_fast.checks import check_dtype, check_like, check_same_device, check_shape, is_alike
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_dropout_state
@@ -23,6 +23,7 @@ __all__ = ["dropout_add_layer_norm"]
 _OP = "dropout_add_layer_norm"
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_WIDE = (torch.float32, torch.float64)
 
 
 @custom_op("dropout_add_layer_norm_fwd")
@@ -168,7 +169,7 @@ def _saves(x: Tensor, weight: Tensor, bias: Tensor) -> str:
     is_plain = type(weight) in _PLAIN_TENSORS and type(bias) in _PLAIN_TENSORS
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not is_plain:
         return "device"
-    if x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
+    if x.dtype in _WIDE and not torch.is_grad_enabled():
         return "output"  # nobody will read h, and y is the same to the bit
     return "output" if _output_suffices(weight.detach(), bias.detach(), x.dtype) else "input"
 
@@ -198,14 +199,13 @@ def _check(
     if hidden_size == 0:
         raise ValueError("x: expected at least one column, got shape [T, 0]")
     check_dtype("x", x, _DTYPES)
-    check_shape("residual", residual, (num_tokens, hidden_size))
-    check_dtype("residual", residual, (x.dtype,))
-    check_same_device("residual", residual, "x", x)
+    if not is_alike(residual, x):
+        check_like("residual", residual, (num_tokens, hidden_size), "x", x)
     check_shape("weight", weight, (hidden_size,))
-    check_dtype("weight", weight, (x.dtype,) if x.dtype in (torch.float32, torch.float64) else (x.dtype, torch.float32))
+    check_dtype("weight", weight, (x.dtype,) if x.dtype in _WIDE else (x.dtype, torch.float32))
     check_same_device("weight", weight, "x", x)
-    for name, parameter in (("bias", bias),) if x_bias is None else (("bias", bias), ("x_bias", x_bias)):
-        check_shape(name, parameter, (hidden_size,))
-        check_dtype(name, parameter, (weight.dtype,))
-        check_same_device(name, parameter, "x", x)
+    if not is_alike(bias, weight):
+        check_like("bias", bias, (hidden_size,), "weight", weight)
+    if x_bias is not None and not is_alike(x_bias, weight):
+        check_like("x_bias", x_bias, (hidden_size,), "weight", weight)
     check_dropout_state(dropout_p, seed, coords, x, site, ("coords", "x"))

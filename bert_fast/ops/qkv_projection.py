@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import is_alike
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._linear_checks import check_input, check_parameters
 from bert_fast.ops._register import custom_op, without_none
@@ -54,16 +55,9 @@ def qkv_projection(
     check_input("x", x)
     check_parameters("wq", wq, "bq", bq, x.shape[1], x)
     for name, weight, bias in (("k", wk, bk), ("v", wv, bv)):
-        if not (_is_alike(weight, wq) and _is_alike(bias, bq)):
+        if not (is_alike(weight, wq) and is_alike(bias, bq)):
             _refuse(name, weight, bias, wq, bq, x)
     return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
-
-
-def _is_alike(t: Any, checked: Tensor | None) -> bool:
-    """Whether what was checked of one projection holds of another's parameter too."""
-    if checked is None or not isinstance(t, Tensor):
-        return t is checked
-    return t.shape == checked.shape and t.dtype is checked.dtype and t.device == checked.device
 
 
 def _refuse(name: str, weight: Any, bias: Any, wq: Tensor, bq: Tensor | None, x: Tensor) -> None:
