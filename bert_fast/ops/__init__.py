@@ -13,7 +13,7 @@ from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.linear_gelu import linear_activation, linear_gelu
 from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
-from bert_fast.ops.packing import Packing
+from bert_fast.ops.packing import Packing, repad, unpad
 from bert_fast.ops.qkv_projection import qkv_projection
 
 __all__ = [
@@ -41,4 +41,6 @@ __all__ = [
     "linear_gelu",
     "mlp",
     "qkv_projection",
+    "repad",
+    "unpad",
 ]

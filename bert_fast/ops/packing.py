@@ -10,7 +10,6 @@ each token came from:
 `coords` name tokens in dropout masks, so padded and packed runs of one batch draw the same mask.
 """
 
-import itertools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_shape
+from bert_fast.checks import check_dtype, check_same_device, check_shape, check_tensor
 from bert_fast.env import SETTINGS
 
-__all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first"]
+__all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first", "repad", "unpad"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,11 @@ class Packing:
         return cls(cu_seqlens, max_seqlen, coords, None, None, _order(cu_seqlens))
 
     @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.coords.shape[0]
+
+    @property
     def num_sequences(self) -> int:
         """B."""
         return len(self.cu_seqlens) - 1
@@ -126,6 +130,47 @@ class Packing:
         if self.indices is None and self.padded_shape is not None:
             return first  # no padding: no sequence is empty
         return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
+
+
+def unpad(x: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Packing]:
+    """The kept tokens of a padded batch, sequence after sequence, and where they came from.
+
+    x (Tensor [B, S, ...], any dtype): a gradient flows back to it, exactly 0 on padding.
+    keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; None: all. Costs one device sync.
+    Returns: Tensor [T, ...], and the `Packing`, whose `cu_seqlens` and `max_seqlen` are what packed input of models and
+        ops wants; its `pack` does the same for further tensors of the batch (labels).
+
+    Raises: TypeError, ValueError where x is no Tensor of at least two dimensions or keep_mask is not [B, S] beside it.
+    """
+    check_tensor("x", x)
+    if x.dim() < 2:
+        raise ValueError(f"x: expected a padded batch [B, S, ...], got shape {list(x.shape)}")
+    if keep_mask is None:
+        packing = Packing.full(x.shape[0], x.shape[1], x.device)
+    else:
+        check_shape("keep_mask", keep_mask, tuple(x.shape[:2]))
+        check_same_device("keep_mask", keep_mask, "x", x)
+        packing = Packing.from_keep_mask(keep_mask)
+    return packing.pack(x), packing
+
+
+def repad(x: Tensor, packing: Packing, *, padding_value: float = 0) -> Tensor:
+    """What `unpad` undid: tokens [T, ...] to [B, S, ...], padding_value on padding.
+
+    packing: of `unpad`; or `Packing.from_cu_seqlens(cu_seqlens, max_seqlen, T)` of a batch that came packed, whose
+        sequences then stand at the left of rows of S = max_seqlen.
+    Returns: Tensor [B, S, ...], dtype of x; a gradient flows back to x.
+
+    Raises: TypeError, ValueError where x is no Tensor of T tokens on the device of the packing.
+    """
+    check_tensor("x", x)
+    if x.dim() == 0 or x.shape[0] != packing.num_tokens:
+        raise ValueError(f"x: expected {packing.num_tokens} tokens (those of packing), got shape {list(x.shape)}")
+    check_same_device("x", x, "packing", packing.coords)
+    batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
+    padded = x.new_full((batch_size * length, *x.shape[1:]), padding_value)
+    rows, positions = packing.coords.long().unbind(1)
+    return padded.index_copy(0, rows * length + positions, x).unflatten(0, (batch_size, length))
 
 
 def counted_coords(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
@@ -176,7 +221,7 @@ def check_offsets(name: str, cu_seqlens: Tensor, max_name: str, max_seqlen: int,
     if cu_seqlens.device.type != "cpu" and not SETTINGS.debug:
         return
     offsets = cu_seqlens.tolist()  # plain integers: a tenth of the time of tensor operations on a few dozen numbers
-    lengths = [end - start for start, end in itertools.pairwise(offsets)]
+    lengths = list(map(operator.sub, offsets[1:], offsets))
     if not offsets or offsets[0] != 0 or offsets[-1] != num_tokens or min(lengths, default=0) < 0:
         raise ValueError(
             f"{name}: expected offsets that rise from 0 to the number of tokens ({num_tokens}), got {offsets}"

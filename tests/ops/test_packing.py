@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert_fast.ops import Packing
+from bert_fast.ops import Packing, repad, unpad
 from bert_fast.ops import packing as packing_module
 from bert_fast.ops.packing import counted_coords, longest_first
 
@@ -144,3 +144,51 @@ def test_coords_of_packed_tokens():
     coords = counted_coords(torch.tensor([0, 2, 2, 3], dtype=torch.int32), 3)
     assert coords.tolist() == [[0, 0], [0, 1], [2, 0]] and coords.dtype == torch.int32
     assert counted_coords(torch.zeros(1, dtype=torch.int32), 0).shape == (0, 2)
+
+
+KEEP = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("keep_mask", [KEEP, KEEP.bool(), None], ids=["number", "bool", "none"])
+@pytest.mark.parametrize("padding_value", [0.0, -100.0])
+def test_unpad_then_repad(keep_mask, padding_value):
+    x = torch.randn(3, 3, 2)
+    packed, packing = unpad(x, keep_mask)
+    kept = torch.ones(3, 3, dtype=torch.bool) if keep_mask is None else keep_mask.bool()
+    assert torch.equal(packed, x[kept])
+    assert packing.cu_seqlens.tolist() == [0, *kept.sum(1).cumsum(0).tolist()]
+    padded = repad(packed, packing, padding_value=padding_value)
+    assert torch.equal(padded, x.where(kept[..., None], torch.tensor(padding_value)))
+
+
+def test_unpad_and_repad_are_differentiable():
+    x = torch.randn(3, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def there_and_back(x):
+        packed, packing = unpad(x, KEEP)
+        return repad(packed.square(), packing, padding_value=7.0)
+
+    assert torch.autograd.gradcheck(there_and_back, (x,))
+
+
+def test_repad_of_a_batch_that_came_packed():
+    cu_seqlens = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    ids = torch.tensor([5, 6, 7])
+    padded = repad(ids, Packing.from_cu_seqlens(cu_seqlens, 2, 3), padding_value=-1)
+    assert padded.tolist() == [[5, 6], [-1, -1], [7, -1]]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: unpad([1]), TypeError, "x: expected a Tensor, got list"),
+        (lambda: unpad(torch.zeros(3)), ValueError, r"x: expected a padded batch \[B, S, \.\.\.\], got shape \[3\]"),
+        (lambda: unpad(torch.zeros(3, 2), KEEP), ValueError, r"keep_mask: expected shape \[3, 2\], got \[3, 3\]"),
+        (lambda: unpad(torch.zeros(3, 3), KEEP.to("meta")), ValueError, "keep_mask: expected device cpu"),
+        (lambda: repad(torch.zeros(2), Packing.from_keep_mask(KEEP)), ValueError, r"x: expected 3 tokens .* \[2\]"),
+        (lambda: repad(torch.zeros(3).to("meta"), Packing.from_keep_mask(KEEP)), ValueError, "x: expected device cpu"),
+    ],
+)
+def test_messages_of_unpad_and_repad(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
