@@ -1,4 +1,4 @@
-"""What the matrix products are meant to reach, beside what is stored: met, missed, or owed where nothing is stored.
+"""What training steps and matrix products are meant to reach, beside what is stored: met, missed, or owed.
 
     python -m benchmarks.goals [--results FOLDER]
 
@@ -19,6 +19,7 @@ from benchmarks.record import RESULTS, read_lines
 __all__ = ["GOALS", "Figure", "Goal", "report"]
 
 Line = dict[str, Any]
+Figures = Callable[[Sequence["Line"]], Iterable["Figure"]]
 TOKENS = (4096, 16384, 32768)
 WIDTHS = ((768, 3072), (1024, 4096))  # hidden, intermediate
 VOCAB_SIZE, CHUNK = 30522, 2048  # about as many rows of logits as are made at once
@@ -43,7 +44,7 @@ class Goal:
 
     title: str
     bound: float
-    figures: Callable[[Sequence[Line]], Iterable[Figure]]
+    figures: Figures
     device: str = "gpu"
     is_upper: bool = False
     unit: str = "x"
@@ -54,7 +55,9 @@ class Goal:
 
     def shown(self, value: float) -> str:
         """A figure in the goal's unit."""
-        return f"{value:.0%}" if self.unit == "%" else f"{value:.2f}x"
+        if self.unit in ("%", "x"):
+            return f"{value:.0%}" if self.unit == "%" else f"{value:.2f}x"
+        return f"{value:,.0f}{self.unit}"
 
 
 def library_rate(lines: Sequence[Line]) -> Iterator[Figure]:
@@ -139,7 +142,31 @@ def saved_share(lines: Sequence[Line]) -> Iterator[Figure]:
     yield Figure("base, 8 x 512 tokens", found[-1]["share_of_eager"] if found else None)
 
 
+def step_rate(case: str, field: str = "sequences_per_s", provider: str = "bert_fast") -> Figures:
+    """A field of a training step's newest line."""
+
+    def figures(lines: Sequence[Line]) -> Iterator[Figure]:
+        found = [line for line in lines if line.get("kind") == "step" and line["case"] == case]
+        values = [line[field] for line in found if line["provider"] == provider and line.get(field) is not None]
+        yield Figure(case.removeprefix("step/"), values[-1] if values else None)
+
+    return figures
+
+
 GOALS = (
+    Goal("training steps of BERT-large, even lengths", 1070, step_rate("step/large/even@512/B64"), unit=" sequences/s"),
+    Goal("training steps of BERT-base at 128", 7300, step_rate("step/base/full@128/B256"), unit=" sequences/s"),
+    Goal("training steps of BERT-base at 512", 1560, step_rate("step/base/full@512/B64"), unit=" sequences/s"),
+    Goal(
+        "training steps at full lengths over transformers' compiled",
+        1.5,
+        step_rate("step/base/full@512/B64", "bert_fast_speedup", "compiled"),
+    ),
+    Goal(
+        "training steps at even lengths over transformers' SDPA",
+        3.0,
+        step_rate("step/large/even@512/B64", "bert_fast_speedup", "sdpa"),
+    ),
     Goal("our matrix product, of the library's rate", 0.85, library_rate, unit="%"),
     Goal("linear_gelu over library + compiled kernel", 1.2, speedup("linear_gelu", "compiled", "erf")),
     Goal("qkv_projection over one library call", 1.0, speedup("qkv_projection", "one_linear", "joined")),

@@ -61,8 +61,8 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
-    more shapes and dtypes, so they come second; gemm, peers, tiles and the sanitizer add to results that stand without
-    them.
+    more shapes and dtypes, so they come second; steps are what the kernels are for; all that follows adds to results
+    that stand without it.
 
     families: name -> number of cases, by which the time to time them is shared out; starting counts as two cases.
     """
@@ -93,17 +93,19 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
         at_once("verify", 80),
         Part("tests", 60, (Process("tests", tests),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
-        at_once("compile", 60, part("prepare", "")),
-        *in_turn("time", 155),
-        Part("gemm", 30, (part("gemm", ""),)),
-        Part("peers", 22, (part("peers", ""),)),
-        Part("tiles", 13, (part("tiles", ""),)),
-        Part("models", 10, (part("models", ""),)),
-                Part("sanitizer", 35, tuple(
+        at_once("compile", 65, part("prepare", ""), part("prepare", "steps")),
+        *in_turn("time", 110),
+        Part("steps", 35, (part("steps", ""),)),
+        Part("gemm", 25, (part("gemm", ""),)),
+        Part("peers", 20, (part("peers", ""),)),
+        Part("tiles", 10, (part("tiles", ""),)),
+        Part("models", 8, (part("models", ""),)),
+        Part("sanitizer", 35, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,
                     "--port", str(49152 + 32 * i)))
             for i, (tool, family) in enumerate(sanitizers)
         )),
+        Part("compiled", 17, (part("steps", "compiled"),)),
         # Tiles that are the likeliest to hang: nothing comes after them.
         Part("specialized", 8, (part("gemm", "specialized"),)),
     ]  # fmt: skip

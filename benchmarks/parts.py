@@ -10,6 +10,7 @@
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
     tiles      attention's tiles and alternatives in turn
+    steps      whole steps of pre-training against transformers', with MFU
     models     whole models against transformers, where the lengths of their texts are there
 
 FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from benchmarks.case import KernelCase
     from benchmarks.gemm_tuning import Product
     from benchmarks.tiles import Group
+    from benchmarks.training_steps import StepCase
 
 __all__ = ["PARTS", "Run"]
 
@@ -178,11 +180,16 @@ def peers(run: Run, family: str, seconds: float) -> bool:
 
 
 def prepare(run: Run, family: str, seconds: float) -> bool:
-    """Compiles in processes side by side; what is not done in time, `gemm` and `tiles` compile."""
+    """Compiles ahead of parts that time; what is not done in time, they compile. family: "steps", or "" for the rest.
+
+    Of matrix products and attention's tiles, in processes side by side.
+    """
     import torch
 
     from benchmarks import gemm_tuning, tiles
 
+    if family == "steps":
+        return _prepare_steps(run, seconds)
     if run.device != "cuda":
         _say("Triton's kernels need a GPU: nothing to compile")
         return True
@@ -193,6 +200,23 @@ def prepare(run: Run, family: str, seconds: float) -> bool:
         for error in pool.map(_prepare, jobs, [run.device] * len(jobs)):
             if error is not None:  # the part meets it again, and records it
                 _say(error)
+    return True
+
+
+def _prepare_steps(run: Run, seconds: float) -> bool:
+    """Leaves compiled training steps in torch.compile's cache on disk."""
+    import torch
+
+    from benchmarks import training_steps
+
+    device = torch.device(run.device)
+    for case in Seconds(seconds).of(_step_cases(run, "compiled"), lambda case, reason: _skip_step(run, case, reason)):
+        start = time.monotonic()
+        try:
+            training_steps.compile_step(case, device, run.compile_backend)
+            _say(f"{case.name}: compiled in {time.monotonic() - start:.0f} s")
+        except Exception as failure:  # `compiled` meets it again, and records it
+            _say(f"{case.name}: {type(failure).__name__}: {str(failure)[:300]}")
     return True
 
 
@@ -249,6 +273,43 @@ def tiles_(run: Run, family: str, seconds: float) -> bool:
             run.recorder.write("tiles", family="attention", **result)
             _say(f"{group.name:24} {result['candidate']:28} {result.get('us', result.get('error'))}")
     return True
+
+
+def steps(run: Run, family: str, seconds: float) -> bool:
+    """Times whole training steps; family: "compiled" for transformers' under torch.compile, "" for all others."""
+    import torch
+
+    from benchmarks import training_steps
+    from benchmarks.ceilings import ceilings_of
+
+    ceiling = ceilings_of(run.recorder.of_this_run("ceiling")).matmul_tflop_s
+    for case in Seconds(seconds).of(_step_cases(run, family), lambda case, reason: _skip_step(run, case, reason)):
+        for result in training_steps.time_steps(
+            case, torch.device(run.device), rounds=run.rounds or 8, matmul_tflop_s=ceiling,
+            compile_backend=run.compile_backend, is_compiled=family == "compiled",
+        ):  # fmt: skip
+            if "skipped" in result:
+                _skip_step(run, case, result["skipped"], result["provider"])
+                continue
+            run.recorder.write("step", case=case.name, **result)
+            _say(
+                f"{case.name:40} {result['provider']:9} {result['ms']:9.2f} ms  {result['sequences_per_s']:9.1f}"
+                f" sequences/s  MFU {result['mfu']}  bert_fast {result['bert_fast_speedup']}x"
+            )
+    return True
+
+
+def _step_cases(run: Run, family: str) -> "list[StepCase]":
+    from benchmarks import training_steps
+
+    if run.size == "small":
+        return list(training_steps.SMALL_CASES)
+    return [case for case in training_steps.CASES if family != "compiled" or case.is_compiled]
+
+
+def _skip_step(run: Run, case: "StepCase", reason: str, provider: str | None = None) -> None:
+    run.recorder.write("skipped", part="steps", family=None, case=case.name, provider=provider, reason=reason)
+    _say(f"{case.name}{f' {provider}' if provider else ''}: left out: {reason}")
 
 
 def models(run: Run, family: str, seconds: float) -> bool:
@@ -342,6 +403,7 @@ PARTS: dict[str, Callable[[Run, str, float], bool]] = {
     "peers": peers,
     "gemm": gemm,
     "tiles": tiles_,
+    "steps": steps,
     "models": models,
 }
 

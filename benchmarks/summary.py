@@ -29,6 +29,13 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
         f"{m['case']:<55} {m['bert_fast_tokens_per_s']:>12,.0f} real tokens/s  transformers {m['ratio']:.2f}x"
         for m in recorder.of_this_run("model")
     ]
+    lines += [
+        f"{s['case'].removeprefix('step/'):<40} {s['provider']:9} {s['ms']:9.2f} ms"
+        f" {s['sequences_per_s']:9,.1f} sequences/s"
+        + (f"  MFU {s['mfu']:.0%}" if s["mfu"] is not None else "")
+        + ("" if s["provider"] == "bert_fast" else f"  bert_fast {s['bert_fast_speedup']}x")
+        for s in recorder.of_this_run("step")
+    ]
     lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
     return "\n".join([*lines, *(f"  {kernel}" for kernel in owed)])
 
