@@ -1,4 +1,4 @@
-"""Reference and fast model with the real weights of MiniLM against stored outputs and gradients of Hugging Face."""
+"""Real weights of MiniLM in reference, fast and fused model, against stored outputs and gradients of Hugging Face."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,13 @@ from bert_fast.reference.model import ReferenceBertModel
 from bert_fast.testing.tolerances import ABSOLUTE, RELATIVE
 
 
-@pytest.fixture(scope="module", params=["reference", "fast", "fast, saved and loaded"])
+@pytest.fixture(scope="module", params=["reference", "fast", "fast, saved and loaded", "fused"])
 def model(
     request: pytest.FixtureRequest, minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> ReferenceBertModel | bert_fast.BertModel:
+    if request.param == "fused":
+        transformers = pytest.importorskip("transformers")
+        return bert_fast.fuse(transformers.BertModel.from_pretrained(minilm_dir))
     if request.param != "reference":
         fast = bert_fast.BertModel.from_pretrained(minilm_dir)
         if request.param == "fast":

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,12 +34,24 @@ def _batch(name: str) -> dict[str, Tensor]:
     batch["attention_mask"][1::2, 5:] = 0
     if name == "BertForSequenceClassification":
         batch["labels"] = torch.tensor([0, 1, 2, 0])
-    if name == "BertForMaskedLM":
+    if name in ("BertForMaskedLM", "BertForPreTraining"):
         batch["labels"] = torch.where(torch.arange(9) < 4, batch["input_ids"], -100)
+    if name == "BertForPreTraining":
+        batch["next_sentence_label"] = torch.tensor([0, 1, 1, 0])
+    if name == "BertForTokenClassification":
+        batch["labels"] = torch.where(batch["attention_mask"] == 1, batch["input_ids"] % 3, -100)
     return batch
 
 
-def _two_steps(model: nn.Module, batch: dict[str, Tensor]) -> None:
+def _packed(batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
+    """A batch with a label for every token, without its padding."""
+    keep = batch["attention_mask"] == 1
+    cu_seqlens = nn.functional.pad(keep.sum(1).cumsum(0), (1, 0)).int()
+    packed = {name: value[keep] for name, value in batch.items() if name != "attention_mask"}
+    return {**packed, "cu_seqlens": cu_seqlens, "max_seqlen": 9}
+
+
+def _two_steps(model: nn.Module, batch: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(2):
         output = model(**batch)
@@ -50,21 +63,24 @@ def _two_steps(model: nn.Module, batch: dict[str, Tensor]) -> None:
 
 def _ddp(name: str, **arguments: bool) -> Callable[[dict[str, Tensor]], list[Tensor]]:
     wrap = {key: arguments.pop(key) for key in ("find_unused_parameters",) if key in arguments}
+    packed = arguments.pop("packed", False)
 
     def train(batch: dict[str, Tensor]) -> list[Tensor]:
         model = nn.parallel.DistributedDataParallel(_model(name, **arguments), **wrap)
-        _two_steps(model, batch)
+        _two_steps(model, _packed(batch) if packed else batch)
         return [p.detach() for p in model.module.parameters()]
 
     return train
 
 
-def _fsdp(name: str) -> Callable[[dict[str, Tensor]], list[Tensor]]:
+def _fsdp(name: str, checkpointing: bool = False) -> Callable[[dict[str, Tensor]], list[Tensor]]:
     def train(batch: dict[str, Tensor]) -> list[Tensor]:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         model = _model(name)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
         mesh = init_device_mesh("cpu", (WORLD_SIZE,))
         for layer in model.bert.encoder.layer:
             fully_shard(layer, mesh=mesh)
@@ -81,8 +97,10 @@ SCENARIOS = {
     "ddp, tied weights": ("BertForMaskedLM", {}, _ddp("BertForMaskedLM")),
     "ddp, no pooler": ("BertModel", {"add_pooling_layer": False}, _ddp("BertModel", add_pooling_layer=False)),
     "ddp, unused pooler": ("BertModel", {}, _ddp("BertModel", find_unused_parameters=True)),
+    "ddp, packed": ("BertForTokenClassification", {}, _ddp("BertForTokenClassification", packed=True)),
     "fsdp2": ("BertForSequenceClassification", {}, _fsdp("BertForSequenceClassification")),
     "fsdp2, tied weights": ("BertForMaskedLM", {}, _fsdp("BertForMaskedLM")),
+    "fsdp2, checkpointing": ("BertForPreTraining", {}, _fsdp("BertForPreTraining", checkpointing=True)),
 }
 
 
