@@ -3,6 +3,7 @@
 from bert_fast import ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend
+from bert_fast.data import PackedCollator
 from bert_fast.errors import BackendError, CheckpointError
 from bert_fast.huggingface import fuse, patch_transformers, register_attention, unfuse, why_not
 from bert_fast.models import (
@@ -18,6 +19,7 @@ from bert_fast.models import (
     BertModel,
     BertPreTrainedModel,
 )
+from bert_fast.ops import repad, unpad
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "BertPreTrainedModel",
     "BertTokenizer",
     "CheckpointError",
+    "PackedCollator",
     "__version__",
     "explain",
     "fuse",
@@ -42,7 +45,9 @@ __all__ = [
     "optim",
     "patch_transformers",
     "register_attention",
+    "repad",
     "unfuse",
+    "unpad",
     "use_backend",
     "why_not",
 ]
