@@ -124,7 +124,7 @@ def setting(inputs: Mapping[str, Any], config: Any, name: str) -> Any:
 
 
 def _is_checkpointing(model: nn.Module) -> bool:
-    return model.training and bool(getattr(model, "is_gradient_checkpointing", False))
+    return model.training and getattr(model, "gradient_checkpointing", False)
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Fused models against the untouched ones: every output and every gradient, on the calls that the models are tested with."""
+"""Fused models against the untouched ones: every output and gradient, on the calls that our models are tested with."""
 
 import copy
 from typing import Any

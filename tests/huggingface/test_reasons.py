@@ -1,0 +1,187 @@
+"""What takes a call off the packed path: each reason is named, and the results are those of the untouched model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bert_fast.huggingface import fuse, unfuse, why_not
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+
+class OwnAttention(transformers.models.bert.modeling_bert.BertSelfAttention):
+    pass
+
+
+class OwnTensor(Tensor):
+    pass
+
+
+class Stuck(nn.Dropout):
+    pass
+
+
+def _replace_attention(model: Any) -> None:
+    model.encoder.layer[0].attention.self.__class__ = OwnAttention
+
+
+def _hook(path: str, kind: str = "forward") -> Callable[[Any], None]:
+    def register(model: Any) -> None:
+        module = model.get_submodule(path)
+        if kind == "forward":
+            module.register_forward_hook(lambda *_: None)
+        elif kind == "before":
+            module.register_forward_pre_hook(lambda *_: None)
+        else:
+            module.register_full_backward_hook(lambda *_: None)
+
+    return register
+
+
+def _own_forward(model: Any) -> None:
+    linear = model.encoder.layer[1].output.dense
+    linear.forward = lambda x: nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def _drop_in_evaluation(model: Any) -> None:
+    model.encoder.layer[0].output.dropout.p = 1e-9
+    model.encoder.layer[0].output.dropout.train()
+
+
+def _replace(path: str, module: nn.Module) -> Callable[[Any], None]:
+    def replace(model: Any) -> None:
+        model.set_submodule(path, module)
+
+    return replace
+
+
+def _own_weight(model: Any) -> None:
+    linear = model.encoder.layer[0].attention.self.query
+    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(OwnTensor))
+
+
+# what is done to the model (before it is fused) -> how the reason begins
+MODULES: dict[str, Callable[[Any], None]] = {
+    "encoder.layer.0.attention.self: a OwnAttention which is not fused": _replace_attention,
+    "encoder.layer.1: hooks are registered": _hook("encoder.layer.1"),
+    "encoder: hooks are registered": _hook("encoder", "before"),
+    "encoder.layer.0.intermediate.dense: hooks are registered": _hook("encoder.layer.0.intermediate.dense", "backward"),
+    "encoder.layer.0.output.dropout: hooks are registered": _hook("encoder.layer.0.output.dropout"),
+    "encoder.layer.1.output.dense: its forward is replaced": _own_forward,
+    "encoder.layer.0.output.dropout: drops in evaluation": _drop_in_evaluation,
+    "encoder.layer.1.output.dropout: a Stuck, not nn.Dropout": _replace("encoder.layer.1.output.dropout", Stuck(0.0)),
+    "pooler.activation: a Sigmoid, not nn.Tanh": _replace("pooler.activation", nn.Sigmoid()),
+}
+
+
+def _equal(model: Any, untouched: Any, inputs: dict[str, Any]) -> None:
+    assert torch.equal(model(**inputs).last_hidden_state, untouched(**inputs).last_hidden_state), "padding too"
+
+
+@pytest.mark.parametrize("reason", MODULES)
+def test_reasons_in_modules(make, batch, reason) -> None:
+    models = make(), make()
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        MODULES[reason](model)
+    fused = fuse(models[0])
+    assert why_not(fused) == [reason] and why_not(fused, **batch) == [reason]
+    _equal(fused, models[1], batch)
+
+
+def test_tensors_of_another_class(make, batch) -> None:
+    model = fuse(make())
+    assert why_not(model, **batch) == []
+    _own_weight(model)
+    assert why_not(model, **batch) == ["encoder.layer.0.attention.self.query: its parameters are of OwnTensor"]
+    ids = batch["input_ids"].as_subclass(OwnTensor)
+    assert why_not(fuse(make()), input_ids=ids) == ["input_ids: a OwnTensor, not a plain Tensor"]
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "output_attentions: probabilities are asked for": {"output_attentions": True},
+    "attention_mask: not a Tensor [B, S]": {"attention_mask": torch.ones(3, 1, 9, 9, dtype=torch.bool)},
+    "cu_seq_lens_q: the packed path has no such argument": {"cu_seq_lens_q": torch.tensor([0, 27])},
+    "is_causal: the packed path has no such argument": {"is_causal": True},
+    "encoder_hidden_states: for an encoder, or in transformers 4": {"encoder_hidden_states": torch.ones(3, 2, 32)},
+}
+
+
+@pytest.mark.parametrize("reason", CALLS)
+def test_reasons_in_calls(make, batch, reason) -> None:
+    model, untouched = make(), make()
+    untouched.load_state_dict(model.state_dict())
+    inputs = {**batch, **CALLS[reason]}
+    assert why_not(fuse(model), **inputs) == [reason]
+    _equal(model, untouched, inputs)
+
+
+def test_reasons_in_the_configuration(make, batch) -> None:
+    decoder = fuse(make(is_decoder=True))
+    assert why_not(decoder, **batch) == ["use_cache: a cache is asked for"]
+    assert decoder(**batch).past_key_values is not None
+    assert why_not(decoder, **batch, use_cache=False) == []
+    assert why_not(decoder, **batch, past_key_values=()) == [
+        "past_key_values: the packed path has no such argument", "use_cache: a cache is asked for"]  # fmt: skip
+    decoder.activation_checkpointing_enable()
+    assert why_not(decoder.train(), **batch) == []
+    model = fuse(make())
+    model.config._attn_implementation = "somebody's"
+    assert why_not(model, **batch) == ["config._attn_implementation: \"somebody's\" is somebody's own"]
+
+
+def test_all_reasons_are_listed(make) -> None:
+    model = fuse(make())
+    _hook("encoder")(model)
+    assert len(why_not(model, output_attentions=True)) == 3, "no input is one as well"
+
+
+def test_attentions_do_not_stay_in_the_way(make, batch) -> None:
+    """transformers leaves the hooks that collected them; they sleep where nothing is asked for."""
+    model = fuse(make(attn_implementation="eager"))
+    expected = model(**batch).last_hidden_state
+    assert len(model(**batch, output_attentions=True).attentions) == 2
+    assert why_not(model, **batch) == [] and torch.equal(model(**batch).last_hidden_state, expected)
+
+
+def test_a_model_further_out_that_collects_states(make, batch) -> None:
+    """Hooks that a model around has on the layers want [B, S, H]."""
+    from transformers.utils.output_capturing import _active_collector
+
+    model = fuse(make())
+    token = _active_collector.set({"hidden_states": []})
+    try:
+        assert why_not(model, **batch) == ["a model around this one collects the layers' outputs"]
+    finally:
+        _active_collector.reset(token)
+
+
+def test_transformations_run_the_untouched_code(make, batch) -> None:
+    model, ids = fuse(make()), batch["input_ids"]
+    parameters = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], ids: Tensor) -> Tensor:
+        return torch.func.functional_call(model, values, (ids,)).last_hidden_state.square().mean()
+
+    gradients = torch.func.grad(loss)(parameters, ids)
+    name = "encoder.layer.0.attention.self.value.weight"
+    expected = torch.autograd.grad(loss(parameters, ids), parameters[name])[0]
+    torch.testing.assert_close(gradients[name], expected)
+    per_row = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, ids[:, None])
+    assert per_row[name].shape == (3, 32, 32)
+
+    traced = torch.jit.trace(model, (ids, batch["attention_mask"]), strict=False)
+    assert "bert_fast" not in str(traced.inlined_graph)
+    output = traced(ids, batch["attention_mask"])["last_hidden_state"]
+    torch.testing.assert_close(output, unfuse(model)(ids, batch["attention_mask"])[0])
+
+
+def test_wrong_arguments_raise_as_ever(make, batch) -> None:
+    model = fuse(make())
+    with pytest.raises(TypeError):
+        model(batch["input_ids"], input_ids=batch["input_ids"])
+    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+        model()
