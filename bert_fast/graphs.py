@@ -1,0 +1,273 @@
+"""CUDA graphs of whole training steps on packed batches.
+
+A graph replays the kernels of one call, with the same shapes at the same addresses, so that the host's part of a step
+shrinks to one launch. Packed batches have another number of tokens each time; a budget bounds them, and what a batch
+does not use of it is filled with sequences that no label asks about:
+
+    max_tokens = 8, max_seqlen = 3     input_ids  = [5, 6, 7, 8, 9 | 0, 0, 0]          labels = [.. | -100, -100, -100]
+    batch: lengths 2, 3                cu_seqlens = [0, 2, 5 | 8, 8, ...]
+
+    step = graphs.CapturedStep(train, [graphs.Budget(max_tokens=16384, max_sequences=128, max_seqlen=512)])
+    for batch in loader:               # of `data.PackedCollator` or `tokenizer.pack`
+        loss = step(batch)             # forward, backward and optimizer; fresh dropout every time
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bert_fast.checks import check_shape, check_tensor
+from bert_fast.errors import BackendError
+
+__all__ = ["Budget", "CapturedStep", "TokenBuffers"]
+
+_IGNORED = -100  # a label that no loss counts
+_PER_TOKEN = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that a batch may hold; one graph is captured for each.
+
+    max_tokens: of all sequences together. max_sequences: their number. max_seqlen: tokens of the longest.
+    max_labels: entries of masked_lm_positions, for batches that have it.
+    """
+
+    max_tokens: int
+    max_sequences: int
+    max_seqlen: int
+    max_labels: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_sequences", "max_seqlen", "max_labels"):
+            value = getattr(self, name)
+            if value is None and name == "max_labels":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences of a full buffer: those of the batch and as many as tokens that it does not use may need."""
+        return self.max_sequences + math.ceil(self.max_tokens / self.max_seqlen)
+
+    def reasons_against(self, batch: Mapping[str, Any]) -> list[str]:
+        """What of the batch is too large, as sentences; empty where it fits. No device sync."""
+        sizes = {
+            "max_tokens": ("tokens", _num_tokens(batch)),
+            "max_sequences": ("sequences", len(batch["cu_seqlens"]) - 1),
+            "max_seqlen": ("tokens a sequence", batch["max_seqlen"]),
+        }
+        if "masked_lm_positions" in batch:
+            sizes["max_labels"] = ("labels", len(batch["masked_lm_positions"]))
+        return [
+            f"{name}: expected at most {getattr(self, name)} {what}, got {size}"
+            for name, (what, size) in sizes.items()
+            if getattr(self, name) is None or size > getattr(self, name)
+        ]
+
+
+class TokenBuffers:
+    """Tensors at fixed addresses that hold any batch within a budget, one after another.
+
+    example: a packed batch (input_ids or inputs_embeds, cu_seqlens, max_seqlen, whatever else the model takes), which
+        says what entries there are, their dtypes, and by their sizes whether they belong to tokens, to sequences or to
+        masked_lm_positions. Later batches have the same entries.
+    fill: by entry, what unused places hold; default -100 where the name has "label" in it, else 0 (masked_lm_positions:
+        the last token).
+    batch (dict): the entries as a model takes them; max_seqlen is the budget's.
+
+    Raises: TypeError, ValueError naming the entry.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        example: Mapping[str, Any],
+        device: torch.device | str,
+        fill: Mapping[str, float] | None = None,
+    ) -> None:
+        _check_batch(example)
+        self.budget = budget
+        self._fill = {
+            "masked_lm_positions": budget.max_tokens - 1,
+            **{name: _IGNORED for name in example if "label" in name},
+            **(fill or {}),
+        }
+        self._kinds = {name: _kind(name, value, example) for name, value in example.items() if _is_filled(name)}
+        rows = {"token": budget.max_tokens, "sequence": budget.num_slots, "position": budget.max_labels or 0}
+        self.batch: dict[str, Any] = {
+            name: torch.empty((rows[kind], *example[name].shape[1:]), dtype=example[name].dtype, device=device)
+            for name, kind in self._kinds.items()
+        }
+        self.batch["cu_seqlens"] = torch.zeros(budget.num_slots + 1, dtype=torch.int32, device=device)
+        self.batch["max_seqlen"] = budget.max_seqlen
+        steps = torch.arange(1, budget.num_slots + 1, dtype=torch.int64, device=device)
+        self._ends = (steps * budget.max_seqlen).clamp(max=budget.max_tokens).int()  # of filling sequences, from 0
+
+    def fill(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies a batch in, from whatever device; no device sync. Returns `self.batch`."""
+        _check_batch(batch)
+        reasons = self.budget.reasons_against(batch)
+        if reasons:
+            raise ValueError(f"batch: {'; '.join(reasons)}")
+        given = {name for name in batch if _is_filled(name)}
+        if given != self._kinds.keys():
+            raise ValueError(f"batch: expected the entries {sorted(self._kinds)}, got {sorted(given)}")
+        sizes = _sizes(batch)
+        for name, kind in self._kinds.items():
+            value, buffer = batch[name], self.batch[name]
+            check_shape(f"batch[{name!r}]", value, (sizes[kind], *buffer.shape[1:]))
+            if value.dtype != buffer.dtype:
+                wanted, got = (str(t.dtype).removeprefix("torch.") for t in (buffer, value))
+                raise TypeError(f"batch[{name!r}]: expected dtype {wanted} (the first batch's), got {got}")
+            buffer[: sizes[kind]].copy_(value, non_blocking=True)
+            buffer[sizes[kind] :].fill_(self._fill.get(name, 0))
+        used, cu_seqlens = sizes["sequence"] + 1, self.batch["cu_seqlens"]
+        cu_seqlens[:used].copy_(batch["cu_seqlens"], non_blocking=True)
+        torch.add(self._ends[: len(cu_seqlens) - used], sizes["token"], out=cu_seqlens[used:])
+        cu_seqlens[used:].clamp_(max=self.budget.max_tokens)
+        return self.batch
+
+
+class CapturedStep:
+    """A training step that is captured once per budget and replayed from then on.
+
+    step: called with the batch (a dict at fixed addresses), does all of a step on one device: forward, backward,
+        clipping, optimizer, `zero_grad`; returns tensors (in any nesting of dicts, lists and tuples) or None. What it
+        does on the host happens while it is captured and never again: no `.item()`, no printing; a learning rate that
+        changes is a tensor on the device, and optimizers are capturable (`optim.AdamW` and `Lamb` are). Losses must
+        ignore labels of -100, as those of all models here do. Give masked words by masked_lm_positions: to look for
+        them would sync.
+    budgets: a batch takes the first, by tokens, that it fits into.
+    num_warmup: calls of every budget that run as they are, on a side stream, before the capture. They are steps like
+        any other: each call is exactly one, on its own batch.
+    fill: see `TokenBuffers`.
+
+    Dropout is fresh in every replay: models draw their seed on the device, from PyTorch's generator, whose state CUDA
+    graphs advance. Memory of the graphs of all budgets is shared: what a call returns is overwritten by the next.
+
+    Raises:
+        TypeError, ValueError: no budget, or (when called) a batch that fits into none, with all reasons.
+        BackendError: there is no CUDA device.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[dict[str, Any]], Any],
+        budgets: Sequence[Budget],
+        *,
+        device: torch.device | str = "cuda",
+        num_warmup: int = 3,
+        fill: Mapping[str, float] | None = None,
+    ) -> None:
+        if not budgets or not all(isinstance(budget, Budget) for budget in budgets):
+            raise ValueError(f"budgets: expected at least one Budget, got {budgets!r}")
+        if num_warmup < 1:
+            raise ValueError(f"num_warmup: expected at least 1 (libraries set themselves up in it), got {num_warmup}")
+        if torch.device(device).type != "cuda":
+            raise BackendError(f"device: expected a CUDA device (graphs are CUDA's), got {device}")
+        if not torch.cuda.is_available():
+            raise BackendError("device: CUDA graphs need a CUDA device, and torch sees none")
+        self.step = step
+        self.device = torch.device(device)
+        self.num_warmup = num_warmup
+        self._fill = fill
+        self._runs: dict[Budget, _Run | None] = dict.fromkeys(sorted(budgets, key=lambda budget: budget.max_tokens))
+        self._pool: Any = None
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        """One step on this batch; what `step` returned, at fixed addresses."""
+        _check_batch(batch)
+        budget = self._budget_of(batch)
+        run = self._runs[budget]
+        if run is None:
+            run = self._runs[budget] = _Run(TokenBuffers(budget, batch, self.device, self._fill))
+        inputs = run.buffers.fill(batch)
+        if run.graph is None and run.num_calls < self.num_warmup:
+            run.num_calls += 1
+            return self._warm_up(inputs)
+        if run.graph is None:
+            run.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.device(self.device), torch.cuda.graph(run.graph, pool=self._pool):
+                run.output = self.step(inputs)
+            self._pool = run.graph.pool()
+        run.graph.replay()
+        return run.output
+
+    def _budget_of(self, batch: Mapping[str, Any]) -> Budget:
+        reasons = []
+        for budget in self._runs:
+            against = budget.reasons_against(batch)
+            if not against:
+                return budget
+            reasons.append(f"{budget}: {', '.join(against)}")
+        raise ValueError(f"batch: it fits into no budget: {'; '.join(reasons)}")
+
+    def _warm_up(self, inputs: dict[str, Any]) -> Any:
+        # On a side stream, as capturing does: what autograd and libraries keep per stream is then there.
+        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            output = self.step(inputs)
+        current.wait_stream(stream)
+        return output
+
+
+@dataclass
+class _Run:
+    """What belongs to one budget."""
+
+    buffers: TokenBuffers
+    num_calls: int = 0
+    graph: Any = None
+    output: Any = None
+
+
+def _is_filled(name: str) -> bool:
+    return name not in ("cu_seqlens", "max_seqlen")
+
+
+def _num_tokens(batch: Mapping[str, Any]) -> int:
+    return len(batch["input_ids"] if "input_ids" in batch else batch["inputs_embeds"])
+
+
+def _sizes(batch: Mapping[str, Any]) -> dict[str, int]:
+    """How many entries a batch has of each kind."""
+    positions = batch.get("masked_lm_positions")
+    return {
+        "token": _num_tokens(batch),
+        "sequence": len(batch["cu_seqlens"]) - 1,
+        "position": 0 if positions is None else len(positions),
+    }
+
+
+def _kind(name: str, value: Any, batch: Mapping[str, Any]) -> str:
+    """Whether an entry belongs to tokens, sequences or positions."""
+    if name in _PER_TOKEN:
+        return "token"
+    if "masked_lm_positions" in batch and name in ("masked_lm_positions", "labels"):
+        return "position"
+    sizes = _sizes(batch)
+    kinds = [kind for kind in ("token", "sequence") if value.dim() and len(value) == sizes[kind]]
+    if len(kinds) != 1:
+        raise ValueError(
+            f"batch[{name!r}]: expected an entry for each of {sizes['token']} tokens or {sizes['sequence']} sequences "
+            f"(not equally many in the first batch), got shape {list(value.shape)}"
+        )
+    return kinds[0]
+
+
+def _check_batch(batch: Any) -> None:
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"batch: expected a mapping, got {type(batch).__name__}")
+    if not {"cu_seqlens", "max_seqlen"} <= batch.keys() or not {"input_ids", "inputs_embeds"} & batch.keys():
+        raise ValueError(f"batch: expected input_ids or inputs_embeds, cu_seqlens and max_seqlen, got {sorted(batch)}")
+    for name, value in batch.items():
+        if name != "max_seqlen":
+            check_tensor(f"batch[{name!r}]", value)

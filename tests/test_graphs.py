@@ -1,0 +1,234 @@
+"""Whole steps as CUDA graphs: what fills their buffers, which budget a batch takes, and on a GPU the replays."""
+
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_fast import BertConfig, BertForMaskedLM, BertForSequenceClassification, graphs, optim
+from bert_fast.errors import BackendError
+from bert_fast.testing.tolerances import RELATIVE
+
+CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
+BUDGET = graphs.Budget(max_tokens=16, max_sequences=3, max_seqlen=5, max_labels=4)
+
+
+def packed(*lengths: int, per: str = "sequence") -> dict[str, Any]:
+    """A packed batch with labels of sequences, of tokens, or of masked_lm_positions."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    total = sum(lengths)
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    ids = torch.randint(1, 50, (total,), generator=generator)
+    batch = {"input_ids": ids, "cu_seqlens": cu_seqlens, "max_seqlen": max(lengths)}
+    if per == "position":
+        positions = torch.arange(0, total, 3)
+        return batch | {"masked_lm_positions": positions, "labels": ids[positions]}
+    count = len(lengths) if per == "sequence" else total
+    return batch | {"labels": torch.randint(0, 2, (count,), generator=generator)}
+
+
+def largest_difference(actual: Tensor, expected: Tensor) -> float:
+    """Relative to the largest element expected."""
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def test_what_a_batch_leaves_is_filled_with_sequences_nobody_asks_about() -> None:
+    batch = packed(4, 2, per="token")
+    filled = graphs.TokenBuffers(BUDGET, batch, "cpu").fill(batch)
+    assert filled["input_ids"].tolist() == [*batch["input_ids"].tolist(), *[0] * 10]
+    assert filled["labels"].tolist() == [*batch["labels"].tolist(), *[-100] * 10]
+    assert filled["cu_seqlens"].tolist() == [0, 4, 6, 11, 16, 16, 16, 16]
+    assert filled["max_seqlen"] == 5
+
+
+def test_batches_follow_one_another_in_the_same_memory() -> None:
+    buffers = graphs.TokenBuffers(BUDGET, packed(5, 5, 5), "cpu")
+    addresses = [t.data_ptr() for t in buffers.batch.values() if isinstance(t, Tensor)]
+    for lengths in ((5, 5, 5), (1, 2), (5, 5, 5)):
+        batch = packed(*lengths)
+        filled = buffers.fill(batch)
+        assert [t.data_ptr() for t in filled.values() if isinstance(t, Tensor)] == addresses
+        assert filled["cu_seqlens"][: len(lengths) + 1].tolist() == batch["cu_seqlens"].tolist()
+        assert filled["cu_seqlens"].diff().min() >= 0 and filled["cu_seqlens"].diff().max() <= 5
+        assert filled["cu_seqlens"][-1] == 16
+        assert filled["labels"][len(lengths) :].eq(-100).all()
+
+
+def test_every_batch_within_the_budget_fits() -> None:
+    budget = graphs.Budget(max_tokens=7, max_sequences=7, max_seqlen=3)
+    buffers = graphs.TokenBuffers(budget, packed(2, 1), "cpu")
+    for lengths in ((1,) * 7, (3, 3, 1), (1,), (2, 2, 2)):
+        cu_seqlens = buffers.fill(packed(*lengths))["cu_seqlens"]
+        assert cu_seqlens[-1] == 7 and cu_seqlens.diff().max() <= 3
+
+
+@pytest.mark.parametrize("per", ["sequence", "token", "position"])
+def test_filling_changes_neither_loss_nor_gradients(per: str) -> None:
+    torch.manual_seed(0)
+    model = (BertForSequenceClassification if per == "sequence" else BertForMaskedLM)(CONFIG).double()
+    batch = packed(4, 5, 1, per=per)
+    results = []
+    for inputs in (batch, graphs.TokenBuffers(BUDGET, batch, "cpu").fill(batch)):
+        loss = model(**inputs).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+        model.zero_grad()
+    expected, actual = (torch.cat([t.flatten() for t in result]) for result in results)
+    assert largest_difference(actual, expected) <= RELATIVE["filled_batch_fp64"]
+
+
+def test_unused_places_hold_what_was_asked_for() -> None:
+    batch = packed(2, 3) | {"start_positions": torch.tensor([1, 2])}
+    filled = graphs.TokenBuffers(BUDGET, batch, "cpu", fill={"start_positions": 99, "input_ids": 3}).fill(batch)
+    assert filled["start_positions"].tolist() == [1, 2, 99, 99, 99, 99, 99]
+    assert filled["input_ids"][5:].tolist() == [3] * 11
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            packed(5, 5, 5, 5),
+            r"max_tokens: expected at most 16 tokens, got 20; max_sequences: expected at most 3 sequen",
+        ),
+        (packed(6), "max_seqlen: expected at most 5 tokens a sequence, got 6"),
+        (packed(5, 5, 5, per="position"), "max_labels: expected at most 4 labels, got 5"),
+        ({k: v for k, v in packed(2, 1).items() if k != "labels"}, r"expected the entries \['input_ids', 'labels'\]"),
+        ({"input_ids": torch.zeros(1)}, r"expected input_ids or inputs_embeds, cu_seqlens and max_seqlen, got"),
+        (packed(2, 1) | {"labels": torch.zeros(5, dtype=torch.int64)}, r"batch\['labels'\]: expected shape \[2\], got"),
+    ],
+)
+def test_messages_of_batches(batch: dict[str, Any], message: str) -> None:
+    buffers = graphs.TokenBuffers(BUDGET, packed(3, 4), "cpu")
+    with pytest.raises(ValueError, match=message):
+        buffers.fill(batch)
+
+
+def test_messages_of_types() -> None:
+    buffers = graphs.TokenBuffers(BUDGET, packed(3, 4), "cpu")
+    with pytest.raises(TypeError, match=r"batch\['labels'\]: expected dtype int64 \(the first batch's\), got float32"):
+        buffers.fill(packed(3, 4) | {"labels": torch.zeros(2)})
+    with pytest.raises(TypeError, match="batch: expected a mapping, got list"):
+        buffers.fill([1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"batch\['labels'\]: expected an entry for each of 2 tokens or 2 sequences"):
+        graphs.TokenBuffers(BUDGET, packed(1, 1), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_tokens": 0}, ValueError, "max_tokens: expected at least 1, got 0"),
+        ({"max_seqlen": 5.0}, TypeError, "max_seqlen: expected an int, got float"),
+        ({"max_labels": -1}, ValueError, "max_labels: expected at least 1, got -1"),
+    ],
+)
+def test_messages_of_budgets(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        graphs.Budget(**{"max_tokens": 8, "max_sequences": 2, "max_seqlen": 4, **arguments})
+
+
+def test_graphs_are_refused_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="CUDA graphs need a CUDA device, and torch sees none"):
+        graphs.CapturedStep(print, [BUDGET])
+    with pytest.raises(BackendError, match=r"device: expected a CUDA device \(graphs are CUDA's\), got cpu"):
+        graphs.CapturedStep(print, [BUDGET], device="cpu")
+    with pytest.raises(ValueError, match=r"budgets: expected at least one Budget, got \[\]"):
+        graphs.CapturedStep(print, [])
+    with pytest.raises(ValueError, match="num_warmup: expected at least 1"):
+        graphs.CapturedStep(print, [BUDGET], num_warmup=0)
+
+
+class FakeGraph:
+    """Replays by calling again what was captured; capturing runs nothing."""
+
+    steps: ClassVar[list[Any]] = []
+
+    def replay(self) -> None:
+        self.steps.append("replay")
+
+    def pool(self) -> str:
+        return "pool"
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """CapturedStep on the CPU, with CUDA's part noted instead of done."""
+    FakeGraph.steps = []
+
+    @contextmanager
+    def capturing(graph: FakeGraph, pool: Any) -> Any:
+        FakeGraph.steps.append(("capture", pool))
+        yield
+
+    @contextmanager
+    def on_device(device: Any) -> Any:
+        yield
+
+    buffers = graphs.TokenBuffers
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.cuda, "device", on_device)
+    monkeypatch.setattr(graphs, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
+    monkeypatch.setattr(graphs.CapturedStep, "_warm_up", lambda self, inputs: self.step(inputs))
+    return FakeGraph.steps
+
+
+def test_a_budget_warms_up_then_captures_once_then_replays(without_cuda: list[Any]) -> None:
+    small = graphs.Budget(max_tokens=6, max_sequences=2, max_seqlen=5)
+
+    def step(batch: dict[str, Any]) -> int:
+        without_cuda.append(len(batch["input_ids"]))
+        return len(batch["input_ids"])
+
+    captured = graphs.CapturedStep(step, [BUDGET, small], num_warmup=2)
+    outputs = [captured(packed(*lengths)) for lengths in ((2, 3), (2, 2), (5,), (4, 2), (5, 5), (5, 4), (5, 3), (3, 1))]
+    assert outputs == [6, 6, 6, 6, 16, 16, 16, 6]
+    assert without_cuda == [6, 6, ("capture", None), 6, "replay", "replay", 16, 16, ("capture", "pool"), 16, "replay",
+                            "replay"]  # fmt: skip
+
+
+def test_a_batch_that_fits_no_budget_is_told_why(without_cuda: list[Any]) -> None:
+    small = graphs.Budget(max_tokens=6, max_sequences=2, max_seqlen=5)
+    message = (
+        "it fits into no budget: .*max_tokens: expected at most 6 tokens, got 18.*expected at most 16 tokens, got 18"
+    )
+    with pytest.raises(ValueError, match=message):
+        graphs.CapturedStep(print, [small, BUDGET])(packed(5, 5, 5, 3))
+
+
+@pytest.mark.gpu
+def test_replays_train_as_steps_do() -> None:
+    losses = []
+    for is_captured in (False, True):
+        torch.manual_seed(0)
+        model = BertForMaskedLM(CONFIG).cuda()
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+
+        def train(batch: dict[str, Any], model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        step = graphs.CapturedStep(train, [BUDGET]) if is_captured else train
+        batches = [packed(*lengths, per="position") for lengths in ((4, 5, 1), (2, 2), (5,), (5, 3), (1, 4, 4), (3, 5))]
+        moved = [{k: v.cuda() if isinstance(v, Tensor) else v for k, v in batch.items()} for batch in batches]
+        losses.append([float(step(batch)) for batch in moved])
+    assert len(set(losses[0])) == len(losses[0])
+    assert largest_difference(torch.tensor(losses[1]), torch.tensor(losses[0])) <= RELATIVE["replayed_steps"]
+
+
+@pytest.mark.gpu
+def test_every_replay_drops_others() -> None:
+    torch.manual_seed(0)
+    config = BertConfig(**{**CONFIG.to_dict(), "hidden_dropout_prob": 0.5})
+    model = BertForMaskedLM(config).cuda().train()
+    step = graphs.CapturedStep(lambda batch: model(**batch).loss.detach(), [BUDGET], num_warmup=1)
+    losses = [float(step(packed(4, 5, 1, per="position"))) for _ in range(6)]
+    assert len(set(losses)) == len(losses)
