@@ -115,9 +115,8 @@ class PackedBertModel:
         )
         if is_whole and chosen is not None:
             hidden = hidden.index_select(0, chosen)
-        states = None if call.hidden_states is None else tuple(packing.unpack(state) for state in call.hidden_states)
         return Encoded(
-            hidden, packing, seed, states, _tuple(call.attentions), _tuple(call.cross_attentions),
+            hidden, packing, seed, _tuple(call.hidden_states), _tuple(call.attentions), _tuple(call.cross_attentions),
             cache if keeps_cache else None, chosen,
         )  # fmt: skip
 

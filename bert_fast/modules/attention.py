@@ -14,7 +14,7 @@ from bert_fast.modules.call import Call
 from bert_fast.modules.closing import close
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.plain_linear import product_and_bias
-from bert_fast.modules.probabilities import padded_probabilities
+from bert_fast.modules.probabilities import padded_probabilities, weighted_values
 from bert_fast.modules.projections import JoinedProjections, Projections, keep_features
 from bert_fast.ops.attention import attention, attention_with_probabilities
 from bert_fast.ops.attention_qkv import attention_qkv
@@ -53,9 +53,9 @@ class _PackedHeads(JoinedProjections):
         )  # fmt: skip
         if probabilities is None:
             return attention(q, k, v, sequence_order=queries.order, **arguments).flatten(1)
-        out, per_sequence = attention_with_probabilities(q, k, v, **arguments)
+        _, per_sequence = attention_with_probabilities(q, k, v, **arguments)
         probabilities.append(padded_probabilities(per_sequence, queries, keys, self.num_heads))
-        return out.flatten(1)
+        return weighted_values(probabilities[-1], v, queries, keys).flatten(1)
 
     def _head_mask(self, call: Call) -> Tensor | None:
         return None if call.head_mask is None else call.head_mask[self.layer_index]

@@ -27,7 +27,8 @@ class Call:
     memory_packing, memory_bias: the same of what a decoder looks at; the memory [Tm, H] itself is an argument of the
         layers, so that gradient checkpointing sees it.
     cache: keys and values of earlier calls, which layers extend, see `modules/cache.py`.
-    hidden_states, attentions, cross_attentions: lists to which layers append their results; None: not asked for.
+    hidden_states, attentions, cross_attentions: lists to which layers append what callers see, padded; None: not asked
+        for.
     rows (Tensor [M], int64), row_packing: the tokens that are wanted of the last layer, and their layout; None: all.
     """
 
@@ -54,6 +55,17 @@ class Call:
     def of_rows(self, x: Tensor) -> Tensor:
         """x [T, ...] where a layer computes it: all of it, or [M, ...]."""
         return x if self.rows is None else x.index_select(0, self.rows)
+
+    def shown(self, x: Tensor) -> Tensor:
+        """x [T, H], by way of the tensor that callers see of it, where they asked for hidden states.
+
+        So that what they see is what all that follows depends on, and gets its gradient.
+        """
+        if self.hidden_states is None:
+            return x
+        padded = self.packing.unpack(x)
+        self.hidden_states.append(padded)
+        return self.packing.pack(padded)
 
     def dropout_p(self, module: Any) -> float:
         """The probability with which a module drops in this call."""

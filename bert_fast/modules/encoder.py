@@ -34,16 +34,14 @@ class PackedEncoder:
         runs_again = self.training and self.checkpoint_every and call.cache is None and call.attentions is None
         inner = call if call.rows is None else call.with_rows(None)
         for index, layer in enumerate(layers):
-            if call.hidden_states is not None:
-                call.hidden_states.append(x)
+            x = call.shown(x)
             layer_call = call if index == len(layers) - 1 else inner
             if runs_again and index % self.checkpoint_every == 0:
                 run = functools.partial(layer, call=layer_call)
                 x = checkpoint(run, x, memory, **self.checkpoint_arguments)
             else:
                 x = layer(x, memory, call=layer_call)
-        if call.hidden_states is not None:
-            call.hidden_states.append(x)
+        x = call.shown(x)
         return x if layers else call.of_rows(x)
 
 

@@ -1,11 +1,11 @@
-"""Attention probabilities of packed sequences as the padded tensor that callers look at."""
+"""Attention probabilities of packed sequences as the padded tensor that callers look at, and what follows from it."""
 
 import torch
 from torch import Tensor
 
 from bert_fast.ops.packing import Packing
 
-__all__ = ["padded_probabilities"]
+__all__ = ["padded_probabilities", "weighted_values"]
 
 
 def padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing, num_heads: int) -> Tensor:
@@ -14,15 +14,31 @@ def padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Pac
     S and Sk are the padded lengths; of a batch that came packed, the longest sequence's. num_heads: A, for no sequence.
     """
     shape = (num_heads, _length(queries), _length(keys))
-    columns_q, columns_k = _columns(queries), _columns(keys)
     if not per_sequence:
         return torch.zeros(0, *shape, device=queries.cu_seqlens.device)
-    heads = torch.arange(num_heads, device=queries.cu_seqlens.device)[:, None, None]
-    rows = []
-    for probabilities, of_q, of_k in zip(per_sequence, columns_q, columns_k, strict=True):
-        where = heads, of_q[:, None], of_k
-        rows.append(probabilities.new_zeros(shape).index_put(where, probabilities))
+    places = _places(num_heads, queries, keys)
+    rows = [
+        probabilities.new_zeros(shape).index_put(place, probabilities)
+        for probabilities, place in zip(per_sequence, places, strict=True)
+    ]
     return torch.stack(rows)
+
+
+def weighted_values(padded: Tensor, v: Tensor, queries: Packing, keys: Packing) -> Tensor:
+    """Probabilities [B, A, S, Sk] times v [Tk, A, D]: [T, A, D]; so callers' gradients of `padded` are the result's."""
+    values = v.split(keys.cu_seqlens.diff().tolist())
+    places = _places(v.shape[1], queries, keys)
+    outs = [
+        (row[place] @ value.transpose(0, 1)).transpose(0, 1)
+        for row, place, value in zip(padded, places, values, strict=True)
+    ]
+    return torch.cat([v.new_empty(0, *v.shape[1:]), *outs])
+
+
+def _places(num_heads: int, queries: Packing, keys: Packing) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Where a sequence's [A, Sq, Sk] lie in its row [A, S, Sk]."""
+    heads = torch.arange(num_heads, device=queries.cu_seqlens.device)[:, None, None]
+    return [(heads, q[:, None], k) for q, k in zip(_columns(queries), _columns(keys), strict=True)]
 
 
 def _length(packing: Packing) -> int:
@@ -31,9 +47,9 @@ def _length(packing: Packing) -> int:
 
 def _columns(packing: Packing) -> tuple[Tensor, ...]:
     """Of every sequence, the columns of its tokens; positions may count from elsewhere, behind cached tokens."""
-    positions = packing.coords[:, 1].long()
+    columns = packing.coords[:, 1].long()
     if packing.indices is not None:
-        positions = packing.indices % _length(packing)
+        columns = packing.indices % _length(packing)
     elif packing.padded_shape is not None:
-        positions = torch.arange(len(positions), device=positions.device) % max(_length(packing), 1)
-    return positions.split(packing.cu_seqlens.diff().tolist())
+        columns = torch.arange(len(columns), device=columns.device) % max(_length(packing), 1)
+    return columns.split(packing.cu_seqlens.diff().tolist())

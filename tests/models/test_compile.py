@@ -21,7 +21,7 @@ MEMORY, LABELS = torch.randn(2, 5, 32), torch.tensor([2, 0])
 
 def _model(name: str = "BertModel", **changes: Any) -> Any:
     if name == "decoder":
-        name, changes = "BertModel", {"is_decoder": True, "add_cross_attention": True} | changes
+        name, changes = "BertModel", {"is_decoder": True, "add_cross_attention": True, "num_hidden_layers": 1} | changes
     return getattr(bert_fast, name)(bert_fast.BertConfig(**{**SIZES, **changes})).train()
 
 

@@ -169,6 +169,18 @@ def test_checkpointing_gives_the_memory_its_gradient(arguments: dict[str, bool])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_what_is_shown_is_what_the_result_depends_on(is_packed: bool):
+    """Gradients of hidden states and attentions, as methods that explain a result want them."""
+    model = make(**CROSS)
+    call = padded_and_packed()[is_packed]
+    memory = torch.randn(3, 5, 32)
+    output = model(**call, **SHOW, encoder_hidden_states=memory, dropout_seed=SEED)
+    shown = [*output.hidden_states, *output.attentions, *output.cross_attentions]
+    gradients = torch.autograd.grad(output.last_hidden_state.sin().sum(), shown)
+    assert len(shown) == 3 + 2 + 2 and all(gradient.any() for gradient in gradients)
+
+
 def test_checkpointing_leaves_attentions_alone():
     model, ids, results = make(), torch.randint(1, 50, (3, 7)), []
     for is_on in (False, True):
