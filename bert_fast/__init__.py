@@ -1,6 +1,6 @@
 """BERT training kernels, drop-in modules and a C++ WordPiece tokenizer."""
 
-from bert_fast import ops, optim
+from bert_fast import graphs, ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend
 from bert_fast.data import PackedCollator
@@ -41,6 +41,7 @@ __all__ = [
     "__version__",
     "explain",
     "fuse",
+    "graphs",
     "ops",
     "optim",
     "patch_transformers",

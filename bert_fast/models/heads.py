@@ -127,7 +127,7 @@ def _check_positions(positions: Tensor, labels: Tensor | None, packing: Packing)
 def _num_places(packing: Packing) -> int:
     """B * S, or T for packed input."""
     shape = packing.padded_shape
-    return len(packing.coords) if shape is None else shape[0] * shape[1]
+    return packing.coords.shape[0] if shape is None else shape[0] * shape[1]
 
 
 def _marked(positions: Tensor, packing: Packing) -> Tensor:
@@ -141,7 +141,7 @@ def _at(positions: Tensor, encoded: Encoded) -> Tensor:
     """Hidden states [M, H] of positions in the flattened input; 0 for padding."""
     hidden, packing = encoded.hidden, encoded.packing
     if encoded.rows is not None:
-        hidden = hidden.new_zeros(len(packing.coords), hidden.shape[1]).index_copy(0, encoded.rows, hidden)
+        hidden = hidden.new_zeros(packing.coords.shape[0], hidden.shape[1]).index_copy(0, encoded.rows, hidden)
     return packing.unpack(hidden).flatten(0, -2).index_select(0, positions.long())
 
 

@@ -20,17 +20,17 @@ def pack_labels(labels: Tensor, packing: Packing) -> Tensor:
 
     Raises: TypeError, ValueError for labels of another kind or shape.
     """
-    check_shape("labels", labels, packing.padded_shape or (len(packing.coords),))
+    check_shape("labels", labels, packing.padded_shape or packing.coords.shape[:1])
     check_dtype("labels", labels, _INTEGERS)
     return packing.pack(labels)
 
 
 def next_token_labels(labels: Tensor, packing: Packing) -> Tensor:
     """Packed labels [T] such that every token has that of the column behind it; -100 where that is not kept."""
-    row, position = packing.coords.unbind(1)
-    follows = (row[1:] == row[:-1]) & (position[1:] == position[:-1] + 1)
-    following = labels[1:].masked_fill(~follows, IGNORE_INDEX)
-    return F.pad(following, (0, 1), value=IGNORE_INDEX)[: len(labels)]
+    num_tokens = labels.shape[0]
+    behind = torch.arange(1, num_tokens + 1, device=labels.device).clamp(max=num_tokens - 1)
+    row, position = (packing.coords.index_select(0, behind) - packing.coords).unbind(1)
+    return labels.index_select(0, behind).masked_fill((row != 0) | (position != 1), IGNORE_INDEX)
 
 
 def class_loss(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
