@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.case import KernelCase
 
-__all__ = ["CASES", "SHAPES", "Case", "ModelShape", "family_names", "kernel_cases"]
+__all__ = ["CASES", "FUSED_CASES", "SHAPES", "Case", "ModelShape", "family_names", "kernel_cases"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Case:
     order: "random" (batches as they come) or "sorted" (batches of neighbours after sorting by length).
     mode: "inference" (no gradients) or "training" (dropout 0.1, forward and backward; no optimizer, which costs both
         sides the same).
+    is_fused: whether our side is Hugging Face's model after `bert_fast.fuse`, not our own.
     """
 
     shape: str
@@ -53,11 +54,12 @@ class Case:
     order: str
     mode: str
     batch_size: int = 32
+    is_fused: bool = False
 
     @property
     def name(self) -> str:
         """Stable name used in results and on the command line."""
-        return f"{self.shape}/{self.lengths}@{self.max_len}/{self.order}/{self.mode}"
+        return f"{'fuse/' if self.is_fused else ''}{self.shape}/{self.lengths}@{self.max_len}/{self.order}/{self.mode}"
 
 
 _LENGTHS = (
@@ -72,6 +74,14 @@ CASES = tuple(
     Case(shape, lengths, max_len, order, mode)
     for shape in SHAPES
     for lengths, max_len, order in _LENGTHS
+    for mode in ("inference", "training")
+)
+
+# Hugging Face's own model, fused, beside itself untouched; on the CPU. Smaller batches: ratios change little with them.
+FUSED_CASES = tuple(
+    Case(shape, lengths, max_len, order, mode, batch_size, is_fused=True)
+    for shape, batch_size in (("minilm", 16), ("base", 8))
+    for lengths, max_len, order in (*_LENGTHS[:1], *_LENGTHS[2:3], *_LENGTHS[-1:])
     for mode in ("inference", "training")
 )
 

@@ -21,7 +21,7 @@ from benchmarks.components import COMPONENTS
 from benchmarks.kernels import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
 from benchmarks.models import run_case, saved_bytes_per_layer
 from benchmarks.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
-from benchmarks.registry import CASES, kernel_cases
+from benchmarks.registry import CASES, FUSED_CASES, kernel_cases
 
 Job = Callable[[], Iterable[dict[str, Any]]]
 
@@ -74,7 +74,9 @@ def _gpu_jobs() -> dict[str, Job]:
 
 def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     device = torch.device("cpu")
-    jobs: dict[str, Job] = {case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)]) for case in CASES}
+    jobs: dict[str, Job] = {
+        case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)]) for case in (*CASES, *FUSED_CASES)
+    }
     jobs |= {"saved_bytes_per_layer": lambda: [saved_bytes_per_layer()]}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in COMPONENTS.items()}
     return jobs | {

@@ -1,4 +1,4 @@
-"""Prints the newest stored result of every CPU case as the table of the README.
+"""Prints the newest stored result of every CPU case as the tables of the README, and those of `fuse`.
 
 python -m benchmarks.table
 """
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+_FUSED = "fuse/"
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu.jsonl"
 
 
@@ -17,25 +18,33 @@ def newest() -> dict[str, dict[str, Any]]:
 
 
 def render() -> str:
-    """Two Markdown tables: whole models (real tokens per second), single pieces."""
+    """Two Markdown tables: whole models of ours (real tokens per second), single pieces."""
     results = newest()
-    rows = [
-        "| BERT, lengths, mode | fill | bert_fast | transformers | ratio (goal) |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = _models("bert_fast", {case: r for case, r in results.items() if not case.startswith(_FUSED)}, digits=1)
+    rows += ["", "| piece | bert_fast | compared with | ratio |", "| --- | --- | --- | --- |"]
+    rows += filter(None, (_piece(case, r) for case, r in results.items()))
+    return "\n".join(rows)
+
+
+def render_fused() -> str:
+    """A Markdown table: Hugging Face's models after `bert_fast.fuse`, beside the same models untouched."""
+    results = {case.removeprefix(_FUSED): r for case, r in newest().items() if case.startswith(_FUSED)}
+    return "\n".join(_models("fused", results, digits=2))
+
+
+def _models(name: str, results: dict[str, dict[str, Any]], digits: int) -> list[str]:
+    rows = [f"| BERT, lengths, mode | fill | {name} | transformers | ratio (goal) |", "| --- | --- | --- | --- | --- |"]
     for case, r in results.items():
         if "transformers_tokens_per_s" not in r:
             continue
         shape, lengths, order, mode = case.split("/")
-        ours, theirs = (round(r[f"{name}_tokens_per_s"]) for name in ("bert_fast", "transformers"))
+        ours, theirs = (round(r[f"{side}_tokens_per_s"]) for side in ("bert_fast", "transformers"))
         sorted_note = ", sorted" if order == "sorted" else ""
         rows.append(
             f"| {shape}, {lengths}{sorted_note}, {mode} | {r['fill']:.2f} | {ours:,} | {theirs:,} "
-            f"| **{r['ratio']:.1f}x** ({r['goal']:.1f}x) |"
+            f"| **{r['ratio']:.{digits}f}x** ({r['goal']:.{digits}f}x) |"
         )
-    rows += ["", "| piece | bert_fast | compared with | ratio |", "| --- | --- | --- | --- |"]
-    rows += filter(None, (_piece(case, r) for case, r in results.items()))
-    return "\n".join(rows)
+    return rows
 
 
 def _piece(case: str, r: dict[str, Any]) -> str | None:
@@ -53,4 +62,4 @@ def _piece(case: str, r: dict[str, Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    print(render())
+    print(f"{render()}\n\n{render_fused()}")

@@ -12,7 +12,7 @@ import torch
 from benchmarks.case import KernelCase
 from benchmarks.kernels import check_case
 from benchmarks.record import ROOT
-from benchmarks.registry import CASES, family_names, kernel_cases
+from benchmarks.registry import CASES, FUSED_CASES, family_names, kernel_cases
 from tests.benchmarks.conftest import FAMILY
 
 SIZES = ("gpu", "cpu", "small")
@@ -20,7 +20,7 @@ SIZES = ("gpu", "cpu", "small")
 
 def test_names_are_unique_and_say_the_family() -> None:
     for size in SIZES:
-        names = [case.name for case in kernel_cases(size)] + [case.name for case in CASES]
+        names = [case.name for case in kernel_cases(size)] + [case.name for case in (*CASES, *FUSED_CASES)]
         assert [name for name, count in Counter(names).items() if count > 1] == []
     for name in family_names():
         assert {case.family for case in kernel_cases("gpu", [name])} <= {name}
