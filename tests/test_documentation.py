@@ -38,6 +38,7 @@ def _code(page: str) -> str:
 @pytest.mark.parametrize("page", ["README.md", "docs/migration.md"])
 def test_snippets_run(page: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
     input_ids = torch.randint(5, len(WORDS), (2, 6))
     coords = torch.cartesian_prod(torch.arange(2), torch.arange(6)).int()
