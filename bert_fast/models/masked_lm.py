@@ -1,7 +1,6 @@
 """BERT that predicts words: masked ones, as it was pre-trained, or the next one, as a decoder."""
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -194,7 +193,7 @@ class BertLMHeadModel(_WordModel):
         output_logits: as in `BertForMaskedLM.forward`.
         """
         inputs = inputs | {"use_cache": use_cache if labels is None else False}
-        columns = None if _keeps_all(logits_to_keep) else _columns(inputs, labels, logits_to_keep)
+        columns = _columns(inputs, labels, logits_to_keep)
         loss, logits, encoded = predict_words(
             self.bert, self.cls.predictions, inputs, labels, positions=None if columns is None else columns.flatten(),
             output_logits=output_logits, next_words=True,
@@ -207,15 +206,14 @@ class BertLMHeadModel(_WordModel):
         )
 
 
-def _keeps_all(logits_to_keep: Any) -> bool:
-    return not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0
-
-
-def _columns(inputs: Inputs, labels: Tensor | None, logits_to_keep: int | Tensor) -> Tensor:
-    """Places in the flattened input of the columns whose logits are wanted, [B, K]."""
+def _columns(inputs: Inputs, labels: Tensor | None, logits_to_keep: int | Tensor) -> Tensor | None:
+    """Places in the flattened input of the columns whose logits are wanted, [B, K]; None: all."""
     given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
+    is_number = not isinstance(logits_to_keep, Tensor)
+    if given is None or (is_number and logits_to_keep == 0):
+        return None
     if labels is not None or inputs.get("cu_seqlens") is not None:
         raise ValueError(f"logits_to_keep: expected 0 beside labels and for packed input, got {logits_to_keep}")
     batch_size, length = given.shape[:2]
     places = torch.arange(batch_size * length, device=given.device).view(batch_size, length)
-    return places[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
+    return places[:, -logits_to_keep:] if is_number else places[:, logits_to_keep]

@@ -125,6 +125,36 @@ def test_copies_and_pickles_compute_the_same(name: str) -> None:
             assert other.get_output_embeddings().weight is other.get_input_embeddings().weight
 
 
+class Tagger(bert_fast.BertPreTrainedModel):
+    """A model of a user's own, written as for transformers."""
+
+    def __init__(self, config: bert_fast.BertConfig, scale: float = 1.0) -> None:
+        super().__init__(config)
+        self.bert = bert_fast.BertModel(config, add_pooling_layer=False)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.scale = scale
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.classifier(self.bert(input_ids, attention_mask=attention_mask)[0]) * self.scale
+
+
+def test_models_of_users(tmp_path: Path) -> None:
+    body, call = make("BertModel"), inputs("BertModel")
+    body.save_pretrained(tmp_path / "body")
+    with pytest.warns(UserWarning, match=r"Tagger from .* initial values: classifier\.weight, classifier\.bias; "):
+        model = Tagger.from_pretrained(tmp_path / "body", num_labels=5, scale=2.0)
+    assert model.scale == 2.0 and model.get_input_embeddings() is model.bert.embeddings.word_embeddings
+    assert torch.equal(model.bert.encoder.layer[1].output.dense.weight, body.encoder.layer[1].output.dense.weight)
+    model.resize_token_embeddings(44)
+    model.gradient_checkpointing_enable()
+    model.save_pretrained(tmp_path / "whole")
+    loaded = Tagger.from_pretrained(tmp_path / "whole", scale=2.0)
+    assert loaded.config.architectures == ["Tagger"] and loaded.config.vocab_size == 44
+    del call["token_type_ids"]
+    assert torch.equal(loaded(**call), model.eval()(**call))
+
+
 # --- parameters
 
 
@@ -228,6 +258,17 @@ def test_hidden_states_and_attentions(name: str, by: str) -> None:
         assert not probabilities[~keep[:, None, None].expand_as(probabilities)].any()
     for key in SHAPES[name]:
         torch.testing.assert_close(output[key], plain[key])
+
+
+@every_model
+def test_gradients_of_hidden_states_and_attentions_can_be_kept(name: str) -> None:
+    model = make(name)
+    output = model(**inputs(name), output_hidden_states=True, output_attentions=True)
+    kept = [output.hidden_states[0], output.attentions[0]]
+    for tensor in kept:
+        tensor.retain_grad()
+    next(iter(output.values())).flatten()[0].backward()
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in kept)
 
 
 # --- inputs
