@@ -8,7 +8,7 @@ from torch import Tensor
 from bert_fast.checks import check_floating
 from bert_fast.models.config import BertConfig
 
-__all__ = ["check_architecture", "check_inputs_embeds", "check_pruned", "refuse_decoder_arguments"]
+__all__ = ["check_architecture", "check_inputs_embeds", "check_pruned"]
 
 
 def check_inputs_embeds(inputs_embeds: Tensor, hidden_size: int, dtype: torch.dtype) -> None:
@@ -37,16 +37,6 @@ def check_pruned(config: Any, head_mask: Tensor | None, attention_mask: Tensor |
             "attention_mask: expected the same for all heads (size 1 in dimension 1), since heads are pruned "
             f"(config.pruned_heads), got shape {list(attention_mask.shape)}"
         )
-
-
-def refuse_decoder_arguments(**arguments: Any) -> None:
-    """Raises ValueError for an argument that only a decoder has a use for."""
-    for name, argument in arguments.items():
-        if argument is not None:
-            raise ValueError(
-                f"{name}: expected None in an encoder, got {type(argument).__name__}; "
-                "bert_fast.reference.model.ReferenceBertModel runs decoders"
-            )
 
 
 def check_architecture(config: BertConfig) -> None:

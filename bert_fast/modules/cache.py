@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bert_fast.modules.call import Call
 from bert_fast.ops.packing import Packing
@@ -22,7 +23,7 @@ class KeyValueCache:
     """The keys and values of all layers, [B, A, S, D] each, zeros on padding; of the memory too in a decoder with one.
 
     It reads as the tuples did that transformers used before: `cache[layer]` is (key, value), or (key, value, memory's
-    key, memory's value), and so it iterates. Calls extend it in place.
+    key, memory's value), and so it iterates. Calls extend it in place. A node of `torch.utils._pytree`, as outputs are.
     """
 
     def __init__(self, layers: Iterable[tuple[Tensor, ...]] = ()) -> None:
@@ -61,6 +62,14 @@ class KeyValueCache:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return (self[layer] for layer in range(len(self)))
+
+
+pytree.register_pytree_node(
+    KeyValueCache,
+    lambda cache: (list(cache), None),
+    lambda layers, _: KeyValueCache(layers),
+    serialized_type_name=f"{KeyValueCache.__module__}.{KeyValueCache.__name__}",
+)
 
 
 def as_cache(past_key_values: Any) -> Any:

@@ -88,7 +88,7 @@ def first_rows(packing: Packing) -> Tensor:
         return starts  # no padding: no sequence is empty
     if starts.device.type == "cpu" and not torch.compiler.is_compiling():
         return starts[ends > starts]
-    return starts.clamp(max=len(packing.coords) - 1)  # to leave them out would need their number
+    return starts.clamp(max=packing.coords.shape[0] - 1)  # to leave them out would need their number
 
 
 def first_tokens(packing: Packing, hidden: Tensor, rows: Tensor | None) -> Tensor:
@@ -101,7 +101,7 @@ def first_tokens(packing: Packing, hidden: Tensor, rows: Tensor | None) -> Tenso
     if not torch.compiler.is_compiling() and not len(hidden):
         return hidden.new_zeros((packing.num_sequences, hidden.shape[1]))
     starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
-    places = torch.searchsorted(rows, starts).clamp(max=len(hidden) - 1)
+    places = torch.searchsorted(rows, starts).clamp(max=hidden.shape[0] - 1)
     return hidden.index_select(0, places).masked_fill((ends <= starts).unsqueeze(1), 0.0)
 
 
