@@ -30,11 +30,12 @@ def test_the_compiled_model_is_timed_beside_ours() -> None:
     case, device = SMALL_CASES[0], torch.device("cpu")
     training_steps.compile_step(case, device, "aot_eager")
     results = training_steps.time_steps(
-        case, device, rounds=1, matmul_tflop_s=2.0, compile_backend="aot_eager", is_compiled=True
+        case, device, rounds=1, matmul_tflop_s=1e-6, compile_backend="aot_eager", is_compiled=True
     )
     found = {result["provider"]: result for result in results}
     assert list(found) == list(training_steps.COMPILED_PROVIDERS)
-    assert found["compiled"]["mfu"] == pytest.approx(found["compiled"]["model_tflop_s"] / 2.0, abs=1e-3)
+    assert all(result["mfu"] > 0 for result in found.values())
+    assert sorted(found, key=lambda name: found[name]["ms"]) == sorted(found, key=lambda name: -found[name]["mfu"])
 
 
 def test_a_wrong_loss_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
