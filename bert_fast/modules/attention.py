@@ -73,10 +73,12 @@ class PackedSelfAttention(_PackedHeads):
 
     def forward_packed(self, x: Tensor, *, call: Call) -> Tensor:
         """x [T, H] to the heads' outputs side by side, [T, A * D], or [M, A * D] where the call names rows."""
-        if call.rows is not None or call.cache is not None or call.attentions is not None:
+        if call.rows is not None or call.keys is not None or call.attentions is not None:
             return self._forward_apart(x, call)
         packing = call.packing
         qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
+        if call.cache is not None:
+            extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
         table, key_term = self._relative()
         out = attention_qkv(
             qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
@@ -86,7 +88,7 @@ class PackedSelfAttention(_PackedHeads):
         return out.flatten(1)
 
     def _forward_apart(self, x: Tensor, call: Call) -> Tensor:
-        """The same where queries are other tokens than keys, or probabilities are asked for."""
+        """The same where queries and keys are different tokens, or probabilities are asked for."""
         keys = call.packing
         if call.rows is not None:
             q, (k, v) = self._query(call.of_rows(x)), self._key_and_value(x)
