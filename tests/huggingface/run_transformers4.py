@@ -1,0 +1,112 @@
+"""Run by test_transformers4.py in a process whose transformers is version 4; not a test itself.
+
+Usage: python run_transformers4.py RESULTS.json, which becomes {what was tried: "packed", "slow" or an error message}.
+"""
+
+import copy
+import json
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from bert_fast.huggingface import fuse, patch_transformers, unfuse, why_not
+from bert_fast.testing.parity import Case, evaluate, randomize
+from tests.parity.cases import TRANSFORMERS_4
+from tests.parity.comparing import check, in_fp64
+
+NAMES = (
+    "BertModel", "BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel", "BertForNextSentencePrediction",
+    "BertForSequenceClassification", "BertForMultipleChoice", "BertForTokenClassification", "BertForQuestionAnswering",
+)  # fmt: skip
+
+
+def _model(name: str, config: dict[str, Any], attention: str = "eager") -> Any:
+    model = getattr(transformers, name)(transformers.BertConfig(**config, attn_implementation=attention)).eval()
+    randomize(model)
+    return model
+
+
+def _path(model: Any, tensors: dict[str, Any], flags: dict[str, Any]) -> str:
+    bert = getattr(model, "bert", model)
+    inputs = {key: value for key, value in {**tensors, **flags}.items() if "label" not in key}
+    return "slow" if why_not(bert, **inputs) else "packed"
+
+
+def parity(case: Case) -> str:
+    """Every output and gradient; the path that the call took."""
+    untouched = _model(case.model, case.full_config())
+    fused = fuse(copy.deepcopy(untouched))
+    tensors = case.tensors(torch.float32)
+    path = _path(fused, tensors, case.flags)
+    theirs = evaluate(untouched, case, tensors)
+    truth = evaluate(untouched.double(), case, in_fp64(tensors))
+    check(case, "padded", torch.float32, fused, theirs, truth)
+    return path
+
+
+def swapping(name: str) -> str:
+    """fuse, a copy, a pickle and unfuse, with the attention class that sdpa brings."""
+    case = Case(name, model=name)
+    config = {**case.full_config(), "num_labels": 2}
+    untouched = _model(name, config, "sdpa")
+    classes = [type(module) for module in untouched.modules()]
+    model = fuse(copy.deepcopy(untouched))
+    tensors = case.tensors(torch.float32)
+    expected = model(**tensors)
+    path = _path(model, tensors, {})
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(again) is type(model) and torch.equal(again(**tensors)[0], expected[0])
+    for return_dict in (True, False):
+        wanted = untouched(**tensors, return_dict=return_dict, output_hidden_states=True)
+        got = model(**tensors, return_dict=return_dict, output_hidden_states=True)
+        assert type(got) is type(wanted) and len(got) == len(wanted)
+        assert [value is None for value in got] == [value is None for value in wanted]
+    assert [type(module) for module in unfuse(model).modules()] == classes
+    return path
+
+
+def patching(_: str) -> str:
+    with patch_transformers():
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**Case("").full_config())).eval()
+    assert why_not(model) == []
+    return "packed"
+
+
+def pruning(_: str) -> str:
+    """Heads that are removed from a fused model."""
+    case = Case("pruning", config={"num_attention_heads": 4})
+    models = [_model("BertModel", case.full_config()) for _ in range(2)]
+    fuse(models[0])
+    for model in models:
+        model.double().prune_heads({0: [1], 1: [0, 2]})
+    tensors = case.tensors(torch.float64)
+    outputs = [evaluate(model, case, tensors) for model in models]
+    for key, value in outputs[1].items():
+        torch.testing.assert_close(outputs[0][key], value, msg=lambda text, key=key: f"{key}: {text}")
+    return _path(models[0], tensors, {})
+
+
+def main(results_path: str) -> None:
+    tried: list[tuple[str, Callable[[Any], str], Any]] = [
+        *((f"parity: {case.name}", parity, case) for case in TRANSFORMERS_4),
+        *((f"swapping: {name}", swapping, name) for name in NAMES),
+        ("patching", patching, ""),
+        ("pruning", pruning, ""),
+    ]
+    results = {"version": transformers.__version__}
+    for name, attempt, argument in tried:
+        try:
+            results[name] = attempt(argument)
+        except Exception:  # one failure must not hide the others; the test shows the message
+            results[name] = traceback.format_exc()[-2000:]
+    Path(results_path).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
