@@ -120,10 +120,11 @@ class BertForMultipleChoice(BertPreTrainedModel):
 def _num_choices(inputs: Inputs, num_choices: int | None) -> int:
     cu_seqlens = inputs.get("cu_seqlens")
     if cu_seqlens is not None:
-        if num_choices is None or num_choices < 1 or (len(cu_seqlens) - 1) % num_choices:
+        num_sequences = cu_seqlens.shape[0] - 1
+        if num_choices is None or num_choices < 1 or num_sequences % num_choices:
             raise ValueError(
-                f"num_choices: expected a divisor of the number of sequences ({len(cu_seqlens) - 1}) beside "
-                f"cu_seqlens, got {num_choices}"
+                f"num_choices: expected a divisor of the number of sequences ({num_sequences}) beside cu_seqlens, "
+                f"got {num_choices}"
             )
         return num_choices
     name, dims = ("inputs_embeds", "[B, C, S, H]") if inputs["input_ids"] is None else ("input_ids", "[B, C, S]")

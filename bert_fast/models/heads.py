@@ -121,7 +121,7 @@ def _check_positions(positions: Tensor, labels: Tensor | None, packing: Packing)
     check_dtype("masked_lm_positions", positions, (torch.int64, torch.int32))
     check_ids("masked_lm_positions", positions, _num_places(packing))
     if labels is not None:
-        check_shape("labels", labels, (len(positions),))
+        check_shape("labels", labels, (positions.shape[0],))
 
 
 def _num_places(packing: Packing) -> int:
@@ -149,7 +149,7 @@ def pooled_sequences(bert: PackedBertModel, inputs: Inputs, dropout_p: float = 0
     """The pooled first tokens [B, H] after the dropout before a classifier, and what the encoder made."""
     encoded = bert.encode(**inputs, rows=first_rows)
     pooled = bert.pool(encoded)
-    rows = torch.arange(len(pooled), dtype=torch.int32, device=pooled.device)
+    rows = torch.arange(pooled.shape[0], dtype=torch.int32, device=pooled.device)
     return drop(pooled, dropout_p, torch.stack((rows, torch.zeros_like(rows)), dim=1), encoded.seed), encoded
 
 

@@ -71,7 +71,7 @@ def span_loss(logits: Tensor, positions: Tensor, lengths: Tensor | int, name: st
     positions (Tensor [B] or [B, 1], int): negative ones mean 0; those at or beyond lengths (Tensor [B], or one for all)
         mean "not in this window" and count for nothing.
     """
-    check_shape(name, positions, (len(logits),) if positions.dim() == 1 else (len(logits), 1))
+    check_shape(name, positions, logits.shape[:1] if positions.dim() == 1 else (logits.shape[0], 1))
     check_dtype(name, positions, _INTEGERS)
     positions = positions.flatten().clamp(min=0)
     labels = positions.masked_fill(positions >= lengths, IGNORE_INDEX)
