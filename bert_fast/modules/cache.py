@@ -85,13 +85,15 @@ def as_cache(past_key_values: Any) -> Any:
             "past_key_values: expected a cache or a tuple with the keys and values of every layer, "
             f"got {type(past_key_values).__name__}"
         )
-    for layer in past_key_values:
+    # transformers 4.57 writes (key, value, None, None) where there is no memory.
+    layers = [tuple(part for part in layer if part is not None) for layer in past_key_values]
+    for layer in layers:
         if len(layer) not in (2, 4) or not all(isinstance(t, Tensor) and t.dim() == 4 for t in layer):
             raise ValueError(
                 "past_key_values: expected two or four Tensors [B, A, S, D] for every layer, "
                 f"got {[list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in layer]}"
             )
-    return KeyValueCache(past_key_values)
+    return KeyValueCache(layers)
 
 
 def extend_cache(call: Call, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Packing]:
