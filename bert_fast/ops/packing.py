@@ -102,7 +102,7 @@ class Packing:
     @property
     def num_sequences(self) -> int:
         """B."""
-        return len(self.cu_seqlens) - 1
+        return self.cu_seqlens.shape[0] - 1
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, S, ...] to [T, ...]; a packed input is returned as it is."""
@@ -123,10 +123,10 @@ class Packing:
 
     def first_tokens(self, x: Tensor) -> Tensor:
         """Rows of x [T, H] that start a sequence, [B, H] (BERT's [CLS]); exactly 0 for a sequence without tokens."""
-        if not torch.compiler.is_compiling() and not len(x):  # compiled graphs must not ask for T
+        if not torch.compiler.is_compiling() and not x.shape[0]:  # compiled graphs must not ask for T
             return x.new_zeros((self.num_sequences, *x.shape[1:]))
         starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:]
-        first = x.index_select(0, starts.clamp(max=len(x) - 1))
+        first = x.index_select(0, starts.clamp(max=x.shape[0] - 1))
         if self.indices is None and self.padded_shape is not None:
             return first  # no padding: no sequence is empty
         return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
