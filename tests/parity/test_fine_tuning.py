@@ -176,11 +176,11 @@ def test_patched_learns_as_untouched(
     untouched, patched = (
         _fine_tune(TASKS[name], patched, dropout_p, minilm_dir, shared_data, tmp_path) for patched in (False, True)
     )
+    distance = ((patched.losses - untouched.losses).abs().max() / untouched.losses.max()).item()
     print(f"{name}, dropout {dropout_p}: held-out F1 untouched {untouched.f1:.3f}, patched {patched.f1:.3f}")
+    print(f"losses at most {distance:.1e} of the largest apart")
     record_property("f1", (untouched.f1, patched.f1))
     assert len(patched.losses) == len(untouched.losses) == STEPS
     assert untouched.losses[-20:].mean() < 0.5 * untouched.losses[:20].mean(), "nothing was learnt: an empty comparison"
-    if dropout_p == 0.0:
-        distance = ((patched.losses - untouched.losses).abs().max() / untouched.losses.max()).item()
-        assert distance <= RELATIVE["fine_tuning_loss_100_steps"], f"losses are {distance:.2e} apart"
+    assert dropout_p > 0.0 or distance <= RELATIVE["fine_tuning_loss_100_steps"]
     assert abs(patched.f1 - untouched.f1) <= ABSOLUTE["fine_tuning_f1"]
