@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.classes import Fused
+from bert_fast.modules.plain_linear import is_watched as has_hooks
 
 __all__ = ["ARGUMENTS", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
 
@@ -87,7 +88,7 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def module_reasons(model: nn.Module) -> Iterator[str]:
-    """Those that lie in the modules inside."""
+    """Those that lie in the modules inside. Walked at every call, for some 10 us a layer."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
         prefix, parent = waiting.pop()
@@ -95,26 +96,25 @@ def module_reasons(model: nn.Module) -> Iterator[str]:
         for name, child in parent._modules.items():
             if child is None:
                 continue
-            path = f"{prefix}{name}"
             if "forward" in child.__dict__:
-                yield f"{path}: its forward is replaced"
+                yield f"{prefix}{name}: its forward is replaced"
             if is_watched(child):
-                yield f"{path}: hooks are registered"
+                yield f"{prefix}{name}: hooks are registered"
             if isinstance(child, Fused) or type(child) is nn.ModuleList:
-                waiting.append((f"{path}.", child))
+                waiting.append((f"{prefix}{name}.", child))
             elif is_list or name in _CONTAINERS:
-                yield f"{path}: a {type(child).__name__} which is not fused"
+                yield f"{prefix}{name}: a {type(child).__name__} which is not fused"
             elif isinstance(child, _PLAIN_LEAVES):
-                for parameter in child._parameters.values():
-                    if type(parameter) not in _PLAIN_TENSORS and not _is_fully_sharded(parameter, model):
-                        yield f"{path}: its parameters are of {type(parameter).__name__}"
+                weight = child._parameters.get("weight")
+                if type(weight) not in _PLAIN_TENSORS and not _is_fully_sharded(weight, model):
+                    yield f"{prefix}{name}: its parameters are of {type(weight).__name__}"
             elif name == "dropout":
                 if type(child) is not nn.Dropout:
-                    yield f"{path}: a {type(child).__name__}, not nn.Dropout"
+                    yield f"{prefix}{name}: a {type(child).__name__}, not nn.Dropout"
                 elif child.training and not model.training and child.p > 0.0:
-                    yield f"{path}: drops in evaluation"
+                    yield f"{prefix}{name}: drops in evaluation"
             elif name == "activation" and type(child) is not nn.Tanh:  # of the pooler
-                yield f"{path}: a {type(child).__name__}, not nn.Tanh"
+                yield f"{prefix}{name}: a {type(child).__name__}, not nn.Tanh"
 
 
 def setting(inputs: Mapping[str, Any], config: Any, name: str) -> Any:
@@ -128,8 +128,8 @@ def _is_checkpointing(model: nn.Module) -> bool:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether a hook is registered that would notice other shapes or be needed where nothing is called."""
-    if not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks):
+    """Whether a hook is registered that would notice other shapes, or be missed where a module is not called."""
+    if not has_hooks(module):
         return False
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return not all(_is_harmless(hook) for hooks in kinds for hook in hooks.values())
