@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.calls import one_token
 from benchmarks.measure import interleaved
 from benchmarks.tokenizers import tokenizer_documents, tokenizer_lines
 
@@ -121,4 +122,6 @@ COMPONENTS: dict[str, Callable[[int], dict[str, object]]] = {
     "component/linear": gemm,
     "component/dropout_add_layer_norm": dropout_add_layer_norm,
     "component/import_time": import_time,
+    "component/one_token/inference": one_token,
+    "component/one_token/training": lambda rounds: one_token(rounds, "training"),
 }

@@ -47,10 +47,11 @@ def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
 
 def check_dtype(name: str, tensor: Any, allowed: Sequence[torch.dtype]) -> None:
     """Raises TypeError unless `tensor` is a tensor whose dtype is one of `allowed`."""
+    if isinstance(tensor, torch.Tensor) and tensor.dtype in allowed:
+        return
     check_tensor(name, tensor)
-    if tensor.dtype not in allowed:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-        raise TypeError(f"{name}: expected dtype {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+    wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+    raise TypeError(f"{name}: expected dtype {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
 
 
 def check_floating(name: str, tensor: Any) -> None:
@@ -87,7 +88,7 @@ def is_alike(tensor: Any, checked: torch.Tensor | None) -> bool:
 
 def check_dropout_p(name: str, p: float) -> None:
     """Raises TypeError unless p is a number, ValueError unless 0 <= p <= 1."""
-    if not isinstance(p, int | float):
+    if not isinstance(p, (int, float)):  # a union would be made anew in every call
         raise TypeError(f"{name}: expected a number, got {type(p).__name__}")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"{name}: expected a probability in [0, 1], got {p}")
