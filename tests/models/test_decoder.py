@@ -1,5 +1,7 @@
 """Decoding step by step: caches of every kind, the memory, what does not fit. Values: test_features."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor
 
 import bert_fast
 from bert_fast.modules.cache import KeyValueCache
+from bert_fast.storage import are_neighbours
 
 SIZES = dict(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
@@ -96,6 +99,19 @@ def test_the_memory_is_projected_once():
     layer.register_forward_hook(lambda module, arguments, result: seen.append(result))
     in_steps(model, None, [5, 1, 2])
     assert len(seen) == 1
+
+
+def test_key_and_value_of_the_memory_stay_neighbours():
+    model = make(add_cross_attention=True)
+    wanted = model(IDS, MASK, **memory(model)).last_hidden_state
+    copies = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).double().float()]
+    copies.append(make(add_cross_attention=True))
+    copies[-1].load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
+    for one in copies:
+        projections = one.encoder.layer[1].crossattention.self
+        assert are_neighbours(projections.key.weight, projections.value.weight)
+        assert are_neighbours(projections.key.bias, projections.value.bias)
+        assert torch.equal(one(IDS, MASK, **memory(one)).last_hidden_state, wanted)
 
 
 def test_beams_are_reordered():
