@@ -64,9 +64,11 @@ class _Heads(_Dropping):
     head_dim: Any = property(lambda self: self.attention_head_size)
 
     def train(self, mode: bool = True) -> Any:
-        # Also where from_pretrained ends and Trainer begins: weights that were put in place one by one meet here.
         super().train(mode)  # type: ignore[misc]
-        self._join_storage()  # type: ignore[attr-defined]
+        # Where from_pretrained ends and Trainer begins, weights that were put in place one by one meet. Not those that
+        # lie in somebody's buffer (DeepSpeed, FSDP1), who would go on with the old memory.
+        if all(_is_alone(layer) for layer in (self.query, self.key, self.value)):  # type: ignore[attr-defined]
+            self._join_storage()  # type: ignore[attr-defined]
         return self
 
 
@@ -147,6 +149,13 @@ class FusedBertOnlyMLMHead(FusedContainer, hf.BertOnlyMLMHead):
 @replaces(hf.BertPreTrainingHeads)
 class FusedBertPreTrainingHeads(FusedContainer, hf.BertPreTrainingHeads):
     pass
+
+
+def _is_alone(layer: nn.Module) -> bool:
+    """Whether every parameter of a layer is all that its storage holds."""
+    return all(
+        type(p) is nn.Parameter and p.untyped_storage().nbytes() == p.nbytes for p in layer.parameters(recurse=False)
+    )
 
 
 def _fused_name(activation: Any) -> Any:

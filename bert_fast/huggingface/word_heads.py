@@ -37,7 +37,7 @@ class _WordModel(FusedModel):
     def _inputs(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The call's arguments by name; None where transformers' code is to run it."""
         inputs = by_name(names, args, kwargs)
-        if inputs is None or inputs.get("logits_to_keep", 0) != 0:
+        if inputs is None or not _are_all(inputs.get("logits_to_keep", 0)):
             return None
         if not is_fused_bert(self.bert) or is_watched(self.bert) or is_watched(self.cls):  # who are not called here
             return None
@@ -55,6 +55,10 @@ class _WordModel(FusedModel):
         return output if setting(inputs, self.config, "return_dict") else output.to_tuple()
 
 
+def _are_all(logits_to_keep: Any) -> bool:
+    return isinstance(logits_to_keep, int) and logits_to_keep == 0
+
+
 def _own(kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments without the one that transformers does not know."""
     return {name: value for name, value in kwargs.items() if name != "output_logits"}
@@ -62,7 +66,7 @@ def _own(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @replaces(hf.BertForMaskedLM)
 class FusedBertForMaskedLM(_WordModel, hf.BertForMaskedLM):
-    """Labels of padding do not count, and a loss without labels is 0."""
+    """Labels of padding do not count, and the loss where there is none is 0."""
 
     @functools.wraps(hf.BertForMaskedLM.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +80,7 @@ class FusedBertForMaskedLM(_WordModel, hf.BertForMaskedLM):
 
 @replaces(hf.BertForPreTraining)
 class FusedBertForPreTraining(_WordModel, hf.BertForPreTraining):
-    """Labels of padding do not count, and a loss without labels is 0."""
+    """Labels of padding do not count, and the loss where there is none is 0."""
 
     @functools.wraps(hf.BertForPreTraining.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:

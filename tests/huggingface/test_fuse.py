@@ -163,6 +163,19 @@ def test_moves_loading_and_training_keep_neighbours(make, batch, tmp_path) -> No
     assert transformers.AutoConfig.from_pretrained(tmp_path).architectures == ["BertModel"]
 
 
+def test_parameters_in_a_buffer_stay_there(make) -> None:
+    """DeepSpeed and FSDP1 keep parameters in one buffer, which their optimizers write to."""
+    model = make()
+    parameters = list(model.parameters())
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    fuse(model)
+    for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.data = piece.view_as(parameter)
+    places = [p.data_ptr() for p in parameters]
+    model.train().eval()
+    assert [p.data_ptr() for p in model.parameters()] == places and not _are_joined(model)
+
+
 @pytest.mark.parametrize("first", ["fuse", "double"])
 def test_before_or_after_a_move(make, batch, first) -> None:
     model, truth = make(), make()

@@ -134,3 +134,10 @@ def test_states_are_chosen_by_number(make, batch) -> None:
     model.config.output_hidden_states = True
     assert len(model(**batch).hidden_states) == 3
     model.config = config
+
+
+def test_the_last_logits_only(make, batch) -> None:
+    model = fuse(make("BertLMHeadModel", is_decoder=True, use_cache=False))
+    every = model(**batch).logits
+    for keep in (2, torch.tensor([7, 8])):
+        torch.testing.assert_close(model(**batch, logits_to_keep=keep).logits[:1], every[:1, -2:])
