@@ -1,0 +1,38 @@
+"""Whole-model cases: what is compared with what, and what a call costs at one token."""
+
+import pytest
+import torch
+
+from benchmarks import table
+from benchmarks.calls import one_token
+from benchmarks.models import make_models, padded_batch
+from benchmarks.registry import CASES, FUSED_CASES
+from bert_fast.testing.tolerances import ABSOLUTE
+
+transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_both_sides_are_one_model(is_fused: bool) -> None:
+    ours, theirs = make_models("minilm", 0.0, num_layers=1, is_fused=is_fused)
+    assert isinstance(ours, transformers.BertModel) == is_fused and type(ours) is not type(theirs)
+    assert {p.data_ptr() for p in ours.parameters()}.isdisjoint(p.data_ptr() for p in theirs.parameters())
+    batch = padded_batch([5, 3])
+    outputs = [model.eval()(**batch).last_hidden_state[batch["attention_mask"].bool()] for model in (ours, theirs)]
+    assert (outputs[0] - outputs[1]).abs().max() <= ABSOLUTE["minilm_embeddings"]
+
+
+def test_fused_cases_have_names_and_goals_of_their_own() -> None:
+    assert {case.name for case in CASES}.isdisjoint(case.name for case in FUSED_CASES)
+    rows = table.render_fused().splitlines()
+    assert len(rows) == 2 + len(FUSED_CASES) and "| fused |" in rows[0]
+    assert "fuse/" not in table.render()
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_one_token_costs_every_side_some_time(mode: str) -> None:
+    num_threads = torch.get_num_threads()
+    result = one_token(1, mode)
+    assert result["case"] == f"one_token/{mode}"
+    assert all(float(str(result[f"{name}_us_per_layer"])) > 0 for name in ("bert_fast", "fused", "transformers"))
+    assert torch.get_num_threads() == num_threads
