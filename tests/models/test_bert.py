@@ -251,5 +251,5 @@ def test_bad_labels_are_named(labels, error, message):
 
 
 def test_cross_attention_is_for_decoders():
-    with pytest.raises(ValueError, match="config.is_decoder: expected True where add_cross_attention is set"):
+    with pytest.raises(ValueError, match=r"config\.is_decoder: expected True where add_cross_attention is set"):
         bert_fast.BertModel(bert_fast.BertConfig(**SIZES, add_cross_attention=True))

@@ -129,14 +129,16 @@ def test_every_site_is_drawn_once_forward_and_backward(name: str) -> None:
     sites = {dropout_site(DropoutSite[kind], layer) for kind in layered for layer in range(LAYERS)} | {
         dropout_site(DropoutSite.EMBEDDING)
     }
+    last_layer = {dropout_site(DropoutSite[kind], LAYERS - 1) for kind in layered}
     seeds = set()
     for step, spy in enumerate(run.spies):
         assert {site for _, site, *_ in spy.forward} == sites
         # The backward of the op `dropout` is the op itself.
         assert all(count == 1 + (draw[0] == "dropout") for draw, count in spy.forward.items())
         kept = {(row, position) for row, length in enumerate(LENGTHS[step]) for position in range(length)}
-        for draw in spy.forward:
-            assert draw[4] == kept
+        labelled = {(row, position) for row, position in (batch(step, packed=False)["labels"] >= 0).nonzero().tolist()}
+        for _, site, *_, tokens in spy.forward:
+            assert tokens == (labelled if site in last_layer else kept)  # of the last layer only labelled rows are read
         assert spy.backward.keys() == {draw for draw in spy.forward if draw[0] != "dropout"}
         seeds |= {seed for _, _, seed, *_ in spy.forward}
     assert len(seeds) == STEPS  # one seed a step
