@@ -74,9 +74,10 @@ def join_storage(*parameters: nn.Parameter | None) -> None:
     plain = [p for p in parameters if type(p) is nn.Parameter]
     if len(plain) < len(parameters) or not _can_move(plain) or are_neighbours(*plain):
         return
-    joined = torch.cat([p.detach() for p in plain])
-    for parameter, piece in zip(plain, joined.split([len(p) for p in plain]), strict=True):
-        parameter.data = piece
+    with torch.inference_mode(plain[0].is_inference()):  # not as the caller is: they may be trained later
+        joined = torch.cat([p.detach() for p in plain])
+        for parameter, piece in zip(plain, joined.split([len(p) for p in plain]), strict=True):
+            parameter.data = piece
 
 
 def _fit_together(tensors: Sequence[Tensor]) -> bool:

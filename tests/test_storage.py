@@ -35,6 +35,19 @@ def test_joining_keeps_objects_values_and_gradients(rows, columns, dtype):
     assert whole.is_contiguous()
 
 
+def test_joined_in_inference_mode_they_can_be_trained_after_it():
+    parameters = three()
+    with torch.inference_mode():
+        join_storage(*parameters)
+        assert are_neighbours(*parameters)
+    sum(p.square().sum() for p in parameters).backward()
+    assert all(torch.equal(p.grad, 2 * p) for p in parameters)
+    with torch.inference_mode():
+        of_inference = three()
+        join_storage(*of_inference)
+        assert are_neighbours(*of_inference)
+
+
 def test_joining_again_moves_nothing():
     parameters = three()
     join_storage(*parameters)

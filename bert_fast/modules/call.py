@@ -84,8 +84,10 @@ class Call:
 def first_rows(packing: Packing) -> Tensor:
     """The first token of every sequence, int64; sequences without tokens may be left out or name a neighbour's."""
     starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
-    if packing.indices is None and packing.padded_shape is not None:
+    if packing.indices is None and packing.padded_shape is not None and packing.padded_shape[1]:
         return starts  # no padding: no sequence is empty
+    if not torch.compiler.is_compiling() and not packing.coords.shape[0]:
+        return starts[:0]
     if starts.device.type == "cpu" and not torch.compiler.is_compiling():
         return starts[ends > starts]
     return starts.clamp(max=packing.coords.shape[0] - 1)  # to leave them out would need their number

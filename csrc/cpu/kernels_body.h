@@ -209,10 +209,13 @@ struct RowKernels {
   static float softmax_forward(float* scores, const SoftmaxRow& row) {
     const SoftmaxRow r = row;
     const float minus_infinity = -INFINITY;
-    const F softmax_scale = V::set1(r.softmax_scale);
+    // The largest is subtracted before scaling, so that its own exponent is exactly 0 however large the scores are: the
+    // compiler makes one instruction of x * scale - max, whose result is as far from 0 as the product's rounding.
+    const float size = fabsf(r.softmax_scale);
+    const F sign = V::set1(copysignf(1.0f, r.softmax_scale)), scale = V::set1(size);
     F lane_max = V::set1(minus_infinity);
     for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      lane_max = V::max(lane_max, at.valid_or(at.load(scores + c) * softmax_scale, lane_max));
+      lane_max = V::max(lane_max, at.valid_or(at.load(scores + c) * sign, lane_max));
     });
     const float max = V::reduce_max(lane_max);
     if (max == minus_infinity) {
@@ -223,7 +226,7 @@ struct RowKernels {
     const F zero = V::set1(0.0f);
     F lane_sum = zero;
     for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      const F e = exp(at.load(scores + c) * softmax_scale - max_f);
+      const F e = exp((at.load(scores + c) * sign - max_f) * scale);
       at.store(scores + c, e);
       lane_sum = lane_sum + at.valid_or(e, zero);
     });
@@ -234,17 +237,19 @@ struct RowKernels {
       at.store(scores + c, (r.keep_bits == nullptr ? e : V::keep(e, r.keep_bits, c)) * factor);
     });
     fill_zero(scores + r.num_keys, r.width - r.num_keys);
-    return max + logf(sum);
+    return max * size + logf(sum);
   }
 
   static void softmax_backward(float* scores, float* dp, float lse, const SoftmaxRow& row) {
     const SoftmaxRow r = row;
     const F softmax_scale = V::set1(r.softmax_scale), lse_f = V::set1(lse), scale = V::set1(r.scale);
+    const F zero = V::set1(0.0f);
     const bool empty = lse == -INFINITY;  // nothing to attend to: P is 0, not e^inf
     const int64_t num_keys = empty ? 0 : r.num_keys;
-    F lane_delta = V::set1(0.0f);
+    F lane_delta = zero;
     for_columns(num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      const F p = exp(at.load(scores + c) * softmax_scale - lse_f);
+      // At most 1, also where lse is so large that its rounding alone is more.
+      const F p = exp(V::min(zero, at.load(scores + c) * softmax_scale - lse_f));
       const F dp_kept = keep_and_scale(at.load(dp + c), r.keep_bits, c, scale);
       lane_delta = V::fma(p, dp_kept, lane_delta);  // beyond the row's end dp_kept is 0 and p finite
       at.store(scores + c, p);

@@ -240,6 +240,20 @@ def test_extreme_scores(native: ModuleType) -> None:
     assert (actual["lse"][0, :2] == case.q[:2, 0, 0]).all(), "log 40 is lost beside 3e38"
 
 
+@pytest.mark.parametrize("softmax_scale", [0.3535, -0.3535])
+@pytest.mark.parametrize("size", [1e3, 1e10, 1e12, 1e16, 1e20, 1e30])
+def test_large_scores_are_scaled_without_losing_the_largest(
+    native: ModuleType, size: float, softmax_scale: float
+) -> None:
+    case = make_case([(7, 7), (0, 0), (40, 40)], "plain", head_dim=1)  # products are exact: equal scores stay equal
+    case.q, case.k = case.q.abs() * size, case.k.sign()
+    case.softmax_scale = softmax_scale
+    actual = run_native(native, case, 0, 0.0, causal=False)
+    plain, truth = (composed(case, torch.tensor([0]), 0.0, False, t) for t in (torch.float32, torch.float64))
+    assert_close_to_truth("native_attention", "out", actual["out"], plain["out"], truth["out"])
+    assert all(actual[name].isfinite().all() for name in ("dq", "dk", "dv"))
+
+
 def test_nan_is_not_hidden(native: ModuleType) -> None:
     case = extreme_scores()
     case.k[40 + 7, 0, 7] = torch.nan  # one score of the second sequence

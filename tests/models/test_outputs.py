@@ -145,15 +145,21 @@ def test_activation_checkpointing_passes_it_through() -> None:
     assert model.linear.weight.grad is not None
 
 
+def _train_under_ddp() -> None:
+    model = nn.parallel.DistributedDataParallel(_Model(), static_graph=True)
+    for _ in range(2):  # a static graph registers its hooks on the output's tensors
+        out = model(torch.randn(2, 3))
+        assert type(out) is QuestionAnsweringModelOutput
+        out.loss.backward()
+    assert model.module.linear.weight.grad is not None
+
+
 def test_distributed_data_parallel_finds_the_tensors(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = nn.parallel.DistributedDataParallel(_Model(), static_graph=True)
-        for _ in range(2):  # a static graph registers its hooks on the output's tensors
-            out = model(torch.randn(2, 3))
-            assert type(out) is QuestionAnsweringModelOutput
-            out.loss.backward()
-        assert model.module.linear.weight.grad is not None
+        # A function of its own: a reducer that outlives the group ends the group's thread, which may wait for Python's
+        # lock, while it holds that lock.
+        _train_under_ddp()
     finally:
         torch.distributed.destroy_process_group()
 

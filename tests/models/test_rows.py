@@ -140,3 +140,14 @@ def test_the_last_layer_works_on_the_rows_alone():
         ("linear_fwd", 3), ("linear_fwd", 19),  # query; key and value
         ("attention_fwd", 3), ("linear_fwd", 3), (closing, 3), ("mlp_fwd", 3), (closing, 3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_sequences_of_no_tokens_have_no_first_one(shape: tuple[int, int], masked: bool):
+    ids = torch.zeros(shape, dtype=torch.long)
+    packing = Packing.from_keep_mask(ids) if masked else Packing.full(*shape, ids.device)
+    assert not len(first_rows(packing))
+    torch.manual_seed(3)
+    model = bert_fast.BertForSequenceClassification(bert_fast.BertConfig(**SIZES)).eval()
+    assert model(ids, attention_mask=ids if masked else None).logits.shape == (shape[0], 2)
