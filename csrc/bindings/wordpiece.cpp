@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -20,6 +21,7 @@ namespace {
 
 using bert_fast::wordpiece::AddedToken;
 using bert_fast::wordpiece::Batch;
+using bert_fast::wordpiece::Buffer;
 using bert_fast::wordpiece::EncodeOptions;
 using bert_fast::wordpiece::TextView;
 using bert_fast::wordpiece::Tokenizer;
@@ -109,14 +111,12 @@ TextView view_text(PyObject* object, py::ssize_t index) {
   raise_type(item_name("texts", index), "str or bytes", object);
 }
 
-// A NumPy array that owns the vector: no copy.
+// A NumPy array that owns the buffer: no copy.
 template <typename T>
-py::array_t<T> to_numpy(std::vector<T>&& values, std::vector<py::ssize_t> shape) {
-  auto owned = std::make_unique<std::vector<T>>(std::move(values));
-  std::vector<T>* raw = owned.get();
-  const py::capsule owner(raw, [](void* p) { delete static_cast<std::vector<T>*>(p); });
-  owned.release();
-  return py::array_t<T>(std::move(shape), raw->data(), owner);
+py::array_t<T> to_numpy(Buffer<T>&& values, std::vector<py::ssize_t> shape) {
+  values.room(1);  // an empty one has memory of its own, too
+  const py::capsule owner(values.data(), [](void* p) { std::free(p); });
+  return py::array_t<T>(std::move(shape), values.release(), owner);
 }
 
 std::vector<AddedToken> read_added_tokens(py::handle tokens) {

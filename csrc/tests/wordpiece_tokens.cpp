@@ -23,11 +23,11 @@ namespace {
 using Ids = std::vector<std::int32_t>;
 
 Ids match(const wp::Trie& trie, std::string_view word, bool expected) {
-  Ids ids = {-7};  // what was there before must stay
+  wp::Buffer<std::int32_t> ids;
+  ids.push_back(-7);  // what was there before must stay
   CHECK(trie.match_word(word, ids) == expected);
   CHECK(ids[0] == -7);
-  ids.erase(ids.begin());
-  return ids;
+  return Ids(ids.begin() + 1, ids.end());
 }
 
 void test_trie() {

@@ -50,9 +50,7 @@ void encode_range(const Tokenizer& tokenizer, const std::vector<TextView>& texts
   }
 }
 
-void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
+void append(Buffer<std::int32_t>& to, const Buffer<std::int32_t>& from) { to.append(from.data(), from.size()); }
 
 void join_units(const std::vector<Unit>& units, Batch& out) {
   std::size_t num_tokens = 0;

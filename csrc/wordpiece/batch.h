@@ -10,8 +10,8 @@
 namespace bert_fast::wordpiece {
 
 struct Batch {
-  Tokens tokens;                         // of all texts, in order
-  std::vector<std::int64_t> cu_seqlens;  // texts + 1 entries: where each text's tokens start, and the end
+  Tokens tokens;                    // of all texts, in order
+  Buffer<std::int64_t> cu_seqlens;  // texts + 1 entries: where each text's tokens start, and the end
 };
 
 // Number of threads that encode_batch would use for that many bytes; num_threads as there.

@@ -84,26 +84,49 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOption
     const std::int32_t id = Vocab::find_token(vocab, word);
     never_split_.emplace(word, id >= 0 ? id : unk_id_);
   }
+  // A cut must not go through an added token, nor through the whitespace that one takes along.
+  for (const AddedToken& token : options_.added_tokens) {
+    const NormalizedText content = decode(token.content, 0);
+    const auto any = [&](auto&& test) { return std::any_of(content.chars.begin(), content.chars.end(), test); };
+    if (token.normalized || token.lstrip || token.rstrip || any(is_whitespace)) can_cut_at_space_ = false;
+    if (token.normalized || any([](char32_t c) { return c >= 0x80; })) can_cut_at_cjk_ = false;
+  }
+  if (!never_split_.empty()) can_cut_at_space_ = can_cut_at_cjk_ = false;
 }
 
-void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const {
+bool Tokenizer::can_cut(char32_t before, char32_t after) const {
+  const CharEntry left = chars_[before], right = chars_[after];
+  if (left.has(CharEntry::kEndsWithMark | CharEntry::kInvisible)) return false;
+  if (right.has(CharEntry::kStartsWithMark | CharEntry::kInvisible)) return false;
+  if (left.action() == CharAction::kSpace) return can_cut_at_space_;
+  return can_cut_at_cjk_ && options_.normalizer.handle_chinese_chars && is_cjk(before) && is_cjk(after);
+}
+
+void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out,
+                       std::uint32_t first_source) const {
   if (wanted.offsets && text.length > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::length_error("texts: expected at most 2147483647 characters in a text with offsets, got " +
                             std::to_string(text.length));
   }
   const std::string_view utf8 = to_utf8(text, scratch.utf8);
+  const std::size_t first = out.ids.size();
   if (wanted.offsets) {
-    encode_text<true>(utf8, wanted, scratch, out);
+    encode_text<true>(utf8, first_source, wanted, scratch, out);
   } else {
-    encode_text<false>(utf8, wanted, scratch, out);
+    encode_text<false>(utf8, first_source, wanted, scratch, out);
   }
+  if (out.ids.size() - first <= wanted.max_tokens) return;
+  out.ids.truncate(first + wanted.max_tokens);
+  out.offsets.truncate(2 * out.ids.size());
+  out.word_ids.truncate(out.ids.size());
 }
 
 template <bool kOffsets>
-void Tokenizer::encode_text(std::string_view text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const {
+void Tokenizer::encode_text(std::string_view text, std::uint32_t first_source, const EncodeOptions& wanted,
+                            Scratch& scratch, Tokens& out) const {
   WordSink<kOffsets> sink(vocab_, unk_id_, wanted.word_ids, out);
   const bool in_stages = options_.stage_by_stage || !normalized_tokens_.empty() || !never_split_.empty();
-  std::uint32_t source = 0;
+  std::uint32_t source = first_source;
   std::size_t counted = 0;  // bytes in front of `source`; only a whitespace taken twice makes a piece start before it
   raw_tokens_.split(text, [&](const AddedTokenFinder::Piece& piece) {
     const std::string_view part = text.substr(piece.start, piece.stop - piece.start);

@@ -39,6 +39,7 @@ struct TokenizerOptions {
 struct EncodeOptions {
   bool offsets = false;
   bool word_ids = false;
+  std::size_t max_tokens = static_cast<std::size_t>(-1);  // of each text; what follows them is left out, often unread
 };
 
 // Memory that is reused from text to text; one per thread.
@@ -55,9 +56,14 @@ class Tokenizer {
   // `vocab` and its strings (valid UTF-8) are needed during construction only. Throws std::invalid_argument.
   Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOptions options);
 
-  // Appends the tokens of one text. Adds no [CLS] or [SEP]. Throws std::length_error if the text has more units than
-  // an offset can count.
-  void encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const;
+  // Appends the tokens of one text. Adds no [CLS] or [SEP]. Offsets count from first_source (for a part of a longer
+  // text), word ids from 0. Throws std::length_error if the text has more units than an offset can count.
+  void encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out,
+              std::uint32_t first_source = 0) const;
+
+  // Whether a text may be cut between these two code points, wherever they stand side by side, and its parts be encoded
+  // apart with the same result: behind whitespace, and between two ideographs.
+  bool can_cut(char32_t before, char32_t after) const;
 
   std::string normalize(std::string_view utf8) const;
 
@@ -71,7 +77,8 @@ class Tokenizer {
 
  private:
   template <bool kOffsets>
-  void encode_text(std::string_view text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out) const;
+  void encode_text(std::string_view text, std::uint32_t first_source, const EncodeOptions& wanted, Scratch& scratch,
+                   Tokens& out) const;
   template <bool kOffsets>
   void encode_stages(std::string_view text, std::uint32_t first_source, WordSink<kOffsets>& sink) const;
   template <bool kOffsets>
@@ -86,6 +93,8 @@ class Tokenizer {
   AddedTokenFinder raw_tokens_;
   AddedTokenFinder normalized_tokens_;
   std::unordered_map<std::string, std::int32_t> never_split_;
+  bool can_cut_at_space_ = true;
+  bool can_cut_at_cjk_ = true;
 };
 
 }  // namespace bert_fast::wordpiece

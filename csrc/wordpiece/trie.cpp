@@ -147,7 +147,7 @@ void Trie::place_nodes(const Draft& draft, std::vector<std::uint32_t>& place_of)
 
 void Trie::link_nodes(const Draft& draft, const std::vector<std::uint32_t>& place_of) {
   pops_ = {0};  // the empty list
-  std::vector<std::int32_t> pops;
+  Buffer<std::int32_t> pops;
   for (std::size_t i = 2; i < draft.by_depth.size(); ++i) {
     const Draft::Item& item = draft.items[draft.by_depth[i]];
     Node& node = nodes_[place_of[draft.by_depth[i]]];
@@ -174,7 +174,7 @@ void Trie::link_nodes(const Draft& draft, const std::vector<std::uint32_t>& plac
   }
 }
 
-void Trie::append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const {
+void Trie::append_pops(std::uint32_t node, Buffer<std::int32_t>& ids) const {
   const std::int32_t pops = nodes_[node].pops;
   if (pops >= 0) {
     ids.push_back(pops);
@@ -184,13 +184,13 @@ void Trie::append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const
   for (std::int32_t i = 1; i <= *list; ++i) ids.push_back(list[i]);
 }
 
-bool Trie::match_word(std::string_view word, std::vector<std::int32_t>& ids) const {
+bool Trie::match_word(std::string_view word, Buffer<std::int32_t>& ids) const {
   const std::size_t size_before = ids.size();
   std::uint32_t node = kStartRoot;
   const auto fail = [&] {
     const std::uint32_t link = nodes_[node].link;
     if (link == kNone) {
-      ids.resize(size_before);
+      ids.truncate(size_before);
       return false;
     }
     append_pops(node, ids);

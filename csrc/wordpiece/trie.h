@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "wordpiece/buffer.h"
+
 namespace bert_fast::wordpiece {
 
 class Trie {
@@ -32,7 +34,7 @@ class Trie {
   Trie(const std::vector<Entry>& starting, const std::vector<Entry>& continuing);
 
   // Appends the ids of the word's pieces to `ids`; returns false and appends nothing if it has none. O(word.size()).
-  bool match_word(std::string_view word, std::vector<std::int32_t>& ids) const;
+  bool match_word(std::string_view word, Buffer<std::int32_t>& ids) const;
 
   // The longest starting entry that `text` begins with: its length, and its id in `id`; 0 if there is none.
   std::size_t longest_prefix(std::string_view text, std::int32_t& id) const;
@@ -57,7 +59,7 @@ class Trie {
   }
   void place_nodes(const Draft& draft, std::vector<std::uint32_t>& place_of);
   void link_nodes(const Draft& draft, const std::vector<std::uint32_t>& place_of);
-  void append_pops(std::uint32_t node, std::vector<std::int32_t>& ids) const;
+  void append_pops(std::uint32_t node, Buffer<std::int32_t>& ids) const;
 
   std::vector<Node> nodes_;         // 256 spare ones at the end: child() needs no bounds check
   std::vector<std::int32_t> pops_;  // lists: their length, then the ids

@@ -85,7 +85,7 @@ class Vocab {
   std::int32_t find_short_word(const WordKey& key) const { return words_.find(key); }
 
   // Appends the pieces of a word, longest match first; false (and nothing appended) if it has none.
-  bool match_word(std::string_view word, std::vector<std::int32_t>& ids) const { return trie_.match_word(word, ids); }
+  bool match_word(std::string_view word, Buffer<std::int32_t>& ids) const { return trie_.match_word(word, ids); }
 
   // How many bytes of a word the token takes as its first piece, and as a further one.
   std::size_t first_piece_bytes(std::int32_t id) const { return token_bytes_[static_cast<std::size_t>(id)]; }

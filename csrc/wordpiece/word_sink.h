@@ -4,17 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
+#include "wordpiece/buffer.h"
 #include "wordpiece/vocab.h"
 
 namespace bert_fast::wordpiece {
 
 // Tokens of one or more texts, one after the other. offsets: start and stop of each token, in code points of its text.
 struct Tokens {
-  std::vector<std::int32_t> ids;
-  std::vector<std::int32_t> offsets;   // empty unless asked for, else 2 per token
-  std::vector<std::int32_t> word_ids;  // empty unless asked for, else 1 per token
+  Buffer<std::int32_t> ids;
+  Buffer<std::int32_t> offsets;   // empty unless asked for, else 2 per token
+  Buffer<std::int32_t> word_ids;  // empty unless asked for, else 1 per token
 };
 
 // Where the bytes of a word come from: code point indices of the original text.
@@ -81,7 +81,7 @@ class WordSink {
   }
   void finish_word(std::size_t num_tokens) {
     if (!word_ids_) return;
-    out_.word_ids.insert(out_.word_ids.end(), num_tokens, next_word_id_);
+    out_.word_ids.append(num_tokens, next_word_id_);
     ++next_word_id_;
   }
 
