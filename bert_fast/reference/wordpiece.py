@@ -39,7 +39,7 @@ class WordPiece:
     """Splits texts into WordPiece ids, as Hugging Face's fast BERT tokenizer does; adds no [CLS] or [SEP].
 
     Args:
-        vocab: token strings, the position is the id; no duplicates.
+        vocab: token strings, the position is the id; no duplicates. Or the content of a vocab.txt: UTF-8, one a line.
         unk_token: stands for a word that cannot be composed of the vocabulary; must be in it.
         lowercase: lower-case the text (one character at a time: no final sigma).
         strip_accents: decompose (NFD) and drop non-spacing marks; None means "if lowercase".
@@ -57,7 +57,7 @@ class WordPiece:
 
     def __init__(
         self,
-        vocab: Sequence[str],
+        vocab: Sequence[str] | bytes,
         *,
         unk_token: str = "[UNK]",
         lowercase: bool = True,
@@ -69,6 +69,8 @@ class WordPiece:
         added_tokens: Sequence[AddedToken] = (),
         never_split: Sequence[str] = (),
     ) -> None:
+        if isinstance(vocab, bytes):
+            vocab = [line.removesuffix("\r") for line in vocab.decode().removesuffix("\n").split("\n")]
         self._ids = {token: position for position, token in enumerate(vocab)}
         if len(self._ids) != len(vocab):
             raise ValueError("vocab: tokens must be distinct")

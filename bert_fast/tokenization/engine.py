@@ -30,7 +30,7 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(vocab: Sequence[str], **options: Any) -> Engine:
+def make_engine(vocab: Sequence[str] | bytes, **options: Any) -> Engine:
     """A WordPiece over `vocab`; options as those of `bert_fast.reference.wordpiece.WordPiece`."""
     engine: Engine = _implementation()(vocab, **options)
     return engine

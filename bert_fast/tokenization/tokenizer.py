@@ -342,9 +342,7 @@ class BertTokenizer(StoredTokenizer):
             )
 
     def _specials(self) -> Specials:
-        ids = (self._id_of_named(name) for name in ("pad_token", "cls_token", "sep_token"))
-        pad_id, cls_id, sep_id = (0 if token_id is None else token_id for token_id in ids)
-        return Specials(pad_id, cls_id, sep_id, self.pad_token_type_id)
+        return Specials(self._pad_id, *self._around, self.pad_token_type_id)
 
     def _shape(
         self,
