@@ -184,11 +184,13 @@ class AllForms {
   explicit AllForms(std::string_view text) : utf8_(text) {
     std::string storage;
     const std::string_view valid = wp::to_utf8(utf8_view(text), storage);
+    ucs4_.reserve(valid.size());
     for (const char *p = valid.data(), *end = p + valid.size(); p < end;) ucs4_.push_back(wp::decode_utf8(p));
     char32_t largest = 0;
     for (const char32_t c : ucs4_) largest = std::max(largest, c);
     if (largest < 0x10000) ucs2_.assign(ucs4_.begin(), ucs4_.end());
     if (largest < 0x100) ucs1_.assign(ucs4_.begin(), ucs4_.end());
+    views_.reserve(5);
     // The narrowest first: what a Python string of these characters is.
     if (largest < 0x80) views_.push_back({ucs1_.data(), ucs1_.size(), Form::kAscii});
     if (largest < 0x100) views_.push_back({ucs1_.data(), ucs1_.size(), Form::kUcs1});
