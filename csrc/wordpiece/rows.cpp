@@ -29,12 +29,10 @@ struct Row {
 
 std::size_t num_special(const RowOptions& options, bool has_pair) { return !options.special ? 0 : has_pair ? 3 : 2; }
 
-// How many tokens of a text are looked at. A pair's strategy compares its lengths with what the row can hold and with
-// each other: one token more than fits tells "too long".
-std::size_t tokens_needed(const RowOptions& options, bool has_pairs) {
+// How many tokens of a text are looked at: one more than any row can hold tells that the text is too long.
+std::size_t tokens_needed(const RowOptions& options) {
   if (options.max_length == 0 || options.truncate_left) return static_cast<std::size_t>(-1);
-  const std::size_t single = options.max_length - num_special(options, false);
-  return has_pairs ? std::max(single, options.max_length - num_special(options, true) + 1) : single;
+  return options.max_length - num_special(options, false) + 1;
 }
 
 // Makes the row fit; false if the strategy cannot.
@@ -191,7 +189,7 @@ bool encode_rows(const Tokenizer& tokenizer, const TextView* texts, const bool* 
     num_texts += has_pair[i] ? 1 : 0;
   }
   EncodeOptions wanted;
-  wanted.max_tokens = tokens_needed(options, num_texts > num_rows);
+  wanted.max_tokens = tokens_needed(options);
   const WorkPlan plan = plan_work(total_cost(texts, num_texts, wanted.max_tokens), num_threads);
   const Workspace::Lease workspace(plan.num_threads);
   Buffer<std::int64_t> ends;
