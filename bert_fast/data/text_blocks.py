@@ -11,6 +11,7 @@ __all__ = ["Block", "ReadOptions", "Source", "Texts", "find_invalid_utf8"]
 # Texts of one call: strings, or bytes (uint8) with boundaries (int64 [n + 1]): text i is bytes[b[i]:b[i + 1]].
 Texts = Sequence[str] | tuple[np.ndarray, np.ndarray]
 
+MIN_BLOCK_BYTES = 16  # enough to tell by the first block what a file is
 _CHUNK_BYTES = 1024  # of the first look at a block; small, so that one accent does not slow down much text
 
 
@@ -49,13 +50,13 @@ class ReadOptions:
 
     field: str = "text"
     errors: str = "strict"
-    block_bytes: int = 8 << 20
+    block_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
         if self.errors not in ("strict", "replace"):
             raise ValueError(f"errors: expected 'strict' or 'replace', got {self.errors!r}")
-        if self.block_bytes < 1:
-            raise ValueError(f"block_bytes: expected a positive number, got {self.block_bytes}")
+        if self.block_bytes < MIN_BLOCK_BYTES:
+            raise ValueError(f"block_bytes: expected {MIN_BLOCK_BYTES} or more, got {self.block_bytes}")
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from bert_fast.errors import SourceError
 
 __all__ = ["Lines", "check_stream", "check_utf8", "read_blocks", "read_lines"]
 
-MAX_LINE_BYTES = 1 << 31  # a line must fit into memory several times; what is longer is hardly text
+MAX_LINE_BYTES = 1 << 31  # a line has to fit into memory several times
 _LF = 10
-_SEARCH_BYTES = 1 << 16  # window of the search for the last line end of a block
+_PIECE_BYTES = 1 << 20  # read at a time and searched for line ends while it is in the processor's cache
 _UTF8_BOM = b"\xef\xbb\xbf"
 _PIPE = "unpack it into a pipe and read '-'"
 # first bytes -> what the file is, and what to do
@@ -45,6 +45,7 @@ class Lines:
 
     Args:
         data (uint8 [n]): the lines with their line ends; only the last one of a source may lack it.
+        boundaries (int64 [k + 1]): line i is data[boundaries[i]:boundaries[i + 1]].
         first_byte: where they stand in the source.
         first_line: how many lines stand before them.
         position: where the source is read on behind them.
@@ -52,6 +53,7 @@ class Lines:
     """
 
     data: np.ndarray
+    boundaries: np.ndarray
     first_byte: int
     first_line: int
     position: list[int]
@@ -63,20 +65,15 @@ def read_blocks(source: Source, options: ReadOptions, position: Sequence[int] = 
     for lines in read_lines(source, options.block_bytes, position):
         if options.errors == "strict":
             check_utf8(source.name, lines)
-        stops = np.flatnonzero(lines.data == _LF)
-        stops += 1
-        if len(lines.data) and lines.data[-1] != _LF:
-            stops = np.append(stops, len(lines.data))
-        boundaries = np.concatenate([[0], stops])
-        num_bytes = len(lines.data)
-        yield Block((lines.data, boundaries), lines.position, num_bytes, lines.position[0], lines.ends_source)
+        texts = lines.data, lines.boundaries
+        yield Block(texts, lines.position, len(lines.data), lines.position[0], lines.ends_source)
 
 
 def check_utf8(name: str, lines: Lines) -> None:
     """Raises SourceError, with the place, if the lines are not UTF-8."""
     place = find_invalid_utf8(lines.data)
     if place is not None:
-        line = lines.first_line + int(np.count_nonzero(lines.data[:place] == _LF)) + 1
+        line = lines.first_line + int(np.searchsorted(lines.boundaries, place, side="right"))
         raise SourceError(
             f"{name}: not UTF-8: byte {lines.first_byte + place} (line {line}) is 0x{lines.data[place]:02x}; "
             "errors='replace' reads on"
@@ -87,7 +84,7 @@ def read_lines(source: Source, block_bytes: int, position: Sequence[int] = ()) -
     """Blocks of about `block_bytes`; a line that is longer is read whole. What was yielded is never written again.
 
     Raises:
-        SourceError: see `bert_fast.data.text_sources.read_blocks`; a line of 2 GiB or more.
+        SourceError: see `bert_fast.data.text_sources.read_blocks`; a line of more than 2 GiB.
     """
     first_byte, first_line, checksum = position or (0, 0, 0)
     with _open(source) as file:
@@ -100,22 +97,23 @@ def read_lines(source: Source, block_bytes: int, position: Sequence[int] = ()) -
             # A line that does not fit into a block is read on in ever larger steps: its copies cost linear time.
             buffer = np.empty(len(rest) + max(block_bytes, len(rest)), dtype=np.uint8)
             buffer[: len(rest)] = rest
-            filled = len(rest) + _fill(file, buffer[len(rest) :])
+            filled, stops = _fill(file, buffer, len(rest))
             ends_source = filled < len(buffer)
-            stop = filled if ends_source else _behind_last_line_end(buffer, len(rest))
-            if stop == 0 and not ends_source:
-                if filled >= MAX_LINE_BYTES:
+            start = 0 if first_byte else _check_start(source.name, buffer[: min(filled, _SNIFFED_BYTES)].tobytes())
+            if ends_source and filled > (stops[-1] if len(stops) else start):
+                stops = np.append(stops, filled)  # a last line without an end
+            if len(stops) == 0 and not ends_source:
+                if filled > MAX_LINE_BYTES:
                     raise SourceError(
                         f"{source.name}: the line from byte {first_byte} on has more than {MAX_LINE_BYTES} bytes"
                     )
                 rest = buffer
                 continue
-            bom = 0 if first_byte else _check_start(source.name, buffer[: min(filled, _SNIFFED_BYTES)].tobytes())
-            data = buffer[bom:stop]
+            stop = int(stops[-1]) if len(stops) else start
             checksum = zlib.crc32(buffer[:stop].data, checksum) if source.is_stream else 0
-            num_lines = int(np.count_nonzero(data == _LF))
-            behind = [first_byte + stop, first_line + num_lines, checksum]
-            yield Lines(data, first_byte + bom, first_line, behind, ends_source)
+            behind = [first_byte + stop, first_line + len(stops), checksum]
+            boundaries = np.concatenate([[start], stops]) - start
+            yield Lines(buffer[start:stop], boundaries, first_byte + start, first_line, behind, ends_source)
             if ends_source:
                 return
             first_byte, first_line = behind[:2]
@@ -135,27 +133,20 @@ def _open(source: Source) -> Any:
     return open(0 if is_stdin else source.name, "rb", buffering=0, closefd=not is_stdin)
 
 
-def _fill(file: Any, buffer: np.ndarray) -> int:
-    """Reads until the buffer is full or the file ends; returns how many bytes came."""
-    filled = 0
+def _fill(file: Any, buffer: np.ndarray, filled: int) -> tuple[int, np.ndarray]:
+    """Reads behind `filled` bytes until the buffer is full or the file ends.
+
+    Returns:
+        The number of bytes that are in the buffer now; the places behind the line ends among those read (int64).
+    """
+    found = [np.empty(0, dtype=np.int64)]
     while filled < len(buffer):
-        count = file.readinto(buffer[filled:])
+        count = file.readinto(buffer[filled : filled + _PIECE_BYTES])
         if not count:
             break
+        found.append(np.flatnonzero(buffer[filled : filled + count] == _LF) + (filled + 1))
         filled += count
-    return filled
-
-
-def _behind_last_line_end(data: np.ndarray, start: int) -> int:
-    """Index behind the last line end at `start` or later; 0 if there is none."""
-    stop = len(data)
-    while stop > start:
-        window = max(start, stop - _SEARCH_BYTES)
-        found = np.flatnonzero(data[window:stop] == _LF)
-        if len(found):
-            return window + int(found[-1]) + 1
-        stop = window
-    return 0
+    return filled, np.concatenate(found)
 
 
 def _check_start(name: str, first_bytes: bytes) -> int:
@@ -175,8 +166,8 @@ def _skip(file: Any, name: str, num_bytes: int, checksum: int) -> None:
     found, done = 0, 0
     buffer = np.empty(min(num_bytes, 1 << 20), dtype=np.uint8)
     while done < num_bytes:
-        count = _fill(file, buffer[: num_bytes - done])
-        if count == 0:
+        count = file.readinto(buffer[: num_bytes - done])
+        if not count:
             break
         found = zlib.crc32(buffer[:count].data, found)
         done += count

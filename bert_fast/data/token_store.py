@@ -41,9 +41,10 @@ def tokenizer_hash(tokenizer: BertTokenizer) -> str:
     options = dict(tokenizer._engine_options)
     if options["strip_accents"] is None:
         options["strip_accents"] = options["lowercase"]
-    added = [token.for_engine(token_id) for token_id, token in tokenizer.added_tokens_decoder.items()]
+    options["never_split"] = sorted(set(options["never_split"]))
+    added = [(token.special, token.for_engine(token_id)) for token_id, token in tokenizer.added_tokens_decoder.items()]
     tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    state = [tokenizer.vocab_size, tokens, sorted(options.items()), added, tokenizer.unk_token]
+    state = [tokenizer.vocab_size, tokens, tokenizer.unk_token, sorted(options.items()), added]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 

@@ -5,7 +5,6 @@ blocks is in memory at a time, whatever the size of the sources.
 """
 
 import contextlib
-import itertools
 import os
 import queue
 import threading
@@ -61,7 +60,7 @@ def tokenize_files(
     field: str = "text",
     errors: str = "strict",
     num_threads: int = 0,
-    block_bytes: int = 8 << 20,
+    block_bytes: int = 4 << 20,
     checkpoint_seconds: float = 5.0,
     report: Callable[[Report], None] | None = None,
 ) -> TokenStore:
@@ -212,11 +211,8 @@ def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
 
 def _encode(tokenizer: BertTokenizer, texts: Texts, num_threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids (int32 [t]) and boundaries (int64 [n + 1]) of a block's texts."""
-    given: Any = texts
-    if isinstance(texts, tuple):
-        data, boundaries = texts[0].tobytes(), texts[1].tolist()
-        given = [data[start:stop] for start, stop in itertools.pairwise(boundaries)]
-    ids, cu_seqlens, _, _ = tokenizer._engine.encode(given, num_threads=num_threads)
+    engine: Any = tokenizer._engine
+    ids, cu_seqlens, _, _ = engine.encode(texts, num_threads=num_threads)
     return ids, cu_seqlens
 
 
