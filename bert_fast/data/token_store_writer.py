@@ -174,7 +174,7 @@ class StoreWriter:
         sentences = now.sentences if SENTENCES in self._files else None
         info = {**self._description, "errors": errors, "sources": sources, **counts, "sentences": sentences}
         self._replace(STORE, info)
-        (self.path / PROGRESS).unlink()
+        (self.path / PROGRESS).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Gives up the lock. What was added behind the last `record` does not count."""
