@@ -85,8 +85,10 @@ void check_batch(const wp::Batch& batch, const Expected& expected, const wp::Bat
   CHECK(options.encode.word_ids ? batch.tokens.word_ids == expected.word_ids : batch.tokens.word_ids.empty());
 }
 
-// Every combination of outputs, on several numbers of threads, into one Batch that is used again.
-void check_all(const wp::Tokenizer& tokenizer, const std::vector<wp::TextView>& texts, std::size_t max_tokens) {
+// Combinations of outputs (1: offsets, 2: word ids, 4: wide ids), on several numbers of threads, into one Batch that is
+// used again.
+void check_all(const wp::Tokenizer& tokenizer, const std::vector<wp::TextView>& texts, std::size_t max_tokens,
+               const std::vector<int>& all_outputs = {0, 3, 5}) {
   wp::Batch batch;
   for (const bool around : {false, true}) {
     wp::BatchOptions options;
@@ -94,7 +96,7 @@ void check_all(const wp::Tokenizer& tokenizer, const std::vector<wp::TextView>& 
     options.around = {around, kCls, kSep};
     const Expected expected = one_by_one(tokenizer, texts, options);
     for (const std::size_t threads : {1, 2, 5}) {
-      for (int outputs = 0; outputs < 8; ++outputs) {
+      for (const int outputs : all_outputs) {
         options.num_threads = threads;
         options.encode.offsets = (outputs & 1) != 0;
         options.encode.word_ids = (outputs & 2) != 0;
@@ -116,9 +118,9 @@ void test_short_texts() {
   const wp::Tokenizer tokenizer(wordpiece_test::views(kVocab), with_mask());
   std::mt19937 random(1);
   std::vector<std::string> texts;
-  for (int i = 0; i < 2000; ++i) texts.push_back(make_text(random, random() % 40, true));
+  for (int i = 0; i < 1000; ++i) texts.push_back(make_text(random, random() % 30, true));
   for (const std::size_t max_tokens : {static_cast<std::size_t>(-1), std::size_t{7}, std::size_t{0}}) {
-    check_all(tokenizer, views_of(texts), max_tokens);
+    check_all(tokenizer, views_of(texts), max_tokens, {0, 1, 2, 3, 4, 5, 6, 7});
   }
   check_all(tokenizer, {}, static_cast<std::size_t>(-1));
   check_all(tokenizer, std::vector<wp::TextView>(3000), static_cast<std::size_t>(-1));
@@ -126,14 +128,14 @@ void test_short_texts() {
 
 void test_long_texts() {  // in parts, between short ones; with broken bytes; without a place to cut
   std::mt19937 random(2);
-  std::string broken = make_text(random, 30000, true);
-  for (std::size_t i = 0; i < broken.size(); i += 997) broken[i] = static_cast<char>(0x80 + random() % 128);
+  std::string broken = make_text(random, 8000, true);
+  for (std::size_t i = 0; i < broken.size(); i += 97) broken[i] = static_cast<char>(0x80 + random() % 128);
   const std::vector<std::string> texts = {"hello",
-                                          make_text(random, 60000, true),
+                                          make_text(random, 50000, true),
                                           "",
-                                          make_text(random, 40000, false),
+                                          make_text(random, 10000, false),
                                           broken,
-                                          std::string(300000, 'i'),
+                                          std::string(200000, 'i'),
                                           make_text(random, 10, true),
                                           std::string(200000, ' '),
                                           "hello" + std::string(200000, ' ') + "hello"};
@@ -143,6 +145,7 @@ void test_long_texts() {  // in parts, between short ones; with broken bytes; wi
     const wp::Tokenizer tokenizer(wordpiece_test::views(kVocab), options);
     const auto all = views_of(texts);
     check_all(tokenizer, all, static_cast<std::size_t>(-1));
+    if (!cuttable) continue;
     check_all(tokenizer, all, 1000);
     check_all(tokenizer, {all[1]}, static_cast<std::size_t>(-1));
     check_all(tokenizer, {all[7]}, static_cast<std::size_t>(-1));
@@ -159,7 +162,7 @@ void test_forms() {  // each form in parts; lone surrogates where a form can hav
   std::mt19937 random(3);
   const std::u32string chars = U"hello \u00E9, e\u0301\u4E2D\u6587\u4E2D !\u3000i\u200B\U0001F600 \xD800 ";
   std::u32string ucs4;
-  for (int i = 0; i < 150000; ++i) ucs4 += chars[random() % chars.size()];
+  for (int i = 0; i < 80000; ++i) ucs4 += chars[random() % chars.size()];
   std::u16string ucs2;
   std::string ucs1, ascii;
   for (const char32_t c : ucs4) {
