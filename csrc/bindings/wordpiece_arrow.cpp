@@ -122,7 +122,7 @@ IndexAt index_reader(const ArrowSchema& schema) {
 
 }  // namespace
 
-void Texts::read_arrow(py::handle texts) {
+bool Texts::read_arrow(py::handle texts) {
   if (py::hasattr(texts, "__arrow_c_array__")) {
     const py::tuple capsules = texts.attr("__arrow_c_array__")();
     if (capsules.size() != 2) throw py::type_error("texts: expected __arrow_c_array__ to return two capsules");
@@ -130,9 +130,16 @@ void Texts::read_arrow(py::handle texts) {
     const auto array = std::make_shared<Owned<ArrowArray>>(from_capsule<ArrowArray>(capsules[1], "arrow_array"));
     owners_.push_back(array);
     read_arrow_array(*schema, **array);
-    return;
+    return true;
   }
-  const py::object capsule = texts.attr("__arrow_c_stream__")();
+  if (!py::hasattr(texts, "__arrow_c_stream__")) return false;
+  py::object capsule;
+  try {
+    capsule = texts.attr("__arrow_c_stream__")();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_ImportError)) throw;
+    return false;  // a column of pandas needs pyarrow for this
+  }
   Owned<ArrowArrayStream> stream(from_capsule<ArrowArrayStream>(capsule, "arrow_array_stream"));
   const auto check = [&](int error) {
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // of a producer written in Python
@@ -147,7 +154,7 @@ void Texts::read_arrow(py::handle texts) {
   for (;;) {
     const auto array = std::make_shared<Owned<ArrowArray>>();
     check(stream->get_next(stream.get(), array->get()));
-    if ((*array)->release == nullptr) return;
+    if ((*array)->release == nullptr) return true;
     owners_.push_back(array);
     read_arrow_array(*schema, **array);
   }

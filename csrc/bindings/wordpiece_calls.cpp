@@ -203,32 +203,39 @@ PyObject* translating(PyObject* self, PyObject* const* args, Py_ssize_t num_args
   return nullptr;
 }
 
+struct Workspace {
+  Scratch scratch;
+  Tokens tokens;
+};
+
 PyObject* encode_one(PyObject* self, PyObject* const* args, Py_ssize_t num_args) {
-  check_num_args("encode_one", num_args, 1, 2);
+  check_num_args("encode_one", num_args, 1, 3);
   Engine& engine = engine_of(self);
   const TextView text = view_text(args[0], "text");
-  const AroundObjects around(num_args == 2 ? args[1] : nullptr);
+  const AroundObjects around(num_args >= 2 ? args[1] : nullptr);
+  BatchOptions options;
+  if (num_args == 3) options.encode.max_tokens = read_max_tokens(args[2]);
   if (text.size_bytes() < kLongTextBytes) {
-    thread_local Scratch scratch;
-    thread_local Tokens tokens;
-    tokens.ids.clear();
-    engine.tokenizer.encode(text, {}, scratch, tokens);
-    return engine.ints.make_list(tokens.ids.data(), tokens.ids.size(), around.cls, around.sep);
+    thread_local Workspace memory;  // stays small: texts are
+    memory.tokens.ids.clear();
+    engine.tokenizer.encode(text, options.encode, memory.scratch, memory.tokens);
+    return engine.ints.make_list(memory.tokens.ids.data(), memory.tokens.ids.size(), around.cls, around.sep);
   }
   Batch batch;
   {
     const py::gil_scoped_release released;  // the caller holds `args` for us
-    wordpiece::encode_batch(engine.tokenizer, &text, 1, {}, batch);
+    wordpiece::encode_batch(engine.tokenizer, &text, 1, options, batch);
   }
   return engine.ints.make_list(batch.tokens.ids.data(), batch.tokens.ids.size(), around.cls, around.sep);
 }
 
 PyObject* encode_lists(PyObject* self, PyObject* const* args, Py_ssize_t num_args) {
-  check_num_args("encode_lists", num_args, 1, 3);
+  check_num_args("encode_lists", num_args, 1, 4);
   Engine& engine = engine_of(self);
   const AroundObjects around(num_args >= 2 ? args[1] : nullptr);
   BatchOptions options;
-  options.num_threads = num_args == 3 ? read_size("num_threads", args[2], kMaxThreads) : 0;
+  if (num_args >= 3) options.encode.max_tokens = read_max_tokens(args[2]);
+  if (num_args == 4) options.num_threads = read_size("num_threads", args[3], kMaxThreads);
   const Texts held(args[0]);
   const Batch batch = run_batch(engine, held, options);
   const auto num_texts = static_cast<Py_ssize_t>(held.size());
@@ -268,11 +275,11 @@ void bind_calls(py::class_<Engine>& engine) {
            py::arg("num_threads") = 0,
            "(input_ids, token_type_ids or None, attention_mask or None), int64 [rows, width]; or None");
   bind_fast<encode_one>(engine, "encode_one",
-                        "encode_one($self, text, around=None, /)\n--\n\nIds of one text as a list, between those of "
-                        "around=(cls, sep).");
+                        "encode_one($self, text, around=None, max_tokens=None, /)\n--\n\n"
+                        "Ids of one text as a list; around=(cls, sep) are put before and behind them.");
   bind_fast<encode_lists>(engine, "encode_lists",
-                          "encode_lists($self, texts, around=None, num_threads=0, /)\n--\n\nIds of texts as one list "
-                          "for each, between those of around=(cls, sep).");
+                          "encode_lists($self, texts, around=None, max_tokens=None, num_threads=0, /)\n--\n\n"
+                          "Ids of texts as a list for each; around=(cls, sep) are put before and behind them.");
 }
 
 }  // namespace bert_fast::bindings

@@ -110,9 +110,7 @@ Texts::Texts(py::handle texts) {
     read_sequence(texts);
   } else if (py::isinstance<py::array>(texts)) {
     read_numpy(py::reinterpret_borrow<py::array>(texts));
-  } else if (py::hasattr(texts, "__arrow_c_array__") || py::hasattr(texts, "__arrow_c_stream__")) {
-    read_arrow(texts);
-  } else {
+  } else if (!read_arrow(texts)) {
     read_sequence(texts);
   }
 }

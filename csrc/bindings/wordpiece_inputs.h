@@ -43,7 +43,7 @@ class Texts {
   void read_numpy(py::array array);
   void read_fixed_width(py::array array, bool is_unicode);
   void read_numpy_strings(const py::array& array);
-  void read_arrow(py::handle texts);
+  bool read_arrow(py::handle texts);  // false: no Arrow column
   void read_arrow_array(const ArrowSchema& schema, const ArrowArray& array);
   void read_buffer(py::handle buffer, py::handle boundaries);
   void push_utf8(const void* data, std::size_t size) {
