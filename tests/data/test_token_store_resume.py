@@ -25,6 +25,8 @@ from bert_fast.errors import SourceError, StoreError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "text", "##s", "héllo", "你", "hello", "."]
 
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks at files through /proc")
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> BertTokenizer:
@@ -73,6 +75,7 @@ class _Machine:
         return True
 
     def write(self, descriptor: int, data: Any) -> int:
+        self._synced.setdefault(os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size)
         if not self._passes():
             self._real["write"](descriptor, bytes(data)[: len(data) // 2])
             self._lose()
@@ -108,13 +111,17 @@ class _Machine:
             yield
 
 
+@needs_proc
 @pytest.mark.parametrize("loses_data", [False, True])
 def test_a_crash_at_any_system_call(
     tmp_path: Path, tokenizer: BertTokenizer, loses_data: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # `_Machine` says what a crash loses
-    files = text_files(tmp_path, 60)
-    options: dict[str, Any] = dict(block_bytes=64, checkpoint_seconds=0.0, num_threads=1)
+    line = "hello hello a .\n"  # a block: what follows, an empty line for one, is in the next
+    files = [tmp_path / "x.txt", tmp_path / "x.jsonl"]
+    files[0].write_text(line * 2 + "\n" + line + "\n\n" + line, encoding="utf-8")
+    files[1].write_text('{"text": "a"}\n{"text": ""}\n{"text": "texts"}\n', encoding="utf-8")
+    options: dict[str, Any] = dict(block_bytes=len(line), checkpoint_seconds=0.0, num_threads=1)
     tokenize_files(files, tmp_path / "whole", tokenizer, **options)
     whole = digests(tmp_path / "whole")
     for crash_at in itertools.count(1):
@@ -179,7 +186,7 @@ def test_kill_9_at_many_moments(tmp_path: Path, tokenizer: BertTokenizer) -> Non
     assert digests(folder) == digests(tmp_path / "whole")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+@needs_proc
 def test_interrupted_runs_keep_what_came_before(tmp_path: Path, tokenizer: BertTokenizer) -> None:
     files = text_files(tmp_path, 2000)
     tokenize_files(files, tmp_path / "whole", tokenizer)
