@@ -88,14 +88,14 @@ void check_batch(const wp::Batch& batch, const Expected& expected, const wp::Bat
 // Combinations of outputs (1: offsets, 2: word ids, 4: wide ids), on several numbers of threads, into one Batch that is
 // used again.
 void check_all(const wp::Tokenizer& tokenizer, const std::vector<wp::TextView>& texts, std::size_t max_tokens,
-               const std::vector<int>& all_outputs = {0, 3, 5}) {
+               const std::vector<int>& all_outputs = {3, 4}) {
   wp::Batch batch;
   for (const bool around : {false, true}) {
     wp::BatchOptions options;
     options.encode.max_tokens = max_tokens;
     options.around = {around, kCls, kSep};
     const Expected expected = one_by_one(tokenizer, texts, options);
-    for (const std::size_t threads : {1, 2, 5}) {
+    for (const std::size_t threads : {1, 3}) {
       for (const int outputs : all_outputs) {
         options.num_threads = threads;
         options.encode.offsets = (outputs & 1) != 0;
@@ -131,14 +131,14 @@ void test_long_texts() {  // in parts, between short ones; with broken bytes; wi
   std::string broken = make_text(random, 8000, true);
   for (std::size_t i = 0; i < broken.size(); i += 97) broken[i] = static_cast<char>(0x80 + random() % 128);
   const std::vector<std::string> texts = {"hello",
-                                          make_text(random, 50000, true),
+                                          make_text(random, 40000, true),
                                           "",
                                           make_text(random, 10000, false),
                                           broken,
-                                          std::string(200000, 'i'),
+                                          std::string(100000, 'i'),
                                           make_text(random, 10, true),
-                                          std::string(200000, ' '),
-                                          "hello" + std::string(200000, ' ') + "hello"};
+                                          std::string(70000, ' '),
+                                          "hello" + std::string(140000, ' ') + "hello"};
   for (const bool cuttable : {true, false}) {
     wp::TokenizerOptions options = with_mask();
     if (!cuttable) options.never_split = {"hello"};
@@ -162,7 +162,7 @@ void test_forms() {  // each form in parts; lone surrogates where a form can hav
   std::mt19937 random(3);
   const std::u32string chars = U"hello \u00E9, e\u0301\u4E2D\u6587\u4E2D !\u3000i\u200B\U0001F600 \xD800 ";
   std::u32string ucs4;
-  for (int i = 0; i < 80000; ++i) ucs4 += chars[random() % chars.size()];
+  for (int i = 0; i < 40000; ++i) ucs4 += chars[random() % chars.size()];
   std::u16string ucs2;
   std::string ucs1, ascii;
   for (const char32_t c : ucs4) {
@@ -207,7 +207,7 @@ void test_cuts() {
 // A text that offsets cannot count: its length alone is looked at.
 void test_failures() {
   const wp::Tokenizer tokenizer(wordpiece_test::views(kVocab), with_mask());
-  const std::string text(100000, 'i');
+  const std::string text(20000, 'i');
   std::vector<wp::TextView> texts(50, wordpiece_test::utf8_view(text));
   texts[33].length = std::size_t{1} << 31;
   wp::BatchOptions options;

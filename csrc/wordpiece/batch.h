@@ -1,10 +1,8 @@
 // A batch of texts on several threads.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "wordpiece/tokenizer.h"
 #include "wordpiece/units.h"
@@ -29,16 +27,5 @@ struct BatchOptions {
 // Throws what Tokenizer::encode throws, and std::bad_alloc; `out` holds no result then.
 void encode_batch(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
                   Batch& out);
-
-inline std::size_t plan_threads(std::size_t num_bytes, std::size_t num_texts, std::size_t num_threads) {
-  return std::max<std::size_t>(1, std::min(plan_work(num_bytes, num_threads).num_threads, num_texts));
-}
-inline void encode_batch(const Tokenizer& tokenizer, const std::vector<TextView>& texts, const EncodeOptions& wanted,
-                         std::size_t num_threads, Batch& out) {
-  BatchOptions options;
-  options.encode = wanted;
-  options.num_threads = num_threads;
-  encode_batch(tokenizer, texts.data(), texts.size(), options, out);
-}
 
 }  // namespace bert_fast::wordpiece
