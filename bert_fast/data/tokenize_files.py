@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from bert_fast.data.text_blocks import Block, ReadOptions, Source, Texts
+from bert_fast.data.text_blocks import Block, ReadOptions, Source
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.text_sources_lines import check_stream
 from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, read_info
@@ -150,9 +150,9 @@ def _run(
     with ThreadPoolExecutor(1, "write") as pool, contextlib.closing(_ahead(blocks)) as ready:
         try:
             for index, block in ready:
-                ids, cu_seqlens = _encode(tokenizer, block.texts, num_threads)
+                batch = tokenizer.encode_ragged(block.texts, add_special_tokens=False, num_threads=num_threads)
                 wait_and_report()
-                written = pool.submit(write, index, block, ids, cu_seqlens)
+                written = pool.submit(write, index, block, batch.ids, batch.cu_seqlens)
                 text_bytes += block.num_bytes
                 bytes_read = sum(size or 0 for size in sizes[:index]) + block.bytes_on_disk
             wait_and_report()
@@ -208,13 +208,6 @@ def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
             yield item
     finally:
         is_closed.set()
-
-
-def _encode(tokenizer: BertTokenizer, texts: Texts, num_threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (int32 [t]) and boundaries (int64 [n + 1]) of a block's texts."""
-    engine: Any = tokenizer._engine
-    ids, cu_seqlens, _, _ = engine.encode(texts, num_threads=num_threads)
-    return ids, cu_seqlens
 
 
 def _check_added_tokens(tokenizer: BertTokenizer, sources: list[Source]) -> None:
