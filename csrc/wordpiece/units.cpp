@@ -27,7 +27,7 @@ constexpr std::size_t kMaxUnitBytes = 64 * 1024;
 
 // An arena that has grown beyond this is not kept.
 constexpr std::size_t kKeptTokens = 128 * 1024;
-constexpr std::size_t kKeptTextBytes = 512 * 1024;
+constexpr std::size_t kKeptTextBytes = 128 * 1024;
 
 std::size_t cost_of(const TextView& text, std::size_t max_tokens) {
   std::size_t bytes = text.size_bytes();
