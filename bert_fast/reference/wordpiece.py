@@ -128,6 +128,8 @@ class WordPiece(WordPieceRows):
             TypeError: a text is neither str nor bytes.
             ValueError: an array, a buffer or boundaries of another form.
         """
+        if dtype not in ("int32", "int64"):
+            raise ValueError(f"dtype: expected 'int32' or 'int64', got {dtype!r}")
         tokens: list[tuple[int, int, int, int]] = []  # id, start, stop, word
         boundaries = [0]
         for index, text in enumerate(text_list(texts)):
@@ -141,7 +143,7 @@ class WordPiece(WordPieceRows):
             boundaries.append(len(tokens))
         columns = np.array(tokens, dtype=np.int64).reshape(-1, 4)
         return (
-            columns[:, 0].astype({"int32": np.int32, "int64": np.int64}[dtype]),
+            columns[:, 0].astype(dtype),
             np.array(boundaries, dtype=np.int64),
             columns[:, 1:3].astype(np.int32) if offsets else None,
             columns[:, 3].astype(np.int32) if word_ids else None,

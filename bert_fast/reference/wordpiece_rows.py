@@ -99,7 +99,7 @@ class WordPieceRows:
             row = first + second, [0] * len(first) + [1] * len(second), [1] * filled
             for column, values, fill in zip(columns, row, (pad, pad_type, 0), strict=True):
                 column.append([fill] * empty + values if pad_left else values + [fill] * empty)
-        ids, type_ids, mask_values = (np.array(column, dtype=np.int64).reshape(-1, width) for column in columns)
+        ids, type_ids, mask_values = (np.array(column, dtype=np.int64).reshape(len(rows), width) for column in columns)
         return ids, type_ids if types else None, mask_values if mask else None
 
 

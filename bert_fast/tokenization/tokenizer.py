@@ -124,6 +124,11 @@ class BertTokenizer(UnpaddedTokenizer):
             },
         )
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.__call__ is not BertTokenizer.__call__ and cls.encode is BertTokenizer.encode:
+            cls.encode = BertTokenizer._encode_by_call  # type: ignore[method-assign]
+
     # Text to ids.
 
     def __call__(
@@ -235,6 +240,10 @@ class BertTokenizer(UnpaddedTokenizer):
                     if self.model_max_length <= LARGE_LENGTH:
                         self._warn_if_too_long(rows)
                     return rows
+        return self._encode_by_call(text, text_pair, add_special_tokens, **options)
+
+    def _encode_by_call(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
+        """The `input_ids` of a call."""
         return self(text, text_pair, add_special_tokens, **options)["input_ids"]
 
     def encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:

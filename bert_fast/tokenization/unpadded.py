@@ -69,7 +69,9 @@ class UnpaddedTokenizer(StoredTokenizer):
         )
         if max_length is not None and limit is None:
             batch = cut_left(batch, max_length, num_before=num_special // 2)
-        return batch if kind == "np" else RaggedBatch(*(to_tensor(array, kind) for array in batch))
+        if kind == "np":
+            return batch
+        return RaggedBatch(*(None if array is None else to_tensor(array, kind) for array in batch))
 
     def pack(
         self, texts: Any, pairs: Any = None, max_tokens: int | None = None, max_length: int | None = None

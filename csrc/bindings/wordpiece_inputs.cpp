@@ -23,8 +23,13 @@ std::shared_ptr<void> keep(T object) {
 // A buffer of the buffer protocol, released at the end.
 class HeldBuffer {
  public:
-  HeldBuffer(py::handle object, int flags) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) != 0) throw py::error_already_set();
+  // Messages name `argument`.
+  HeldBuffer(const char* argument, py::handle object, int flags) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) == 0) return;
+    const py::error_already_set error;
+    const std::string message = std::string(argument) + ": " + std::string(py::str(error.value()));
+    if (error.matches(PyExc_TypeError)) throw py::type_error(message);
+    throw py::value_error(message);
   }
   HeldBuffer(const HeldBuffer&) = delete;
   HeldBuffer& operator=(const HeldBuffer&) = delete;
@@ -194,8 +199,8 @@ void Texts::read_numpy_strings(const py::array& array) {
 }
 
 void Texts::read_buffer(py::handle buffer, py::handle boundaries) {
-  const auto bytes = std::make_shared<HeldBuffer>(buffer, PyBUF_ND | PyBUF_FORMAT);
-  const HeldBuffer starts(boundaries, PyBUF_STRIDED_RO | PyBUF_FORMAT);
+  const auto bytes = std::make_shared<HeldBuffer>("buffer", buffer, PyBUF_ND | PyBUF_FORMAT);
+  const HeldBuffer starts("boundaries", boundaries, PyBUF_STRIDED_RO | PyBUF_FORMAT);
   if ((*bytes)->itemsize != 1) {
     throw py::type_error("buffer: expected items of one byte, got " + std::to_string((*bytes)->itemsize));
   }
