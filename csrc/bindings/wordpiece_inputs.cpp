@@ -177,7 +177,7 @@ void Texts::read_fixed_width(py::array array, bool is_unicode) {
 // Copied while the allocator's lock is held. It could be held for the whole call instead, but not without the GIL:
 // threads that have the GIL wait for this lock.
 void Texts::read_numpy_strings(const py::array& array) {
-  static const NumpyStrings api;
+  const NumpyStrings api;
   const auto num_texts = array.shape(0), stride = array.strides(0);
   const char* item = static_cast<const char*>(array.data());
   views_.reserve(static_cast<std::size_t>(num_texts));

@@ -169,7 +169,7 @@ def test_engines_that_were_never_made() -> None:
 def test_one_text_is_a_batch_of_one(ours: Callable[..., BertTokenizer]) -> None:
     tokenizer = ours()
     engine = tokenizer._engine
-    texts: list[Any] = [*SENTENCES, "word é中 " * 2000, "é中".encode() * 3000, b"a\xff", "a\ud800b", "\U0001f600" * 3]
+    texts: list[Any] = [*SENTENCES, "word é中 " * 400, "é中".encode() * 1000, b"a\xff", "a\ud800b", "\U0001f600" * 3]
     for text in texts:
         ids = engine.encode([text])[0]
         assert engine.encode_one(text) == engine.encode_lists([text])[0] == ids.tolist()
