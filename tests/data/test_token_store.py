@@ -5,6 +5,7 @@ import itertools
 import json
 import pickle
 import random
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -278,3 +279,15 @@ def test_parquet(tmp_path: Path, tokenizer: BertTokenizer) -> None:
     with pytest.raises(SourceError, match="expected one column 'text', got 'body'"):
         tokenize_files([tmp_path / "x.parquet"], tmp_path / "store", tokenizer)
     assert not (tmp_path / "store").exists()
+
+
+def test_the_page_shows_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "token_store.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    written(Path("vocab.txt"), "\n".join(WORDS) + "\n")
+    written(Path("corpus.txt"), "a short\ntext\n\nhello\n")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["ids"].tolist() == [5, 6, 7]
+    assert names["first_sentence"].tolist() == [5, 6]
