@@ -3,7 +3,9 @@
     .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter] [gpu]      (default: all but gpu)
 
     lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
-    cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension
+    cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
+                 the tokenizer's threads under the thread sanitizer; two million texts with the tokens that Hugging Face
+                 `tokenizers` makes of them (build/fuzz, written first) under both
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
     gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
@@ -23,6 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 SANITIZE_DIR = ROOT / "build" / "sanitize"
+THREAD_DIR = ROOT / "build" / "thread"
+FUZZ_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # the Python tests look for it there, too
+THREAD_TESTS = ("wordpiece_identity", "wordpiece_batch")
+# Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
+NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
 
 # Set by a user for other runs; here they would change what is tested.
@@ -52,25 +59,55 @@ def lint() -> list[Outcome]:
 
 
 def cpp() -> list[Outcome]:
+    write_texts = [sys.executable, "-m", "tests.tokenization.fuzz_file", "write", str(FUZZ_FILE)]
+    identity = "wordpiece_identity"
+    return [
+        *_run_until_failure(
+            {
+                "C++ configure": _configure(SANITIZE_DIR, "address"),
+                "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
+                "C++ tests": _ctest(SANITIZE_DIR),
+            }
+        ),
+        *_run_until_failure(
+            {
+                "threads configure": _configure(THREAD_DIR, "thread"),
+                "threads build": [_tool("cmake"), "--build", str(THREAD_DIR), "-j", str(JOBS), "-t", *THREAD_TESTS],
+                "threads tests": [*_ctest(THREAD_DIR), "-R", f"^({'|'.join(THREAD_TESTS)})$"],
+            }
+        ),
+        *_run_until_failure(
+            {
+                "texts write": write_texts,
+                "texts address": [str(SANITIZE_DIR / identity), str(FUZZ_FILE)],
+                "texts threads": [str(THREAD_DIR / identity), str(FUZZ_FILE), *NOT_FOR_THREADS],
+            }
+        ),
+    ]
+
+
+def _configure(folder: Path, sanitizer: str) -> list[str]:
     gcc = shutil.which("g++")
-    configure = [
+    return [
         _tool("cmake"),
         f"-S{ROOT}",
-        f"-B{SANITIZE_DIR}",
+        f"-B{folder}",
         "-GNinja",
         f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
         "-DCMAKE_BUILD_TYPE=Debug",
         "-DBERT_FAST_MODULE=OFF",
         "-DBERT_FAST_TESTS=ON",
-        "-DBERT_FAST_SANITIZE=ON",
+        f"-DBERT_FAST_SANITIZE={sanitizer}",
         *([f"-DCMAKE_CXX_COMPILER={gcc}"] if gcc else []),
     ]
-    commands = {
-        "C++ configure": configure,
-        "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
-        # No test at all is a failure: it would mean that none was found.
-        "C++ tests": [_tool("ctest"), "--test-dir", str(SANITIZE_DIR), "--output-on-failure", "--no-tests=error"],
-    }
+
+
+def _ctest(folder: Path) -> list[str]:
+    # No test at all is a failure: it would mean that none was found.
+    return [_tool("ctest"), "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-j", str(JOBS)]
+
+
+def _run_until_failure(commands: dict[str, list[str]]) -> list[Outcome]:
     outcomes = []
     for name, command in commands.items():
         outcomes.append(_run(name, command))

@@ -387,12 +387,13 @@ int main(int argc, char** argv) {
     return wordpiece_test::report("wordpiece_identity");
   }
   std::ifstream file(argv[1], std::ios::binary);
-  constexpr std::string_view kMagic = "wordpiece texts 1\n";
+  constexpr std::string_view kMagic = "wordpiece texts 2\n";
   std::string magic(kMagic.size(), '\0');
   if (!file.read(magic.data(), static_cast<std::streamsize>(magic.size())) || magic != kMagic) {
     std::printf("%s: expected a file that starts with %s", argv[1], kMagic.data());
     return 1;
   }
+  read_string(file);  // what made it
   std::size_t num_texts = 0;
   while (file.peek() != std::istream::traits_type::eof() && wordpiece_test::failures() < 5) {
     const Block block = read_block(file);

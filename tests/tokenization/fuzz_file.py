@@ -1,13 +1,13 @@
 r"""Texts with the results of Hugging Face `tokenizers`, in a file that tests of any language read.
 
-    python -m tests.tokenization.fuzz_file write FILE [--texts N] [--seed N]   settings, texts, expected tokens
-    python -m tests.tokenization.fuzz_file check FILE                         our C++ core against it, in this process
+    python -m tests.tokenization.fuzz_file write FILE [--texts N]    settings, texts, expected tokens
+    python -m tests.tokenization.fuzz_file check FILE [--some]       our C++ core against it, in this process
 
 The library takes most of the time of a comparison, so it is asked once, and the C++ tests under sanitizers and the
 Python tests with every SIMD level read its answers. A file holds blocks, one for each setting: strings are a uint32
 length and bytes, arrays a uint64 count, a uint8 width in bytes and little-endian unsigned integers.
 
-    magic "wordpiece texts 1\n", then until the end blocks of:
+    magic "wordpiece texts 2\n", a string that tells what made the file, then until the end blocks of:
     name, prefix (strings); clean_text, handle_chinese_chars, strip_accents, lowercase (uint8 each)
     max_word_chars, number of added tokens (arrays of one); each: content, array of id and four switches
     vocabulary: array of ends, then one string of all tokens; texts: the same, UTF-8 with or without broken bytes
@@ -36,7 +36,8 @@ from .native_core import make_native, tokenizers
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
-MAGIC = b"wordpiece texts 1\n"
+MAGIC = b"wordpiece texts 2\n"
+FULL_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # where the check runner puts the file with all texts
 NUM_TEXTS = 1_000_000  # of the grammar; sweeps over code points and real texts come on top
 SEED = 7
 SWITCHES = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
@@ -59,15 +60,20 @@ class Block(NamedTuple):
         return self.ids[part].tolist(), pairs, self.word_ids[part].tolist()
 
 
-def file_key() -> str:
-    """Changes with whatever decides what a full file holds."""
-    sources = [Path(str(module.__file__)).read_bytes() for module in (sys.modules[__name__], fuzz_grammar, native_core)]
-    return hashlib.sha256(b"".join(sources) + tokenizers.__version__.encode()).hexdigest()[:16]
+def file_key(num_texts: int = NUM_TEXTS) -> bytes:
+    """Changes with whatever decides what a file holds."""
+    sources = [Path(str(module.__file__)).read_bytes() for module in (fuzz_grammar, native_core)]
+    sources += [Path(__file__).read_bytes(), str(num_texts).encode(), str(DATA.is_dir()).encode()]
+    return hashlib.sha256(b"".join(sources) + tokenizers.__version__.encode()).hexdigest().encode()
 
 
-def full_file() -> Path:
-    """Where the check runner puts the file with all texts."""
-    return ROOT / "build" / "fuzz" / f"wordpiece-{file_key()}.bin"
+def is_current(path: Path, num_texts: int = NUM_TEXTS) -> bool:
+    """Whether the file is there and what `write_file` would write."""
+    if not path.is_file():
+        return False
+    start = MAGIC + _string(file_key(num_texts))
+    with open(path, "rb") as file:
+        return file.read(len(start)) == start
 
 
 # --- what is in it ----------------------------------------------------------------------------------------------------
@@ -140,6 +146,7 @@ def library_results(setting: Setting, texts: Sequence[bytes]) -> tuple[np.ndarra
     library = setting.make_library()
     ids, offsets, word_ids = array.array("I"), array.array("I"), array.array("I")
     ends = []
+    gc.disable()  # millions of small objects, none of them in a cycle
     for start in range(0, len(texts), 1000):
         batch = [text.decode(errors="replace") for text in texts[start : start + 1000]]
         for encoding in library.encode_batch(batch, add_special_tokens=False):
@@ -147,12 +154,15 @@ def library_results(setting: Setting, texts: Sequence[bytes]) -> tuple[np.ndarra
             offsets.extend(itertools.chain.from_iterable(encoding.offsets))
             word_ids.extend(encoding.word_ids)
             ends.append(len(ids))
+    gc.enable()
     return np.array(ends), *(np.frombuffer(values, np.uint32) for values in (ids, offsets, word_ids))
 
 
-def make_block(setting: Setting, texts: list[bytes] | int, seed: int) -> bytes:
+def make_block(plan: tuple[Setting, list[bytes] | int]) -> bytes:
+    """The bytes of a block with these texts, or with that many of the grammar."""
+    setting, texts = plan
     if isinstance(texts, int):
-        texts = list(make_texts(setting, texts, seed))
+        texts = list(make_texts(setting, texts, SEED))
     options = dict.fromkeys(SWITCHES, True) | setting.options
     if options["strip_accents"] is None or "strip_accents" not in setting.options:
         options["strip_accents"] = options["lowercase"]
@@ -178,23 +188,17 @@ def _array(values: Any) -> bytes:
     return struct.pack("<QB", len(numbers), width) + numbers.astype(f"<u{width}").tobytes()
 
 
-def _make_block(plan: tuple[Setting, list[bytes] | int], seed: int) -> bytes:
-    gc.disable()  # millions of small objects, none of them in a cycle
-    return make_block(*plan, seed)
-
-
-def write_file(path: Path, num_texts: int = NUM_TEXTS, seed: int = SEED, processes: int = 1) -> int:
-    """Writes the file, atomically; returns the number of texts."""
-    plans = plan_blocks(num_texts, seed)
+def write_file(path: Path, num_texts: int = NUM_TEXTS, processes: int = 1) -> None:
+    """Writes the file, atomically."""
+    plans = plan_blocks(num_texts, SEED)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     with open(unfinished, "wb") as file, concurrent.futures.ProcessPoolExecutor(processes) as pool:
-        file.write(MAGIC)
+        file.write(MAGIC + _string(file_key(num_texts)))
         make: Callable[..., Any] = pool.map if processes > 1 else map
-        for block in make(_make_block, plans, itertools.repeat(seed)):
+        for block in make(make_block, plans):
             file.write(block)
     os.replace(unfinished, path)
-    return sum(texts if isinstance(texts, int) else len(texts) for _, texts in plans)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -204,6 +208,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError(f"{path}: expected a file that starts with {MAGIC!r}")
+        _read_string(file)
         while file.peek(1):
             yield _read_block(file)
 
@@ -275,7 +280,8 @@ def explain(setting: Setting, text: str | bytes) -> str:
     ours, library = make_native(setting.vocab, **setting.options), setting.make_library()
 
     def differs(part: Any) -> bool:
-        return our_result(ours, part) != library_result(library, part)
+        want = library_result(library, part)
+        return our_result(ours, part) != want or ours.encode([part])[0].tolist() != want[0]
 
     smallest = shrink(text, differs)
     shown = f"{setting.name}: {setting.options}, {len(setting.vocab)} tokens\ntext     {smallest!a}"
@@ -284,50 +290,64 @@ def explain(setting: Setting, text: str | bytes) -> str:
     return f"{shown}\nours     {our_result(ours, smallest)}\nexpected {library_result(library, smallest)}"
 
 
-def find_difference(block: Block, as_str: bool, num_threads: int = 1) -> str | None:
+def find_difference(block: Block, num_threads: int = 1) -> str | None:
     """What is wrong with the block's first text that our core splits in another way; None if there is none.
 
-    as_str: hand the texts over as str (in whichever form Python keeps them), not as UTF-8 bytes.
+    The texts are encoded as str, in whichever form Python keeps them, with offsets and word ids, and once more as UTF-8
+    bytes for the ids alone.
     """
     ours = make_native(block.setting.vocab, **block.setting.options)
-    texts: list[Any] = [text.decode(errors="replace") for text in block.texts] if as_str else block.texts
+    texts = [text.decode(errors="replace") for text in block.texts]
     ids, cu_seqlens, offsets, word_ids = ours.encode(texts, offsets=True, word_ids=True, num_threads=num_threads)
-    plain_ids, plain_ends, no_offsets, no_word_ids = ours.encode(texts, num_threads=num_threads)
+    plain_ids, plain_ends, no_offsets, no_word_ids = ours.encode(block.texts, num_threads=num_threads)
     assert no_offsets is None and no_word_ids is None
     expected = (block.ends, block.ids, block.offsets, block.word_ids, block.ids, block.ends)
     actual = (cu_seqlens[1:], ids, offsets, word_ids, plain_ids, plain_ends[1:])
     if all(map(np.array_equal, actual, expected)):
         return None
-    for k, text in enumerate(texts):
+    for k, raw in enumerate(block.texts):
+        want = block.result(k)
         part = slice(cu_seqlens[k], cu_seqlens[k + 1])
         pairs = [tuple(pair) for pair in offsets[part].tolist()]
-        if (ids[part].tolist(), pairs, word_ids[part].tolist()) != block.result(k):
-            return explain(block.setting, text)
-        if plain_ids[plain_ends[k] : plain_ends[k + 1]].tolist() != block.result(k)[0]:
-            return f"{block.setting.name}: other ids where neither offsets nor word ids are asked for: {text!a}"
+        if (ids[part].tolist(), pairs, word_ids[part].tolist()) != want:
+            return explain(block.setting, texts[k])
+        if plain_ids[plain_ends[k] : plain_ends[k + 1]].tolist() != want[0]:
+            return explain(block.setting, raw)
     raise AssertionError("arrays differ and no text does")
+
+
+def check_file(path: Path, some: bool = False) -> tuple[int, list[str]]:
+    """The number of texts compared and up to five differences. some: every sixth block, and all with seams."""
+    count, found = 0, []
+    for k, block in enumerate(read_blocks(path)):
+        if some and k % 6 and "seams" not in block.setting.name:
+            continue
+        count += len(block.texts)
+        difference = find_difference(block)
+        found += [difference] if difference else []
+        if len(found) >= 5:
+            break
+    return count, found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("write", "check"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--texts", type=int, default=NUM_TEXTS, help="how many texts of the grammar")
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--texts", type=int, default=NUM_TEXTS, help="write: how many texts of the grammar")
+    parser.add_argument("--some", action="store_true", help="check: a part of the blocks")
     arguments = parser.parse_args()
-    if arguments.command == "write":
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core instead
-        count = write_file(arguments.file, arguments.texts, arguments.seed, os.cpu_count() or 1)
-        print(f"{count} texts, {arguments.file.stat().st_size / 1e6:.0f} MB")
+    if arguments.command == "check":
+        count, found = check_file(arguments.file, arguments.some)
+        print("\n".join([*found, f"{count} texts, {'DIFFERENCES' if found else 'no difference'}"]))
+        return 1 if found else 0
+    if is_current(arguments.file, arguments.texts):
+        print("the file is there")
         return 0
-    found, count = [], 0
-    for block in read_blocks(arguments.file):
-        count += len(block.texts)
-        found += [found for as_str in (False, True) if (found := find_difference(block, as_str)) is not None]
-        if len(found) >= 5:
-            break
-    print("\n".join([*found, f"{count} texts, {'no difference' if not found else 'DIFFERENCES'}"]))
-    return 1 if found else 0
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core instead
+    write_file(arguments.file, arguments.texts, os.cpu_count() or 1)
+    print(f"{arguments.file.stat().st_size / 1e6:.0f} MB")
+    return 0
 
 
 if __name__ == "__main__":

@@ -45,3 +45,14 @@ def test_unknown_check_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with pytest.raises(SystemExit):
         check.main()
     assert "no check lnit" in capsys.readouterr().err
+
+
+def test_the_rest_of_a_row_waits_for_what_it_needs() -> None:
+    commands = {name: [sys.executable, "-c", code] for name, code in (("a", ""), ("b", "exit(3)"), ("c", ""))}
+    assert [(run.name, run.status) for run in check._run_until_failure(commands)] == [("a", 0), ("b", 3)]
+
+
+def test_texts_are_written_where_the_tests_look_for_them() -> None:
+    source = (check.ROOT / "tests" / "tokenization" / "fuzz_file.py").read_text(encoding="utf-8")
+    assert check.FUZZ_FILE.relative_to(check.ROOT).parts == ("build", "fuzz", "wordpiece.bin")
+    assert 'FULL_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"' in source
