@@ -37,7 +37,7 @@ _UNFINISHED = f"{PROGRESS}.new"
 _FRESH = {TOKENS, DOCUMENTS, SENTENCES, _UNFINISHED}  # what a run that ended before its first record leaves behind
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
     """How far a store is.
 
@@ -129,31 +129,40 @@ class StoreWriter:
         self.record()
 
     def add(self, index: int, block: Block, ids: np.ndarray, cu_seqlens: np.ndarray) -> None:
-        """Appends what a block of source `index` became: text i has ids[cu_seqlens[i]:cu_seqlens[i + 1]]."""
-        now = self.progress
-        stops = cu_seqlens[1:] + now.tokens
+        """Appends what a block of source `index` became: text i has ids[cu_seqlens[i]:cu_seqlens[i + 1]].
+
+        `progress` changes at the end and at once: if this fails half-way, `record` still writes what is true.
+        """
+        before, source = self.progress, self._description["sources"][index]
+        stops = cu_seqlens[1:] + before.tokens
         has_tokens = np.diff(cu_seqlens) > 0
         sentence_stops = stops[has_tokens]
-        if self._description["sources"][index]["format"] == "text":
-            follows_sentence = np.concatenate([[now.is_open], has_tokens])
+        if source["format"] == "text":
+            follows_sentence = np.concatenate([[before.is_open], has_tokens])
             document_stops = stops[~has_tokens & follows_sentence[:-1]]
-            now.is_open = bool(follows_sentence[-1]) and not block.ends_source
+            is_open = bool(follows_sentence[-1]) and not block.ends_source
             if follows_sentence[-1] and block.ends_source:
-                document_stops = np.append(document_stops, now.tokens + len(ids))
+                document_stops = np.append(document_stops, before.tokens + len(ids))
+            num_empty = 0
         else:
-            document_stops = stops
-            now.empty_documents += len(stops) - len(sentence_stops)
+            document_stops, is_open = stops, False
+            num_empty = len(stops) - len(sentence_stops)
         arrays = {TOKENS: ids, DOCUMENTS: document_stops, SENTENCES: sentence_stops}
         for name, file in self._files.items():
             file.append(arrays[name].astype(self._dtypes[name], copy=False))
-        now.tokens += len(ids)
-        now.documents += len(document_stops)
-        now.sentences += len(sentence_stops)
-        now.source, now.position = index, block.position
-        if block.ends_source:
-            if self._description["sources"][index]["size"] is None:
-                now.streams[str(index)] = [block.position[0], block.position[2]]
-            now.source, now.position = index + 1, []
+        streams = before.streams
+        if block.ends_source and source["size"] is None:
+            streams = {**streams, str(index): [block.position[0], block.position[2]]}
+        self.progress = Progress(
+            source=index + 1 if block.ends_source else index,
+            position=[] if block.ends_source else block.position,
+            tokens=before.tokens + len(ids),
+            sentences=before.sentences + len(sentence_stops),
+            documents=before.documents + len(document_stops),
+            empty_documents=before.empty_documents + num_empty,
+            is_open=is_open,
+            streams=streams,
+        )
 
     def record(self) -> None:
         """Makes what was added outlive a crash: a run that is interrupted later goes on from here."""

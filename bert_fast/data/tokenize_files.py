@@ -159,9 +159,7 @@ def _run(
         except StoreError:
             raise  # nothing more can be written
         except BaseException:  # a broken byte, Ctrl-C: keep all that came before
-            if written is not None:
-                written.result()
-            writer.record()
+            pool.submit(writer.record).result()  # behind a block that is being written, noted in `written` or not
             raise
     writer.finish(options.errors)
 

@@ -19,7 +19,8 @@ import pytest
 
 from bert_fast import BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.text_sources import find_sources
+from bert_fast.data.text_blocks import ReadOptions
+from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.token_store_writer import StoreWriter, describe
 from bert_fast.errors import SourceError, StoreError
 
@@ -269,6 +270,39 @@ def test_one_process_writes_at_a_time(tmp_path: Path, tokenizer: BertTokenizer) 
     finally:
         writer.close()
     assert len(tokenize_files(files, folder, tokenizer)) > 0
+
+
+def test_a_block_counts_whole_or_not_at_all(
+    tmp_path: Path, tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("a\n" * 40 + "\n" + "a\n" * 40)
+    sources = find_sources([path])
+    writer = StoreWriter(tmp_path / "store", describe(sources, tokenizer, "text"))
+    blocks = list(read_blocks(sources[0], ReadOptions(block_bytes=16)))
+    batches = [tokenizer.encode_ragged(block.texts, add_special_tokens=False) for block in blocks]
+    for block, batch in zip(blocks[:3], batches[:3], strict=True):
+        writer.add(0, block, batch.ids, batch.cu_seqlens)
+    before = writer.progress
+    write, written = os.write, []
+
+    def full(descriptor: int, data: Any) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(descriptor)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        writer.add(0, blocks[3], batches[3].ids, batches[3].cu_seqlens)
+    assert written, "the first file took its part of the block"
+    assert writer.progress == before
+    monkeypatch.undo()
+    writer.record()
+    writer.close()
+    store = tokenize_files([path], tmp_path / "store", tokenizer)
+    whole = tokenize_files([path], tmp_path / "whole", tokenizer)
+    assert digests(store.path) == digests(whole.path)
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path, tokenizer: BertTokenizer) -> None:
