@@ -111,6 +111,7 @@ void encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const B
     parallel_for(units.size(), num_threads, [&](std::size_t index, std::size_t worker) {
       Arena& arena = workspace.arenas[worker];
       units[index].worker = worker;
+      arena.units.push_back(index);
       encode_unit(tokenizer, texts, options.encode, options.around, arena, arena.tokens, units[index],
                   out.cu_seqlens.data());
     });
@@ -120,10 +121,16 @@ void encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const B
       values.room(added);
       values.commit(added);
     });
-    parallel_for(units.size(), num_threads, [&](std::size_t index, std::size_t) {
-      const Tokens& from = workspace.arenas[units[index].worker].tokens;
-      place_ids(units[index], from, options, out);
-      place_others(units[index], from, options, out);
+    // Each thread copies its own units first, which its cache holds, then what others have left.
+    parallel_for(num_threads, num_threads, [&](std::size_t, std::size_t worker) {
+      for (std::size_t k = 0; k < num_threads; ++k) {
+        Arena& arena = workspace.arenas[(worker + k) % num_threads];
+        for (std::size_t i; (i = arena.next_unit.fetch_add(1, std::memory_order_relaxed)) < arena.units.size();) {
+          const Unit& unit = units[arena.units[i]];
+          place_ids(unit, arena.tokens, options, out);
+          place_others(unit, arena.tokens, options, out);
+        }
+      }
     });
   }
 }

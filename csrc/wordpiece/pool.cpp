@@ -19,7 +19,7 @@ namespace {
 // sleeper some 50, as long as it takes to encode 20 KB. In the first part it keeps its core, then it offers it to
 // others.
 constexpr std::chrono::microseconds kSpinTime{20};
-constexpr std::chrono::microseconds kYieldTime{150};
+constexpr std::chrono::microseconds kYieldTime{250};
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)

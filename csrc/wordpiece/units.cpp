@@ -151,11 +151,7 @@ Workspace::Lease::Lease(std::size_t num_arenas)
         thread_local Workspace own;
         return own;
       }()) {
-  if (workspace_.arenas.size() < num_arenas) {
-    std::vector<Arena> more(num_arenas);
-    std::move(workspace_.arenas.begin(), workspace_.arenas.end(), more.begin());
-    workspace_.arenas.swap(more);
-  }
+  while (workspace_.arenas.size() < num_arenas) workspace_.arenas.emplace_back();
 }
 
 Workspace::Lease::~Lease() {

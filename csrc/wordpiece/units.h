@@ -1,8 +1,10 @@
 // Texts as units of work of similar size, for several threads: short texts together, long ones in parts.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "wordpiece/tokenizer.h"
@@ -78,11 +80,15 @@ WorkPlan plan_work(std::size_t num_bytes, std::size_t num_threads);
 struct alignas(128) Arena {
   Tokens tokens;
   Scratch scratch;
+  std::vector<std::size_t> units;         // whose tokens these are: indices
+  std::atomic<std::size_t> next_unit{0};  // the first of them that nobody has taken to copy it
 
   void clear() {
     tokens.ids.clear();
     tokens.offsets.clear();
     tokens.word_ids.clear();
+    units.clear();
+    next_unit = 0;
   }
 };
 
@@ -102,7 +108,7 @@ class Workspace {
     Workspace& workspace_;
   };
 
-  std::vector<Arena> arenas;
+  std::deque<Arena> arenas;
   std::vector<Unit> units;
 };
 
