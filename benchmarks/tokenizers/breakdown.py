@@ -67,6 +67,7 @@ def stages(
     words = vocabulary.path.read_text(encoding="utf-8").splitlines()
     seconds: dict[str, list[float]] = defaultdict(list)
     before: dict[str, list[str]] = {}
+    order = random.Random(0)
     for index, slice_ in enumerate(dealt):
         size = sum(len(text.encode()) for text in slice_)
         derived = {
@@ -76,9 +77,7 @@ def stages(
             "real": slice_,
             "lists": slice_,
         }
-        names = list(derived)
-        for turn in range(len(names)):
-            name = names[(turn + index) % len(names)]
+        for name in order.sample(list(derived), len(derived)):
             run = encode["lists" if name == "lists" else "arrays"]
             for batch in _batches(before.get(name, [])):  # tables and branches as an unbroken stream leaves them
                 run(batch)

@@ -6,7 +6,7 @@ Each round has a slice of the corpus that nobody has met, so that no cache of te
 rounds are not counted: a cache of words knows the common ones by then. Before its turn an entrant has a part of the
 slice before once more, uncounted, so that its tables and branches are where an unbroken stream would have left them,
 not where the others did. Every entrant gets strings of its own (a string may keep the UTF-8 that was once asked of it),
-freshly decoded, as a reader of files would have them. Who goes first changes from round to round. What the timed calls
+freshly decoded, as a reader of files would have them. The order is drawn anew in every round. What the timed calls
 returned is compared with Hugging Face `tokenizers`: if bert_fast's differ, there is no result.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import gc
 import itertools
 import json
+import random
 import sys
 import time
 from collections import deque
@@ -66,14 +67,15 @@ def life(case: TokenizerCase, texts: list[str], rounds: int, seed: int, other_te
     differ = dict.fromkeys(seconds, 0)
     sizes, num_texts = [], 0
     before: list[str] = []
+    order = random.Random(seed)
     for entrant in entrants:
         _timed(case, forms[entrant.contestant][entrant.form], other_texts)
     for index, slice_ in enumerate(dealt):
         chosen = slice_[: case.texts_per_round]
         chosen = chosen[: len(chosen) // case.batch_size * case.batch_size or None]  # whole batches, if there are any
         outputs: dict[str, Any] = {}
-        for turn in range(len(entrants)):
-            entrant = entrants[(turn + index) % len(entrants)]
+        # Drawn, not rotated: nobody comes always after the same one, whose memory it finds in the caches.
+        for entrant in order.sample(entrants, len(entrants)):
             run = forms[entrant.contestant][entrant.form]
             _timed(case, run, before)
             taken, outputs[entrant.label] = _timed(case, run, chosen)
