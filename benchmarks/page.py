@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.gemm_table import best
 from benchmarks.stored import Machine, Row
+from benchmarks.tokenizers.report import shown
 
 __all__ = ["render_page"]
 
@@ -54,6 +55,10 @@ def _section(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> str:
         parts.append(
             "<h3>All figures</h3>" + _table(("case", "figures"), map(_simple, machine.simple.values()), "text")
         )
+    if machine.tokenizers:
+        figures = (shown(line).partition(": ")[2] for line in machine.tokenizers.values())
+        rows = zip(machine.tokenizers, figures, strict=True)
+        parts.append("<h3>Tokenizers</h3>" + _table(("case", "figures"), rows, "text"))
     if machine.sanitizer:
         cells = [(f"{s['family']} {s['tool']}", s["outcome"], s["said"][:120]) for s in machine.sanitizer]
         parts.append("<h3>compute-sanitizer</h3>" + _table(("kernels", "outcome", "said"), cells, "text"))

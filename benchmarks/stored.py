@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.gemm_table import newest
 from benchmarks.record import read_lines
+from benchmarks.tokenizers import stored as tokenizers
 
 __all__ = ["Machine", "Row", "load"]
 
@@ -33,7 +34,7 @@ class Machine:
     """A GPU or a processor with its newest results.
 
     facts: what to print about it; ceilings and sanitizer: lines of its last run; simple: results that are no kernel
-        cases, by case name.
+        cases, by case name; tokenizers: likewise, those of `benchmarks/tokenizers`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Machine:
     red: list[dict[str, Any]] = field(default_factory=list)
     simple: dict[str, dict[str, Any]] = field(default_factory=dict)
     products: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    tokenizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def families(self) -> dict[str, list[Row]]:
         """Rows by family, in alphabetical order."""
@@ -84,6 +86,7 @@ def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
     machine.rows = _rows(timings)
     machine.simple = {line["case"]: line for line in lines if line.get("kind", "cpu") in {"cpu", "model"}}
     machine.products = _products(lines)
+    machine.tokenizers = tokenizers.newest(lines)
     used = [*timings.values(), *machine.simple.values()] or lines
     machine.facts = _facts(used)
     return machine

@@ -1,11 +1,15 @@
 """Stored results of tokenizers: goals met, missed and owed; tables; the page shows what is stored."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import goals
+from benchmarks.page import render_page
 from benchmarks.record import RESULTS
+from benchmarks.stored import load
 from benchmarks.tokenizers import __main__ as command
 from benchmarks.tokenizers import report
 from benchmarks.tokenizers.cases import CASES
@@ -117,6 +121,15 @@ def test_stages_and_instructions_are_shown() -> None:
     assert "bert_fast 3.04 instructions/B" in report.shown(line("instructions", bert_fast=counted))
     assert "scan" in report.shown(broken)
     assert report.shown({"kind": "skipped", "case": "x", "reason": "no"}) == "x: skipped, no"
+
+
+def test_the_page_of_results_has_the_newest(tmp_path: Path) -> None:
+    known = {"processor": "Made up", "threads": 2, "commit": "c0ffee"}
+    (tmp_path / "tokenizers.jsonl").write_text("".join(json.dumps(known | stored) + "\n" for stored in LINES))
+    (machine,) = load(tmp_path)
+    page = render_page([machine], {machine.name: []})
+    assert "<td>tokenizer/zh_docs/arrays</td><td>bert_fast 100 MB/s 1 us; splintr 33.3 MB/s 1 us (3.00x)</td>" in page
+    assert "(9.00x)</td>" not in page.split("zh_docs", 1)[1].split("</tr>", 1)[0]
 
 
 def test_tables_stand_between_marks() -> None:
