@@ -86,7 +86,28 @@ struct Failure : std::runtime_error {
   Failure() : std::runtime_error("a failure with a long text, so that it needs memory of its own") {}
 };
 
+void test_failure_stops_the_rest() {
+  std::atomic<bool> failing{false};
+  std::atomic<int> calls{0};
+  try {
+    wp::parallel_for(2000, 2, [&](std::size_t unit, std::size_t) {
+      ++calls;
+      if (unit == 0) {
+        while (calls < 2) std::this_thread::yield();
+        failing = true;
+        throw Failure();
+      }
+      while (!failing) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    CHECK(false);
+  } catch (const Failure&) {
+  }
+  CHECK(calls < 2000);  // a few, unless the thread that fails is kept from it for two seconds
+}
+
 void test_exceptions() {
+  test_failure_stops_the_rest();
   for (const std::size_t num_threads : {1, 2, 4}) {
     for (const std::size_t unit : {0, 1, 500, 999}) {
       check_thrown<std::bad_alloc>(num_threads, unit);
