@@ -7,7 +7,6 @@ import numpy as np
 from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.layout import Truncation
 from bert_fast.tokenization.options import Returned, Shape, padded_width
-from bert_fast.tokenization.padding import to_tensor
 
 __all__ = ["Specials", "direct_lists", "direct_rows", "list_entries"]
 
@@ -28,7 +27,7 @@ class Specials(NamedTuple):
 def direct_lists(
     engine: Engine, texts: Any, shape: Shape, returned: Returned, around: tuple[int, int]
 ) -> dict[str, Any] | None:
-    """The entries of a call on a list or column of single texts, as lists; None if the engine does not make them so.
+    """The entries of a call on a str, or a list or column of single texts, as lists; None if the engine makes no such.
 
     Texts that are cut on the right are read no further than they are kept.
     """
@@ -41,20 +40,28 @@ def direct_lists(
         max_tokens = shape.truncation.max_length - 2 * shape.add_special_tokens
         if max_tokens < 0:
             return None
+    wanted_around = around if shape.add_special_tokens else None
+    if isinstance(texts, str):
+        return list_entries(engine.encode_one(texts, wanted_around, max_tokens), returned)
     try:
-        rows = engine.encode_lists(texts, around if shape.add_special_tokens else None, max_tokens)
+        rows = engine.encode_lists(texts, wanted_around, max_tokens)
     except (TypeError, ValueError):  # not all are single texts, or one is none: whoever takes them apart says which
         return None
-    return list_entries(rows, returned.token_type_ids, returned.attention_mask)
-
-
-def list_entries(rows: list[list[int]], token_type_ids: bool, attention_mask: bool) -> dict[str, Any]:
-    """The entries of single texts: their ids, and lists of zeros and ones."""
     entries: dict[str, Any] = {"input_ids": rows}
-    if token_type_ids:
+    if returned.token_type_ids:
         entries["token_type_ids"] = [[0] * len(row) for row in rows]
-    if attention_mask:
+    if returned.attention_mask:
         entries["attention_mask"] = [[1] * len(row) for row in rows]
+    return entries
+
+
+def list_entries(ids: list[int], returned: Returned) -> dict[str, Any]:
+    """The entries of one text: its ids, and lists of zeros and ones."""
+    entries = {"input_ids": ids}
+    if returned.token_type_ids:
+        entries["token_type_ids"] = [0] * len(ids)
+    if returned.attention_mask:
+        entries["attention_mask"] = [1] * len(ids)
     return entries
 
 
@@ -65,8 +72,8 @@ def direct_rows(
 
     Args:
         engine: makes them.
-        texts: list or column of all texts, those of a pair side by side.
-        has_pair (bool [rows]): which rows have two texts; None: none has, and a row needs padding.
+        texts: list or column of all texts, those of a pair side by side; or one str.
+        has_pair (bool [rows]): which rows have two texts; None: none has.
         shape: what the call asks for.
         returned: likewise.
         specials: ids of special tokens.
@@ -74,7 +81,8 @@ def direct_rows(
     if returned.tensors is None or returned.has_extras or (has_pair is not None and len(has_pair) == 0):
         return None
     is_padded = shape.padding != "do_not_pad"
-    if not is_padded and (has_pair is None or len(has_pair) > 1):
+    is_one = isinstance(texts, str) or (has_pair is not None and len(has_pair) == 1)
+    if not is_padded and not is_one:
         return None
     if shape.padding == "max_length" and not shape.max_length:
         return None
@@ -85,7 +93,7 @@ def direct_rows(
         return None
     try:
         rows = engine.encode_rows(
-            texts,
+            [texts] if isinstance(texts, str) else texts,
             specials.around if shape.add_special_tokens else None,
             specials.pad_id,
             has_pair=has_pair,
@@ -104,11 +112,13 @@ def direct_rows(
     if rows is None or len(rows[0]) == 0:
         return None
     names = ("input_ids", "token_type_ids", "attention_mask")
-    return {
-        name: to_tensor(values, returned.tensors)
-        for name, values in zip(names, rows, strict=True)
-        if values is not None
-    }
+    entries: dict[str, Any] = {name: values for name, values in zip(names, rows, strict=True) if values is not None}
+    if returned.tensors == "pt":
+        import torch  # only for those who ask for tensors
+
+        for name, values in entries.items():
+            entries[name] = torch.from_numpy(values)
+    return entries
 
 
 def _keeps_the_start(cut: Truncation) -> bool:

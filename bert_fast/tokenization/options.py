@@ -1,8 +1,7 @@
 """The arguments of a call that decide how long rows are and what comes back, checked and resolved."""
 
 import operator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_fast.tokenization.layout import Truncation
 
@@ -14,8 +13,7 @@ _PADDING = ("longest", "max_length", "do_not_pad")
 _TRUNCATION = ("longest_first", "only_first", "only_second", "do_not_truncate")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """How long rows may be and how they are filled up."""
 
     add_special_tokens: bool
@@ -26,8 +24,7 @@ class Shape:
     padding_side: str
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(NamedTuple):
     """Which entries the dictionary gets, and in what form."""
 
     token_type_ids: bool

@@ -213,7 +213,7 @@ class BertTokenizer(UnpaddedTokenizer):
             tensor_kind(return_tensors),
         )
         encoding = None
-        if text_pair is None and not is_split_into_words and (type(text) is list or is_column(text)):
+        if text_pair is None and not is_split_into_words and (type(text) in (str, list) or is_column(text)):
             encoding = self._encode_texts(text, shape, returned)
         if encoding is None:
             inputs = parse_inputs(text, text_pair, is_split_into_words)
@@ -363,7 +363,7 @@ class BertTokenizer(UnpaddedTokenizer):
         return BatchEncoding(entries, make)
 
     def _encode_texts(self, texts: Any, shape: Shape, returned: Returned) -> BatchEncoding | None:
-        """A call on a list or column of single texts, where the engine makes just what is asked for; else None."""
+        """A call on a str, or a list or column of single texts, if the engine makes what is asked for; else None."""
         engine, specials = self._engine, self._specials()
         kept = texts.copy() if isinstance(texts, (list, np.ndarray)) else texts  # arrays and lists may change later
         if returned.tensors is None:
