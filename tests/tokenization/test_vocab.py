@@ -1,13 +1,23 @@
 """Reading and writing vocabularies."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 
+from bert_fast.reference.wordpiece import WordPiece
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.tokenization.vocab import read_vocab, vocab_from_mapping, vocab_to_text, write_atomically
+from bert_fast.tokenization.vocab import (
+    Vocabulary,
+    open_vocab,
+    read_vocab,
+    vocab_from_mapping,
+    vocab_to_text,
+    write_atomically,
+)
 
 from .conftest import VOCABULARIES
+from .native_core import make_native, needs_native
 
 SIZES = dict(zip(VOCABULARIES, (30522, 28996, 21128, 119547), strict=True))
 MINIMAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
@@ -66,6 +76,79 @@ def test_duplicates_are_named_with_their_lines(tmp_path: Path) -> None:
 def test_unreadable_files(content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_vocab(write(tmp_path / "vocab.txt", content))
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-chinese"])
+def test_searching_a_file_finds_what_the_dictionary_has(name: str, shared_data: Path) -> None:
+    path = shared_data / "vocab" / name / "vocab.txt"
+    tokens = read_vocab(path)
+    some = [
+        *tokens[:5],
+        *tokens[100:105],
+        *tokens[-3:],
+        "##",
+        "\u2028",
+        "[MASK",
+        "MASK]",
+        "nothing",
+        "\ud800",
+        "",
+        "a\nb",
+    ]
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    for token in some:
+        assert open_vocab(path).find(token) == ids.get(token), token
+    vocabulary = open_vocab(path)
+    assert [vocabulary.find(token) for token in tokens] == list(range(len(vocabulary)))
+    assert pickle.loads(pickle.dumps(vocabulary)).ids == vocabulary.ids == ids
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_lines_of_every_ending(ending: str, last: bool, tmp_path: Path) -> None:
+    tokens = [*MINIMAL, "", "a a", "\u2028", "b", "é"]
+    content = ending.join(tokens).encode() + ending.encode() * last
+    vocabulary = open_vocab(write(tmp_path / "v.txt", content))
+    assert [vocabulary.find(token) for token in tokens] == list(range(len(tokens)))
+    assert (vocabulary.tokens, len(vocabulary)) == (tokens, len(tokens))
+    assert [vocabulary.find(token) for token in ("a ", " a", "\r", "a\r", "\u2028\r")] == [None] * 5
+    made = Vocabulary(content)
+    tokenizer = BertTokenizer(made)
+    assert tokenizer.encode("a b é") == BertTokenizer(tokens).encode("a b é")
+    assert (len(tokenizer), tokenizer.get_vocab()) == (len(tokens), vocabulary.ids)
+
+
+def test_encoding_makes_no_strings(shared_data: Path) -> None:
+    tokenizer = BertTokenizer(shared_data / "vocab" / "bert-base-uncased" / "vocab.txt")
+    tokenizer(["a b", "c"], padding=True, return_tensors="np")
+    assert (tokenizer.encode("a"), tokenizer.mask_token_id, len(tokenizer)) == ([101, 1037, 102], 103, 30522)
+    assert tokenizer._vocabulary._tokens is None and tokenizer._vocabulary._ids is None
+    assert tokenizer.convert_ids_to_tokens([1037, 103]) == ["a", "[MASK]"]
+
+
+def test_duplicates_are_told_by_the_tokenizer_too(tmp_path: Path) -> None:
+    lines = "\n".join([*MINIMAL, "a"]).encode()
+    for path in (write(tmp_path / "vocab.txt", lines), tmp_path):
+        with pytest.raises(ValueError, match=r"vocab\.txt repeats tokens: 'a' on lines 6 and 8$"):
+            BertTokenizer.from_pretrained(path)
+    write(tmp_path / "vocab.txt", b"a\na\n")  # special tokens are missing as well
+    with pytest.raises(ValueError, match=r"repeats tokens: 'a' on lines 1 and 2$"):
+        BertTokenizer(tmp_path / "vocab.txt")
+
+
+@needs_native
+def test_engines_of_bytes() -> None:
+    lines = [*MINIMAL, "x\u2028y", "é", "\0", ""]
+    for content in ("\n".join(lines), "\r\n".join(lines) + "\r\n"):
+        texts = ["a ab é \0 x", "[MASK]"]
+        assert make_native(content.encode()).encode_lists(texts) == make_native(lines).encode_lists(texts)
+        assert WordPiece(content.encode()).encode_lists(texts) == make_native(lines).encode_lists(texts)
+    with pytest.raises(ValueError, match="vocab: expected UTF-8, got an invalid byte at 6"):
+        make_native(b"[UNK]\n\xff")
+    with pytest.raises(ValueError, match="vocab: expected distinct tokens, got 'a' at positions 1 and 2"):
+        make_native(b"[UNK]\na\r\na")
+    with pytest.raises(ValueError, match="unk_token: expected a token of the vocabulary"):
+        make_native(b"")
 
 
 def test_missing_files(tmp_path: Path) -> None:
