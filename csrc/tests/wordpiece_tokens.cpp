@@ -70,18 +70,6 @@ void test_wide_trie() {  // every byte as an edge of every root, and long chains
   }
 }
 
-void test_word_keys() {
-  const char text[] = "0123456789abcdefgh";
-  for (std::size_t a = 0; a <= wp::WordKey::kMaxBytes; ++a) {
-    char copy[17] = "................";
-    std::copy(text, text + a, copy);
-    CHECK(wp::WordKey::read(text, a) == wp::WordKey::read(copy, a));  // what stands behind the word does not matter
-    for (std::size_t b = 0; b < a; ++b) CHECK(!(wp::WordKey::read(text, a) == wp::WordKey::read(text, b)));
-  }
-  const char zeros[16] = {};
-  CHECK(!(wp::WordKey::read(zeros, 1) == wp::WordKey::read(zeros, 2)));
-}
-
 std::string error_of(const std::vector<std::string>& vocab, const wp::TokenizerOptions& options) {
   try {
     const wp::Tokenizer tokenizer(views(vocab), options);
@@ -241,7 +229,6 @@ int main() {
   test_trie();
   test_empty_trie();
   test_wide_trie();
-  test_word_keys();
   test_bad_vocabularies();
   test_uncased();
   test_other_options();

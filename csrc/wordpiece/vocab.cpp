@@ -1,8 +1,10 @@
 #include "wordpiece/vocab.h"
 
 #include <algorithm>
+#include <deque>
 #include <stdexcept>
 
+#include "wordpiece/unicode.h"
 #include "wordpiece/utf8.h"
 
 namespace bert_fast::wordpiece {
@@ -40,73 +42,52 @@ std::vector<std::uint32_t> sort_tokens(const std::vector<std::string_view>& toke
 
 }  // namespace
 
-// Both lists in ascending order: tokens that share a prefix are sorted as what follows it is.
+// The lists of the trie in ascending order: tokens that share a prefix are sorted as what follows it is.
 struct Vocab::Entries {
   std::vector<Trie::Entry> starting;
   std::vector<Trie::Entry> continuing;
+  std::vector<WordTable::Entry> words;
+  std::deque<std::string> replaced;  // tokens with kNulByte
 
   Entries(const std::vector<std::string_view>& tokens, std::string_view prefix, std::size_t max_word_chars) {
-    const auto add = [&](std::vector<Trie::Entry>& list, std::string_view text, std::uint32_t id) {
-      // Tokens that no word can be long enough for are left out: failure pops grow with the square of a token's length.
-      if (text.empty() || count_code_points(text) > max_word_chars) return;
-      list.push_back({text, static_cast<std::int32_t>(id)});
-    };
     starting.reserve(tokens.size());
-    for (const std::uint32_t id : sort_tokens(tokens)) {
-      add(starting, tokens[id], id);
-      if (tokens[id].substr(0, prefix.size()) == prefix) add(continuing, tokens[id].substr(prefix.size()), id);
+    // A token like "##ing" is no word: its first character stands alone.
+    const bool prefix_splits = !prefix.empty() && static_cast<unsigned char>(prefix[0]) < 0x80 &&
+                               is_punctuation(static_cast<unsigned char>(prefix[0]));
+    const std::vector<std::string_view> spelled = without_nul(tokens);
+    for (const std::uint32_t id : sort_tokens(spelled)) {
+      const std::string_view token = spelled[id];
+      const bool continues = token.substr(0, prefix.size()) == prefix;
+      // Tokens that no word can be long enough for are left out: failure pops grow with the square of a token's length.
+      if (token.empty() || (token.size() > max_word_chars && count_code_points(token) > max_word_chars)) {
+        if (!continues || count_code_points(token.substr(prefix.size())) > max_word_chars) continue;
+      } else {
+        starting.push_back({token, static_cast<std::int32_t>(id)});
+        if (!(continues && prefix_splits && token.size() > 1)) words.push_back({token, id});
+      }
+      if (continues && token.size() > prefix.size()) {
+        continuing.push_back({token.substr(prefix.size()), static_cast<std::int32_t>(id)});
+      }
     }
   }
 
-  std::size_t count_words(std::size_t min_bytes, std::size_t max_bytes) const {
-    const auto fits = [&](const Trie::Entry& e) { return e.text.size() >= min_bytes && e.text.size() <= max_bytes; };
-    return static_cast<std::size_t>(std::count_if(starting.begin(), starting.end(), fits));
+  std::vector<std::string_view> without_nul(std::vector<std::string_view> tokens) {
+    for (std::string_view& token : tokens) {
+      if (token.find('\0') == std::string_view::npos) continue;
+      replaced.emplace_back(token);
+      std::replace(replaced.back().begin(), replaced.back().end(), '\0', kNulByte);
+      token = replaced.back();
+    }
+    return tokens;
   }
 };
-
-template <typename Key>
-WordTable::Slots<Key>::Slots(std::size_t num_words) {
-  int bits = 4;
-  while ((std::size_t{1} << bits) < 2 * num_words) ++bits;
-  slots.resize(std::size_t{1} << bits);
-  shift = 64 - bits;
-  mask = slots.size() - 1;
-}
-
-template <typename Key>
-void WordTable::Slots<Key>::insert(const Key& key, std::int32_t id) {
-  std::size_t i = hash(key) >> shift;
-  while (slots[i].id >= 0) i = (i + 1) & mask;
-  slots[i] = {key, id};
-}
-
-WordTable::WordTable(std::size_t num_small, std::size_t num_large) : small_(num_small), large_(num_large) {}
-
-void WordTable::insert(const WordKey& key, std::int32_t id) {
-  if (is_small(key)) {
-    small_.insert(fold(key), id);
-  } else {
-    large_.insert(key, id);
-  }
-}
 
 Vocab::Vocab(const std::vector<std::string_view>& tokens, std::string_view continuing_prefix,
              std::size_t max_word_chars)
     : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens, continuing_prefix.size()) {}
 
 Vocab::Vocab(Entries&& entries, const std::vector<std::string_view>& tokens, std::size_t prefix_bytes)
-    : words_(entries.count_words(1, WordTable::kSmallBytes),
-             entries.count_words(WordTable::kSmallBytes + 1, WordKey::kMaxBytes)),
-      trie_(entries.starting, entries.continuing),
-      prefix_bytes_(prefix_bytes) {
-  // By id, which is roughly by frequency: common words get the places where the search for them begins.
-  std::sort(entries.starting.begin(), entries.starting.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  for (const Trie::Entry& entry : entries.starting) {
-    if (entry.text.size() > WordKey::kMaxBytes) continue;
-    char bytes[16] = {};
-    std::memcpy(bytes, entry.text.data(), entry.text.size());
-    words_.insert(WordKey::read(bytes, entry.text.size()), entry.id);
-  }
+    : words_(entries.words, tokens.size()), trie_(entries.starting, entries.continuing), prefix_bytes_(prefix_bytes) {
   token_bytes_.reserve(tokens.size());
   for (const std::string_view token : tokens) token_bytes_.push_back(static_cast<std::uint32_t>(token.size()));
 }

@@ -1,11 +1,14 @@
-// From words to tokens: looks words up and writes ids, offsets and word ids to the caller's vectors.
+// From words to tokens: looks words up and writes ids, offsets and word ids to the caller's buffers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 
 #include "wordpiece/buffer.h"
+#include "wordpiece/kernels.h"
+#include "wordpiece/utf8.h"
 #include "wordpiece/vocab.h"
 
 namespace bert_fast::wordpiece {
@@ -17,17 +20,17 @@ struct Tokens {
   Buffer<std::int32_t> word_ids;  // empty unless asked for, else 1 per token
 };
 
-// Where the bytes of a word come from: code point indices of the original text.
-struct ContiguousSources {  // every byte is a code point, and none was removed between them
-  std::uint32_t first;
-  std::uint32_t operator[](std::size_t byte) const { return first + static_cast<std::uint32_t>(byte); }
+// What a look-up of many words needs room for.
+struct FoundWords {
+  Buffer<std::int32_t> ids;
+  Buffer<std::uint32_t> misses;
 };
 
 template <bool kOffsets>
 class WordSink {
  public:
-  WordSink(const Vocab& vocab, std::int32_t unk_id, bool word_ids, Tokens& out)
-      : vocab_(vocab), unk_id_(unk_id), word_ids_(word_ids), out_(out) {}
+  WordSink(const Vocab& vocab, std::int32_t unk_id, std::size_t max_word_chars, bool word_ids, Tokens& out)
+      : vocab_(vocab), unk_id_(unk_id), max_word_chars_(max_word_chars), word_ids_(word_ids), out_(out) {}
 
   // One word that is the token `id` as a whole; sources: of its first and last code point.
   void token(std::int32_t id, std::uint32_t first_source, std::uint32_t last_source) {
@@ -35,32 +38,13 @@ class WordSink {
     if constexpr (kOffsets) push_offsets(first_source, last_source);
     finish_word(1);
   }
-  void unknown(std::uint32_t first_source, std::uint32_t last_source) { token(unk_id_, first_source, last_source); }
 
-  // A word of at most WordKey::kMaxBytes bytes; `word` points at the bytes that the key was made of.
-  template <typename Sources>
-  void short_word(const WordKey& key, std::string_view word, const Sources& sources) {
-    const std::int32_t id = vocab_.find_short_word(key);
-    if (id < 0) {
-      long_word(word, sources);
-    } else if constexpr (kOffsets) {
-      token(id, sources[0], sources[word.size() - 1]);
-    } else {
-      token(id, 0, 0);
-    }
-  }
-
-  // A word of any length. sources[i]: of the code point that byte i belongs to (used with kOffsets only).
-  template <typename Sources>
-  void long_word(std::string_view word, const Sources& sources) {
+  // One word. sources[i]: the code point of the original text that byte i belongs to (used with kOffsets only).
+  void word(std::string_view word, const std::uint32_t* sources) {
     const std::size_t first = out_.ids.size();
-    if (!vocab_.match_word(word, out_.ids)) {
-      if constexpr (kOffsets) {
-        unknown(sources[0], sources[word.size() - 1]);
-      } else {
-        unknown(0, 0);
-      }
-      return;
+    const bool too_long = word.size() > max_word_chars_ && count_code_points(word) > max_word_chars_;
+    if (too_long || !vocab_.match_word(word, out_.ids)) {
+      return token(unk_id_, kOffsets ? sources[0] : 0, kOffsets ? sources[word.size() - 1] : 0);
     }
     if constexpr (kOffsets) {
       std::size_t begin = 0;
@@ -74,7 +58,54 @@ class WordSink {
     finish_word(out_.ids.size() - first);
   }
 
+  // All words whose ends are known. sources: of each byte of spans.text.
+  void words(const Kernels& kernels, const WordSpans& spans, const std::uint32_t* sources, FoundWords& found) {
+    const std::size_t count = spans.num_lasts;
+    found.ids.clear();
+    found.misses.clear();
+    std::int32_t* const ids = found.ids.room(count + kCopied);
+    std::uint32_t* const misses = found.misses.room(count + 1);
+    const std::size_t num_misses = kernels.find(vocab_.words().view(), spans, count, ids, misses);
+    std::size_t next = 0;
+    for (std::size_t k = 0; k < num_misses; ++k) {
+      const std::size_t miss = misses[k];
+      hits(spans, next, miss, ids, sources);
+      const std::uint32_t start = spans.starts[miss];
+      word({spans.text + start, spans.lasts[miss] + 1 - start}, sources + (kOffsets ? start : 0));
+      next = miss + 1;
+    }
+    hits(spans, next, count, ids, sources);
+  }
+
+  std::size_t num_tokens() const { return out_.ids.size(); }
+
  private:
+  static constexpr std::size_t kCopied = 16;  // ids are copied so many at a time, some of them for nothing
+
+  // The words [first, last), each of which is one token.
+  void hits(const WordSpans& spans, std::size_t first, std::size_t last, const std::int32_t* ids,
+            const std::uint32_t* sources) {
+    const std::size_t count = last - first;
+    std::int32_t* const to = out_.ids.room(count + kCopied);
+    for (std::size_t i = 0; i < count; i += kCopied) std::memcpy(to + i, ids + first + i, sizeof(*to) * kCopied);
+    out_.ids.commit(count);
+    if constexpr (kOffsets) {
+      std::int32_t* const offsets = out_.offsets.room(2 * count);
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::uint32_t start = spans.starts[first + i], end = spans.lasts[first + i];
+        offsets[2 * i] = static_cast<std::int32_t>(sources[(start & WordSpans::kLiteral) != 0 ? end : start]);
+        offsets[2 * i + 1] = static_cast<std::int32_t>(sources[end] + 1);
+      }
+      out_.offsets.commit(2 * count);
+    }
+    if (word_ids_) {
+      std::int32_t* const word_ids = out_.word_ids.room(count);
+      for (std::size_t i = 0; i < count; ++i) word_ids[i] = next_word_id_ + static_cast<std::int32_t>(i);
+      out_.word_ids.commit(count);
+      next_word_id_ += static_cast<std::int32_t>(count);
+    }
+  }
+
   void push_offsets(std::uint32_t first_source, std::uint32_t last_source) {
     out_.offsets.push_back(static_cast<std::int32_t>(first_source));
     out_.offsets.push_back(static_cast<std::int32_t>(last_source + 1));
@@ -87,6 +118,7 @@ class WordSink {
 
   const Vocab& vocab_;
   const std::int32_t unk_id_;
+  const std::size_t max_word_chars_;
   const bool word_ids_;
   std::int32_t next_word_id_ = 0;
   Tokens& out_;
