@@ -141,10 +141,12 @@ void test_added_tokens() {
 
 // The table against the stages it was made from, for every code point and several options.
 void test_char_table() {
+  std::vector<wp::CharToken> every_char;  // a token each, whose id is the code point
+  for (char32_t c = 0; c < 0x110000; ++c) every_char.push_back({c, static_cast<std::int32_t>(c)});
   for (const wp::NormalizerOptions& options :
        {wp::NormalizerOptions{}, wp::NormalizerOptions{true, true, false, false},
         wp::NormalizerOptions{false, false, true, false}, wp::NormalizerOptions{true, false, false, true}}) {
-    const wp::CharTable table(options, [](char32_t c) { return static_cast<std::int32_t>(c); });
+    const wp::CharTable table(options, every_char, 7), bare(options, {}, 7);
     for (char32_t c = 0; c < 0x110000; ++c) {
       if (c == 0x32000) c = 0xE0000;  // nothing but unassigned code points in between
       if (c == 0xE2000) c = 0x10F000;
@@ -159,8 +161,11 @@ void test_char_table() {
           got = {c};
           break;
         case wp::CharAction::kSubstitute:
+          got = {entry.value()};
+          break;
         case wp::CharAction::kIsolate:
           got = {entry.value()};
+          CHECK(bare[c] == entry.with_value(7));
           break;
         case wp::CharAction::kRemove:
           break;

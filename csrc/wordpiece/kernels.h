@@ -41,6 +41,7 @@ struct WordSpans {
   std::uint32_t size = 0;  // bytes of text
   std::uint32_t num_starts = 0;
   std::uint32_t num_lasts = 0;
+  std::uint32_t num_literals = 0;
 
   static constexpr std::size_t kSlack = 64;  // readable and writable behind all three arrays
   bool is_open() const { return num_starts != num_lasts; }
@@ -49,8 +50,8 @@ struct WordSpans {
 // A word of at most kMaxBytes bytes, none of them NUL: its bytes, then zeros.
 struct WordKey {
   static constexpr std::size_t kMaxBytes = 16;
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
+  std::uint64_t low;
+  std::uint64_t high;
 };
 
 // Whole words -> ids, by a perfect hash function: a word has one place where it can be (see word_table.h).
@@ -59,26 +60,63 @@ struct WordTableView {
   const std::uint32_t* slots = nullptr;        // ids
   const std::uint32_t* multipliers = nullptr;  // by bucket
   std::uint64_t seed = 0;
-  std::uint32_t bucket_mask = 0;
+  std::uint32_t bucket_shift = 0;
   std::uint32_t slot_shift = 0;
 };
 
-struct Kernels {
-  const char* name;
+// The pieces of the vocabulary; see trie.h.
+struct TrieNode {
+  static constexpr std::uint32_t kNoLabel = 0xFF;
+  std::uint32_t link;  // base << 8 | label
+  std::int32_t id;     // of the token that ends here, or -1
+};
+struct TrieView {
+  static constexpr std::uint32_t kStartRoot = 256;
+  static constexpr std::uint32_t kContinueRoot = 257;
+  const TrieNode* nodes = nullptr;
+};
 
-  // Takes characters of ASCII from text[0, size) as long as their classes are known: copies them, lower-cased if asked
-  // for, to spans.text and enters the words. Returns how many it took. spans has room for `size` bytes and words.
-  std::size_t (*scan)(const AsciiClasses& classes, const char* text, std::size_t size, WordSpans& spans);
+// A word to be split into pieces: text[start .. end).
+struct UnsplitWord {
+  std::uint32_t start;
+  std::uint32_t end;
+};
 
+// The pieces of words: the one that starts with text[p] has the id ids[p] and sizes[p] bytes.
+struct PieceSpans {
+  static constexpr std::int32_t kUnknown = -1;  // at the start of a word: it has no pieces
+
+  std::int32_t* ids = nullptr;
+  std::uint32_t* sizes = nullptr;
+};
+
+struct WordKernels {
   // Looks up the words [0, count): ids[i], and in `misses` the numbers of those that are not there (whose ids mean
   // nothing). Returns how many these are. Both arrays have room for count + 1 values.
   std::size_t (*find)(const WordTableView& table, const WordSpans& spans, std::size_t count, std::int32_t* ids,
                       std::uint32_t* misses);
 
+  // Splits words into pieces, longest match first. Several words go through the trie side by side, a byte of each in
+  // turn, so that the memory accesses of one hide behind those of the others. `text` is readable behind each word.
+  void (*split)(const TrieView& trie, const char* text, const UnsplitWord* words, std::size_t count,
+                const PieceSpans& pieces);
+};
+
+struct Kernels {
+  const char* name;
+  const WordKernels& (*words)();
+
+  // Takes characters of ASCII from text[0, size) as long as their classes are known: copies them, lower-cased if asked
+  // for, to spans.text and enters the words. Returns how many it took. spans has room for `size` bytes and words.
+  std::size_t (*scan)(const AsciiClasses& classes, const char* text, std::size_t size, WordSpans& spans);
+
   // Copies characters of ASCII from the start of `text`, at most `size`; returns how many.
   std::size_t (*narrow16)(const std::uint16_t* text, std::size_t size, char* out);
   std::size_t (*narrow32)(const std::uint32_t* text, std::size_t size, char* out);
 };
+
+const WordKernels& portable_word_kernels();
+const WordKernels& bmi2_word_kernels();  // x86-64 with BMI2 and LZCNT
 
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();    // x86-64 with AVX2 and BMI

@@ -1,7 +1,6 @@
 #include <immintrin.h>
 
 #include "wordpiece/kernels.h"
-#include "wordpiece/word_hash.h"
 
 namespace bert_fast::wordpiece {
 namespace {
@@ -61,21 +60,11 @@ struct Isa {
       }
     }
   }
-
-  static WordKey load_word(const char* p, std::uint32_t size) {
-    alignas(32) static constexpr signed char kKeep[32] = {-1, -1, -1, -1, -1, -1, -1, -1,
-                                                          -1, -1, -1, -1, -1, -1, -1, -1};
-    const std::uint32_t kept = size < 16 ? size : 16;
-    const __m128i mask = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kKeep + 16 - kept));
-    const __m128i word = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), mask);
-    return {static_cast<std::uint64_t>(_mm_cvtsi128_si64(word)),
-            static_cast<std::uint64_t>(_mm_extract_epi64(word, 1))};
-  }
 };
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"avx2", scan, find, narrow16, narrow32};
+constexpr Kernels kKernels = {"avx2", bmi2_word_kernels, scan, narrow16, narrow32};
 
 }  // namespace
 

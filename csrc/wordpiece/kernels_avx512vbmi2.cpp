@@ -1,7 +1,6 @@
 #include <immintrin.h>
 
 #include "wordpiece/kernels.h"
-#include "wordpiece/word_hash.h"
 
 namespace bert_fast::wordpiece {
 namespace {
@@ -47,18 +46,11 @@ struct Isa {
     store(_mm512_extracti32x4_epi32(packed, 2), out + 32);
     store(_mm512_extracti32x4_epi32(packed, 3), out + 48);
   }
-
-  static WordKey load_word(const char* p, std::uint32_t size) {
-    const auto mask = static_cast<__mmask16>(_bzhi_u32(0xFFFF, size));
-    const __m128i word = _mm_maskz_loadu_epi8(mask, p);
-    return {static_cast<std::uint64_t>(_mm_cvtsi128_si64(word)),
-            static_cast<std::uint64_t>(_mm_extract_epi64(word, 1))};
-  }
 };
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"avx512", scan, find, narrow16, narrow32};
+constexpr Kernels kKernels = {"avx512", bmi2_word_kernels, scan, narrow16, narrow32};
 
 }  // namespace
 

@@ -1,9 +1,8 @@
-// The inner loops over the operations of one instruction set: included by the files that define `Isa`, inside their
-// anonymous namespace. Isa has
+// Loops over characters, by the operations of one instruction set: included by the files that define `Isa`, inside
+// their anonymous namespace. Isa has
 //     Block load_block(const char* p), load_block(p, size)  64 bytes; `size` < 64 bytes, then zeros (no more are read)
 //     ClassMasks classify(classes, Block, char* out)             the classes of the bytes; lower-cased bytes to `out`
 //     void positions(mask, base, std::uint32_t* out)        base + i for every bit i; 64 values may be written
-//     WordKey load_word(const char* p, std::uint32_t size)  the first min(size, 16) bytes at p, where 16 are readable
 
 // Takes the bytes of a block in front of the first that has no class; returns how many these are.
 inline std::uint32_t scan_block(const AsciiClasses& classes, const Isa::Block& block, WordSpans& spans,
@@ -44,34 +43,6 @@ std::size_t scan(const AsciiClasses& classes, const char* text, std::size_t size
   }
   result = spans;
   return done;
-}
-
-std::size_t find(const WordTableView& view, const WordSpans& spans, std::size_t count, std::int32_t* ids,
-                 std::uint32_t* misses) {
-  const WordTableView table = view;
-  const char* const text = spans.text;
-  const std::uint32_t* const starts = spans.starts;
-  const std::uint32_t* const lasts = spans.lasts;
-  std::size_t num_misses = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t start = starts[i];
-    if ((start & WordSpans::kLiteral) != 0) {
-      ids[i] = static_cast<std::int32_t>(start & ~WordSpans::kLiteral);
-      continue;
-    }
-    const std::uint32_t size = lasts[i] - start + 1;
-    const WordKey key = Isa::load_word(text + start, size);
-    const std::uint64_t hash = hash_word(key.low, key.high, table.seed);
-    const std::uint32_t slot = slot_of(hash, table.multipliers[bucket_of(hash, table.bucket_mask)], table.slot_shift);
-    const std::uint32_t id = table.slots[slot];
-    const WordKey& found = table.keys[id];
-    ids[i] = static_cast<std::int32_t>(id);
-    misses[num_misses] = static_cast<std::uint32_t>(i);
-    // Arithmetic instead of branches: one word in thirty is a miss, and where is hard to predict.
-    const std::uint64_t differs = (key.low ^ found.low) | (key.high ^ found.high) | ((size - 1) >> 4);
-    num_misses += differs != 0;
-  }
-  return num_misses;
 }
 
 template <typename Unit>

@@ -3,7 +3,6 @@
 #include <arm_neon.h>
 
 #include "wordpiece/kernels.h"
-#include "wordpiece/word_hash.h"
 
 namespace bert_fast::wordpiece {
 namespace {
@@ -54,18 +53,11 @@ struct Isa {
   static void positions(std::uint64_t mask, std::uint32_t base, std::uint32_t* out) {
     for (; mask != 0; mask &= mask - 1) *out++ = base + static_cast<std::uint32_t>(__builtin_ctzll(mask));
   }
-
-  static WordKey load_word(const char* p, std::uint32_t size) {
-    const uint8x16_t iota = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const uint8x16_t keep = vcltq_u8(iota, vdupq_n_u8(static_cast<std::uint8_t>(size < 16 ? size : 16)));
-    const uint64x2_t word = vreinterpretq_u64_u8(vandq_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(p)), keep));
-    return {vgetq_lane_u64(word, 0), vgetq_lane_u64(word, 1)};
-  }
 };
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"neon", scan, find, narrow16, narrow32};
+constexpr Kernels kKernels = {"neon", portable_word_kernels, scan, narrow16, narrow32};
 
 }  // namespace
 

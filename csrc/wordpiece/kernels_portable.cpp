@@ -1,7 +1,6 @@
 #include <cstring>
 
 #include "wordpiece/kernels.h"
-#include "wordpiece/word_hash.h"
 
 namespace bert_fast::wordpiece {
 namespace {
@@ -36,22 +35,11 @@ struct Isa {
   static void positions(std::uint64_t mask, std::uint32_t base, std::uint32_t* out) {
     for (; mask != 0; mask &= mask - 1) *out++ = base + static_cast<std::uint32_t>(__builtin_ctzll(mask));
   }
-
-  static WordKey load_word(const char* p, std::uint32_t size) {
-    WordKey key;
-    std::memcpy(&key.low, p, 8);
-    std::memcpy(&key.high, p + 8, 8);
-    const std::uint32_t low_bits = size < 8 ? 64 - 8 * size : 0;  // to be cleared
-    const std::uint32_t high_bits = size < 8 ? 64 : size < 16 ? 64 - 8 * (size - 8) : 0;
-    key.low &= ~std::uint64_t{0} >> low_bits;
-    key.high &= high_bits == 64 ? 0 : ~std::uint64_t{0} >> high_bits;
-    return key;
-  }
 };
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"portable", scan, find, narrow16, narrow32};
+constexpr Kernels kKernels = {"portable", portable_word_kernels, scan, narrow16, narrow32};
 
 }  // namespace
 

@@ -67,7 +67,7 @@ class TextEncoder {
     end_ = text + size;
     source_ = first_source;
     while (p_ < end_) {
-      if (room() < kStep) {
+      if (room() < 2 * kStep) {
         look_up();
         if (sink_.num_tokens() >= max_tokens) return;
       }
@@ -79,13 +79,13 @@ class TextEncoder {
   }
 
  private:
-  static constexpr std::size_t kStep = 64;  // bytes that one step of the loop may add
+  static constexpr std::size_t kStep = 64;  // bytes: more than a character adds
 
   std::size_t room() const { return area_.capacity - spans_.size; }
 
   // Takes ASCII as far as its classes are known; false if the next character is none of it and needs a closer look.
   bool read_ascii() {
-    const std::size_t size = std::min(static_cast<std::size_t>(end_ - p_), room());
+    const std::size_t size = std::min(static_cast<std::size_t>(end_ - p_), room() - kStep);
     const std::uint32_t before = spans_.size;
     std::size_t taken, given = size;
     if constexpr (Units::kIsBytes) {
@@ -209,6 +209,7 @@ class TextEncoder {
   // A word of its own, which is the token `id`. One byte of text stands for it, so that it has a source.
   void isolate(std::uint32_t id, std::uint32_t source) {
     close_word();
+    ++spans_.num_literals;
     spans_.starts[spans_.num_starts++] = id | WordSpans::kLiteral;
     spans_.lasts[spans_.num_lasts++] = spans_.size;
     if constexpr (kOffsets) area_.sources[spans_.size] = source;
@@ -218,6 +219,7 @@ class TextEncoder {
   // Looks up all words that are closed and makes room for what follows; an open word moves to the front.
   void look_up() {
     sink_.words(rules_.kernels, spans_, area_.sources.data(), area_.found);
+    spans_.num_literals = 0;
     if (!spans_.is_open()) {
       spans_.size = spans_.num_starts = spans_.num_lasts = 0;
       return;

@@ -45,6 +45,17 @@ std::vector<AddedToken> normalized_ones(const TokenizerOptions& options) {
   return normalized;
 }
 
+std::vector<CharToken> char_tokens(const std::vector<std::string_view>& vocab, std::size_t max_word_chars) {
+  std::vector<CharToken> tokens;
+  for (std::size_t id = 0; id < vocab.size() && max_word_chars > 0; ++id) {
+    const std::string_view token = vocab[id];
+    if (token.empty() || token.size() != utf8_length(static_cast<unsigned char>(token[0]))) continue;
+    const char* p = token.data();
+    tokens.push_back({decode_utf8(p), static_cast<std::int32_t>(id)});
+  }
+  return tokens;
+}
+
 AsciiClasses ascii_classes(const CharTable& chars) {
   AsciiClasses classes;
   for (unsigned char c = 1; c < 0x80; ++c) {  // not NUL, see AsciiClasses
@@ -93,12 +104,7 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOption
     : options_(std::move(options)),
       unk_id_(find_unk(vocab, options_)),
       vocab_(vocab, options_.continuing_prefix, options_.max_word_chars),
-      chars_(options_.normalizer,
-             [this](char32_t c) {
-               char bytes[4];
-               const std::int32_t id = vocab_.words().find({bytes, encode_utf8(c, bytes)});
-               return id >= 0 ? id : unk_id_;
-             }),
+      chars_(options_.normalizer, char_tokens(vocab, options_.max_word_chars), unk_id_),
       ascii_(ascii_classes(chars_)),
       raw_tokens_(raw_ones(options_.added_tokens)),
       normalized_tokens_(normalized_ones(options_)) {
@@ -253,6 +259,7 @@ template <bool kOffsets>
 void Tokenizer::encode_normalized(const NormalizedText& text, WordSink<kOffsets>& sink) const {
   std::string word;
   std::vector<std::uint32_t> sources;
+  FoundWords found;
   split_words(text.chars, 0, text.size(), [&](std::size_t start, std::size_t stop) {
     word.clear();
     sources.clear();
@@ -261,7 +268,7 @@ void Tokenizer::encode_normalized(const NormalizedText& text, WordSink<kOffsets>
       if (text.chars[i] == 0) word.back() = kNulByte;
       sources.resize(word.size(), text.sources[i]);
     }
-    sink.word(word, sources.data());
+    sink.word(kernels(), word, sources.data(), found);
   });
 }
 

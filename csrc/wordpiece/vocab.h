@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "wordpiece/kernels.h"
 #include "wordpiece/trie.h"
 #include "wordpiece/word_table.h"
 
@@ -24,24 +25,21 @@ class Vocab {
   // The id of a token by its own spelling, or -1. Slow: a scan.
   static std::int32_t find_token(const std::vector<std::string_view>& tokens, std::string_view token);
 
-  // Words that are one token. In words NUL is kNulByte.
+  // Words of at most WordKey::kMaxBytes bytes that are one token.
   const WordTable& words() const { return words_; }
 
-  // Appends the pieces of a word, longest match first; false (and nothing appended) if it has none.
-  bool match_word(std::string_view word, Buffer<std::int32_t>& ids) const { return trie_.match_word(word, ids); }
-
-  // How many bytes of a word the token takes as its first piece, and as a further one.
-  std::size_t first_piece_bytes(std::int32_t id) const { return token_bytes_[static_cast<std::size_t>(id)]; }
-  std::size_t next_piece_bytes(std::int32_t id) const { return first_piece_bytes(id) - prefix_bytes_; }
+  // Finds the pieces of words, longest match first (Wu et al. 2016, arXiv:1609.08144). NUL is kNulByte in words.
+  void split(const Kernels& kernels, const char* text, const UnsplitWord* words, std::size_t count,
+             const PieceSpans& pieces) const {
+    kernels.words().split(trie_.view(), text, words, count, pieces);
+  }
 
  private:
   struct Entries;
-  Vocab(Entries&& entries, const std::vector<std::string_view>& tokens, std::size_t prefix_bytes);
+  Vocab(Entries&& entries, std::size_t num_tokens);
 
   WordTable words_;
   Trie trie_;
-  std::vector<std::uint32_t> token_bytes_;
-  std::size_t prefix_bytes_;
 };
 
 }  // namespace bert_fast::wordpiece

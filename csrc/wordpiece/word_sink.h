@@ -24,6 +24,16 @@ struct Tokens {
 struct FoundWords {
   Buffer<std::int32_t> ids;
   Buffer<std::uint32_t> misses;
+  Buffer<UnsplitWord> unsplit;
+  Buffer<std::int32_t> piece_ids;  // by place in the text
+  Buffer<std::uint32_t> piece_sizes;
+
+  // For texts and numbers of words up to `size`.
+  PieceSpans pieces(std::size_t size) {
+    piece_ids.reserve(size);
+    piece_sizes.reserve(size);
+    return {piece_ids.data(), piece_sizes.data()};
+  }
 };
 
 template <bool kOffsets>
@@ -39,39 +49,44 @@ class WordSink {
     finish_word(1);
   }
 
-  // One word. sources[i]: the code point of the original text that byte i belongs to (used with kOffsets only).
-  void word(std::string_view word, const std::uint32_t* sources) {
-    const std::size_t first = out_.ids.size();
-    const bool too_long = word.size() > max_word_chars_ && count_code_points(word) > max_word_chars_;
-    if (too_long || !vocab_.match_word(word, out_.ids)) {
-      return token(unk_id_, kOffsets ? sources[0] : 0, kOffsets ? sources[word.size() - 1] : 0);
-    }
-    if constexpr (kOffsets) {
-      std::size_t begin = 0;
-      for (std::size_t i = first; i < out_.ids.size(); ++i) {
-        const std::int32_t id = out_.ids[i];
-        const std::size_t end = begin + (i == first ? vocab_.first_piece_bytes(id) : vocab_.next_piece_bytes(id));
-        push_offsets(sources[begin], sources[end - 1]);
-        begin = end;
-      }
-    }
-    finish_word(out_.ids.size() - first);
+  // One word; a byte behind it is readable. sources[i]: the code point of the original text that byte i belongs to
+  // (used with kOffsets only).
+  void word(const Kernels& kernels, std::string_view word, const std::uint32_t* sources, FoundWords& found) {
+    const PieceSpans pieces = found.pieces(word.size() + 1);
+    const UnsplitWord unsplit = {0, static_cast<std::uint32_t>(word.size())};
+    pieces.ids[0] = PieceSpans::kUnknown;
+    if (!is_too_long(word)) vocab_.split(kernels, word.data(), &unsplit, 1, pieces);
+    split_word(unsplit.start, unsplit.end, pieces, sources);
   }
 
   // All words whose ends are known. sources: of each byte of spans.text.
   void words(const Kernels& kernels, const WordSpans& spans, const std::uint32_t* sources, FoundWords& found) {
     const std::size_t count = spans.num_lasts;
-    found.ids.clear();
-    found.misses.clear();
-    std::int32_t* const ids = found.ids.room(count + kCopied);
-    std::uint32_t* const misses = found.misses.room(count + 1);
-    const std::size_t num_misses = kernels.find(vocab_.words().view(), spans, count, ids, misses);
+    found.ids.reserve(count + kCopied);
+    found.misses.reserve(count + 1);
+    const std::int32_t* const ids = found.ids.data();
+    const std::uint32_t* const misses = found.misses.data();
+    const std::size_t num_misses =
+        kernels.words().find(vocab_.words().view(), spans, count, found.ids.data(), found.misses.data());
+
+    found.unsplit.reserve(num_misses + 1);
+    const PieceSpans pieces = found.pieces(spans.size + 1);
+    std::size_t num_unsplit = 0;
+    for (std::size_t k = 0; k < num_misses; ++k) {
+      const std::uint32_t start = spans.starts[misses[k]], end = spans.lasts[misses[k]] + 1;
+      found.unsplit.data()[num_unsplit] = {start, end};
+      const bool too_long = is_too_long({spans.text + start, end - start});
+      if (too_long) pieces.ids[start] = PieceSpans::kUnknown;
+      num_unsplit += !too_long;
+    }
+    vocab_.split(kernels, spans.text, found.unsplit.data(), num_unsplit, pieces);
+
     std::size_t next = 0;
     for (std::size_t k = 0; k < num_misses; ++k) {
       const std::size_t miss = misses[k];
       hits(spans, next, miss, ids, sources);
-      const std::uint32_t start = spans.starts[miss];
-      word({spans.text + start, spans.lasts[miss] + 1 - start}, sources + (kOffsets ? start : 0));
+      const std::uint32_t start = spans.starts[miss], end = spans.lasts[miss] + 1;
+      split_word(start, end, pieces, sources);
       next = miss + 1;
     }
     hits(spans, next, count, ids, sources);
@@ -81,6 +96,26 @@ class WordSink {
 
  private:
   static constexpr std::size_t kCopied = 16;  // ids are copied so many at a time, some of them for nothing
+
+  bool is_too_long(std::string_view word) const {
+    return word.size() > max_word_chars_ && count_code_points(word) > max_word_chars_;
+  }
+
+  // The word text[start .. end), whose pieces are known.
+  void split_word(std::uint32_t start, std::uint32_t end, const PieceSpans& pieces, const std::uint32_t* sources) {
+    if (pieces.ids[start] == PieceSpans::kUnknown) {
+      return token(unk_id_, kOffsets ? sources[start] : 0, kOffsets ? sources[end - 1] : 0);
+    }
+    const std::size_t before = out_.ids.size();
+    std::int32_t* const ids = out_.ids.room(end - start);
+    std::size_t count = 0;
+    for (std::uint32_t p = start; p < end; p += pieces.sizes[p]) {
+      ids[count++] = pieces.ids[p];
+      if constexpr (kOffsets) push_offsets(sources[p], sources[p + pieces.sizes[p] - 1]);
+    }
+    out_.ids.commit(count);
+    finish_word(out_.ids.size() - before);
+  }
 
   // The words [first, last), each of which is one token.
   void hits(const WordSpans& spans, std::size_t first, std::size_t last, const std::int32_t* ids,

@@ -11,17 +11,12 @@ namespace {
 
 constexpr WordKey kNoWord = {~std::uint64_t{0}, ~std::uint64_t{0}};  // no UTF-8 has bytes of 255
 
-bool is_key(std::string_view text) {
-  return !text.empty() && text.size() <= WordKey::kMaxBytes && text.find('\0') == std::string_view::npos;
-}
+bool same(const WordKey& a, const WordKey& b) { return ((a.low ^ b.low) | (a.high ^ b.high)) == 0; }
 
 WordKey make_key(std::string_view text) {
   char bytes[WordKey::kMaxBytes] = {};
   std::memcpy(bytes, text.data(), text.size());
-  WordKey key;
-  std::memcpy(&key.low, bytes, 8);
-  std::memcpy(&key.high, bytes + 8, 8);
-  return key;
+  return load_word(bytes, text.size());
 }
 
 }  // namespace
@@ -30,22 +25,21 @@ WordTable::WordTable(const std::vector<Entry>& entries, std::size_t num_ids) : k
   std::vector<Word> words;
   words.reserve(entries.size());
   for (const Entry& entry : entries) {
-    if (!is_key(entry.text)) continue;
     keys_[entry.id] = make_key(entry.text);
     words.push_back({0, entry.id});
   }
   // At most three quarters of the slots are taken; four words a bucket, so that few trials suffice.
   std::uint32_t slot_bits = 4, bucket_bits = 2;
-  while ((words.size() * 4) > (std::size_t{3} << slot_bits)) ++slot_bits;
-  while ((std::size_t{4} << bucket_bits) < words.size()) ++bucket_bits;
-  slot_shift_ = 32 - slot_bits;
-  bucket_mask_ = (1U << bucket_bits) - 1;
+  while (words.size() * 4 > std::size_t{3} << slot_bits) ++slot_bits;
+  while (std::size_t{4} << bucket_bits < words.size()) ++bucket_bits;
+  slot_shift_ = 64 - slot_bits;
+  bucket_shift_ = 64 - bucket_bits;
   slots_.resize(std::size_t{1} << slot_bits);
   multipliers_.resize(std::size_t{1} << bucket_bits);
-  // A seed fails if two words have the same hash, which for any vocabulary most seeds keep apart.
+  // A seed fails where it sends two words to the same place whatever the multiplier: few do, for any vocabulary.
   for (int tries = 0; tries < 64; ++tries) {
-    seed_ = seed_ * 0xD6E8FEB86659FD93ULL + 0xA0761D6478BD642FULL;
-    for (Word& word : words) word.hash = hash_word(keys_[word.id].low, keys_[word.id].high, seed_);
+    seed_ = (seed_ * 0xD6E8FEB86659FD93ULL + 0xA0761D6478BD642FULL) | 1;
+    for (Word& word : words) word.hash = hash_word(keys_[word.id], seed_);
     if (place(words, num_ids)) return;
   }
   throw std::invalid_argument("vocab: no hash function separates its words");
@@ -54,20 +48,18 @@ WordTable::WordTable(const std::vector<Entry>& entries, std::size_t num_ids) : k
 bool WordTable::place(const std::vector<Word>& words, std::size_t num_ids) {
   // Words in the order of their buckets, by counting; then the buckets, the fullest first.
   const std::size_t num_buckets = multipliers_.size();
+  const auto bucket_of = [&](const Word& word) { return word.hash >> bucket_shift_; };
   std::vector<std::uint32_t> firsts(num_buckets + 1, 0);
-  for (const Word& word : words) ++firsts[bucket_of(word.hash, bucket_mask_) + 1];
-  std::uint32_t fullest = 0;
+  for (const Word& word : words) ++firsts[bucket_of(word) + 1];
+  const std::uint32_t fullest = *std::max_element(firsts.begin(), firsts.end());
+  std::vector<std::vector<std::uint32_t>> by_size(fullest + 1);
   for (std::size_t b = 0; b < num_buckets; ++b) {
-    fullest = std::max(fullest, firsts[b + 1]);
+    by_size[firsts[b + 1]].push_back(static_cast<std::uint32_t>(b));
     firsts[b + 1] += firsts[b];
   }
   std::vector<Word> sorted(words.size());
   std::vector<std::uint32_t> next(firsts.begin(), firsts.end() - 1);
-  for (const Word& word : words) sorted[next[bucket_of(word.hash, bucket_mask_)]++] = word;
-  std::vector<std::vector<std::uint32_t>> by_size(fullest + 1);
-  for (std::size_t b = 0; b < num_buckets; ++b) {
-    by_size[firsts[b + 1] - firsts[b]].push_back(static_cast<std::uint32_t>(b));
-  }
+  for (const Word& word : words) sorted[next[bucket_of(word)]++] = word;
 
   const auto empty = static_cast<std::uint32_t>(num_ids);  // the key that no word has
   std::fill(slots_.begin(), slots_.end(), empty);
@@ -96,12 +88,9 @@ bool WordTable::place(const std::vector<Word>& words, std::size_t num_ids) {
   return true;
 }
 
-std::int32_t WordTable::find(std::string_view word) const {
-  if (!is_key(word)) return -1;
-  const WordKey key = make_key(word);
-  const std::uint64_t hash = hash_word(key.low, key.high, seed_);
-  const std::uint32_t id = slots_[slot_of(hash, multipliers_[bucket_of(hash, bucket_mask_)], slot_shift_)];
-  return keys_[id].low == key.low && keys_[id].high == key.high ? static_cast<std::int32_t>(id) : -1;
+std::int32_t WordTable::find(const WordKey& word) const {
+  const std::uint32_t id = slots_[find_slot(view(), word)];
+  return same(keys_[id], word) ? static_cast<std::int32_t>(id) : -1;
 }
 
 }  // namespace bert_fast::wordpiece

@@ -1,5 +1,5 @@
-// Whole words -> ids, by a perfect hash function: every word of the vocabulary has one slot and no two share one, so a
-// look-up is straight-line code and a miss costs as much as a hit.
+// Short words -> ids, by a perfect hash function: every word has one slot and no two share one, so a look-up is
+// straight-line code and a miss costs as much as a hit.
 //
 // A word's hash names its bucket; each bucket has a multiplier, found by trial when the table is built, that sends its
 // words to free slots ("hash, displace": Fox et al. 1992; Belazzougui et al. 2009). 96 % of the words of English prose
@@ -18,18 +18,18 @@ namespace bert_fast::wordpiece {
 class WordTable {
  public:
   struct Entry {
-    std::string_view text;  // valid UTF-8
+    std::string_view text;  // 1 to WordKey::kMaxBytes bytes of UTF-8, none of them NUL
     std::uint32_t id;       // smaller than num_ids
   };
 
-  // Takes the words of 1 to WordKey::kMaxBytes bytes without NUL and leaves the others out. Words are distinct.
+  // Entries are distinct.
   WordTable(const std::vector<Entry>& entries, std::size_t num_ids);
 
   // The id of a word, or -1.
-  std::int32_t find(std::string_view word) const;
+  std::int32_t find(const WordKey& word) const;
 
   WordTableView view() const {
-    return {keys_.data(), slots_.data(), multipliers_.data(), seed_, bucket_mask_, slot_shift_};
+    return {keys_.data(), slots_.data(), multipliers_.data(), seed_, bucket_shift_, slot_shift_};
   }
 
  private:
@@ -43,7 +43,7 @@ class WordTable {
   std::vector<std::uint32_t> slots_;
   std::vector<std::uint32_t> multipliers_;
   std::uint64_t seed_ = 0;
-  std::uint32_t bucket_mask_ = 0;
+  std::uint32_t bucket_shift_ = 0;
   std::uint32_t slot_shift_ = 0;
 };
 
