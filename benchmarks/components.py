@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.calls import one_token
 from benchmarks.measure import interleaved
-from benchmarks.tokenizers import tokenizer_documents, tokenizer_lines
 
 __all__ = ["COMPONENTS"]
 
@@ -115,8 +114,6 @@ def import_time(rounds: int) -> dict[str, object]:
 
 
 COMPONENTS: dict[str, Callable[[int], dict[str, object]]] = {
-    "component/tokenizer/documents": tokenizer_documents,
-    "component/tokenizer/lines": tokenizer_lines,
     "component/attention": attention,
     "component/dropout": dropout,
     "component/linear": gemm,

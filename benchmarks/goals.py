@@ -1,4 +1,4 @@
-"""What training steps and matrix products are meant to reach, beside what is stored: met, missed, or owed.
+"""What training steps, matrix products and the tokenizer are meant to reach, beside what is stored.
 
     python -m benchmarks.goals [--results FOLDER]
 
@@ -8,56 +8,21 @@ ratio of times is taken from rounds in turn of one run; forward and backward cou
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gemm_table
+from benchmarks.goal import Figure, Figures, Goal, Line
 from benchmarks.record import RESULTS, read_lines
+from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 
-__all__ = ["GOALS", "Figure", "Goal", "report"]
+__all__ = ["GOALS", "report"]
 
-Line = dict[str, Any]
-Figures = Callable[[Sequence["Line"]], Iterable["Figure"]]
 TOKENS = (4096, 16384, 32768)
 WIDTHS = ((768, 3072), (1024, 4096))  # hidden, intermediate
 VOCAB_SIZE, CHUNK = 30522, 2048  # about as many rows of logits as are made at once
 CPU_FAMILIES = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure that a goal is about; value: None where nothing is stored."""
-
-    what: str
-    value: float | None
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A bound and the figures that must keep to it.
-
-    device: "gpu" (each GPU that has results) or "cpu". figures: from the lines of one machine; all that are wanted,
-    measured or not.
-    """
-
-    title: str
-    bound: float
-    figures: Figures
-    device: str = "gpu"
-    is_upper: bool = False
-    unit: str = "x"
-
-    def is_met(self, value: float) -> bool:
-        """Whether a figure keeps to the bound."""
-        return value <= self.bound if self.is_upper else value >= self.bound
-
-    def shown(self, value: float) -> str:
-        """A figure in the goal's unit."""
-        if self.unit in ("%", "x"):
-            return f"{value:.0%}" if self.unit == "%" else f"{value:.2f}x"
-        return f"{value:,.0f}{self.unit}"
 
 
 def library_rate(lines: Sequence[Line]) -> Iterator[Figure]:
@@ -186,6 +151,7 @@ GOALS = (
     Goal("linear_cross_entropy over Liger's", 1.1, speedup("linear_cross_entropy", "liger", "labelled")),
     Goal("CPU: the torch back-end over stock PyTorch", 1.0, on_the_cpu, "cpu"),
     Goal("what a layer keeps for backward, of the eager layer", 0.35, saved_share, "cpu", is_upper=True, unit="%"),
+    *TOKENIZER_GOALS,
 )
 
 

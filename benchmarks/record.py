@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "ROOT", "Recorder", "cpu_environment", "gpu_environment", "read_lines", "slug"]
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "Recorder",
+    "cpu_environment",
+    "gpu_environment",
+    "host_environment",
+    "read_lines",
+    "slug",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -66,15 +75,21 @@ def cpu_environment() -> dict[str, Any]:
     import torch
     import transformers
 
+    return host_environment() | {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def host_environment() -> dict[str, Any]:
+    """What every figure taken on a CPU depends on."""
     commit, _ = _commit()
     return {
         "time": _now(),
         "commit": commit and commit[:7],
         "processor": _processor(),
-        "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
     }
 
 

@@ -1,4 +1,4 @@
-"""THE list of benchmark cases: whole models, declared here, and kernels, declared by their families.
+"""THE list of benchmark cases: whole models, declared here, kernels, declared by their families, and tokenizers.
 
 Importing this module imports no torch; `kernel_cases` does.
 """
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
+
 if TYPE_CHECKING:
     from benchmarks.case import KernelCase
 
-__all__ = ["CASES", "FUSED_CASES", "SHAPES", "Case", "ModelShape", "family_names", "kernel_cases"]
+__all__ = ["CASES", "FUSED_CASES", "SHAPES", "TOKENIZER_CASES", "Case", "ModelShape", "family_names", "kernel_cases"]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@
     python -m benchmarks.run --only minilm        cases whose name contains a text
     python -m benchmarks.run --list
 
-Without a GPU these are whole models, single components and the kernel families' CPU shapes. With one they are the
-kernel cases at full BERT shapes: `make gpu` does the same and more, within a budget.
+Without a GPU these are whole models, single components, the tokenizer (`benchmarks/tokenizers`) and the kernel
+families' CPU shapes. With one they are the kernel cases at full BERT shapes: `make gpu` does the same and more, within
+a budget.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from benchmarks.kernels import PROVIDERS, ROUNDS, Ceilings, check_case, time_cas
 from benchmarks.models import run_case, saved_bytes_per_layer
 from benchmarks.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
 from benchmarks.registry import CASES, FUSED_CASES, kernel_cases
+from benchmarks.tokenizers.environment import tokenizer_environment
+from benchmarks.tokenizers.jobs import tokenizer_jobs
 
 Job = Callable[[], Iterable[dict[str, Any]]]
 
@@ -47,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         recorder = Recorder(RESULTS / f"{slug(shared['gpu'])}.jsonl", shared)
     else:
         recorder = Recorder(RESULTS / "cpu.jsonl", cpu_environment())
+    of_tokenizers = Recorder(RESULTS / "tokenizers.jsonl", tokenizer_environment())
     wrong = 0
     for name, job in jobs.items():
         for result in job():
@@ -54,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
             wrong += result.get("ok") is False
             if not options.dry_run:
-                recorder.write(**({"kind": "cpu"} | result))
+                target = of_tokenizers if name.startswith("tokenizer/") else recorder
+                target.write(**({"kind": "cpu"} | result))
     return 1 if wrong else 0
 
 
@@ -79,6 +84,7 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     }
     jobs |= {"saved_bytes_per_layer": lambda: [saved_bytes_per_layer()]}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in COMPONENTS.items()}
+    jobs |= tokenizer_jobs()
     return jobs | {
         case.name: (lambda case=case: check_and_time(case, device, ("bert_fast", "eager"), rounds * 5))
         for case in kernel_cases("cpu")

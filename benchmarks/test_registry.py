@@ -16,7 +16,10 @@ import torch
 
 from benchmarks import models
 from benchmarks.case import KernelCase
-from benchmarks.registry import CASES, Case, kernel_cases
+from benchmarks.registry import CASES, TOKENIZER_CASES, Case, kernel_cases
+from benchmarks.tokenizers import contestants
+from benchmarks.tokenizers.cases import TokenizerCase
+from benchmarks.tokenizers.corpora import CORPORA
 
 HAS_GPU = torch.cuda.is_available()
 ROUNDS = 20 if HAS_GPU else 5
@@ -74,3 +77,18 @@ def test_model(case: Case, benchmark: Any) -> None:
 
     benchmark.extra_info.update(real_tokens=sum(lengths), fill=round(sum(lengths) / batch["input_ids"].numel(), 4))
     benchmark.pedantic(run, rounds=ROUNDS, warmup_rounds=1)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in TOKENIZER_CASES])
+def test_tokenizer(case: TokenizerCase, benchmark: Any) -> None:
+    """bert_fast's side of a tokenizer case: one batch, or its texts one by one."""
+    corpus = CORPORA[case.corpus]
+    try:
+        texts = corpus.read()[: case.batch_size]
+    except FileNotFoundError as error:
+        pytest.skip(f"the texts are not there: {error.filename}")
+    run = contestants.load("bert_fast", corpus.vocabulary)[case.entrants[0].form]
+    benchmark.extra_info.update(bytes=sum(len(text.encode()) for text in texts))
+    benchmark.pedantic(
+        (lambda: [run(text) for text in texts]) if case.form == "one" else lambda: run(texts), rounds=ROUNDS
+    )

@@ -20,7 +20,7 @@ from bert_fast.models import (
     BertPreTrainedModel,
 )
 from bert_fast.ops import repad, unpad
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import BertTokenizer, RaggedBatch
 
 __all__ = [
     "BackendError",
@@ -38,6 +38,7 @@ __all__ = [
     "BertTokenizer",
     "CheckpointError",
     "PackedCollator",
+    "RaggedBatch",
     "__version__",
     "explain",
     "fuse",

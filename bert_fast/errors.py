@@ -3,7 +3,7 @@
 Bad arguments raise the built-in `TypeError` and `ValueError`; these classes name what the built-in ones cannot.
 """
 
-__all__ = ["BackendError", "CheckpointError"]
+__all__ = ["BackendError", "CheckpointError", "SourceError", "StoreError"]
 
 
 class BackendError(RuntimeError):
@@ -12,3 +12,11 @@ class BackendError(RuntimeError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, truncated or does not fit the model; the message names the file and the keys."""
+
+
+class SourceError(ValueError):
+    """A text cannot be read as asked for; the message names the file and the byte, line or row."""
+
+
+class StoreError(RuntimeError):
+    """A token store is missing, incomplete or damaged, or was made in another way; the message names the directory."""

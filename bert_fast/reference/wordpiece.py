@@ -24,10 +24,12 @@ definition of longest-match-first.
 import bisect
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from bert_fast.reference import _unicode_tables as tables
+from bert_fast.reference.wordpiece_rows import WordPieceRows, text_list
 
 __all__ = ["WordPiece"]
 
@@ -35,11 +37,11 @@ AddedToken = tuple[str, int, bool, bool, bool, bool]  # content, id, single_word
 Word = tuple[str, int | None, int, int]  # text, id if it is known already, start and stop in the string it was cut from
 
 
-class WordPiece:
+class WordPiece(WordPieceRows):
     """Splits texts into WordPiece ids, as Hugging Face's fast BERT tokenizer does; adds no [CLS] or [SEP].
 
     Args:
-        vocab: token strings, the position is the id; no duplicates.
+        vocab: token strings, the position is the id; no duplicates. Or the content of a vocab.txt: UTF-8, one a line.
         unk_token: stands for a word that cannot be composed of the vocabulary; must be in it.
         lowercase: lower-case the text (one character at a time: no final sigma).
         strip_accents: decompose (NFD) and drop non-spacing marks; None means "if lowercase".
@@ -57,7 +59,7 @@ class WordPiece:
 
     def __init__(
         self,
-        vocab: Sequence[str],
+        vocab: Sequence[str] | bytes,
         *,
         unk_token: str = "[UNK]",
         lowercase: bool = True,
@@ -69,6 +71,8 @@ class WordPiece:
         added_tokens: Sequence[AddedToken] = (),
         never_split: Sequence[str] = (),
     ) -> None:
+        if isinstance(vocab, bytes):
+            vocab = [line.removesuffix("\r") for line in vocab.decode().removesuffix("\n").split("\n")]
         self._ids = {token: position for position, token in enumerate(vocab)}
         if len(self._ids) != len(vocab):
             raise ValueError("vocab: tokens must be distinct")
@@ -92,40 +96,57 @@ class WordPiece:
         self._normalized_tokens = _TokenFinder(normalized)
 
     def encode(
-        self, texts: Sequence[str | bytes], *, offsets: bool = False, word_ids: bool = False, num_threads: int = 0
+        self,
+        texts: Any,
+        *,
+        offsets: bool = False,
+        word_ids: bool = False,
+        num_threads: int = 0,
+        dtype: str = "int32",
+        around: tuple[int, int] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Ids of all texts, one after the other, with the boundaries between texts.
 
         Args:
-            texts: n strings, or UTF-8 bytes.
+            texts: n texts: a sequence of str or UTF-8 bytes; a NumPy array [n] of dtype U, S, object or StringDType; an
+                Arrow column of strings or binary values; or (buffer, boundaries): UTF-8 bytes and int64 [n + 1], text i
+                is buffer[boundaries[i]:boundaries[i + 1]].
             offsets: also return where each token comes from.
             word_ids: also return which word of its text each token belongs to.
-            num_threads: ignored; the C++ core uses it.
+            num_threads: ignored; the C++ core uses it (0: as many as the texts are worth).
+            dtype: of the ids, "int32" or "int64".
+            around: ids (cls, sep) of tokens put before and behind each text, with offsets (0, 0) and word id -1.
+            max_tokens: of each text, those around it not counted; the others are left out.
 
         Returns:
-            ids (int32 [N]); cu_seqlens (int64 [n + 1]), text i has ids[cu_seqlens[i]:cu_seqlens[i + 1]];
+            ids ([N]); cu_seqlens (int64 [n + 1]), text i has ids[cu_seqlens[i]:cu_seqlens[i + 1]];
             offsets (int32 [N, 2] or None), start and stop in code points of the original string;
             word_ids (int32 [N] or None).
 
         Raises:
             TypeError: a text is neither str nor bytes.
+            ValueError: an array, a buffer or boundaries of another form.
         """
-        ids: list[int] = []
-        spans: list[tuple[int, int]] = []
-        words: list[int] = []
+        if dtype not in ("int32", "int64"):
+            raise ValueError(f"dtype: expected 'int32' or 'int64', got {dtype!r}")
+        tokens: list[tuple[int, int, int, int]] = []  # id, start, stop, word
         boundaries = [0]
-        for index, text in enumerate(texts):
-            for word_index, tokens in enumerate(self._words_of(_to_str(text, index))):
-                for token_id, start, stop in tokens:
-                    ids.append(token_id)
-                    spans.append((start, stop))
-                    words.append(word_index)
-            boundaries.append(len(ids))
+        for index, text in enumerate(text_list(texts)):
+            found = [
+                (token_id, start, stop, word)
+                for word, pieces in enumerate(self._words_of(_to_str(text, index)))
+                for token_id, start, stop in pieces
+            ]
+            found = found if max_tokens is None else found[:max_tokens]
+            tokens += found if around is None else [(around[0], 0, 0, -1), *found, (around[1], 0, 0, -1)]
+            boundaries.append(len(tokens))
+        columns = np.array(tokens, dtype=np.int64).reshape(-1, 4)
         return (
-            np.array(ids, dtype=np.int32),
+            columns[:, 0].astype(dtype),
             np.array(boundaries, dtype=np.int64),
-            np.array(spans, dtype=np.int32).reshape(-1, 2) if offsets else None,
-            np.array(words, dtype=np.int32) if word_ids else None,
+            columns[:, 1:3].astype(np.int32) if offsets else None,
+            columns[:, 3].astype(np.int32) if word_ids else None,
         )
 
     def normalize(self, text: str) -> str:

@@ -3,6 +3,16 @@
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.encoding import BatchEncoding, CharSpan, Encoding, TokenSpan
 from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.tokenization.ragged import RaggedBatch
 from bert_fast.tokenization.tokenizer import BertTokenizer
 
-__all__ = ["AddedToken", "BatchEncoding", "BertTokenizer", "CharSpan", "Encoding", "PackedBatch", "TokenSpan"]
+__all__ = [
+    "AddedToken",
+    "BatchEncoding",
+    "BertTokenizer",
+    "CharSpan",
+    "Encoding",
+    "PackedBatch",
+    "RaggedBatch",
+    "TokenSpan",
+]

@@ -6,27 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_fast.tokenization.direct import Specials, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding, Encodings, FoundTokens
 from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.inputs import Inputs
-from bert_fast.tokenization.layout import Layout, arrange, plan_rows
+from bert_fast.tokenization.layout import Layout, Rows, arrange, plan_rows
 from bert_fast.tokenization.options import Returned, Shape, padded_width
 from bert_fast.tokenization.padding import to_tensor
 
-__all__ = ["Specials", "encode_batch", "tokenize_segments"]
-
-
-class Specials(NamedTuple):
-    """Ids of the tokens that are put around the text, and the type id of padding."""
-
-    pad_id: int
-    cls_id: int
-    sep_id: int
-    pad_token_type_id: int
-
-    def by_code(self) -> tuple[int, ...]:
-        """Ids by `Code`; the entries of A and B are never used."""
-        return self.pad_id, self.cls_id, 0, self.sep_id, 0, self.sep_id
+__all__ = ["encode_batch", "later_encodings", "tokenize_segments"]
 
 
 class Segments(NamedTuple):
@@ -60,24 +48,22 @@ def encode_batch(
     specials: Specials,
     token_of: Callable[[int], str],
 ) -> BatchEncoding:
-    """Tokenizes, truncates, pads and collects what was asked for.
+    """Tokenizes, truncates, pads and collects what was asked for: by the engine if it can, else by array arithmetic.
 
     Raises:
         ValueError: see `plan_rows`; rows of different lengths cannot become a torch tensor.
     """
+    if inputs.words_per_segment is None:
+        entries = direct_rows(engine, inputs.strings, inputs.has_pair, shape, returned, specials)
+        if entries is not None:
+            return BatchEncoding(entries, later_encodings(engine, lambda: inputs, shape, specials, token_of))
     segments = tokenize_segments(engine, inputs, returned.offsets_mapping)
     if _is_plain(inputs, segments, shape, returned):
         return _encode_plain(engine, inputs, segments, shape, returned, specials, token_of)
     rows = plan_rows(
         segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens, returned.overflowing_tokens
     )
-    # Overflowing rows do not widen the batch: only those of special tokens alone are shorter than their overflow.
-    is_main = np.diff(rows.sample, prepend=-1) > 0
-    text_lengths = rows.length[is_main].sum(axis=1)
-    if shape.add_special_tokens:
-        text_lengths = text_lengths + 2 + rows.has_pair[is_main]
-    width = padded_width(int(text_lengths.max(initial=0)), shape.padding, shape.max_length, shape.pad_to_multiple_of)
-    layout = arrange(rows, len(segments.ids), shape.add_special_tokens, width, shape.padding_side)
+    layout = _lay_out(rows, len(segments.ids), shape)
     by_code = specials.by_code()
 
     flat = {"input_ids": layout.fill(segments.ids, by_code)}
@@ -105,6 +91,47 @@ def encode_batch(
     return BatchEncoding(data, Encodings(num_rows, find_tokens, by_code, specials.pad_token_type_id, token_of))
 
 
+def later_encodings(
+    engine: Engine,
+    make_inputs: Callable[[], Inputs],
+    shape: Shape,
+    specials: Specials,
+    token_of: Callable[[int], str],
+) -> Callable[[], Encodings]:
+    """Makes the rows of a call without overflow when they are first asked for.
+
+    Args:
+        engine: the one that the call used.
+        make_inputs: the texts of the call.
+        shape: what the call asked for.
+        specials: ids of special tokens at the time of the call.
+        token_of: token string of an id.
+    """
+
+    def make() -> Encodings:
+        inputs = make_inputs()
+
+        def find_tokens() -> FoundTokens:
+            segments = tokenize_segments(engine, inputs, True)
+            rows = plan_rows(segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens)
+            return _found(_lay_out(rows, len(segments.ids), shape), segments)
+
+        num_rows = len(inputs.has_pair)
+        return Encodings(num_rows, find_tokens, specials.by_code(), specials.pad_token_type_id, token_of)
+
+    return make
+
+
+def _lay_out(rows: Rows, num_tokens: int, shape: Shape) -> Layout:
+    # Overflowing rows do not widen the batch: only those of special tokens alone are shorter than their overflow.
+    is_main = np.diff(rows.sample, prepend=-1) > 0
+    text_lengths = rows.length[is_main].sum(axis=1)
+    if shape.add_special_tokens:
+        text_lengths = text_lengths + 2 + rows.has_pair[is_main]
+    width = padded_width(int(text_lengths.max(initial=0)), shape.padding, shape.max_length, shape.pad_to_multiple_of)
+    return arrange(rows, num_tokens, shape.add_special_tokens, width, shape.padding_side)
+
+
 def _is_plain(inputs: Inputs, segments: Segments, shape: Shape, returned: Returned) -> bool:
     """Whether this is one text or pair that is neither cut nor padded, for lists and without extras."""
     if inputs.is_batched or returned.tensors or returned.offsets_mapping or returned.overflowing_tokens:
@@ -128,7 +155,7 @@ def _encode_plain(
     boundary = int(segments.cu_segments[1])
     ids: list[int] = segments.ids.tolist()
     first, second, around = ids[:boundary], ids[boundary:], int(shape.add_special_tokens)
-    cls, sep = [specials.cls_id] * around, [specials.sep_id] * around
+    cls, sep = ([token_id] * around for token_id in specials.around)
     sep_b = sep if len(segments.cu_segments) == 3 else []
     data: dict[str, Any] = {"input_ids": cls + first + sep + second + sep_b}
     length = len(data["input_ids"])
@@ -143,12 +170,7 @@ def _encode_plain(
     if returned.length:
         data["length"] = [length]
 
-    def find_tokens() -> FoundTokens:
-        found = tokenize_segments(engine, inputs, True)
-        rows = plan_rows(found.cu_segments, inputs.has_pair, None)
-        return _found(arrange(rows, len(found.ids), shape.add_special_tokens), found)
-
-    return BatchEncoding(data, Encodings(1, find_tokens, specials.by_code(), specials.pad_token_type_id, token_of))
+    return BatchEncoding(data, later_encodings(engine, lambda: inputs, shape, specials, token_of))
 
 
 def _found(layout: Layout, segments: Segments) -> FoundTokens:

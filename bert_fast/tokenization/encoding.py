@@ -164,10 +164,13 @@ class BatchEncoding(dict[str, Any]):
 
     Args:
         data: the entries.
-        encodings: the rows; None if nothing but the entries is known.
+        encodings: the rows, or a function that makes them when they are first asked for; None if nothing but the
+            entries is known.
     """
 
-    def __init__(self, data: Mapping[str, Any] | None = None, encodings: Encodings | None = None) -> None:
+    def __init__(
+        self, data: Mapping[str, Any] | None = None, encodings: Encodings | Callable[[], Encodings] | None = None
+    ) -> None:
         super().__init__(data or {})
         self.__dict__["_encodings"] = encodings
 
@@ -197,13 +200,15 @@ class BatchEncoding(dict[str, Any]):
     @property
     def encodings(self) -> Encodings | None:
         """The rows, or None."""
-        encodings: Encodings | None = self.__dict__["_encodings"]
+        encodings: Encodings | Callable[[], Encodings] | None = self.__dict__["_encodings"]
+        if callable(encodings):
+            encodings = self.__dict__["_encodings"] = encodings()
         return encodings
 
     @property
     def is_fast(self) -> bool:
         """Whether rows know their tokens, words and characters."""
-        return self.encodings is not None
+        return self.__dict__["_encodings"] is not None
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "BatchEncoding":
         """Moves every tensor to `device`, in place; returns itself."""

@@ -16,9 +16,35 @@ class Engine(Protocol):
     """What both implementations offer; immutable, so threads may share one."""
 
     def encode(
-        self, texts: Sequence[str | bytes], *, offsets: bool = False, word_ids: bool = False, num_threads: int = 0
+        self,
+        texts: Any,
+        *,
+        offsets: bool = False,
+        word_ids: bool = False,
+        num_threads: int = 0,
+        dtype: str = "int32",
+        around: tuple[int, int] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Ragged ids of all texts; see `bert_fast.reference.wordpiece.WordPiece.encode`."""
+        ...
+
+    def encode_one(
+        self, text: str | bytes, around: tuple[int, int] | None = None, max_tokens: int | None = None, /
+    ) -> list[int]:
+        """Ids of one text as a list."""
+        ...
+
+    def encode_lists(
+        self, texts: Any, around: tuple[int, int] | None = None, max_tokens: int | None = None, num_threads: int = 0, /
+    ) -> list[list[int]]:
+        """Ids of texts as a list for each."""
+        ...
+
+    def encode_rows(
+        self, texts: Any, around: tuple[int, int] | None, pad: int, **options: Any
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None] | None:
+        """Padded matrices; see `bert_fast.reference.wordpiece_rows.WordPieceRows.encode_rows`."""
         ...
 
     def normalize(self, text: str) -> str:
@@ -30,7 +56,7 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(vocab: Sequence[str], **options: Any) -> Engine:
+def make_engine(vocab: Sequence[str] | bytes, **options: Any) -> Engine:
     """A WordPiece over `vocab`; options as those of `bert_fast.reference.wordpiece.WordPiece`."""
     engine: Engine = _implementation()(vocab, **options)
     return engine

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
-from bert_fast.tokenization.vocab import read_vocab, vocab_from_mapping, vocab_to_text, write_atomically
+from bert_fast.tokenization.vocab import open_vocab, vocab_from_mapping, vocab_to_text, write_atomically
 
 __all__ = ["read_tokenizer", "tokenizer_json", "write_tokenizer"]
 
@@ -26,7 +26,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
     """Reads a directory, a vocab.txt or a tokenizer.json.
 
     Returns:
-        Arguments for the constructor, `vocab` among them as a list, with keys of configuration files that it does not
+        Arguments for the constructor, `vocab` among them, with keys of configuration files that it does not
         know; the added tokens by id. The truncation and padding that a tokenizer.json carries are not applied to calls
         (as in transformers); only the padding side is taken over.
 
@@ -38,7 +38,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
     if path.is_file():
         if path.suffix == ".json":
             return _read_tokenizer_json(path)
-        return {"vocab": read_vocab(path)}, {}
+        return {"vocab": open_vocab(path)}, {}
     if not path.is_dir():
         raise FileNotFoundError(
             f"there is no directory or file {path}; models are not fetched from the network by name"
@@ -48,7 +48,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
     if (path / TOKENIZER_FILE).is_file():
         options, added = _read_tokenizer_json(path / TOKENIZER_FILE)
     elif (path / VOCAB_FILE).is_file():
-        options, added = {"vocab": read_vocab(path / VOCAB_FILE)}, {}
+        options, added = {"vocab": open_vocab(path / VOCAB_FILE)}, {}
     else:
         raise FileNotFoundError(f"{path} holds neither {TOKENIZER_FILE} nor {VOCAB_FILE}")
     config = _read_json(path / CONFIG_FILE)

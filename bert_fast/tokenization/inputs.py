@@ -1,12 +1,13 @@
 """What a caller may pass as text, brought into one form: a flat list of strings and how they belong together."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Inputs", "parse_inputs"]
+__all__ = ["Inputs", "as_list", "is_column", "parse_inputs"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,15 @@ def parse_inputs(text: Any, text_pair: Any = None, is_split_into_words: bool = F
     """Checks and flattens the arguments `text` and `text_pair` of a call.
 
     Accepted are a string (or UTF-8 bytes), a list of strings, a list of pairs of strings; with `is_split_into_words` a
-    list of words in place of each string. As in `transformers`, an empty second text beside a single first one counts
-    as none, while in a batch it is an empty second segment.
+    list of words in place of each string; and a column (`is_column`) in place of a list of strings. As in
+    `transformers`, an empty second text beside a single first one counts as none, while in a batch it is an empty
+    second segment.
 
     Raises:
         TypeError: something else was passed; the message names its index.
         ValueError: `text` and `text_pair` are batches of different lengths, or a pair has not two members.
     """
+    text, text_pair = (as_list(value) if is_column(value) else value for value in (text, text_pair))
     is_batched = _is_list(text)
     if is_split_into_words:
         if not is_batched:
@@ -65,6 +68,31 @@ def parse_inputs(text: Any, text_pair: Any = None, is_split_into_words: bool = F
     if len(pairs) != len(texts):
         raise ValueError(f"text_pair: expected {len(texts)} texts, one for each of text, got {len(pairs)}")
     return _flatten(list(zip(texts, pairs, strict=True)), "text", is_split_into_words, is_batched=True)
+
+
+def is_column(value: Any) -> bool:
+    """Whether this holds texts without a Python object for each, in a form that the engine reads as it is.
+
+    NumPy arrays of dtype U, S or StringDType, Arrow columns, and (buffer, boundaries).
+    """
+    if isinstance(value, (str, bytes, list)):
+        return False
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "UST" and value.ndim == 1
+    if isinstance(value, tuple):
+        return len(value) == 2 and isinstance(value[1], np.ndarray) and value[1].dtype == np.int64
+    return hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
+
+
+def as_list(column: Any) -> list[Any]:
+    """The texts of a column."""
+    if isinstance(column, tuple):
+        data, starts = memoryview(column[0]).cast("B"), column[1].tolist()
+        return [bytes(data[start:stop]) for start, stop in itertools.pairwise(starts)]
+    for name in ("to_pylist", "to_list", "tolist"):  # of Arrow's libraries, of NumPy
+        if hasattr(column, name):
+            return list(getattr(column, name)())
+    return list(column)
 
 
 def _as_sample(item: Any, index: int, is_split_into_words: bool) -> tuple[Any, ...]:

@@ -38,6 +38,11 @@ class Returned:
     overflowing_tokens: bool = False
     tensors: str | None = None  # "pt", "np" or None for lists
 
+    @property
+    def has_extras(self) -> bool:
+        """Whether there is more to return than ids, type ids and attention mask."""
+        return self.special_tokens_mask or self.offsets_mapping or self.length or self.overflowing_tokens
+
 
 def resolve_shape(
     *,

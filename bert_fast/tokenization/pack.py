@@ -4,9 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_fast.tokenization.layout import Layout
+from bert_fast.tokenization.direct import Specials
+from bert_fast.tokenization.engine import Engine
+from bert_fast.tokenization.inputs import Inputs
+from bert_fast.tokenization.layout import arrange, plan_rows
+from bert_fast.tokenization.options import Shape
 
-__all__ = ["PackedBatch", "make_packed_batch"]
+__all__ = ["PackedBatch", "pack_inputs"]
 
 
 class PackedBatch(dict[str, Any]):
@@ -40,21 +44,41 @@ class PackedBatch(dict[str, Any]):
         return self
 
 
-def make_packed_batch(ids: np.ndarray, layout: Layout, special: tuple[int, ...], max_tokens: int | None) -> PackedBatch:
-    """The first sequences of a layout without padding, as many whole ones as fit into `max_tokens`.
+def pack_inputs(
+    engine: Engine, inputs: Inputs, shape: Shape, specials: Specials, max_tokens: int | None
+) -> PackedBatch:
+    """The first sequences of a batch one after the other, as many whole ones as fit into `max_tokens`.
 
     Args:
-        ids (int [N]): flat ids of all segments.
-        layout: one row per sequence.
-        special: ids by `Code`, for what is not text.
+        engine: splits the texts.
+        inputs: the batch, not split into words.
+        shape: how sequences that are too long are cut.
+        specials: ids of special tokens.
         max_tokens: None takes all.
 
     Raises:
         ValueError: not even the first sequence fits.
     """
+    cut = shape.truncation
+    if inputs.has_pair.any() or (cut is not None and (cut.side == "left" or cut.max_length < 2)):
+        ids, cu_segments, _, _ = engine.encode(inputs.strings)
+        rows = plan_rows(cu_segments, inputs.has_pair, cut)
+        layout = arrange(rows, len(ids))
+        input_ids, row_starts = layout.fill(ids, specials.by_code()), layout.row_starts
+        type_ids = layout.lookup((0, 0, 0, 0, 1, 1))
+    else:
+        limit = None if cut is None else cut.max_length - 2
+        input_ids, row_starts, _, _ = engine.encode(
+            inputs.strings, dtype="int64", around=specials.around, max_tokens=limit
+        )
+        type_ids = np.zeros(len(input_ids), dtype=np.int64)
+    return _packed(input_ids, type_ids, row_starts, max_tokens)
+
+
+def _packed(input_ids: np.ndarray, type_ids: np.ndarray, row_starts: np.ndarray, max_tokens: int | None) -> PackedBatch:
+    """The first sequences that fit, with the positions of their tokens; arguments are int64 [T], [T] and [B + 1]."""
     import torch  # the rest of the tokenizer works without it
 
-    row_starts = layout.row_starts
     count = len(row_starts) - 1
     if max_tokens is not None:
         count = int(np.searchsorted(row_starts, max_tokens, side="right")) - 1
@@ -66,8 +90,8 @@ def make_packed_batch(ids: np.ndarray, layout: Layout, special: tuple[int, ...],
     lengths = np.diff(cu_seqlens)
     positions = np.arange(num_tokens) - np.repeat(cu_seqlens[:-1], lengths)
     return PackedBatch(
-        input_ids=torch.from_numpy(layout.fill(ids, special)[:num_tokens]),
-        token_type_ids=torch.from_numpy(layout.lookup((0, 0, 0, 0, 1, 1))[:num_tokens]),
+        input_ids=torch.from_numpy(input_ids[:num_tokens]),
+        token_type_ids=torch.from_numpy(type_ids[:num_tokens]),
         position_ids=torch.from_numpy(positions),
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
         max_seqlen=int(lengths.max(initial=0)),

@@ -84,6 +84,7 @@ class StoredTokenizer(TokenDecoder):
         """
         if ignored.get("push_to_hub"):
             raise ValueError("push_to_hub: nothing is uploaded from here; save, then upload the directory")
+        vocab = self._vocabulary.tokens
         special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
         names: dict[str, Any] = dict(self.special_tokens_map)
         if self._extra:
@@ -107,14 +108,14 @@ class StoredTokenizer(TokenDecoder):
         }
         if self._extra:
             config["additional_special_tokens"] = self.extra_special_tokens  # the name that transformers 4 knows too
-        state = tokenizer_json(self._vocab, self._added, self._engine_options, special)
+        state = tokenizer_json(vocab, self._added, self._engine_options, special)
         prefix = f"{filename_prefix}-" if filename_prefix else ""
-        return write_tokenizer(save_directory, self._vocab, state, config, names, prefix)
+        return write_tokenizer(save_directory, vocab, state, config, names, prefix)
 
     def save_vocabulary(self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None) -> tuple[str]:
         """Writes vocab.txt into an existing directory; returns its path."""
         if not Path(save_directory).is_dir():
             raise NotADirectoryError(f"save_directory: there is no directory {save_directory}")
         path = Path(save_directory) / (f"{filename_prefix}-{VOCAB_FILE}" if filename_prefix else VOCAB_FILE)
-        write_atomically(path, vocab_to_text(self._vocab))
+        write_atomically(path, vocab_to_text(self._vocabulary.tokens))
         return (str(path),)

@@ -6,11 +6,36 @@ from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.engine import Engine, make_engine
+from bert_fast.tokenization.vocab import Vocabulary
 
 __all__ = ["NAMED_TOKENS", "TokenTable"]
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REQUIRED = ("unk_token", "sep_token", "cls_token")
+
+
+def _named_token(name: str) -> Any:
+    """The attribute `name`: one of the special tokens with a name."""
+
+    def read(self: "TokenTable") -> str | None:
+        return self._named[name]
+
+    def write(self: "TokenTable", value: Any) -> None:
+        self._set_named(name, None if value is None else AddedToken.from_any(value, True, name).content)
+
+    return property(read, write)
+
+
+def _named_token_id(name: str) -> Any:
+    """The attribute `<name>_id`."""
+
+    def read(self: "TokenTable") -> int | None:
+        return self._id_of_named(name)
+
+    def write(self: "TokenTable", value: Any) -> None:
+        self._set_named(name, None if value is None else self._token_of(value))
+
+    return property(read, write)
 
 
 class TokenTable:
@@ -20,51 +45,68 @@ class TokenTable:
     `_id` are attributes; the tokens can be set to any token of the vocabulary or to None.
     """
 
+    bos_token, bos_token_id = _named_token("bos_token"), _named_token_id("bos_token")
+    eos_token, eos_token_id = _named_token("eos_token"), _named_token_id("eos_token")
+    unk_token, unk_token_id = _named_token("unk_token"), _named_token_id("unk_token")
+    sep_token, sep_token_id = _named_token("sep_token"), _named_token_id("sep_token")
+    pad_token, pad_token_id = _named_token("pad_token"), _named_token_id("pad_token")
+    cls_token, cls_token_id = _named_token("cls_token"), _named_token_id("cls_token")
+    mask_token, mask_token_id = _named_token("mask_token"), _named_token_id("mask_token")
+
     def __init__(
         self,
-        vocab: list[str],
+        vocabulary: Vocabulary,
         named: Mapping[str, Any],
         extra: Sequence[Any],
         added: Mapping[int, AddedToken],
         engine_options: dict[str, Any],
     ) -> None:
-        self._vocab = vocab
+        self._vocabulary = vocabulary
         self._engine_options = engine_options
-        self._ids = {token: token_id for token_id, token in enumerate(vocab)}
         self._added: dict[int, AddedToken] = {}
-        self._tokens: list[str | None] = list(vocab)
+        self._added_ids: dict[str, int] = {}
+        self._all_ids: dict[str, int] | None = None
+        self._num_ids = len(vocabulary)  # with the gaps that added tokens may leave
         self._named: dict[str, str | None] = dict.fromkeys(NAMED_TOKENS)
         self._extra: list[str] = []
+        try:
+            self._register_all(named, extra, added)
+            self._engine = self._build_engine()
+        except ValueError:
+            vocabulary.check_distinct()  # what is wrong may follow from that
+            raise
+        self._update_special_ids()
+
+    def _register_all(self, named: Mapping[str, Any], extra: Sequence[Any], added: Mapping[int, AddedToken]) -> None:
         for token_id, token in sorted(added.items()):
             self._register(token_id, token)
         wanted = {name: value for name, value in named.items() if value is not None}
         special = {name: AddedToken.from_any(value, True, name) for name, value in wanted.items()}
-        missing = [f"{name} {token.content!r}" for name, token in special.items() if token.content not in self._ids]
+        missing = [f"{name} {token.content!r}" for name, token in special.items() if self._find(token.content) is None]
         missing += [f"{name} (None)" for name in _REQUIRED if name not in special]
         if missing:
             raise ValueError(f"vocab: special tokens are missing from the vocabulary: {', '.join(missing)}")
         for name, token in special.items():
             self._named[name] = token.content
-            token_id = self._ids[token.content]
+            token_id = self._id_for(token.content)
             if isinstance(wanted[name], str) and token_id in self._added:
                 token = self._added[token_id]  # a file said more about it than its name
             self._register(token_id, AddedToken(**{**token.as_dict(), "special": True}))
         for value in extra:
             token = AddedToken.from_any(value, True, "extra_special_tokens")
             self._extra.append(token.content)
-            if not (isinstance(value, str) and token.content in self.get_added_vocab()):
+            if not (isinstance(value, str) and token.content in self._added_ids):
                 self._register(self._id_for(token.content), token)
-        self._engine = self._build_engine()
 
     # The vocabulary.
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens of the vocabulary, without the tokens that were added to it; `len()` counts both."""
-        return len(self._vocab)
+        return len(self._vocabulary)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self.vocab_size + sum(token_id >= self.vocab_size for token_id in self._added)
 
     def __bool__(self) -> bool:
         return True
@@ -94,10 +136,10 @@ class TokenTable:
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int]:
         """The id of a token, or the ids of several; unknown ones get that of `unk_token`."""
-        unk_id = self._ids[str(self._named["unk_token"])]
+        ids, unk_id = self._ids, self._id_of_named("unk_token")
         if isinstance(tokens, str):
-            return self._ids.get(tokens, unk_id)
-        return [self._ids.get(token, unk_id) for token in tokens]
+            return ids.get(tokens, unk_id)
+        return [ids.get(token, unk_id) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
         """The token of an id (int), or the tokens of several.
@@ -115,13 +157,14 @@ class TokenTable:
     def _token_of(self, token_id: int, index: int | None = None) -> str:
         if hasattr(token_id, "item"):
             token_id = token_id.item()
-        token = self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
-        if token is None:
-            where = "id" if index is None else f"ids[{index}]"
-            raise ValueError(f"{where}: {token_id} is not in the vocabulary (0 to {len(self._tokens) - 1})")
-        # On the way back the library shows added tokens as they look in normalized text.
         added = self._added.get(token_id)
-        return self._engine.normalize(token) if added is not None and added.normalized else token
+        if added is not None:
+            # On the way back the library shows added tokens as they look in normalized text.
+            return self._engine.normalize(added.content) if added.normalized else added.content
+        if not 0 <= token_id < self.vocab_size:
+            where = "id" if index is None else f"ids[{index}]"
+            raise ValueError(f"{where}: {token_id} is not in the vocabulary (0 to {self._num_ids - 1})")
+        return self._vocabulary.tokens[token_id]
 
     # Special tokens.
 
@@ -209,6 +252,7 @@ class TokenTable:
                 raise ValueError(f"special_tokens_dict: there is no special token {name!r}; known are {known}")
         added = self.add_tokens([*named.values(), *(extra or [])], special_tokens=True)
         self._named.update({name: token.content for name, token in named.items()})
+        self._update_special_ids()
         if extra is not None:
             kept = [] if replace_extra_special_tokens else self._extra
             self._extra = list(dict.fromkeys([*kept, *(token.content for token in extra)]))
@@ -256,32 +300,10 @@ class TokenTable:
         first = [1, *[0] * len(token_ids_0), 1]
         return first if token_ids_1 is None else [*first, *[0] * len(token_ids_1), 1]
 
-    # Attributes bos_token, bos_token_id, ... (all seven named tokens).
-
-    def __getattr__(self, name: str) -> Any:
-        named = self.__dict__.get("_named", {})
-        if name in named:
-            return named[name]
-        token_name = name.removesuffix("_id")
-        if token_name != name and token_name in named:
-            return self._id_of_named(token_name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.removesuffix("_id") in NAMED_TOKENS:
-            if name.endswith("_id") and value is not None:
-                value = self._token_of(value)
-            token = None if value is None else AddedToken.from_any(value, True, name).content
-            if token is not None and token not in self._ids:
-                raise ValueError(f"{name}: {token!r} is not in the vocabulary; add it with add_special_tokens")
-            self._named[name.removesuffix("_id")] = token
-        else:
-            super().__setattr__(name, value)
-
     # Engines are immutable and cannot be pickled: copies share them, other processes build their own.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_engine"}, "_all_ids": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -296,29 +318,60 @@ class TokenTable:
     def __copy__(self) -> Any:
         return copy.deepcopy(self)
 
-    def _id_of_named(self, name: str) -> Any:
-        token = self._named[name]
-        return None if token is None else self._ids[token]
+    @property
+    def _ids(self) -> dict[str, int]:
+        """Token -> id, added tokens included; not to be changed."""
+        if self._all_ids is None:
+            ids = self._vocabulary.ids
+            self._all_ids = ids if self._added_ids.keys() <= ids.keys() else {**ids, **self._added_ids}
+        return self._all_ids
+
+    def _find(self, content: str) -> int | None:
+        """The id of a token, or None."""
+        token_id = self._added_ids.get(content)
+        return self._vocabulary.find(content) if token_id is None else token_id
 
     def _id_for(self, content: str) -> int:
         """The id of a token, or the next free one."""
-        return self._ids.get(content, len(self._tokens))
+        token_id = self._find(content)
+        return self._num_ids if token_id is None else token_id
+
+    def _id_of_named(self, name: str) -> Any:
+        token = self._named[name]
+        return None if token is None else self._find(token)
+
+    def _set_named(self, name: str, token: str | None) -> None:
+        if token is not None and self._find(token) is None:
+            raise ValueError(f"{name}: {token!r} is not in the vocabulary; add it with add_special_tokens")
+        self._named[name] = token
+        self._update_special_ids()
+
+    def _update_special_ids(self) -> None:
+        """Looks up what every call needs, as ids are found by searching."""
+        ids = (self._id_of_named(name) for name in ("pad_token", "cls_token", "sep_token"))
+        self._pad_id, cls_id, sep_id = (0 if token_id is None else token_id for token_id in ids)
+        self._around = cls_id, sep_id
 
     def _register(self, token_id: int, token: AddedToken) -> None:
-        if token_id < len(self._tokens) and self._tokens[token_id] not in (None, token.content):
-            raise ValueError(f"added token {token.content!r}: id {token_id} belongs to {self._tokens[token_id]!r}")
-        if self._ids.get(token.content, token_id) != token_id:
-            raise ValueError(f"added token {token.content!r}: has id {self._ids[token.content]}, not {token_id}")
-        self._tokens += [None] * (token_id + 1 - len(self._tokens))
-        self._tokens[token_id] = token.content
-        self._ids[token.content] = token_id
+        present = self._added.get(token_id)
+        owner = present.content if present is not None else None
+        if owner is None and token_id < self.vocab_size and self._find(token.content) != token_id:
+            owner = self._vocabulary.tokens[token_id]
+        if owner not in (None, token.content):
+            raise ValueError(f"added token {token.content!r}: id {token_id} belongs to {owner!r}")
+        known_id = self._find(token.content)
+        if known_id not in (None, token_id):
+            raise ValueError(f"added token {token.content!r}: has id {known_id}, not {token_id}")
+        self._num_ids = max(self._num_ids, token_id + 1)
         self._added[token_id] = token
+        self._added_ids[token.content] = token_id
+        self._all_ids = None
 
     def _build_engine(self) -> Engine:
         # Of contents that are equal after normalization the first wins: special ones, then the lowest id.
         in_order = sorted(self._added.items(), key=lambda item: (not item[1].special, item[0]))
         return make_engine(
-            self._vocab,
+            self._vocabulary.source,
             unk_token=self._named["unk_token"],
             added_tokens=[token.for_engine(token_id) for token_id, token in in_order],
             **self._engine_options,

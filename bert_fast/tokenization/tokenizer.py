@@ -5,24 +5,26 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bert_fast.tokenization.added_token import AddedToken
-from bert_fast.tokenization.batch import Specials, encode_batch, tokenize_segments
+from bert_fast.tokenization.batch import encode_batch, later_encodings
+from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
-from bert_fast.tokenization.inputs import parse_inputs
-from bert_fast.tokenization.layout import arrange, plan_rows
-from bert_fast.tokenization.options import LARGE_LENGTH, Returned, Shape, check_int, resolve_shape, tensor_kind
-from bert_fast.tokenization.pack import PackedBatch, make_packed_batch
+from bert_fast.tokenization.inputs import is_column, parse_inputs
+from bert_fast.tokenization.options import LARGE_LENGTH, Returned, Shape, tensor_kind
 from bert_fast.tokenization.padding import pad_features
-from bert_fast.tokenization.pretrained import StoredTokenizer
+from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import load_vocab
 
 __all__ = ["BertTokenizer"]
 
 NO_LIMIT = int(1e30)  # what transformers stores for "no model_max_length"
-_SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as would fit at this length
+_ZERO = 0  # `is` finds arguments that were left out; another int that is equal takes the longer way
+_PLAIN_SHAPE = Shape(True, None, "do_not_pad", None, None, "right")
 
 
-class BertTokenizer(StoredTokenizer):
+class BertTokenizer(UnpaddedTokenizer):
     """Text to WordPiece ids and back: ids, masks, offsets and word ids as transformers' fast BERT tokenizer makes them.
 
     Args:
@@ -122,6 +124,11 @@ class BertTokenizer(StoredTokenizer):
             },
         )
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.__call__ is not BertTokenizer.__call__ and cls.encode is BertTokenizer.encode:
+            cls.encode = BertTokenizer._encode_by_call  # type: ignore[method-assign]
+
     # Text to ids.
 
     def __call__(
@@ -149,7 +156,8 @@ class BertTokenizer(StoredTokenizer):
 
         Args:
             text: a str (or UTF-8 bytes), a list of them, or a list of pairs; with `is_split_into_words`, a list of
-                words in place of each str.
+                words in place of each str. A column (NumPy array of strings, Arrow column) is read without a Python
+                object for each text if lists or padded tensors of ids, type ids and masks are all that is asked for.
             text_pair: the second text, or a list of second texts.
             add_special_tokens: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
             padding: False, True or "longest" (to the longest row), or "max_length".
@@ -176,6 +184,16 @@ class BertTokenizer(StoredTokenizer):
         Raises:
             TypeError, ValueError: bad arguments; the message names the argument, and the index in a batch.
         """
+        if (
+            (text_pair is None and add_special_tokens is True and padding is False and truncation is None)
+            and (max_length is None and stride is _ZERO and is_split_into_words is False)
+            and (pad_to_multiple_of is None and padding_side is None and return_tensors is None)
+            and (return_token_type_ids is None and return_attention_mask is None)
+            and (return_overflowing_tokens is False and return_special_tokens_mask is False)
+            and (return_offsets_mapping is False and return_length is False and verbose is True)
+            and type(text) is str
+        ):
+            return self._encode_text(text)
         shape = self._shape(
             add_special_tokens, padding, truncation, max_length, stride, pad_to_multiple_of, padding_side
         )
@@ -185,7 +203,6 @@ class BertTokenizer(StoredTokenizer):
                 UserWarning,
                 stacklevel=2,
             )
-        inputs = parse_inputs(text, text_pair, is_split_into_words)
         returned = Returned(
             "token_type_ids" in self.model_input_names if return_token_type_ids is None else return_token_type_ids,
             "attention_mask" in self.model_input_names if return_attention_mask is None else return_attention_mask,
@@ -195,12 +212,37 @@ class BertTokenizer(StoredTokenizer):
             return_overflowing_tokens,
             tensor_kind(return_tensors),
         )
-        encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+        encoding = None
+        if text_pair is None and not is_split_into_words and (type(text) is list or is_column(text)):
+            encoding = self._encode_texts(text, shape, returned)
+        if encoding is None:
+            inputs = parse_inputs(text, text_pair, is_split_into_words)
+            encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
         if verbose and max_length is None and self.model_max_length <= LARGE_LENGTH:
             self._warn_if_too_long(encoding["input_ids"])
         return encoding
 
     def encode(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
+        """The `input_ids` of a call."""
+        if text_pair is None and not options:
+            around = self._around if add_special_tokens else None
+            if type(text) is str:
+                ids = self._engine.encode_one(text, around)
+                if len(ids) > self.model_max_length:
+                    self._warn_if_too_long(ids)
+                return ids
+            if type(text) is list:
+                try:
+                    rows = self._engine.encode_lists(text, around)
+                except TypeError:  # not all are texts: a call finds out what they are
+                    pass
+                else:
+                    if self.model_max_length <= LARGE_LENGTH:
+                        self._warn_if_too_long(rows)
+                    return rows
+        return self._encode_by_call(text, text_pair, add_special_tokens, **options)
+
+    def _encode_by_call(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
         """The `input_ids` of a call."""
         return self(text, text_pair, add_special_tokens, **options)["input_ids"]
 
@@ -215,42 +257,6 @@ class BertTokenizer(StoredTokenizer):
     def tokenize(self, text: Any, pair: Any = None, add_special_tokens: bool = False, **options: Any) -> list[str]:
         """The token strings of a text."""
         return self(text, pair, add_special_tokens, **options).tokens()
-
-    def pack(
-        self, texts: Any, pairs: Any = None, max_tokens: int | None = None, max_length: int | None = None
-    ) -> PackedBatch:
-        """Tokenizes texts (or pairs) into one row without padding, for models that take `cu_seqlens`.
-
-        Args:
-            texts: a list of texts or pairs.
-            pairs: a list of second texts.
-            max_tokens: at most so many tokens in all: the batch holds the first texts, whole, as many as fit.
-                `batch.num_sequences` says how many; the rest is for the next call.
-            max_length: longer sequences are truncated ("longest_first"); default: model_max_length.
-
-        Returns:
-            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int).
-
-        Raises:
-            ValueError: the first text alone has more than `max_tokens`.
-        """
-        parsed = parse_inputs(texts, pairs)
-        if not parsed.is_batched:
-            raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
-        max_tokens = check_int("max_tokens", max_tokens, 1)
-        shape = self._shape(truncation=True, max_length=max_length)
-        specials = self._specials().by_code()
-        count = total = len(parsed.has_pair)
-        if max_tokens is not None:
-            count = min(total, 1 + max_tokens // _SHORT_TEXT_TOKENS)
-        while True:  # a long list is read only as far as its texts may fit: twice as far each time
-            inputs = parsed.head(count)
-            segments = tokenize_segments(self._engine, inputs, origins=False)
-            rows = plan_rows(segments.cu_segments, inputs.has_pair, shape.truncation)
-            batch = make_packed_batch(segments.ids, arrange(rows, len(segments.ids)), specials, max_tokens)
-            if count == total or batch.num_sequences < count:
-                return batch
-            count = min(total, 2 * count)
 
     def pad(
         self,
@@ -326,7 +332,7 @@ class BertTokenizer(StoredTokenizer):
             f"special_tokens={self.special_tokens_map})"
         )
 
-    def _warn_if_too_long(self, input_ids: Any) -> None:
+    def _warn_if_too_long(self, input_ids: Any, stacklevel: int = 3) -> None:
         """Says, once for each tokenizer, that rows are longer than the model takes."""
         key = "sequence-length-is-longer-than-the-specified-maximum"
         if self.deprecation_warnings.get(key):
@@ -338,34 +344,34 @@ class BertTokenizer(StoredTokenizer):
             warnings.warn(
                 f"a row has {longest} tokens, more than model_max_length={self.model_max_length}; pass truncation=True",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
 
-    def _specials(self) -> Specials:
-        ids = (self._id_of_named(name) for name in ("pad_token", "cls_token", "sep_token"))
-        pad_id, cls_id, sep_id = (0 if token_id is None else token_id for token_id in ids)
-        return Specials(pad_id, cls_id, sep_id, self.pad_token_type_id)
+    def _encode_text(self, text: str) -> BatchEncoding:
+        """A call on one text without options."""
+        engine, specials = self._engine, self._specials()
+        ids = engine.encode_one(text, specials.around)
+        length = len(ids)
+        entries: dict[str, Any] = {"input_ids": ids}
+        if "token_type_ids" in self.model_input_names:
+            entries["token_type_ids"] = [0] * length
+        if "attention_mask" in self.model_input_names:
+            entries["attention_mask"] = [1] * length
+        if length > self.model_max_length:
+            self._warn_if_too_long(ids, stacklevel=4)
+        make = later_encodings(engine, lambda: parse_inputs(text), _PLAIN_SHAPE, specials, self._token_of)
+        return BatchEncoding(entries, make)
 
-    def _shape(
-        self,
-        add_special_tokens: bool = True,
-        padding: Any = False,
-        truncation: Any = None,
-        max_length: int | None = None,
-        stride: int = 0,
-        pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
-    ) -> Shape:
-        """The arguments of a call that decide how long rows are, with the tokenizer's defaults."""
-        return resolve_shape(
-            padding=padding,
-            truncation=truncation,
-            max_length=max_length,
-            stride=stride,
-            pad_to_multiple_of=pad_to_multiple_of,
-            padding_side=self.padding_side if padding_side is None else padding_side,
-            truncation_side=self.truncation_side,
-            model_max_length=self.model_max_length,
-            add_special_tokens=add_special_tokens,
-            has_pad_token=self.pad_token is not None,
+    def _encode_texts(self, texts: Any, shape: Shape, returned: Returned) -> BatchEncoding | None:
+        """A call on a list or column of single texts, where the engine makes just what is asked for; else None."""
+        engine, specials = self._engine, self._specials()
+        kept = texts.copy() if isinstance(texts, (list, np.ndarray)) else texts  # arrays and lists may change later
+        if returned.tensors is None:
+            entries = direct_lists(engine, kept, shape, returned, specials.around)
+        else:
+            entries = direct_rows(engine, kept, None, shape, returned, specials)
+        if entries is None:
+            return None
+        return BatchEncoding(
+            entries, later_encodings(engine, lambda: parse_inputs(kept), shape, specials, self._token_of)
         )

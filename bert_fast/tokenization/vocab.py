@@ -5,20 +5,99 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_vocab", "read_vocab", "vocab_from_mapping", "vocab_to_text", "write_atomically"]
+__all__ = [
+    "Vocabulary",
+    "load_vocab",
+    "open_vocab",
+    "read_vocab",
+    "vocab_from_mapping",
+    "vocab_to_text",
+    "write_atomically",
+]
 
 _SHOWN = 5  # how many offenders an error message lists
+_MAX_SEARCHES = 32  # one through the bytes of a file costs some 10 us, the dictionary 2 ms
 
 
-def read_vocab(path: str | os.PathLike[str]) -> list[str]:
+class Vocabulary:
+    """The tokens by id; immutable. Those of a file become strings when they are first asked for: encoding needs none.
+
+    Args:
+        source: the tokens, or the content of a vocab.txt without a fault but, perhaps, tokens on two lines.
+        path: of the file, for messages.
+    """
+
+    def __init__(self, source: list[str] | bytes, path: str = "") -> None:
+        self.source = source
+        self._path = path
+        self._tokens = source if isinstance(source, list) else None
+        self._ids: dict[str, int] | None = None
+        self._num_searches = 0
+        if isinstance(source, list):
+            self._size = len(source)
+        else:
+            self._size = source.count(b"\n") + (not source.endswith(b"\n"))
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens by id; not to be changed."""
+        if self._tokens is None:
+            assert isinstance(self.source, bytes)
+            self._tokens = _split_lines(self.source.decode())
+        return self._tokens
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Token -> id; not to be changed."""
+        if self._ids is None:
+            self._ids = dict(zip(self.tokens, range(self._size), strict=True))
+        return self._ids
+
+    def find(self, token: str) -> int | None:
+        """The id of a token, or None."""
+        data = self.source
+        is_line = bool(token) and "\n" not in token and "\r" not in token
+        if self._ids is not None or isinstance(data, list) or not is_line or self._num_searches == _MAX_SEARCHES:
+            return self.ids.get(token)
+        self._num_searches += 1
+        wanted = token.encode(errors="surrogatepass")  # which matches nothing where it passes a lone surrogate
+        start = data.find(wanted)
+        while start >= 0:
+            end = start + len(wanted)
+            rest = data[end : end + 2]
+            if data[max(0, start - 1) : start] in (b"", b"\n") and (rest[:1] == b"\n" or rest in (b"", b"\r", b"\r\n")):
+                return data.count(b"\n", 0, start)
+            start = data.find(wanted, start + 1)
+        return None
+
+    def check_distinct(self) -> None:
+        """Raises ValueError if a token stands on two lines of the file; the message says on which."""
+        _check_distinct(self.tokens, self._path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Vocabulary":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"source": self.source, "path": self._path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Vocabulary.__init__(self, **state)
+
+
+def open_vocab(path: str | os.PathLike[str]) -> Vocabulary:
     """Reads a vocab.txt: one token a line, the line number (from 0) is the id.
 
     Lines end with LF or CR LF and with nothing else: U+2028 and its like are characters of the token (the Chinese
     vocabulary has two entries with it, which `str.splitlines` would tear apart, shifting every later id).
 
+    Whether all tokens are distinct is left to the engine that is made of them, and to `Vocabulary.check_distinct`.
+
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is a directory, empty, not UTF-8, starts with a byte order mark or repeats a token.
+        ValueError: the file is a directory, empty, not UTF-8 or starts with a byte order mark.
     """
     path = Path(path)
     if path.is_dir():
@@ -31,14 +110,23 @@ def read_vocab(path: str | os.PathLike[str]) -> list[str]:
     if data.startswith(b"\xef\xbb\xbf"):
         raise ValueError(f"vocab: {path} starts with a byte order mark; save it as UTF-8 without one")
     try:
-        text = data.decode("utf-8")
+        data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"vocab: {path} is not UTF-8: line {line}, byte {error.start} of the file") from None
-    lines = text.removesuffix("\n").split("\n")
-    tokens = [line.removesuffix("\r") for line in lines]
-    _check_distinct(tokens, str(path))
-    return tokens
+    return Vocabulary(data, str(path))
+
+
+def read_vocab(path: str | os.PathLike[str]) -> list[str]:
+    """The tokens of a vocab.txt, by id; see `open_vocab`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: as there, or the file repeats a token.
+    """
+    vocabulary = open_vocab(path)
+    vocabulary.check_distinct()
+    return vocabulary.tokens
 
 
 def vocab_from_mapping(mapping: Mapping[str, int]) -> list[str]:
@@ -65,17 +153,19 @@ def vocab_from_mapping(mapping: Mapping[str, int]) -> list[str]:
     return [token for token in tokens if token is not None]
 
 
-def load_vocab(vocab: Any, vocab_file: Any) -> list[str]:
-    """The token list from either argument of the constructor."""
+def load_vocab(vocab: Any, vocab_file: Any) -> Vocabulary:
+    """The vocabulary from either argument of the constructor."""
     if vocab is not None and vocab_file is not None:
         raise TypeError("vocab: give either vocab or vocab_file, not both")
     source = vocab_file if vocab is None else vocab
+    if isinstance(source, Vocabulary):
+        return source
     if isinstance(source, (str, os.PathLike)):
-        return read_vocab(source)
+        return open_vocab(source)
     if isinstance(source, Mapping):
-        return vocab_from_mapping(source)
+        return Vocabulary(vocab_from_mapping(source))
     if isinstance(source, (list, tuple)):
-        return vocab_from_mapping(_numbered(source))
+        return Vocabulary(vocab_from_mapping(_numbered(source)))
     raise TypeError(f"vocab: expected a path, a mapping or a list of tokens, got {type(source).__name__}")
 
 
@@ -111,6 +201,11 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _split_lines(text: str) -> list[str]:
+    lines = text.removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
 
 
 def _check_distinct(tokens: list[str], source: str) -> None:

@@ -1,4 +1,4 @@
-// Trie, vocabulary, tokenizer and batch: small vocabularies whose results can be worked out by hand.
+// Trie, vocabulary and tokenizer: small vocabularies whose results can be worked out by hand.
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "wordpiece/batch.h"
 #include "wordpiece/dispatch.h"
 #include "wordpiece/tokenizer.h"
 #include "wordpiece/trie.h"
@@ -202,35 +201,6 @@ void test_pre_tokenize() {
   CHECK(words[3].text == "bc" && words[3].start == 5 && words[3].stop == 7);
 }
 
-void test_batch() {
-  const wp::Tokenizer tokenizer(views(kVocab), {});
-  std::vector<std::string> texts;
-  for (int i = 0; i < 5000; ++i) {
-    std::string text;
-    for (int k = 0; k < i % 97; ++k)
-      text += k % 3 == 0 ? "unaffable " : k % 3 == 1 ? "hello, " : "\xC3\xA9\xE4\xB8\xAD";
-    texts.push_back(text);
-  }
-  std::vector<wp::TextView> text_views;
-  for (const std::string& text : texts) text_views.push_back(wordpiece_test::utf8_view(text));
-  wp::Batch alone;
-  wp::encode_batch(tokenizer, text_views, {true, true}, 1, alone);
-  CHECK(alone.cu_seqlens.size() == texts.size() + 1);
-  CHECK(alone.cu_seqlens.back() == static_cast<std::int64_t>(alone.tokens.ids.size()));
-  for (const std::size_t threads : {0, 2, 3, 8}) {
-    wp::Batch batch;
-    wp::encode_batch(tokenizer, text_views, {true, true}, threads, batch);
-    CHECK(batch.cu_seqlens == alone.cu_seqlens && batch.tokens.ids == alone.tokens.ids);
-    CHECK(batch.tokens.offsets == alone.tokens.offsets && batch.tokens.word_ids == alone.tokens.word_ids);
-  }
-  wp::Batch empty;
-  wp::encode_batch(tokenizer, {}, {false, false}, 0, empty);
-  CHECK(empty.cu_seqlens == std::vector<std::int64_t>({0}) && empty.tokens.ids.empty());
-  CHECK(wp::plan_threads(1000, 10, 0) == 1);  // not worth a thread
-  CHECK(wp::plan_threads(std::size_t{1} << 40, 10, 3) == 3);
-  CHECK(wp::plan_threads(std::size_t{1} << 40, 2, 3) == 2);
-}
-
 }  // namespace
 
 int main() {
@@ -244,6 +214,5 @@ int main() {
   test_normalized_added_tokens();
   test_never_split();
   test_pre_tokenize();
-  test_batch();
   return wordpiece_test::report("wordpiece_tokens");
 }

@@ -1,123 +1,154 @@
 #include "wordpiece/batch.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <system_error>
-#include <thread>
+#include <cstring>
+
+#include "wordpiece/pool.h"
 
 namespace bert_fast::wordpiece {
 namespace {
 
-// A unit of work is large against the cost of handing it out (one atomic addition) and small against a batch, so that
-// threads end together. Starting a thread costs some 30 microseconds: as long as encoding a few kilobytes.
-constexpr std::size_t kUnitBytes = 32 * 1024;
-constexpr std::size_t kMinBytesPerThread = 128 * 1024;
+// Units that are encoded before they are joined, for each thread: what is joined is still in the cache, and little
+// memory holds tokens twice; but at the end of each round threads wait for the last one.
+constexpr std::size_t kUnitsPerRound = 32;
 
-struct Unit {
-  std::size_t first_text;
-  std::size_t last_text;  // exclusive
-  Batch result;           // cu_seqlens: end of each text's tokens within the unit
+// Gives units their places, in order, rounds one after the other.
+class Placer {
+ public:
+  void place(Unit& unit) {
+    if (unit.begin == 0) chars_ = words_ = 0;
+    unit.place = num_tokens_;
+    unit.chars_before = static_cast<std::int32_t>(chars_);
+    unit.words_before = static_cast<std::int32_t>(words_);
+    num_tokens_ += unit.num_tokens;
+    chars_ += unit.num_chars;
+    words_ += unit.num_words;
+  }
+  std::size_t num_tokens() const { return num_tokens_; }
+
+ private:
+  std::size_t num_tokens_ = 0;
+  std::size_t chars_ = 0;
+  std::size_t words_ = 0;
 };
 
-std::vector<Unit> make_units(const std::vector<TextView>& texts) {
-  std::vector<Unit> units;
-  std::size_t bytes = 0;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    if (i == 0 || bytes >= kUnitBytes) {
-      units.push_back({i, i, {}});
-      bytes = 0;
-    }
-    units.back().last_text = i + 1;
-    bytes += texts[i].size_bytes();
-  }
-  return units;
-}
-
-// Room for the tokens of ordinary text (4 to 5 bytes each in English), so that vectors seldom grow.
-void reserve(Tokens& tokens, std::size_t num_bytes, const EncodeOptions& wanted) {
-  const std::size_t num_tokens = num_bytes / 4 + 16;
-  tokens.ids.reserve(num_tokens);
-  if (wanted.offsets) tokens.offsets.reserve(2 * num_tokens);
-  if (wanted.word_ids) tokens.word_ids.reserve(num_tokens);
-}
-
-void encode_range(const Tokenizer& tokenizer, const std::vector<TextView>& texts, std::size_t first, std::size_t last,
-                  const EncodeOptions& wanted, Scratch& scratch, Batch& out) {
-  for (std::size_t i = first; i < last; ++i) {
-    tokenizer.encode(texts[i], wanted, scratch, out.tokens);
-    out.cu_seqlens.push_back(static_cast<std::int64_t>(out.tokens.ids.size()));
+// to[i] = from[i] + shift; `to` may be `from`.
+void copy_shifted(const std::int32_t* from, std::size_t count, std::int32_t shift, std::int32_t* to) {
+  if (shift != 0) {
+    for (std::size_t i = 0; i < count; ++i) to[i] = from[i] + shift;
+  } else if (to != from && count != 0) {
+    std::memcpy(to, from, count * sizeof(*to));
   }
 }
 
-void append(Buffer<std::int32_t>& to, const Buffer<std::int32_t>& from) { to.append(from.data(), from.size()); }
+// Ids of a unit from an arena to their place in the batch.
+void place_ids(const Unit& unit, const Tokens& from, const BatchOptions& options, Batch& out) {
+  const std::int32_t* ids = from.ids.data() + unit.first_token;
+  if (options.wide_ids) {
+    std::copy_n(ids, unit.num_tokens, out.wide_ids.data() + unit.place);
+  } else {
+    copy_shifted(ids, unit.num_tokens, 0, out.tokens.ids.data() + unit.place);
+  }
+}
 
-void join_units(const std::vector<Unit>& units, Batch& out) {
-  std::size_t num_tokens = 0;
-  for (const Unit& unit : units) num_tokens += unit.result.tokens.ids.size();
-  out.tokens.ids.reserve(num_tokens);
-  for (const Unit& unit : units) {
-    const std::int64_t start = out.cu_seqlens.back();
-    for (const std::int64_t end : unit.result.cu_seqlens) out.cu_seqlens.push_back(start + end);
-    append(out.tokens.ids, unit.result.tokens.ids);
-    append(out.tokens.offsets, unit.result.tokens.offsets);
-    append(out.tokens.word_ids, unit.result.tokens.word_ids);
+// Everything else of a unit. `from` may be out.tokens, if the unit is in its place there.
+void place_others(const Unit& unit, const Tokens& from, const BatchOptions& options, Batch& out) {
+  for (std::size_t i = unit.first_text; unit.ends_text && i < unit.last_text; ++i) {
+    out.cu_seqlens[i + 1] += static_cast<std::int64_t>(unit.place);
+  }
+  // The special token behind the last part is not shifted.
+  const std::size_t unshifted = options.around.on && unit.ends_text && unit.begin > 0 ? 1 : 0;
+  const auto copy = [&](const Buffer<std::int32_t>& source, Buffer<std::int32_t>& target, std::size_t per_token,
+                        std::int32_t shift) {
+    const std::int32_t* values = source.data() + per_token * unit.first_token;
+    std::int32_t* to = target.data() + per_token * unit.place;
+    const std::size_t count = per_token * (unit.num_tokens - unshifted);
+    copy_shifted(values, count, shift, to);
+    copy_shifted(values + count, per_token * unshifted, 0, to + count);
+  };
+  if (options.encode.offsets) copy(from.offsets, out.tokens.offsets, 2, unit.chars_before);
+  if (options.encode.word_ids) copy(from.word_ids, out.tokens.word_ids, 1, unit.words_before);
+}
+
+// Calls function(buffer, values per token) for each output that is wanted.
+template <typename Function>
+void for_each_output(const BatchOptions& options, Batch& out, Function function) {
+  if (options.wide_ids) {
+    function(out.wide_ids, 1);
+  } else {
+    function(out.tokens.ids, 1);
+  }
+  if (options.encode.offsets) function(out.tokens.offsets, 2);
+  if (options.encode.word_ids) function(out.tokens.word_ids, 1);
+}
+
+// Room for the tokens of ordinary text (4 to 5 bytes each in English), so that buffers seldom grow.
+void reserve(const BatchOptions& options, std::size_t num_bytes, Batch& out) {
+  for_each_output(options, out,
+                  [&](auto& values, std::size_t per_token) { values.reserve(per_token * (num_bytes / 4 + 16)); });
+}
+
+// One thread, and ids as the tokenizer writes them: they are where they belong at once.
+void encode_in_place(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
+                     UnitPlanner& planner, Workspace& workspace, Batch& out) {
+  std::vector<Unit>& units = workspace.units;
+  Placer placer;
+  for (planner.next(1, units); !units.empty(); planner.next(1, units)) {
+    encode_unit(tokenizer, texts, options.encode, options.around, workspace.arenas[0], out.tokens, units[0],
+                out.cu_seqlens.data());
+    placer.place(units[0]);
+    place_others(units[0], out.tokens, options, out);
+  }
+}
+
+void encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
+                      std::size_t num_threads, UnitPlanner& planner, Workspace& workspace, Batch& out) {
+  const std::size_t units_per_round = num_threads == 1 ? 1 : num_threads * kUnitsPerRound;
+  std::vector<Unit>& units = workspace.units;
+  Placer placer;
+  for (planner.next(units_per_round, units); !units.empty(); planner.next(units_per_round, units)) {
+    for (Arena& arena : workspace.arenas) arena.clear();
+    parallel_for(units.size(), num_threads, [&](std::size_t index, std::size_t worker) {
+      Arena& arena = workspace.arenas[worker];
+      units[index].worker = worker;
+      encode_unit(tokenizer, texts, options.encode, options.around, arena, arena.tokens, units[index],
+                  out.cu_seqlens.data());
+    });
+    for (Unit& unit : units) placer.place(unit);
+    for_each_output(options, out, [&](auto& values, std::size_t per_token) {
+      const std::size_t added = per_token * placer.num_tokens() - values.size();
+      values.room(added);
+      values.commit(added);
+    });
+    parallel_for(units.size(), num_threads, [&](std::size_t index, std::size_t) {
+      const Tokens& from = workspace.arenas[units[index].worker].tokens;
+      place_ids(units[index], from, options, out);
+      place_others(units[index], from, options, out);
+    });
   }
 }
 
 }  // namespace
 
-std::size_t plan_threads(std::size_t num_bytes, std::size_t num_texts, std::size_t num_threads) {
-  if (num_threads == 0) {
-    num_threads = num_bytes / kMinBytesPerThread;
-    // Asking the system for its processors takes longer than encoding a sentence: ask only where it matters.
-    if (num_threads > 1) num_threads = std::min<std::size_t>(num_threads, std::thread::hardware_concurrency());
-  }
-  return std::max<std::size_t>(1, std::min(num_threads, num_texts));
-}
+void encode_batch(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
+                  Batch& out) {
+  for (auto* values : {&out.tokens.ids, &out.tokens.offsets, &out.tokens.word_ids}) values->clear();
+  for (auto* values : {&out.wide_ids, &out.cu_seqlens}) values->clear();
+  out.cu_seqlens.append(num_texts + 1, 0);
 
-void encode_batch(const Tokenizer& tokenizer, const std::vector<TextView>& texts, const EncodeOptions& wanted,
-                  std::size_t num_threads, Batch& out) {
-  out.cu_seqlens.clear();
-  out.cu_seqlens.reserve(texts.size() + 1);
-  out.cu_seqlens.push_back(0);
-  std::size_t num_bytes = 0;
-  for (const TextView& text : texts) num_bytes += text.size_bytes();
-  num_threads = plan_threads(num_bytes, texts.size(), num_threads);
-  if (num_threads == 1) {
-    Scratch scratch;
-    reserve(out.tokens, num_bytes, wanted);
-    encode_range(tokenizer, texts, 0, texts.size(), wanted, scratch, out);
-    return;
+  const std::size_t num_bytes = total_cost(texts, num_texts, options.encode.max_tokens);
+  const WorkPlan plan = plan_work(num_bytes, options.num_threads);
+  UnitPlanner planner(tokenizer, texts, num_texts, options.encode, plan.unit_bytes, true);
+  const Workspace::Lease workspace(plan.num_threads);
+  const bool in_place = plan.num_threads == 1 && !options.wide_ids;
+  // All in one round: what is needed is known before it is allocated.
+  if (in_place || num_bytes > plan.num_threads * kUnitsPerRound * plan.unit_bytes) reserve(options, num_bytes, out);
+  if (in_place) {
+    encode_in_place(tokenizer, texts, options, planner, *workspace, out);
+  } else {
+    encode_in_rounds(tokenizer, texts, options, plan.num_threads, planner, *workspace, out);
   }
-
-  std::vector<Unit> units = make_units(texts);
-  num_threads = std::min(num_threads, units.size());
-  std::atomic<std::size_t> next_unit{0};
-  std::vector<std::exception_ptr> errors(num_threads);
-  const auto work = [&](std::size_t thread) {
-    try {
-      Scratch scratch;
-      for (std::size_t i; (i = next_unit.fetch_add(1, std::memory_order_relaxed)) < units.size();) {
-        encode_range(tokenizer, texts, units[i].first_text, units[i].last_text, wanted, scratch, units[i].result);
-      }
-    } catch (...) {
-      errors[thread] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(num_threads - 1);
-  try {
-    while (threads.size() + 1 < num_threads) threads.emplace_back(work, threads.size() + 1);
-  } catch (const std::system_error&) {
-    // The system gives no further thread: those there are do the work.
-  }
-  work(0);
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-  join_units(units, out);
+  for_each_output(options, out, [](auto& values, std::size_t) { values.shrink(); });
 }
 
 }  // namespace bert_fast::wordpiece

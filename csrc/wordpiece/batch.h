@@ -3,24 +3,29 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "wordpiece/tokenizer.h"
+#include "wordpiece/units.h"
 
 namespace bert_fast::wordpiece {
 
 struct Batch {
   Tokens tokens;                    // of all texts, in order
+  Buffer<std::int64_t> wide_ids;    // in place of tokens.ids, where asked for
   Buffer<std::int64_t> cu_seqlens;  // texts + 1 entries: where each text's tokens start, and the end
 };
 
-// Number of threads that encode_batch would use for that many bytes; num_threads as there.
-std::size_t plan_threads(std::size_t num_bytes, std::size_t num_texts, std::size_t num_threads);
+struct BatchOptions {
+  EncodeOptions encode;  // max_tokens counts tokens of the text, not those around it
+  Around around;         // these have offsets (0, 0) and word id -1
+  bool wide_ids = false;
+  std::size_t num_threads = 0;  // 0: as many as the calling thread has processors and the batch is worth
+};
 
-// Tokens of all texts; the result does not depend on the number of threads. num_threads: 0 means as many as the
-// hardware has and the batch is worth, 1 the calling thread alone. Threads live no longer than the call, so a process
-// may fork.
-void encode_batch(const Tokenizer& tokenizer, const std::vector<TextView>& texts, const EncodeOptions& wanted,
-                  std::size_t num_threads, Batch& out);
+// Tokens of all texts in place of what `out` had; the result does not depend on the number of threads. Long texts are
+// cut at safe places and shared as well. Besides the result, memory is needed for the tokens of 2 MB of text per
+// thread. Throws what Tokenizer::encode throws, and std::bad_alloc; `out` holds no result then.
+void encode_batch(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
+                  Batch& out);
 
 }  // namespace bert_fast::wordpiece

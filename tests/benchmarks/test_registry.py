@@ -12,7 +12,7 @@ import torch
 from benchmarks.case import KernelCase
 from benchmarks.kernels import check_case
 from benchmarks.record import ROOT
-from benchmarks.registry import CASES, FUSED_CASES, family_names, kernel_cases
+from benchmarks.registry import CASES, FUSED_CASES, TOKENIZER_CASES, family_names, kernel_cases
 from tests.benchmarks.conftest import FAMILY
 
 SIZES = ("gpu", "cpu", "small")
@@ -20,7 +20,9 @@ SIZES = ("gpu", "cpu", "small")
 
 def test_names_are_unique_and_say_the_family() -> None:
     for size in SIZES:
-        names = [case.name for case in kernel_cases(size)] + [case.name for case in (*CASES, *FUSED_CASES)]
+        names = [case.name for case in kernel_cases(size)] + [
+            case.name for case in (*CASES, *FUSED_CASES, *TOKENIZER_CASES)
+        ]
         assert [name for name, count in Counter(names).items() if count > 1] == []
     for name in family_names():
         assert {case.family for case in kernel_cases("gpu", [name])} <= {name}
@@ -65,4 +67,4 @@ def test_every_case_has_its_entry_for_pytest_benchmark() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     collected = {line.split("[", 1)[1][:-1] for line in done.stdout.splitlines() if "[" in line and "::" in line}
-    assert collected >= {case.name for case in (*CASES, *kernel_cases("gpu"), *kernel_cases("small"))}
+    assert collected >= {case.name for case in (*CASES, *TOKENIZER_CASES, *kernel_cases("gpu"), *kernel_cases("small"))}

@@ -100,27 +100,38 @@ def test_pickling_and_copying(ours: Callable[..., BertTokenizer], theirs: Callab
         same(duplicate, theirs()(TEXTS, PAIRS, **call))
 
 
-def test_origins_are_found_when_asked_for(ours: Callable[..., BertTokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins_are_found_when_asked_for(ours: Callable[..., BertTokenizer]) -> None:
     tokenizer = copy.deepcopy(ours())
-    calls = []
+    calls: list[tuple[str, dict[str, Any]]] = []
 
     class Spy:
         def __init__(self, engine: Any) -> None:
             self.engine = engine
 
-        def encode(self, texts: Any, **options: Any) -> Any:
-            calls.append(options)
-            return self.engine.encode(texts, **options)
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
+                calls.append((name, options))
+                return getattr(self.engine, name)(*arguments, **options)
+
+            return call
 
     tokenizer._engine = Spy(tokenizer._engine)  # type: ignore[assignment]
-    encoding = tokenizer(TEXTS, padding=True)
-    assert calls == [{"offsets": False, "word_ids": False}]
-    encoding.word_ids(0)
-    encoding.tokens(1)
-    assert calls[1:] == [{"offsets": True, "word_ids": True}]
+    origins = ("encode", {"offsets": True, "word_ids": True})
+    for options, method in (
+        ({"padding": True}, "encode"),
+        ({"padding": True, "return_tensors": "np"}, "encode_rows"),
+        ({}, "encode_lists"),
+    ):
+        calls.clear()
+        encoding = tokenizer(TEXTS, **options)
+        assert [name for name, _ in calls] == [method]
+        assert not calls[0][1].get("offsets")
+        encoding.word_ids(0)
+        encoding.tokens(1)
+        assert [call for call in calls[1:] if call[0] != "normalize"] == [origins]
     calls.clear()
     tokenizer(TEXTS, return_offsets_mapping=True).word_ids(0)
-    assert calls == [{"offsets": True, "word_ids": True}]
+    assert [call for call in calls if call[0] != "normalize"] == [origins]
 
 
 def test_offsets_point_at_the_text(ours: Callable[..., BertTokenizer]) -> None:

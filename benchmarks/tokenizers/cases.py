@@ -1,0 +1,83 @@
+"""THE list of tokenizer cases: which texts, which form of output, who takes part.
+
+Importing this module imports no torch and no tokenizer.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.tokenizers.contestants import CONTESTANTS
+
+__all__ = ["CASES", "Entrant", "TokenizerCase"]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contestant in one form; a case may have one contestant in several."""
+
+    label: str
+    contestant: str
+    form: str
+
+
+@dataclass(frozen=True)
+class TokenizerCase:
+    """Texts in one form of output.
+
+    entrants: the first is what the others are compared with. batch_size: texts of one call, at most.
+    texts_per_round: fewer than the corpus gives. clock: "cpu" (of the process, which is pinned to one CPU) or "wall".
+    is_primed: every entrant has met the very texts before, untimed: for what caches do.
+    """
+
+    corpus: str
+    form: str
+    entrants: tuple[Entrant, ...]
+    batch_size: int = 128
+    texts_per_round: int | None = None
+    clock: str = "cpu"
+    is_primed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Stable name used in results and on the command line."""
+        return f"tokenizer/{self.corpus}/{self.form}{'/again' if self.is_primed else ''}"
+
+
+def _all(form: str) -> tuple[Entrant, ...]:
+    return tuple(Entrant(name, name, form) for name in CONTESTANTS)
+
+
+_THREADS = (
+    Entrant("bert_fast", "bert_fast", "two_threads"),
+    Entrant("bert_fast, one thread", "bert_fast", "one_thread"),
+    Entrant("nanotoken", "nanotoken", "two_threads"),
+    Entrant("splintr", "splintr", "two_threads"),
+    Entrant("tokie", "tokie", "two_threads"),
+)
+_ORIGINS = (
+    Entrant("bert_fast", "bert_fast", "arrays"),
+    Entrant("bert_fast, offsets", "bert_fast", "offsets"),
+    Entrant("bert_fast, word ids", "bert_fast", "word_ids"),
+    Entrant("bert_fast, both", "bert_fast", "origins"),
+    Entrant("tokenizers", "tokenizers", "origins"),
+)
+
+CASES = (
+    TokenizerCase("en_docs", "arrays", _all("arrays")),
+    TokenizerCase("en_docs", "padded", _all("padded")),
+    TokenizerCase("en_docs", "lists", _all("lists")),
+    TokenizerCase("en_short", "one", _all("one")),
+    TokenizerCase("zh_docs", "arrays", _all("arrays")),
+    TokenizerCase("multi_docs", "arrays", _all("arrays")),
+    TokenizerCase("code_docs", "arrays", _all("arrays")),
+    TokenizerCase("tweets", "arrays", _all("arrays"), batch_size=1024),
+    TokenizerCase("en_11", "one", _all("one"), texts_per_round=3000),
+    TokenizerCase("en_128", "one", _all("one")),
+    TokenizerCase("en_docs", "threads", _THREADS, clock="wall"),
+    TokenizerCase("en_docs", "origins", _ORIGINS),
+    # Beyond the goals.
+    TokenizerCase("en_docs_cased", "arrays", _all("arrays")),
+    TokenizerCase("en_long", "arrays", _all("arrays")),
+    TokenizerCase("en_short", "arrays", _all("arrays"), batch_size=1024),
+    TokenizerCase("zh_docs", "lists", _all("lists")),
+    TokenizerCase("en_docs", "arrays", _all("arrays")[:4], is_primed=True),
+)

@@ -1,0 +1,284 @@
+"""Tokenizers by one set of names: what each of them is called with for each form of output.
+
+`load(name, vocabulary)` makes a fresh tokenizer and returns its forms, functions of a list of texts (of one text for
+"one"); a form that a tokenizer does not offer is missing:
+    arrays   (ids [N], boundaries [n + 1]), NumPy arrays
+    padded   {"input_ids", "attention_mask", "token_type_ids"}, int64 [n, 512]; longer texts cut, shorter ones padded
+    lists    a list of ints for each text
+    one      a list of ints
+    offsets, word_ids, origins   arrays, with (start, stop) of every token, its word's number, or both
+Texts get [CLS] and [SEP], except from those who know of none (`HAS_NO_SPECIAL_TOKENS`).
+"""
+
+import functools
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tokenizers.corpora import Vocabulary
+
+__all__ = [
+    "CONTESTANTS",
+    "HAS_NO_SPECIAL_TOKENS",
+    "MAX_LENGTH",
+    "PEERS",
+    "Forms",
+    "load",
+    "missing",
+    "module",
+    "provide_tokenizer_json",
+    "tokenizer_json",
+    "version",
+]
+
+Forms = dict[str, Callable[[Any], Any]]
+MAX_LENGTH = 512
+HAS_NO_SPECIAL_TOKENS = frozenset({"blingfire", "kitoken"})
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def load(name: str, vocabulary: Vocabulary) -> Forms:
+    """A fresh tokenizer. ImportError where it is not installed, ValueError where it cannot have the vocabulary."""
+    return _LOADERS[name](vocabulary)
+
+
+def missing(name: str) -> str | None:
+    """Why a contestant cannot take part, or None."""
+    module = _MODULES[name]
+    return (
+        None
+        if importlib.util.find_spec(module) is not None
+        else f"the package {_PACKAGES.get(name, name)} is not installed"
+    )
+
+
+def module(name: str) -> str:
+    """What to import."""
+    return _MODULES[name]
+
+
+def version(name: str) -> str:
+    """Of the package."""
+    return metadata.version(_PACKAGES.get(name, name))
+
+
+def _bert_fast(vocabulary: Vocabulary) -> Forms:
+    from bert_fast.tokenization import BertTokenizer
+
+    tokenizer = BertTokenizer(vocabulary.path, do_lower_case=vocabulary.lowercase, model_max_length=None)
+    ragged = tokenizer.encode_ragged
+    padding = dict(padding="max_length", truncation=True, max_length=MAX_LENGTH, return_tensors="np")
+    return {
+        "arrays": lambda texts: ragged(texts)[:2],
+        "padded": lambda texts: tokenizer(texts, **padding),
+        "lists": tokenizer.encode,
+        "one": tokenizer.encode,
+        "offsets": functools.partial(ragged, return_offsets_mapping=True),
+        "word_ids": functools.partial(ragged, return_word_ids=True),
+        "origins": functools.partial(ragged, return_offsets_mapping=True, return_word_ids=True),
+        "one_thread": functools.partial(ragged, num_threads=1),
+        "two_threads": functools.partial(ragged, num_threads=2),
+    }
+
+
+_provided: dict[Vocabulary, str] = {}
+
+
+def provide_tokenizer_json(vocabulary: Vocabulary, source: str) -> None:
+    """Spares this process making it, which needs `tokenizers`."""
+    _provided[vocabulary] = source
+
+
+@functools.cache
+def tokenizer_json(vocabulary: Vocabulary) -> str:
+    """The tokenizer.json that transformers would save for a vocabulary."""
+    if vocabulary in _provided:
+        return _provided[vocabulary]
+    import tokenizers
+    from tokenizers.processors import TemplateProcessing
+
+    tokens = vocabulary.path.read_text(encoding="utf-8").splitlines()
+    made = tokenizers.BertWordPieceTokenizer(str(vocabulary.path), lowercase=vocabulary.lowercase)
+    made._tokenizer.add_special_tokens(list(SPECIAL))
+    made._tokenizer.post_processor = TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, tokens.index(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return str(made.to_str())
+
+
+def _tokenizers(vocabulary: Vocabulary) -> Forms:
+    import tokenizers
+
+    source = tokenizer_json(vocabulary)
+    plain, padding = tokenizers.Tokenizer.from_str(source), tokenizers.Tokenizer.from_str(source)
+    padding.enable_truncation(MAX_LENGTH)
+    padding.enable_padding(length=MAX_LENGTH)
+
+    def arrays(texts: list[str], encode: Any = plain.encode_batch_fast) -> Any:
+        return _joined([encoding.ids for encoding in encode(texts)])
+
+    def padded(texts: list[str]) -> Any:
+        rows = padding.encode_batch_fast(texts)
+        names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        return {key: np.array([getattr(row, name) for row in rows]) for key, name in names.items()}
+
+    def origins(texts: list[str]) -> Any:
+        rows = plain.encode_batch(texts)
+        words = [-1 if word is None else word for row in rows for word in row.word_ids]
+        return *_joined([row.ids for row in rows]), np.array([o for row in rows for o in row.offsets]), np.array(words)
+
+    return {
+        "arrays": arrays,
+        "padded": padded,
+        "lists": lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts)],
+        "one": lambda text: plain.encode(text).ids,
+        "origins": origins,
+    }
+
+
+def _nanotoken(vocabulary: Vocabulary) -> Forms:
+    import nanotoken
+
+    tokenizer = nanotoken.Tokenizer.from_json(tokenizer_json(vocabulary))
+
+    def arrays(texts: list[str], parallel: bool = False) -> Any:
+        ragged = tokenizer.encode_batch(texts, parallel=parallel)
+        return ragged.ids, ragged.offsets
+
+    return {
+        "arrays": arrays,
+        "padded": lambda texts: tokenizer.encode_batch_padded(
+            texts, max_length=MAX_LENGTH, padding="max_length", parallel=False
+        ),
+        "lists": lambda texts: tokenizer.encode_batch_list(texts, parallel=False),
+        "one": lambda text: tokenizer.encode(text).tolist(),
+        "two_threads": functools.partial(arrays, parallel=True),
+    }
+
+
+def _splintr(vocabulary: Vocabulary) -> Forms:
+    import splintr
+
+    tokenizer = splintr.from_json_bytes(tokenizer_json(vocabulary).encode())
+
+    def arrays(texts: list[str]) -> Any:
+        ids, boundaries = tokenizer.encode_batch_flat(texts)
+        return np.frombuffer(ids, np.uint32), np.frombuffer(boundaries, np.uint64)
+
+    return {"arrays": arrays, "lists": tokenizer.encode_batch, "one": tokenizer.encode, "two_threads": arrays}
+
+
+def _tokie(vocabulary: Vocabulary) -> Forms:
+    import tokie
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(tokenizer_json(vocabulary), encoding="utf-8")
+        tokenizer, padding = tokie.Tokenizer.from_json(str(path)), tokie.Tokenizer.from_json(str(path))
+    padding.enable_truncation(MAX_LENGTH)
+    padding.enable_padding(length=MAX_LENGTH)
+
+    def arrays(texts: list[str]) -> Any:
+        ids, lengths = tokenizer.encode_batch_flat(texts)
+        return ids, _boundaries(lengths)
+
+    def padded(texts: list[str]) -> Any:
+        rows = padding.encode_batch(texts)
+        names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        return {key: np.array([getattr(row, name) for row in rows], np.int64) for key, name in names.items()}
+
+    return {
+        "arrays": arrays,
+        "padded": padded,
+        "lists": lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)],
+        "one": lambda text: tokenizer.encode(text).ids,
+        "two_threads": arrays,
+    }
+
+
+def _flash(vocabulary: Vocabulary) -> Forms:
+    import flash_tokenizer
+
+    # Its max_length is that of the longest word as well as that of a row, so rows that stay whole need a large one.
+    large = flash_tokenizer.BertTokenizerFlash(str(vocabulary.path), vocabulary.lowercase, 1_000_000)
+    core = large.tokenizer
+
+    def padded(texts: list[str]) -> Any:
+        return large(texts, padding="max_length", max_length=MAX_LENGTH, return_tensors="np", do_multiprocess=False)
+
+    def lists(texts: list[str]) -> Any:
+        return core.batch_encode(texts, "longest", -1, False)
+
+    return {
+        "arrays": lambda texts: _joined(lists(texts)),
+        "padded": padded,
+        "lists": lists,
+        "one": lambda text: core.encode(text, "longest", -1),
+    }
+
+
+def _blingfire(vocabulary: Vocabulary) -> Forms:
+    import blingfire
+
+    model = {
+        "bert-base-uncased": "bert_base_tok.bin",
+        "bert-base-cased": "bert_base_cased_tok.bin",
+        "bert-base-chinese": "bert_chinese.bin",
+        "bert-base-multilingual-cased": "bert_multi_cased.bin",
+    }[vocabulary.name]
+    handle = blingfire.load_model(str(Path(blingfire.__file__).with_name(model)))
+    unknown = vocabulary.path.read_text(encoding="utf-8").splitlines().index("[UNK]")
+
+    def one(text: str) -> Any:
+        return blingfire.text_to_ids(handle, text, len(text) + 1, unknown, True)
+
+    return {
+        "arrays": lambda texts: _joined([one(text) for text in texts]),
+        "lists": lambda texts: [one(text).tolist() for text in texts],
+        "one": lambda text: one(text).tolist(),
+    }
+
+
+def _kitoken(vocabulary: Vocabulary) -> Forms:
+    import kitoken
+
+    tokenizer = kitoken.Kitoken.from_tokenizers(tokenizer_json(vocabulary).encode())
+    return {
+        "arrays": lambda texts: _joined(tokenizer.encode_all(texts, True)),
+        "lists": lambda texts: tokenizer.encode_all(texts, True),
+        "one": lambda text: tokenizer.encode(text, True),
+    }
+
+
+def _joined(rows: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows one after the other, and their boundaries."""
+    return np.concatenate([np.asarray(row, np.uint32) for row in rows]), _boundaries([len(row) for row in rows])
+
+
+def _boundaries(lengths: Any) -> np.ndarray:
+    boundaries = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=boundaries[1:])
+    return boundaries
+
+
+_LOADERS: dict[str, Callable[[Vocabulary], Forms]] = {
+    "bert_fast": _bert_fast,
+    "nanotoken": _nanotoken,
+    "splintr": _splintr,
+    "tokie": _tokie,
+    "flash": _flash,
+    "blingfire": _blingfire,
+    "kitoken": _kitoken,
+    "tokenizers": _tokenizers,
+}
+CONTESTANTS = tuple(_LOADERS)
+PEERS = CONTESTANTS[1:]
+_PACKAGES = {"bert_fast": "bert_fast", "splintr": "splintr-rs", "flash": "flash-tokenizer"}
+_MODULES = {name: {"flash": "flash_tokenizer"}.get(name, name) for name in CONTESTANTS}

@@ -1,0 +1,158 @@
+"""Texts that tokenizers are timed on: real ones of `../shared/data` and Python's own library, cut into rounds.
+
+No text comes twice: a corpus is shuffled and dealt out into slices, one for each round. Nothing is recombined, so words
+have their real distribution, rare ones included.
+"""
+
+import random
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CORPORA", "DATA", "Corpus", "Vocabulary", "pieces", "slices"]
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DOCUMENT_BYTES = 2000
+LONG_BYTES = 250_000
+CODE_BYTES = 3_500_000  # of the standard library, which is larger: about as much as there is English
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A published BERT vocabulary."""
+
+    name: str
+    lowercase: bool
+
+    @property
+    def path(self) -> Path:
+        """Its vocab.txt."""
+        return DATA / "vocab" / self.name / "vocab.txt"
+
+
+UNCASED = Vocabulary("bert-base-uncased", lowercase=True)
+CASED = Vocabulary("bert-base-cased", lowercase=False)
+CHINESE = Vocabulary("bert-base-chinese", lowercase=True)
+MULTILINGUAL = Vocabulary("bert-base-multilingual-cased", lowercase=False)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts of one kind and the vocabulary that belongs to them. `read` raises OSError where they are not there.
+
+    after: another corpus with the same vocabulary, which tokenizers meet before, uncounted: what there is of this one
+    would not fill a cache of words as long use does.
+    """
+
+    name: str
+    what: str  # for tables
+    vocabulary: Vocabulary
+    read: Callable[[], list[str]]
+    after: str | None = None
+
+
+def slices(texts: list[str], count: int, seed: int) -> list[list[str]]:
+    """`count` disjoint slices of as many texts each, shuffled as the seed decides. ValueError if there are too few."""
+    if len(texts) < count:
+        raise ValueError(f"texts: expected at least {count}, one for each slice, got {len(texts)}")
+    order = list(texts)
+    random.Random(seed).shuffle(order)
+    size = len(order) // count
+    return [order[i * size : (i + 1) * size] for i in range(count)]
+
+
+def pieces(lines: Iterable[str], num_bytes: int, joint: str = " ") -> Iterator[str]:
+    """Consecutive lines joined until they have `num_bytes` of UTF-8; what is left over at the end is dropped."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        piece.append(line)
+        size += len(line.encode()) + len(joint)
+        if size >= num_bytes:
+            yield joint.join(piece)
+            piece, size = [], 0
+
+
+def windows(lines: Iterable[str], num_bytes: int) -> Iterator[str]:
+    """Consecutive whole words between single spaces, of exactly `num_bytes` of UTF-8 together; none overlap."""
+    for line in lines:
+        words = line.split()
+        start = 0
+        while start < len(words):
+            stop, size = start, -1
+            while stop < len(words) and size < num_bytes:
+                size += len(words[stop].encode()) + 1
+                stop += 1
+            if size == num_bytes:
+                yield " ".join(words[start:stop])
+            start = stop if size == num_bytes else start + 1
+
+
+def _lines(*names: str) -> list[str]:
+    text = "\n".join((DATA / name).read_text(encoding="utf-8") for name in names)
+    return [line for line in text.split("\n") if line]
+
+
+def _books() -> list[str]:
+    return _lines("pretrain_en/books_train.txt", "pretrain_en/books_valid.txt")
+
+
+def _paragraphs(num_bytes: int) -> Iterator[str]:
+    return windows([" ".join(_books())], num_bytes)
+
+
+def _short() -> list[str]:
+    return list(dict.fromkeys(line for line in _books() if 100 <= len(line.encode()) <= 300))
+
+
+def _social() -> list[str]:
+    return list(dict.fromkeys(_lines("text_social/tweets.txt", "text_social/youtube_comments_emoji.txt")))
+
+
+def _chinese() -> list[str]:
+    return list(pieces(_lines("text_zh/wiki_zh_cmrc2018_dev.txt"), DOCUMENT_BYTES, ""))
+
+
+def _languages() -> list[str]:
+    folder = DATA / "text_multilingual" / "udhr"
+    names = sorted(str(path.relative_to(DATA)) for path in folder.glob("*.txt"))
+    if not names:
+        raise FileNotFoundError(f"{folder}: no texts")
+    return [text for name in names for text in pieces(_lines(name), DOCUMENT_BYTES)]
+
+
+def _code() -> list[str]:
+    """Python's standard library (its own files, not packages): indentation and line ends as they are."""
+    library = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(p for p in library.rglob("*.py") if not {"site-packages", "dist-packages", "test"} & set(p.parts))
+    random.Random(0).shuffle(paths)
+    texts: list[str] = []
+    size = 0
+    for path in paths:
+        if size > CODE_BYTES:
+            break
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError:
+            continue
+        texts += pieces(lines, DOCUMENT_BYTES, "\n")
+        size = len(texts) * DOCUMENT_BYTES
+    return texts
+
+
+CORPORA = {
+    corpus.name: corpus
+    for corpus in (
+        Corpus("en_docs", "English books, 2 KB", UNCASED, lambda: list(pieces(_books(), DOCUMENT_BYTES))),
+        Corpus("en_docs_cased", "English books, 2 KB, cased", CASED, lambda: list(pieces(_books(), DOCUMENT_BYTES))),
+        Corpus("en_long", "English books, 250 KB", UNCASED, lambda: list(pieces(_books(), LONG_BYTES))),
+        Corpus("en_short", "English sentences, 100 to 300 bytes", UNCASED, _short),
+        Corpus("en_11", "English, 11 bytes", UNCASED, lambda: list(dict.fromkeys(_paragraphs(11)))),
+        Corpus("en_128", "English, 128 bytes", UNCASED, lambda: list(dict.fromkeys(_paragraphs(128)))),
+        Corpus("zh_docs", "Chinese Wikipedia, 2 KB", CHINESE, _chinese),
+        Corpus("multi_docs", "99 languages, 2 KB, multilingual cased", MULTILINGUAL, _languages),
+        Corpus("code_docs", "Python source, 2 KB", UNCASED, _code, after="en_docs"),
+        Corpus("tweets", "tweets and comments with emoji", UNCASED, _social, after="en_docs"),
+    )
+}

@@ -1,0 +1,33 @@
+"""Stored results of tokenizers: the newest line of each case, and the peers that count."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import read_lines
+from benchmarks.tokenizers.contestants import PEERS
+
+__all__ = ["Line", "best_peer", "newest", "newest_lines", "peers_of"]
+
+Line = dict[str, Any]
+
+
+def newest_lines(path: Path) -> dict[str, Line]:
+    """`newest` of one file; empty where it is not there."""
+    return newest(read_lines(path)) if path.exists() else {}
+
+
+def newest(lines: Iterable[Line]) -> dict[str, Line]:
+    """Case name -> its last line of kind "tokenizer"."""
+    return {line["case"]: line for line in lines if line.get("kind") == "tokenizer"}
+
+
+def peers_of(line: Line) -> dict[str, Line]:
+    """Name -> figures of all who are not bert_fast."""
+    return {name: entrant for name, entrant in line["entrants"].items() if name in PEERS}
+
+
+def best_peer(line: Line) -> str | None:
+    """The fastest peer whose ids are right: bert_fast is the fewest times as fast as it."""
+    right = {name: peer["ratio"] for name, peer in peers_of(line).items() if peer["differ"] == 0 and "ratio" in peer}
+    return min(right, key=lambda name: right[name], default=None)

@@ -1,0 +1,161 @@
+"""`bert-fast tokenize`: files or stdin, of any size, to a memory-mapped token store."""
+
+import argparse
+import contextlib
+import importlib.util
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bert_fast.data.tokenize_files import Report
+    from bert_fast.tokenization import BertTokenizer
+
+    Show = Callable[[Report], None]
+
+__all__ = ["add_arguments", "run"]
+
+_LINE_SECONDS = 10.0  # between lines of progress where there is no bar
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `bert-fast tokenize`."""
+    from bert_fast.data.text_sources import FORMATS
+
+    parser.description = textwrap.fill(
+        "Tokenizes texts of any size into a token store: a directory that training maps into memory. Memory use does "
+        "not grow with the input. When it is interrupted, killed, or the disk is full, the same command goes on where "
+        "it was; the store is then the same, byte for byte, as one made at a stroke.",
+        width=80,
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "formats:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in FORMATS.items())
+    parser.add_argument("files", nargs="+", metavar="FILE", help="read one after the other; - is stdin")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the store; made if it is not there")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--tokenizer", metavar="DIR", help="what save_pretrained wrote, or a tokenizer.json")
+    source.add_argument("--vocab", metavar="PATH", help="a vocab.txt, of an uncased model unless --cased")
+    parser.add_argument("--cased", action="store_true", help="with --vocab: keep case and accents")
+    parser.add_argument(
+        "--format", choices=["auto", *FORMATS], default="auto", help="default: by the ending of each name, else text"
+    )
+    parser.add_argument(
+        "--field", default="text", metavar="NAME", help="key or column of the text; default: %(default)s"
+    )
+    parser.add_argument(
+        "--errors", choices=["strict", "replace"], default="strict",
+        help="bytes that are not UTF-8 end the run with their place, or count as U+FFFD; default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=_natural, default=0, metavar="N", help="threads that tokenize; default: one per processor"
+    )
+    parser.add_argument(
+        "--checkpoint", type=_seconds, default=5.0, metavar="SECONDS", help="work that a crash may cost; default: 5"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tokenizes; returns 0, or 1 where something cannot be read or written, 130 when interrupted."""
+    from bert_fast.data import tokenize_files
+
+    done: list[Report] = []
+    try:
+        tokenizer = _tokenizer(arguments)
+        with _progress(arguments.quiet) as show:
+
+            def report(now: "Report") -> None:
+                done[:] = [now]
+                if show is not None:
+                    show(now)
+
+            store = tokenize_files(
+                arguments.files,
+                arguments.output,
+                tokenizer,
+                format=arguments.format,
+                field=arguments.field,
+                errors=arguments.errors,
+                num_threads=arguments.workers,
+                checkpoint_seconds=arguments.checkpoint,
+                report=report,
+            )
+    except (OSError, ValueError) as error:
+        print(f"bert-fast tokenize: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bert-fast tokenize: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    how = f"{_line(done[0])} in {done[0].seconds:.1f} s" if done else "was complete already"
+    print(f"{store.path}: {len(store):,} documents, {len(store.tokens):,} tokens; {how}")
+    return 0
+
+
+def _tokenizer(arguments: argparse.Namespace) -> "BertTokenizer":
+    from bert_fast.tokenization import BertTokenizer
+
+    if arguments.vocab is not None:
+        return BertTokenizer(arguments.vocab, do_lower_case=not arguments.cased)
+    if arguments.cased:
+        raise ValueError("--cased: goes with --vocab; what --tokenizer names knows it")
+    return BertTokenizer.from_pretrained(arguments.tokenizer)
+
+
+def _progress(is_quiet: bool) -> "AbstractContextManager[Show | None]":
+    """What shows how far the run is: nothing, a bar on a terminal if rich is installed, or a line now and then."""
+    if is_quiet:
+        return contextlib.nullcontext()
+    if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
+        return _bar()
+    return contextlib.nullcontext(_printer())
+
+
+@contextlib.contextmanager
+def _bar() -> "Iterator[Show]":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda report: bar.update(
+            task, description=_line(report), total=report.bytes_total, completed=report.bytes_read
+        )
+
+
+def _printer() -> "Show":
+    shown = time.monotonic()
+
+    def show(report: "Report") -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _LINE_SECONDS:
+            shown = time.monotonic()
+            print(f"bert-fast tokenize: {_share(report)}{_line(report)}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _share(report: "Report") -> str:
+    return f"{report.bytes_read / report.bytes_total:.0%}, " if report.bytes_total else ""
+
+
+def _line(report: "Report") -> str:
+    speed = report.text_bytes / 1e6 / max(report.seconds, 1e-9)
+    return f"{report.text_bytes / 1e6:,.0f} MB at {speed:.0f} MB/s"
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text}")
+    return value

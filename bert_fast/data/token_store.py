@@ -1,0 +1,197 @@
+"""`TokenStore`: tokenized texts in a directory, mapped into memory.
+
+    tokens.bin     ids of all documents, one behind the other: uint16, or int32 for vocabularies of more than 65,536
+    documents.bin  int64 [n + 1], document i has tokens[documents[i]:documents[i + 1]]
+    sentences.bin  int64 [s + 1], likewise for sentences, where the source has them; sentences have at least one token
+    store.json     what is in it and how it was made; written last, so that a store that has one is complete
+    progress.json  how far the store is, while it is written
+
+Two lines of text, a blank one and a third, tokenized to 4, 2 and 5 tokens, are two documents:
+
+    documents [0, 6, 11]    sentences [0, 4, 6, 11]
+
+All numbers are little-endian. No special tokens are stored: who trains puts them where a sequence begins and ends.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_fast.errors import StoreError
+from bert_fast.tokenization import BertTokenizer
+
+__all__ = ["FORMAT_VERSION", "TokenStore", "tokenizer_hash"]
+
+FORMAT_VERSION = 1
+TOKENS, DOCUMENTS, SENTENCES = "tokens.bin", "documents.bin", "sentences.bin"
+STORE, PROGRESS = "store.json", "progress.json"
+BOUNDARY_DTYPE = "<i8"
+
+
+def tokenizer_hash(tokenizer: BertTokenizer) -> str:
+    """SHA-256 of all that decides which ids a text gets: vocabulary, options and added tokens.
+
+    Names of special tokens, truncation and padding are not part of it.
+    """
+    options = dict(tokenizer._engine_options)
+    if options["strip_accents"] is None:
+        options["strip_accents"] = options["lowercase"]
+    options["never_split"] = sorted(set(options["never_split"]))
+    added = [(token.special, token.for_engine(token_id)) for token_id, token in tokenizer.added_tokens_decoder.items()]
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    state = [tokenizer.vocab_size, tokens, tokenizer.unk_token, sorted(options.items()), added]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+class TokenStore:
+    """A complete store of tokenized documents, read-only and mapped into memory: opening one costs no time.
+
+    `len(store)` is the number of documents, `store[i]` the ids of document i: a view into the map, [length], uint16 or
+    int32, without special tokens. Pickled stores are opened again by path, so workers of a DataLoader share the pages.
+
+    Attributes:
+        path: the directory.
+        tokens (uint16 or int32 [N]): the ids of all documents.
+        boundaries (int64 [n + 1]): document i is tokens[boundaries[i]:boundaries[i + 1]].
+        info: what store.json says.
+    """
+
+    path: Path
+    tokens: np.ndarray
+    boundaries: np.ndarray
+    info: dict[str, Any]
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], tokenizer: BertTokenizer | None = None) -> "TokenStore":
+        """Opens a store and sees that it is complete.
+
+        Args:
+            directory: where `tokenize_files` or `bert-fast tokenize` wrote it.
+            tokenizer: the tokenizer that it must have been made with; None: any.
+
+        Raises:
+            StoreError: there is no store, it is not finished, a file is missing or has another size, or it was made
+                with another tokenizer.
+        """
+        path = Path(directory)
+        info = read_info(path)
+        check_tokenizer(path, info, tokenizer)
+        store = cls.__new__(cls)
+        store.path, store.info = path, info
+        store.tokens = _map(path / TOKENS, info["dtype"], info["tokens"])
+        store.boundaries = _map(path / DOCUMENTS, BOUNDARY_DTYPE, info["documents"] + 1)
+        store._sentences = None
+        ends = [store.boundaries]
+        if info["sentences"] is not None:
+            store._sentences = _map(path / SENTENCES, BOUNDARY_DTYPE, info["sentences"] + 1)
+            ends.append(store._sentences)
+        for boundaries in ends:
+            if (boundaries[0], boundaries[-1]) != (0, info["tokens"]):
+                raise StoreError(
+                    f"{path}: is damaged: expected boundaries from 0 to {info['tokens']}, got {boundaries[0]} to "
+                    f"{boundaries[-1]}"
+                )
+        return store
+
+    _sentences: np.ndarray | None
+
+    def __init__(self) -> None:
+        raise TypeError("TokenStore: use TokenStore.open(directory)")
+
+    def __len__(self) -> int:
+        return len(self.boundaries) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start, stop = self._range(index)
+        return self.tokens[start:stop]
+
+    def __repr__(self) -> str:
+        return f"TokenStore({str(self.path)!r}, documents={len(self)}, tokens={len(self.tokens)})"
+
+    def __reduce__(self) -> Any:
+        return TokenStore.open, (str(self.path),)
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether a source told its sentences apart; if not, every document is one sentence."""
+        return self._sentences is not None
+
+    def sentences(self, index: int) -> np.ndarray:
+        """Where the sentences of a document begin and end in `tokens`: int64 [k + 1] for k sentences, k = 0 if empty.
+
+        Sentence j is tokens[result[j]:result[j + 1]].
+        """
+        start, stop = self._range(index)
+        if self._sentences is None:
+            return np.array([start, stop] if start < stop else [start], dtype=np.int64)
+        # Documents begin and end where sentences do, and no sentence is empty.
+        first, last = np.searchsorted(self._sentences, np.array([start, stop]))
+        return self._sentences[first : last + 1]
+
+    def _range(self, index: int) -> tuple[int, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index: expected -{len(self)} to {len(self) - 1}, got {index}")
+        index = index % len(self)
+        return int(self.boundaries[index]), int(self.boundaries[index + 1])
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """The content of store.json.
+
+    Raises:
+        StoreError: see `TokenStore.open`.
+    """
+    file = path / STORE
+    try:
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / PROGRESS).is_file():
+            raise StoreError(f"{path}: is not finished; run the command that began it once more") from None
+        raise StoreError(f"{path}: is not a token store: there is no {STORE}") from None
+    return parse_json(file, content)
+
+
+def parse_json(file: Path, content: bytes) -> dict[str, Any]:
+    """A JSON file of a store.
+
+    Raises:
+        StoreError: it is damaged, or of another version of the format.
+    """
+    try:
+        info = json.loads(content)
+        version = info["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file}: is damaged or not of a token store: {error!r}") from None
+    if version != FORMAT_VERSION:
+        raise StoreError(f"{file}: expected format_version {FORMAT_VERSION}, got {version!r}")
+    return info
+
+
+def check_tokenizer(path: Path, info: dict[str, Any], tokenizer: BertTokenizer | None) -> None:
+    """Raises StoreError if the store was made with another tokenizer."""
+    if tokenizer is not None and tokenizer_hash(tokenizer) != info["tokenizer"]:
+        raise StoreError(
+            f"{path}: was made with another tokenizer (vocabulary, options or added tokens): expected "
+            f"{tokenizer_hash(tokenizer)[:12]} (vocabulary of {len(tokenizer)}), got {info['tokenizer'][:12]} "
+            f"(vocabulary of {info['vocab_size']})"
+        )
+
+
+def _map(file: Path, dtype: str, length: int) -> np.ndarray:
+    """A file as an array [length] that cannot be written; without np.memmap, whose slices cost ten times as much."""
+    num_bytes = length * np.dtype(dtype).itemsize
+    try:
+        with open(file, "rb") as opened:
+            found = os.fstat(opened.fileno()).st_size
+            if found != num_bytes:
+                raise StoreError(f"{file}: expected {num_bytes} bytes, got {found}: the store is damaged")
+            if num_bytes == 0:  # cannot be mapped
+                return np.empty(0, dtype=dtype)
+            return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)
+    except FileNotFoundError:
+        raise StoreError(f"{file}: is missing: the store is damaged") from None

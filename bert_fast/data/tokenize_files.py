@@ -1,0 +1,222 @@
+"""`tokenize_files`: from texts of any size to a token store.
+
+One thread reads ahead, the tokenizer's threads work on a block of some MB, one thread writes behind. A handful of
+blocks is in memory at a time, whatever the size of the sources.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from bert_fast.data.text_blocks import Block, ReadOptions, Source
+from bert_fast.data.text_sources import find_sources, read_blocks
+from bert_fast.data.text_sources_lines import check_stream
+from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, read_info
+from bert_fast.data.token_store_writer import StoreWriter, check_same, describe
+from bert_fast.errors import StoreError
+from bert_fast.tokenization import BertTokenizer
+
+__all__ = ["Report", "tokenize_files"]
+
+_Item = TypeVar("_Item")
+_ITEMS_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far a run is.
+
+    Args:
+        bytes_read: of the sources, as they lie on the disk, those that earlier runs read among them.
+        bytes_total: size of all sources; None if one is a stream.
+        text_bytes: of text, tokenized by this run.
+        documents, tokens: in the store.
+        seconds: that this run took up to now.
+    """
+
+    bytes_read: int
+    bytes_total: int | None
+    text_bytes: int
+    documents: int
+    tokens: int
+    seconds: float
+
+
+def tokenize_files(
+    files: Sequence[str | os.PathLike[str]],
+    directory: str | os.PathLike[str],
+    tokenizer: BertTokenizer,
+    *,
+    format: str = "auto",
+    field: str = "text",
+    errors: str = "strict",
+    num_threads: int = 0,
+    block_bytes: int = 4 << 20,
+    checkpoint_seconds: float = 5.0,
+    report: Callable[[Report], None] | None = None,
+) -> TokenStore:
+    """Tokenizes files into a store, or goes on with one that an interrupted run of the same call left behind.
+
+    The store's bytes depend on the texts, their order, their names and the tokenizer alone: not on the number of
+    threads, the size of blocks, or interruptions. A store that is complete already is opened and returned.
+
+    Args:
+        files: paths, or "-" for stdin; read one after the other.
+        directory: of the store; made if it is not there.
+        tokenizer: makes the ids; no special tokens are added, and nothing is truncated.
+        format: "text", "lines", "jsonl", "parquet" (see `bert_fast.data.text_sources.FORMATS`), or "auto": by the
+            ending of each name.
+        field: key of the text in JSON lines, column of Parquet files.
+        errors: what bytes mean that are not UTF-8. "strict": an error, what comes before is kept; "replace": every
+            maximal invalid part counts as one U+FFFD, which a tokenizer with clean_text drops.
+        num_threads: of the tokenizer; 0: as many as there are processors.
+        block_bytes: about how much text is tokenized at a time.
+        checkpoint_seconds: how much time at most passes until what is written also survives a crash.
+        report: called after every block.
+
+    Raises:
+        OSError: a file cannot be read.
+        SourceError: a source is not what its format says; see `errors`.
+        StoreError: the directory holds something else, or a store that was begun with other files, options or another
+            tokenizer; another process writes it; it cannot be written (disk full). What was finished is kept.
+        ValueError: a wrong argument; an added token that the format's line ends would change.
+    """
+    sources = find_sources(files, format, field)
+    options = ReadOptions(field, errors, block_bytes)
+    _check_added_tokens(tokenizer, sources)
+    path = Path(directory)
+    description = describe(sources, tokenizer, field)
+    if not _is_complete(path, description, sources):
+        writer = StoreWriter(path, description)
+        try:
+            _run(writer, sources, options, tokenizer, num_threads, checkpoint_seconds, report)
+        finally:
+            writer.close()
+    return TokenStore.open(path, tokenizer)
+
+
+def _is_complete(path: Path, description: dict[str, object], sources: list[Source]) -> bool:
+    """Whether the store is there already. Streams are read to see that they are the same."""
+    if not (path / STORE).exists():
+        return False
+    info = read_info(path)
+    check_same(path, info, description)
+    for source, found in zip(sources, info["sources"], strict=True):
+        if source.is_stream:
+            check_stream(source, found["size"], found["crc32"])
+    (path / PROGRESS).unlink(missing_ok=True)  # a run was killed between its last two steps
+    return True
+
+
+def _run(
+    writer: StoreWriter,
+    sources: list[Source],
+    options: ReadOptions,
+    tokenizer: BertTokenizer,
+    num_threads: int,
+    checkpoint_seconds: float,
+    report: Callable[[Report], None] | None,
+) -> None:
+    begin = recorded = time.monotonic()
+    sizes = [source.size for source in sources]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    text_bytes = bytes_read = 0
+    written: Future[None] | None = None
+
+    def write(index: int, block: Block, ids: np.ndarray, cu_seqlens: np.ndarray) -> None:
+        nonlocal recorded
+        writer.add(index, block, ids, cu_seqlens)
+        if time.monotonic() - recorded >= checkpoint_seconds:
+            writer.record()
+            recorded = time.monotonic()
+
+    def wait_and_report() -> None:
+        if written is not None:
+            written.result()
+        if report is not None:
+            now, seconds = writer.progress, time.monotonic() - begin
+            report(Report(bytes_read, total, text_bytes, now.documents, now.tokens, seconds))
+
+    blocks = _read_all(sources, options, writer.progress.source, writer.progress.position)
+    with ThreadPoolExecutor(1, "write") as pool, contextlib.closing(_ahead(blocks)) as ready:
+        try:
+            for index, block in ready:
+                batch = tokenizer.encode_ragged(block.texts, add_special_tokens=False, num_threads=num_threads)
+                wait_and_report()
+                written = pool.submit(write, index, block, batch.ids, batch.cu_seqlens)
+                text_bytes += block.num_bytes
+                bytes_read = sum(size or 0 for size in sizes[:index]) + block.bytes_on_disk
+            wait_and_report()
+        except StoreError:
+            raise  # nothing more can be written
+        except BaseException:  # a broken byte, Ctrl-C: keep all that came before
+            if written is not None:
+                written.result()
+            writer.record()
+            raise
+    writer.finish(options.errors)
+
+
+def _read_all(
+    sources: list[Source], options: ReadOptions, first: int, position: Sequence[int]
+) -> Iterator[tuple[int, Block]]:
+    """Blocks of all sources with the index of their source, from a position in source `first` on."""
+    for index in range(first, len(sources)):
+        for block in read_blocks(sources[index], options, position if index == first else ()):
+            yield index, block
+
+
+def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
+    """The items, made by another thread, up to `_ITEMS_AHEAD` of them before they are asked for."""
+    ready: queue.Queue[tuple[_Item | None, BaseException | None]] = queue.Queue(_ITEMS_AHEAD)
+    is_closed = threading.Event()
+
+    def put(item: _Item | None, error: BaseException | None = None) -> bool:
+        while not is_closed.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put((item, error), timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    return
+            put(None)
+        except BaseException as error:  # raised where the item is asked for
+            put(None, error)
+
+    # A daemon: reading a pipe that nothing comes through cannot be interrupted, and must not delay the end.
+    threading.Thread(target=work, name="read", daemon=True).start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        is_closed.set()
+
+
+def _check_added_tokens(tokenizer: BertTokenizer, sources: list[Source]) -> None:
+    """Refuses added tokens that would match the line ends, which the texts of lines carry along as whitespace."""
+    if not any(source.format in ("text", "lines") for source in sources):
+        return
+    for token in tokenizer.get_added_vocab():
+        if "\n" in token or token != token.rstrip():
+            raise ValueError(
+                f"tokenizer: the added token {token!r} contains a line end or ends with a space; the formats 'text' "
+                "and 'lines' cannot tell it from the end of a line"
+            )

@@ -1,0 +1,61 @@
+// What the bindings of the WordPiece core share: the engine object, checked reading of arguments, arrays of results.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bindings/wordpiece_ints.h"
+#include "wordpiece/buffer.h"
+#include "wordpiece/tokenizer.h"
+
+namespace bert_fast::bindings {
+
+namespace py = pybind11;
+
+// The object behind `bert_fast._native.WordPiece`.
+struct Engine {
+  Engine(const std::vector<std::string_view>& vocab, wordpiece::TokenizerOptions options, std::size_t num_ids)
+      : tokenizer(vocab, std::move(options)), ints(num_ids) {}
+
+  const wordpiece::Tokenizer tokenizer;
+  IntObjects ints;  // for lists
+};
+
+// --- arguments: taken as they come and checked here, so that messages name them
+// ---------------------------------------
+
+// "texts[3]"
+std::string item_name(const char* argument, py::ssize_t index);
+[[noreturn]] void raise_type(const std::string& argument, const char* expected, py::handle actual);
+bool read_bool(const std::string& argument, py::handle object);
+// An int from 0 to `limit`.
+std::size_t read_size(const std::string& argument, py::handle object, long long limit);
+// UTF-8 of a str without lone surrogates; a view that lives as long as the object. Messages name `argument`, with the
+// index if that is not negative.
+std::string_view read_str(const char* argument, py::handle object, py::ssize_t index = -1);
+// The items of a sequence, held by a tuple of our own: what another thread does to a list does not matter any more.
+py::tuple own_items(const char* argument, const char* expected, py::handle sequence);
+
+// --- results
+// ----------------------------------------------------------------------------------------------------------
+
+// A NumPy array that owns the buffer: no copy.
+template <typename T>
+py::array_t<T> to_numpy(wordpiece::Buffer<T>&& values, std::vector<py::ssize_t> shape) {
+  values.room(1);  // an empty one has memory of its own, too
+  const py::capsule owner(values.data(), [](void* p) { std::free(p); });
+  return py::array_t<T>(std::move(shape), values.release(), owner);
+}
+
+// Adds the calls that turn texts into ids.
+void bind_calls(py::class_<Engine>& engine);
+
+}  // namespace bert_fast::bindings

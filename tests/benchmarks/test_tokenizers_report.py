@@ -1,0 +1,141 @@
+"""Stored results of tokenizers: goals met, missed and owed; tables; the page shows what is stored."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks import goals
+from benchmarks.record import RESULTS
+from benchmarks.tokenizers import __main__ as command
+from benchmarks.tokenizers import report
+from benchmarks.tokenizers.cases import CASES
+from benchmarks.tokenizers.goals import TOKENIZER_GOALS
+from benchmarks.tokenizers.stored import best_peer, newest, newest_lines
+
+
+def entrant(ratio: float | None = None, differ: int = 0, **figures: Any) -> dict[str, Any]:
+    made = {"mb_per_s": 100.0, "us": 1.0, "differ": differ, "version": "1.0"} | figures
+    return made if ratio is None else made | {"ratio": ratio}
+
+
+def line(case: str, **entrants: dict[str, Any]) -> dict[str, Any]:
+    labels = {"one_thread": "bert_fast, one thread", "word_ids": "bert_fast, word ids"}
+    labels |= {name: f"bert_fast, {name}" for name in ("offsets", "both")}
+    named = {labels.get(name, name): figures for name, figures in entrants.items()}
+    return {"kind": "tokenizer", "case": f"tokenizer/{case}", "time": "2026-01-02T03", "entrants": named}
+
+
+START = {"import_ms": 9.0, "load_ms": 12.5, "load_bytes": 3e6, "used_bytes": 8e6, "growth_bytes": 1e5}
+LINES = [
+    line(
+        "en_docs/arrays", bert_fast=entrant(), nanotoken=entrant(3.0), tokie=entrant(1.5, differ=4),
+        splintr=entrant(6.0),
+    ),
+    line("en_docs/padded", bert_fast=entrant(), nanotoken=entrant(2.5)),
+    line("zh_docs/arrays", bert_fast=entrant(), splintr=entrant(9.0)),
+    line("zh_docs/arrays", bert_fast=entrant(), splintr=entrant(3.0, mb_per_s=33.3)),
+    line("en_11/one", bert_fast=entrant(us=0.25), splintr=entrant(1.25, us=0.31)),
+    line("en_docs/threads", bert_fast=entrant(), one_thread=entrant(1.8), nanotoken=entrant(9.0)),
+    line(
+        "en_docs/origins", bert_fast=entrant(), offsets=entrant(1.6), word_ids=entrant(1.25),
+        both=entrant(2.5),
+    ),
+    line("start", bert_fast=START),
+]  # fmt: skip
+
+
+def test_the_best_peer_is_the_fastest_with_right_ids() -> None:
+    lines = newest(LINES)
+    assert best_peer(lines["tokenizer/en_docs/arrays"]) == "nanotoken"
+    assert best_peer(line("x", bert_fast=entrant(), tokie=entrant(2.0, differ=1))) is None
+
+
+def test_goals_are_met_missed_and_owed() -> None:
+    found = {}
+    for goal in TOKENIZER_GOALS:
+        for figure in goal.figures(LINES):
+            value = figure.value
+            found[figure.what] = value if value is None else (goal.shown(value), goal.is_met(value))
+    assert found == {
+        "en_docs/arrays: 100 MB/s, nanotoken 100": ("3.00x", True),
+        "en_docs/padded: 100 MB/s, nanotoken 100": ("2.50x", False),
+        "en_docs/lists": None,
+        "en_short/one": None,
+        "zh_docs/arrays: 100 MB/s, splintr 33": ("3.00x", False),
+        "multi_docs/arrays": None,
+        "code_docs/arrays": None,
+        "tweets/arrays": None,
+        "en_11/one: 0.250 us, splintr 0.310": ("0.80x", True),
+        "en_128/one": None,
+        "en_docs/threads: 100 MB/s, one thread 100": ("1.80x", True),
+        "en_docs/origins, offsets: 100 MB/s": ("0.62x", True),
+        "en_docs/origins, word ids: 100 MB/s": ("0.80x", True),
+        "en_docs/origins, both: 100 MB/s": ("0.40x", False),
+        "start, load_ms": ("12.5 ms", False),
+        "start, used_bytes": ("8.0 MB", True),
+        "start, growth_bytes": ("0.1 MB", True),
+    }
+    assert set(TOKENIZER_GOALS) <= set(goals.GOALS)
+    assert all(figure.value is None for goal in TOKENIZER_GOALS for figure in goal.figures([]))
+
+
+def test_goals_name_cases_that_exist() -> None:
+    names = {case.name for case in CASES} | {"tokenizer/start"}
+    for goal in TOKENIZER_GOALS:
+        for figure in goal.figures([]):
+            assert f"tokenizer/{figure.what.split(',')[0]}" in names
+
+
+def test_tables_show_the_newest_figures() -> None:
+    lines = newest(LINES)
+    table = report.goals_table(lines)
+    assert "| zh_docs/arrays: 100 MB/s, splintr 33 | >= 3.50x | 3.00x | **missed** |" in table
+    assert "| loading a vocabulary | start, load_ms | <= 10.0 ms | 12.5 ms | **missed** |" in table
+    assert table.count("| owed |") == 6
+    rendered = report.tables(lines)
+    assert "| English books, 2 KB | arrays | 100 | **100 (3.0x)** | 100 (6.0x) | 100 (1.5x) * |" in rendered["speed"]
+    assert "| English, 11 bytes | 0.250 |  | 0.310 |" in rendered["calls"]
+    assert "| bert_fast | 9 | 12.5 | 3.0 | 8.0 | 0.1 |" in rendered["start"]
+    assert "| en_docs/threads | bert_fast, one thread | 100 | wall | 1.80x |" in rendered["own"]
+    assert rendered["stages"] == rendered["instructions"] == "Nothing is stored."
+    assert set(report.tables({}).values()) == {"Nothing is stored.", report.goals_table({})}
+
+
+def test_stages_and_instructions_are_shown() -> None:
+    broken = {
+        "kind": "tokenizer", "case": "tokenizer/breakdown", "time": "2026-01-03", "ns_per_byte": {"real": 2.0},
+        "shares": {"calls": 0.0, "scan": 0.1, "words": 0.5, "misses": 0.4, "lists": 0.25},
+        "read_memory_gb_per_s": 20.0, "read_cache_gb_per_s": 100.0, "copy_memory_gb_per_s": 10.0,
+        "copy_cache_gb_per_s": 50.0,
+    }  # fmt: skip
+    counted = {"instructions_per_byte": 3.04, "estimated_cycles_per_byte": 4.0}
+    counted |= {"mispredicted_per_kb": 5.0, "first_cache_misses_per_kb": 6.0}
+    rendered = report.tables(newest([broken, line("instructions", bert_fast=counted)]))
+    assert "| longest match of words that are no entries | 40% | 0.800 | 1.2 |" in rendered["stages"]
+    assert "| beside it: read from memory | 2.5% | 0.050 | 20 |" in rendered["stages"]
+    assert "| bert_fast | 3.0 | 4.0 | 5.0 | 6.0 |" in rendered["instructions"]
+    assert "bert_fast 3.04 instructions/B" in report.shown(line("instructions", bert_fast=counted))
+    assert "scan" in report.shown(broken)
+    assert report.shown({"kind": "skipped", "case": "x", "reason": "no"}) == "x: skipped, no"
+
+
+def test_tables_stand_between_marks() -> None:
+    page = "a\n<!-- table: goals -->\nold\n<!-- end of table -->\nb\n<!-- table: start -->\n<!-- end of table -->\n"
+    written = report.page_with(page, {"goals": "new", "start": "table"})
+    assert written == page.replace("old", "new").replace("start -->\n", "start -->\ntable\n")
+    with pytest.raises(ValueError, match="expected one of"):
+        report.page_with("<!-- table: other -->\n<!-- end of table -->", {"goals": "new"})
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    page = report.PAGE.read_text(encoding="utf-8")
+    rendered = report.tables(newest_lines(RESULTS / "tokenizers.jsonl"))
+    assert all(f"<!-- table: {name} -->" in page for name in rendered)
+    assert report.page_with(page, rendered) == page, "run `python -m benchmarks.tokenizers --tables --write`"
+
+
+def test_the_command_shows_stored_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--goals"]) == 0
+    assert "| goal | case | wanted | measured |" in capsys.readouterr().out
+    assert command.main(["--tables"]) == 0
+    assert "instructions" in capsys.readouterr().out

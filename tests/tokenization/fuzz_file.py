@@ -1,0 +1,334 @@
+r"""Texts with the results of Hugging Face `tokenizers`, in a file that tests of any language read.
+
+    python -m tests.tokenization.fuzz_file write FILE [--texts N] [--seed N]   settings, texts, expected tokens
+    python -m tests.tokenization.fuzz_file check FILE                         our C++ core against it, in this process
+
+The library takes most of the time of a comparison, so it is asked once, and the C++ tests under sanitizers and the
+Python tests with every SIMD level read its answers. A file holds blocks, one for each setting: strings are a uint32
+length and bytes, arrays a uint64 count, a uint8 width in bytes and little-endian unsigned integers.
+
+    magic "wordpiece texts 1\n", then until the end blocks of:
+    name, prefix (strings); clean_text, handle_chinese_chars, strip_accents, lowercase (uint8 each)
+    max_word_chars, number of added tokens (arrays of one); each: content, array of id and four switches
+    vocabulary: array of ends, then one string of all tokens; texts: the same, UTF-8 with or without broken bytes
+    tokens: array of ends by text, ids, offsets (two a token, in code points), word ids
+"""
+
+import argparse
+import array
+import concurrent.futures
+import gc
+import hashlib
+import itertools
+import os
+import struct
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from . import fuzz_grammar, native_core
+from .fuzz_grammar import Setting, make_settings, make_texts
+from .native_core import make_native, tokenizers
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+MAGIC = b"wordpiece texts 1\n"
+NUM_TEXTS = 1_000_000  # of the grammar; sweeps over code points and real texts come on top
+SEED = 7
+SWITCHES = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
+Result = tuple[list[int], list[tuple[int, int]], list[int]]
+
+
+class Block(NamedTuple):
+    """One setting with texts and the tokens that the library makes of them."""
+
+    setting: Setting
+    texts: list[bytes]
+    ends: np.ndarray  # [n]: where each text's tokens end
+    ids: np.ndarray  # [N]
+    offsets: np.ndarray  # [N, 2]
+    word_ids: np.ndarray  # [N]
+
+    def result(self, index: int) -> Result:
+        part = slice(self.ends[index - 1] if index else 0, self.ends[index])
+        pairs = [(int(start), int(stop)) for start, stop in self.offsets[part]]
+        return self.ids[part].tolist(), pairs, self.word_ids[part].tolist()
+
+
+def file_key() -> str:
+    """Changes with whatever decides what a full file holds."""
+    sources = [Path(str(module.__file__)).read_bytes() for module in (sys.modules[__name__], fuzz_grammar, native_core)]
+    return hashlib.sha256(b"".join(sources) + tokenizers.__version__.encode()).hexdigest()[:16]
+
+
+def full_file() -> Path:
+    """Where the check runner puts the file with all texts."""
+    return ROOT / "build" / "fuzz" / f"wordpiece-{file_key()}.bin"
+
+
+# --- what is in it ----------------------------------------------------------------------------------------------------
+
+
+def code_point_settings() -> list[tuple[Setting, list[bytes]]]:
+    """Every code point alone, in a word, beside punctuation, an ideograph and combining marks; one list per setting."""
+    everywhere = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    # Planes without characters, ideographs, syllables and private use are alike within themselves: their ends are here.
+    alike = ((0x3480, 0x4D80), (0x4E80, 0x9F00), (0xAD00, 0xD700), (0xE100, 0xF800), (0x12400, 0x16800))
+    alike += ((0x17080, 0x1AF00), (0x20100, 0x2A600), (0x2A780, 0x2B700), (0x2B980, 0x2F780), (0x2FA80, 0xE0000))
+    special = [c for c in everywhere if c < 0xE0200 and not any(first <= c < last for first, last in alike)]
+    # Options change nothing about most letters without case: of these every fourth is taken.
+    changed = [c for c in special if c % 4 == 0 or chr(c) != unicodedata.normalize("NFD", chr(c)).lower()]
+    changed += [c for c in special if unicodedata.category(chr(c))[0] in "CMPZ" and c % 4]
+    vocab = ["[UNK]", *map(chr, special), *("##" + chr(c) for c in special)]
+    short, full = "a{0}b ", "{0} a{0}b {0}b! {0},a{0} 中{0}中 e\u0301{0}\u0323a \u200b{0}\u0301 "
+
+    def texts(shape: str, code_points: Sequence[int], per_text: int) -> list[bytes]:
+        pieces = [shape.format(chr(c)) for c in code_points]
+        return ["".join(pieces[i : i + per_text]).encode() for i in range(0, len(pieces), per_text)]
+
+    plans: list[tuple[str, dict[str, Any], str, list[int], int]] = []
+    for options in ({}, {"lowercase": False}):
+        plans.append(("inside a word", options, short, everywhere, 256))
+        plans.append(("in all places", options, full, special, 32))
+        plans.append(("alone", options, "{0}", special, 1))
+    for values in itertools.product((True, False), repeat=4):
+        plans.append(
+            ("with all options", dict(zip(SWITCHES, values, strict=True)), "a{0}b {0} e{0}\u0301 ", changed, 64)
+        )
+    return [(Setting(f"every code point {name}", vocab, options), texts(*plan)) for name, options, *plan in plans]
+
+
+def real_settings(data: Path) -> list[tuple[Setting, list[bytes]]]:
+    """Every line of every text file with each vocabulary, some of them also with the other case."""
+    if not data.is_dir():
+        return []
+    other = [line.encode() for line in dict.fromkeys(native_core.read_corpus(data))]
+    english = [*native_core.read_books(data), *native_core.read_labelled_texts(data)]
+    english_texts = [line.encode() for line in dict.fromkeys(english)]
+    real = []
+    for name in fuzz_grammar.VOCABULARIES:
+        vocab = native_core.read_vocab(data, name)
+        lowercase = name.endswith(("uncased", "chinese"))
+        texts = other + english_texts[:: 1 if name in ("bert-base-uncased", "bert-base-cased") else 4]
+        real.append((Setting(f"real texts, {name}", vocab, {"lowercase": lowercase}), texts))
+        real.append((Setting(f"real texts, {name}, other case", vocab, {"lowercase": not lowercase}), texts[::8]))
+    return real
+
+
+def plan_blocks(num_texts: int, seed: int) -> list[tuple[Setting, list[bytes] | int]]:
+    """Settings with their texts, or with the number of texts to make."""
+    settings = make_settings(DATA, seed)
+    plans: list[tuple[Setting, list[bytes] | int]] = []
+    num_seams = sum(setting.seams for setting in settings)
+    seam_count = min(num_texts // 1000, 1000)  # these are fifty times as long
+    count = -(-(num_texts - num_seams * seam_count) // (len(settings) - num_seams))
+    plans += [(setting, seam_count if setting.seams else count) for setting in settings]
+    if num_texts >= NUM_TEXTS:
+        plans += [*code_point_settings(), *real_settings(DATA)]
+    return plans
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def library_results(setting: Setting, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Ends, ids, offsets [2N] and word ids of the library; broken bytes count as U+FFFD, one for each invalid part."""
+    library = setting.make_library()
+    ids, offsets, word_ids = array.array("I"), array.array("I"), array.array("I")
+    ends = []
+    for start in range(0, len(texts), 1000):
+        batch = [text.decode(errors="replace") for text in texts[start : start + 1000]]
+        for encoding in library.encode_batch(batch, add_special_tokens=False):
+            ids.extend(encoding.ids)
+            offsets.extend(itertools.chain.from_iterable(encoding.offsets))
+            word_ids.extend(encoding.word_ids)
+            ends.append(len(ids))
+    return np.array(ends), *(np.frombuffer(values, np.uint32) for values in (ids, offsets, word_ids))
+
+
+def make_block(setting: Setting, texts: list[bytes] | int, seed: int) -> bytes:
+    if isinstance(texts, int):
+        texts = list(make_texts(setting, texts, seed))
+    options = dict.fromkeys(SWITCHES, True) | setting.options
+    if options["strip_accents"] is None or "strip_accents" not in setting.options:
+        options["strip_accents"] = options["lowercase"]
+    added = setting.options.get("added_tokens", ())
+    parts = [_string(setting.name.encode()), _string(setting.prefix.encode())]
+    parts.append(bytes(bool(options[name]) for name in SWITCHES))
+    parts += [_array([setting.options.get("max_word_chars", 100)]), _array([len(added)])]
+    for content, *numbers in added:
+        parts += [_string(content.encode()), _array([int(number) for number in numbers])]
+    for strings in ([token.encode() for token in setting.vocab], texts):
+        parts += [_array(np.cumsum([len(string) for string in strings])), _string(b"".join(strings))]
+    parts += [_array(values) for values in library_results(setting, texts)]
+    return b"".join(parts)
+
+
+def _string(value: bytes) -> bytes:
+    return struct.pack("<I", len(value)) + value
+
+
+def _array(values: Any) -> bytes:
+    numbers = np.asarray(values, np.uint64)
+    width = 2 if numbers.size == 0 or numbers.max() < 1 << 16 else 4
+    return struct.pack("<QB", len(numbers), width) + numbers.astype(f"<u{width}").tobytes()
+
+
+def _make_block(plan: tuple[Setting, list[bytes] | int], seed: int) -> bytes:
+    gc.disable()  # millions of small objects, none of them in a cycle
+    return make_block(*plan, seed)
+
+
+def write_file(path: Path, num_texts: int = NUM_TEXTS, seed: int = SEED, processes: int = 1) -> int:
+    """Writes the file, atomically; returns the number of texts."""
+    plans = plan_blocks(num_texts, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    with open(unfinished, "wb") as file, concurrent.futures.ProcessPoolExecutor(processes) as pool:
+        file.write(MAGIC)
+        make: Callable[..., Any] = pool.map if processes > 1 else map
+        for block in make(_make_block, plans, itertools.repeat(seed)):
+            file.write(block)
+    os.replace(unfinished, path)
+    return sum(texts if isinstance(texts, int) else len(texts) for _, texts in plans)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_blocks(path: Path) -> Iterator[Block]:
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError(f"{path}: expected a file that starts with {MAGIC!r}")
+        while file.peek(1):
+            yield _read_block(file)
+
+
+def _read_block(file: BinaryIO) -> Block:
+    name, prefix = _read_string(file).decode(), _read_string(file).decode()
+    options: dict[str, Any] = {"continuing_prefix": prefix}
+    options |= {switch: bool(value) for switch, value in zip(SWITCHES, file.read(4), strict=True)}
+    options["max_word_chars"] = int(_read_array(file)[0])
+    added = []
+    for _ in range(int(_read_array(file)[0])):
+        content, numbers = _read_string(file).decode(), _read_array(file).tolist()
+        added.append((content, numbers[0], *map(bool, numbers[1:])))
+    vocab = [token.decode() for token in _read_strings(file)]
+    texts = _read_strings(file)
+    ends, ids, offsets, word_ids = (_read_array(file) for _ in range(4))
+    setting = Setting(name, vocab, options | {"added_tokens": added})
+    return Block(setting, texts, ends, ids, offsets.reshape(-1, 2), word_ids)
+
+
+def _read_string(file: BinaryIO) -> bytes:
+    (size,) = struct.unpack("<I", file.read(4))
+    return file.read(size)
+
+
+def _read_strings(file: BinaryIO) -> list[bytes]:
+    ends = _read_array(file).tolist()
+    blob = _read_string(file)
+    return [blob[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+
+
+def _read_array(file: BinaryIO) -> np.ndarray:
+    count, width = struct.unpack("<QB", file.read(9))
+    return np.frombuffer(file.read(count * width), f"<u{width}").astype(np.int64)
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def our_result(ours: Any, text: str | bytes) -> Result:
+    ids, _, offsets, word_ids = ours.encode([text], offsets=True, word_ids=True)
+    return ids.tolist(), [tuple(pair) for pair in offsets.tolist()], word_ids.tolist()
+
+
+def library_result(library: Any, text: str | bytes) -> Result:
+    encoding = library.encode(
+        text if isinstance(text, str) else text.decode(errors="replace"), add_special_tokens=False
+    )
+    return encoding.ids, encoding.offsets, encoding.word_ids
+
+
+def shrink(text: Any, fails: Callable[[Any], bool]) -> Any:
+    """A part of the text (str or bytes) that still fails and of which nothing can be left out."""
+    size = len(text)
+    while size > 0:
+        start = 0
+        while start < len(text):
+            shorter = text[:start] + text[start + size :]
+            if fails(shorter):
+                text = shorter
+            else:
+                start += size
+        size //= 2
+    return text
+
+
+def explain(setting: Setting, text: str | bytes) -> str:
+    """The smallest text on which our tokenizer and the library differ, with what both say."""
+    ours, library = make_native(setting.vocab, **setting.options), setting.make_library()
+
+    def differs(part: Any) -> bool:
+        return our_result(ours, part) != library_result(library, part)
+
+    smallest = shrink(text, differs)
+    shown = f"{setting.name}: {setting.options}, {len(setting.vocab)} tokens\ntext     {smallest!a}"
+    if not differs(smallest):
+        shown += "\nalone it gives what the library does; it differed beside others"
+    return f"{shown}\nours     {our_result(ours, smallest)}\nexpected {library_result(library, smallest)}"
+
+
+def find_difference(block: Block, as_str: bool, num_threads: int = 1) -> str | None:
+    """What is wrong with the block's first text that our core splits in another way; None if there is none.
+
+    as_str: hand the texts over as str (in whichever form Python keeps them), not as UTF-8 bytes.
+    """
+    ours = make_native(block.setting.vocab, **block.setting.options)
+    texts: list[Any] = [text.decode(errors="replace") for text in block.texts] if as_str else block.texts
+    ids, cu_seqlens, offsets, word_ids = ours.encode(texts, offsets=True, word_ids=True, num_threads=num_threads)
+    plain_ids, plain_ends, no_offsets, no_word_ids = ours.encode(texts, num_threads=num_threads)
+    assert no_offsets is None and no_word_ids is None
+    expected = (block.ends, block.ids, block.offsets, block.word_ids, block.ids, block.ends)
+    actual = (cu_seqlens[1:], ids, offsets, word_ids, plain_ids, plain_ends[1:])
+    if all(map(np.array_equal, actual, expected)):
+        return None
+    for k, text in enumerate(texts):
+        part = slice(cu_seqlens[k], cu_seqlens[k + 1])
+        pairs = [tuple(pair) for pair in offsets[part].tolist()]
+        if (ids[part].tolist(), pairs, word_ids[part].tolist()) != block.result(k):
+            return explain(block.setting, text)
+        if plain_ids[plain_ends[k] : plain_ends[k + 1]].tolist() != block.result(k)[0]:
+            return f"{block.setting.name}: other ids where neither offsets nor word ids are asked for: {text!a}"
+    raise AssertionError("arrays differ and no text does")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("write", "check"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--texts", type=int, default=NUM_TEXTS, help="how many texts of the grammar")
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    if arguments.command == "write":
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core instead
+        count = write_file(arguments.file, arguments.texts, arguments.seed, os.cpu_count() or 1)
+        print(f"{count} texts, {arguments.file.stat().st_size / 1e6:.0f} MB")
+        return 0
+    found, count = [], 0
+    for block in read_blocks(arguments.file):
+        count += len(block.texts)
+        found += [found for as_str in (False, True) if (found := find_difference(block, as_str)) is not None]
+        if len(found) >= 5:
+            break
+    print("\n".join([*found, f"{count} texts, {'no difference' if not found else 'DIFFERENCES'}"]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
