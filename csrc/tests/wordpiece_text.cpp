@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "wordpiece/added_tokens.h"
-#include "wordpiece/ascii.h"
 #include "wordpiece/char_table.h"
 #include "wordpiece/normalizer.h"
 #include "wordpiece/utf8.h"
@@ -66,42 +65,6 @@ void test_fixed_width_forms() {
   const char32_t four[] = {0x1F600, 0xDC00, 0x10FFFF};
   CHECK(wp::to_utf8({four, 3, wp::TextView::Form::kUcs4}, storage) == "\xF0\x9F\x98\x80\xEF\xBF\xBD\xF4\x8F\xBF\xBF");
   CHECK(wp::to_utf8({four, 0, wp::TextView::Form::kUcs4}, storage).empty());
-}
-
-// The word at the start of 16 bytes, one byte at a time.
-wp::AsciiWord read_ascii_word_naively(const char* p, bool lowercase) {
-  char bytes[16] = {};
-  std::size_t size = 0;
-  for (; size < 16; ++size) {
-    const char c = p[size];
-    const bool upper = c >= 'A' && c <= 'Z';
-    if (!upper && !(c >= 'a' && c <= 'z') && !(c >= '0' && c <= '9')) break;
-    bytes[size] = static_cast<char>(upper && lowercase ? c + 32 : c);
-  }
-  wp::AsciiWord word{size, 0, 0};
-  std::memcpy(&word.low, bytes, 8);
-  std::memcpy(&word.high, bytes + 8, 8);
-  return word;
-}
-
-void test_ascii_words() {
-  char text[16];
-  for (int position = 0; position < 16; ++position) {
-    for (int byte = 0; byte < 256; ++byte) {
-      for (int i = 0; i < 16; ++i) text[i] = "aZ09zAbQ"[i % 8];
-      text[position] = static_cast<char>(byte);
-      for (const bool lowercase : {false, true}) {
-        const wp::AsciiWord want = read_ascii_word_naively(text, lowercase);
-        for (const wp::AsciiWord& got :
-             {wp::read_ascii_word(text, lowercase), wp::read_ascii_word_portable(text, lowercase)}) {
-          CHECK(got.size == want.size && got.low == want.low && got.high == want.high);
-          char bytes[16];
-          got.write(bytes);
-          CHECK(got.size > wp::WordKey::kMaxBytes || got.key() == wp::WordKey::read(bytes, got.size));
-        }
-      }
-    }
-  }
 }
 
 void test_properties() {
@@ -178,10 +141,12 @@ void test_added_tokens() {
 
 // The table against the stages it was made from, for every code point and several options.
 void test_char_table() {
+  std::vector<wp::CharToken> every_char;  // a token each, whose id is the code point
+  for (char32_t c = 0; c < 0x110000; ++c) every_char.push_back({c, static_cast<std::int32_t>(c)});
   for (const wp::NormalizerOptions& options :
        {wp::NormalizerOptions{}, wp::NormalizerOptions{true, true, false, false},
         wp::NormalizerOptions{false, false, true, false}, wp::NormalizerOptions{true, false, false, true}}) {
-    const wp::CharTable table(options, [](char32_t c) { return static_cast<std::int32_t>(c); });
+    const wp::CharTable table(options, every_char, 7), bare(options, {}, 7);
     for (char32_t c = 0; c < 0x110000; ++c) {
       if (c == 0x32000) c = 0xE0000;  // nothing but unassigned code points in between
       if (c == 0xE2000) c = 0x10F000;
@@ -196,8 +161,11 @@ void test_char_table() {
           got = {c};
           break;
         case wp::CharAction::kSubstitute:
+          got = {entry.value()};
+          break;
         case wp::CharAction::kIsolate:
           got = {entry.value()};
+          CHECK(bare[c] == entry.with_value(7));
           break;
         case wp::CharAction::kRemove:
           break;
@@ -221,7 +189,6 @@ int main() {
   test_utf8_round_trip();
   test_utf8_repair();
   test_fixed_width_forms();
-  test_ascii_words();
   test_properties();
   test_normalizer();
   test_reordered_sources();

@@ -25,8 +25,7 @@ Trie make_trie(const std::vector<AddedToken>& tokens) {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     entries.push_back({tokens[i].content, static_cast<std::int32_t>(i)});
   }
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
-  return Trie(entries, {});
+  return Trie(std::move(entries), {});
 }
 
 // The code point in front of `position`, where its first byte is in `start`.

@@ -1,6 +1,7 @@
 // Added and special tokens inside a text: found before the text is split into words.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -33,6 +34,22 @@ class AddedTokenFinder {
   explicit AddedTokenFinder(std::vector<AddedToken> tokens);
 
   bool empty() const { return tokens_.empty(); }
+
+  // False only if no token starts in the text, which may be of any width.
+  template <typename Unit>
+  bool may_occur(const Unit* text, std::size_t size) const {
+    if (tokens_.empty()) return false;
+    if (num_first_bytes_ != 1 || static_cast<unsigned char>(tokens_[0].content[0]) >= 0x80) return true;
+    const auto first = static_cast<Unit>(tokens_[0].content[0]);  // the usual case: all start with '['
+    constexpr std::size_t kStep = 32;
+    std::size_t i = 0;
+    for (; i + kStep <= size; i += kStep) {
+      Unit any = 0;
+      for (std::size_t k = 0; k < kStep; ++k) any = static_cast<Unit>(any | (text[i + k] == first));
+      if (any != 0) return true;
+    }
+    return std::find(text + i, text + size, first) != text + size;
+  }
 
   // Cuts the text: leftmost match first, the longest of those; matches do not overlap. Calls piece(Piece) in order,
   // never for an empty piece. (Whitespace taken by rstrip can be taken once more by a token that starts with it.)

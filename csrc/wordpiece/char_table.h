@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "wordpiece/normalizer.h"
@@ -36,6 +35,11 @@ class CharEntry {
   CharAction action() const { return static_cast<CharAction>(bits_ & 7); }
   std::uint32_t value() const { return bits_ >> 6; }
   bool has(std::uint32_t mark_bit) const { return (bits_ & mark_bit) != 0; }
+  CharEntry with_value(std::uint32_t value) const {
+    CharEntry entry;
+    entry.bits_ = (bits_ & 63) | value << 6;
+    return entry;
+  }
   bool operator==(const CharEntry& other) const { return bits_ == other.bits_; }
 
  private:
@@ -52,10 +56,16 @@ CharClass classify(char32_t c);
 // What all stages make of one code point outside a run of marks. CJK spacing is left out: see is_cjk.
 Mapping expand_char(char32_t c, const NormalizerOptions& options);
 
+// A token that is a single code point.
+struct CharToken {
+  char32_t c;
+  std::int32_t id;
+};
+
 class CharTable {
  public:
-  // `token_of` gives the token id of a word of one character.
-  CharTable(const NormalizerOptions& options, const std::function<std::int32_t(char32_t)>& token_of);
+  // tokens: those of one code point; other words of one code point are the token `unknown`.
+  CharTable(const NormalizerOptions& options, const std::vector<CharToken>& tokens, std::int32_t unknown);
 
   CharEntry operator[](char32_t c) const {
     return entries_[static_cast<std::size_t>(blocks_[c / kUnicodeBlock]) * kUnicodeBlock + c % kUnicodeBlock];

@@ -5,7 +5,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "wordpiece/stream_encoder.h"
+#include "wordpiece/dispatch.h"
+#include "wordpiece/text_encoder.h"
+#include "wordpiece/text_units.h"
 
 namespace bert_fast::wordpiece {
 namespace {
@@ -43,6 +45,37 @@ std::vector<AddedToken> normalized_ones(const TokenizerOptions& options) {
   return normalized;
 }
 
+std::vector<CharToken> char_tokens(const std::vector<std::string_view>& vocab, std::size_t max_word_chars) {
+  std::vector<CharToken> tokens;
+  for (std::size_t id = 0; id < vocab.size() && max_word_chars > 0; ++id) {
+    const std::string_view token = vocab[id];
+    if (token.empty() || token.size() != utf8_length(static_cast<unsigned char>(token[0]))) continue;
+    const char* p = token.data();
+    tokens.push_back({decode_utf8(p), static_cast<std::int32_t>(id)});
+  }
+  return tokens;
+}
+
+AsciiClasses ascii_classes(const CharTable& chars) {
+  AsciiClasses classes;
+  for (unsigned char c = 1; c < 0x80; ++c) {  // not NUL, see AsciiClasses
+    const CharEntry entry = chars[c];
+    const bool is_upper = c >= 'A' && c <= 'Z';
+    const bool is_lowered = entry.action() == CharAction::kSubstitute && is_upper && entry.value() == c + 0x20U;
+    if (is_lowered || entry.action() == CharAction::kCopy) classes.word.add(c);
+    if (entry.action() == CharAction::kIsolate) classes.punctuation.add(c);
+    if (entry.action() == CharAction::kSpace) classes.space.add(c);
+    classes.lowercase = classes.lowercase || is_lowered;
+  }
+  return classes;
+}
+
+// How many tokens are in `out` when the present text has as many as are wanted.
+std::size_t token_limit(const Tokens& out, const EncodeOptions& wanted) {
+  const std::size_t most = static_cast<std::size_t>(-1) - out.ids.size();
+  return out.ids.size() + std::min(wanted.max_tokens, most);
+}
+
 NormalizedText slice(const NormalizedText& text, std::size_t start, std::size_t stop) {
   NormalizedText part;
   const auto at = [](std::size_t i) { return static_cast<std::ptrdiff_t>(i); };
@@ -71,13 +104,8 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOption
     : options_(std::move(options)),
       unk_id_(find_unk(vocab, options_)),
       vocab_(vocab, options_.continuing_prefix, options_.max_word_chars),
-      chars_(options_.normalizer,
-             [this](char32_t c) {
-               char bytes[16] = {};
-               const WordKey key = WordKey::read(bytes, encode_utf8(c, bytes));
-               const std::int32_t id = options_.max_word_chars > 0 ? vocab_.find_short_word(key) : -1;
-               return id >= 0 ? id : unk_id_;
-             }),
+      chars_(options_.normalizer, char_tokens(vocab, options_.max_word_chars), unk_id_),
+      ascii_(ascii_classes(chars_)),
       raw_tokens_(raw_ones(options_.added_tokens)),
       normalized_tokens_(normalized_ones(options_)) {
   for (const std::string& word : options_.never_split) {
@@ -108,12 +136,11 @@ void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratc
     throw std::length_error("texts: expected at most 2147483647 characters in a text with offsets, got " +
                             std::to_string(text.length));
   }
-  const std::string_view utf8 = to_utf8(text, scratch.utf8);
   const std::size_t first = out.ids.size();
   if (wanted.offsets) {
-    encode_text<true>(utf8, first_source, wanted, scratch, out);
+    encode_form<true>(text, first_source, wanted, scratch, out);
   } else {
-    encode_text<false>(utf8, first_source, wanted, scratch, out);
+    encode_form<false>(text, first_source, wanted, scratch, out);
   }
   if (out.ids.size() - first <= wanted.max_tokens) return;
   out.ids.truncate(first + wanted.max_tokens);
@@ -122,9 +149,43 @@ void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratc
 }
 
 template <bool kOffsets>
+void Tokenizer::encode_form(const TextView& text, std::uint32_t first_source, const EncodeOptions& wanted,
+                            Scratch& scratch, Tokens& out) const {
+  const bool in_stages = options_.stage_by_stage || !normalized_tokens_.empty() || !never_split_.empty();
+  const auto is_plain = [&](const auto* units) { return !in_stages && !raw_tokens_.may_occur(units, text.length); };
+  switch (text.form) {
+    case TextView::Form::kUcs1:
+      if (!is_plain(static_cast<const std::uint8_t*>(text.data))) break;
+      return encode_units<Latin1Units, kOffsets>(text, first_source, wanted, scratch, out);
+    case TextView::Form::kUcs2:
+      if (!is_plain(static_cast<const std::uint16_t*>(text.data))) break;
+      return encode_units<Ucs2Units, kOffsets>(text, first_source, wanted, scratch, out);
+    case TextView::Form::kUcs4:
+      if (!is_plain(static_cast<const std::uint32_t*>(text.data))) break;
+      return encode_units<Ucs4Units, kOffsets>(text, first_source, wanted, scratch, out);
+    case TextView::Form::kAscii:
+    case TextView::Form::kUtf8:
+      break;
+  }
+  encode_text<kOffsets>(to_utf8(text, scratch.utf8), first_source, wanted, scratch, out);
+}
+
+// A text in which no added token occurs.
+template <typename Units, bool kOffsets>
+void Tokenizer::encode_units(const TextView& text, std::uint32_t first_source, const EncodeOptions& wanted,
+                             Scratch& scratch, Tokens& out) const {
+  WordSink<kOffsets> sink(vocab_, unk_id_, options_.max_word_chars, wanted.word_ids, out);
+  const TextRules rules = {chars_, ascii_, options_.normalizer, kernels(), options_.max_word_chars};
+  TextEncoder<Units, kOffsets>(rules, scratch.area, scratch.marks, sink)
+      .encode(static_cast<const typename Units::Unit*>(text.data), text.length, first_source, token_limit(out, wanted));
+}
+
+template <bool kOffsets>
 void Tokenizer::encode_text(std::string_view text, std::uint32_t first_source, const EncodeOptions& wanted,
                             Scratch& scratch, Tokens& out) const {
-  WordSink<kOffsets> sink(vocab_, unk_id_, wanted.word_ids, out);
+  WordSink<kOffsets> sink(vocab_, unk_id_, options_.max_word_chars, wanted.word_ids, out);
+  const TextRules rules = {chars_, ascii_, options_.normalizer, kernels(), options_.max_word_chars};
+  const std::size_t max_tokens = token_limit(out, wanted);
   const bool in_stages = options_.stage_by_stage || !normalized_tokens_.empty() || !never_split_.empty();
   std::uint32_t source = first_source;
   std::size_t counted = 0;  // bytes in front of `source`; only a whitespace taken twice makes a piece start before it
@@ -143,7 +204,8 @@ void Tokenizer::encode_text(std::string_view text, std::uint32_t first_source, c
     } else if (in_stages) {
       encode_stages(part, source, sink);
     } else {
-      StreamEncoder<kOffsets>(chars_, options_.normalizer, options_.max_word_chars, scratch, sink).encode(part, source);
+      TextEncoder<Utf8Units, kOffsets>(rules, scratch.area, scratch.marks, sink)
+          .encode(reinterpret_cast<const unsigned char*>(part.data()), part.size(), source, max_tokens);
     }
     source += num_chars;
     counted = piece.stop;
@@ -197,18 +259,16 @@ template <bool kOffsets>
 void Tokenizer::encode_normalized(const NormalizedText& text, WordSink<kOffsets>& sink) const {
   std::string word;
   std::vector<std::uint32_t> sources;
+  FoundWords found;
   split_words(text.chars, 0, text.size(), [&](std::size_t start, std::size_t stop) {
-    if (stop - start > options_.max_word_chars) {
-      sink.unknown(text.sources[start], text.sources[stop - 1]);
-      return;
-    }
     word.clear();
     sources.clear();
     for (std::size_t i = start; i < stop; ++i) {
       append_utf8(text.chars[i], word);
+      if (text.chars[i] == 0) word.back() = kNulByte;
       sources.resize(word.size(), text.sources[i]);
     }
-    sink.long_word(word, sources);
+    sink.word(kernels(), word, sources.data(), found);
   });
 }
 

@@ -3,9 +3,10 @@
 //     text -> cut out added tokens -> normalize -> cut out added tokens that match normalized text
 //          -> split at whitespace, around punctuation -> longest pieces first -> ids
 //
-// Two ways lead through this. The usual one (stream_encoder.h) looks every code point up in a table that holds the
-// outcome of normalization and splitting, and gathers words without ever storing the normalized text. Tokenizers with
-// `never_split` words or with added tokens that match normalized text take the other (tokenizer.cpp): stage by stage.
+// Two ways lead through this. The usual one (text_encoder.h) reads ASCII in blocks and looks other code points up in a
+// table that holds the outcome of normalization and splitting; it never stores more than a few KB of normalized text.
+// Tokenizers with `never_split` words or with added tokens that match normalized text take the other (tokenizer.cpp):
+// stage by stage.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,9 @@
 
 #include "wordpiece/added_tokens.h"
 #include "wordpiece/char_table.h"
+#include "wordpiece/kernels.h"
 #include "wordpiece/normalizer.h"
+#include "wordpiece/text_encoder.h"
 #include "wordpiece/utf8.h"
 #include "wordpiece/vocab.h"
 #include "wordpiece/word_sink.h"
@@ -44,9 +47,8 @@ struct EncodeOptions {
 
 // Memory that is reused from text to text; one per thread.
 struct Scratch {
-  std::string utf8;                    // the text, where its own bytes do not serve
-  std::vector<char> word;              // the bytes of the present word, normalized
-  std::vector<std::uint32_t> sources;  // of each byte of the word
+  std::string utf8;  // the text, where its own units do not serve
+  WorkArea area;
   MarkRun marks;
 };
 
@@ -77,6 +79,12 @@ class Tokenizer {
 
  private:
   template <bool kOffsets>
+  void encode_form(const TextView& text, std::uint32_t first_source, const EncodeOptions& wanted, Scratch& scratch,
+                   Tokens& out) const;
+  template <typename Units, bool kOffsets>
+  void encode_units(const TextView& text, std::uint32_t first_source, const EncodeOptions& wanted, Scratch& scratch,
+                    Tokens& out) const;
+  template <bool kOffsets>
   void encode_text(std::string_view text, std::uint32_t first_source, const EncodeOptions& wanted, Scratch& scratch,
                    Tokens& out) const;
   template <bool kOffsets>
@@ -90,6 +98,7 @@ class Tokenizer {
   std::int32_t unk_id_;
   Vocab vocab_;
   CharTable chars_;
+  AsciiClasses ascii_;
   AddedTokenFinder raw_tokens_;
   AddedTokenFinder normalized_tokens_;
   std::unordered_map<std::string, std::int32_t> never_split_;

@@ -1,17 +1,9 @@
-// Longest-match-first word pieces in one pass over the word (LinMaxMatch: Song et al. 2021, arXiv:2012.15524).
+// The pieces of the vocabulary as a trie over the bytes of UTF-8, with two roots: below the first stand the tokens that
+// can start a word, below the second those that can continue one, without their prefix.
 //
-// One trie over the bytes of UTF-8 with two roots: below the first stand the tokens that can start a word, below the
-// second those that can continue one, without their prefix. A node is reached after reading some bytes since the start
-// of the present piece. Where the next byte has no edge, the greedy algorithm would step back to the longest token on
-// the way, emit it and read the bytes behind it again. What it would emit and where it would then stand depends on the
-// node alone, so both are computed beforehand: the node's failure pops (token ids) and failure link (a node below the
-// second root). Matching thus reads every byte once. Bytes are as good as code points, for no token starts or ends
-// inside one.
-//
-// Traced: tokens a, abcdx, ##b, ##c, ##cdy, ##dz; word "abcdz" (the paper's example).
-//     read a, b, c, d  -> node "abcd"; no edge z: pops of "abcd" = {a, ##b}, link = "##cd"
-//     still no edge z  -> pops of "##cd" = {##c}, link = "##d"; edge z -> "##dz"
-//     end of the word  -> pops of "##dz" = {##dz}, link = second root: done.       a ##b ##c ##dz
+// It is a double array (Aoe 1989) of eight bytes a node: the child of a node by byte b is node base + b if that one's
+// label is b. The bases of nodes with children differ, so no other node can have a child there. Free places have a
+// label that UTF-8 does not use; nodes without children have base 0, behind which all places are free.
 #pragma once
 
 #include <cstddef>
@@ -19,50 +11,30 @@
 #include <string_view>
 #include <vector>
 
-#include "wordpiece/buffer.h"
+#include "wordpiece/kernels.h"
 
 namespace bert_fast::wordpiece {
 
 class Trie {
  public:
   struct Entry {
-    std::string_view text;  // not empty; needed during construction only
+    std::string_view text;  // UTF-8, not empty; needed during construction only
     std::int32_t id;
   };
 
-  // Entries of each list in strictly ascending order of their bytes (as unsigned numbers).
-  Trie(const std::vector<Entry>& starting, const std::vector<Entry>& continuing);
+  // Entries of each list are distinct. Throws std::invalid_argument if they need more than 16 million nodes.
+  Trie(std::vector<Entry> starting, std::vector<Entry> continuing);
 
-  // Appends the ids of the word's pieces to `ids`; returns false and appends nothing if it has none. O(word.size()).
-  bool match_word(std::string_view word, Buffer<std::int32_t>& ids) const;
+  TrieView view() const { return {nodes_.data()}; }
 
   // The longest starting entry that `text` begins with: its length, and its id in `id`; 0 if there is none.
   std::size_t longest_prefix(std::string_view text, std::int32_t& id) const;
 
  private:
-  // A double array: the child of node n by byte b is node n.base + b if that one's parent is n.
-  struct Node {
-    std::uint32_t base = 0;
-    std::uint32_t parent = kNone;
-    std::uint32_t link = kNone;   // failure link; kNone: a piece that fails here makes the word unknown
-    std::int32_t pops = kNoPops;  // failure pops: the token id if it is one, else ~i with a list at pops_[i]
-  };
   struct Draft;
-  static constexpr std::uint32_t kNone = 0xFFFFFFFF;
-  static constexpr std::int32_t kNoPops = ~0;  // an empty list stands at pops_[0]
-  static constexpr std::uint32_t kStartRoot = 0;
-  static constexpr std::uint32_t kContinueRoot = 1;
+  void place_nodes(const Draft& draft);
 
-  std::uint32_t child(std::uint32_t node, unsigned char byte) const {
-    const std::uint32_t target = nodes_[node].base + byte;
-    return nodes_[target].parent == node ? target : kNone;
-  }
-  void place_nodes(const Draft& draft, std::vector<std::uint32_t>& place_of);
-  void link_nodes(const Draft& draft, const std::vector<std::uint32_t>& place_of);
-  void append_pops(std::uint32_t node, Buffer<std::int32_t>& ids) const;
-
-  std::vector<Node> nodes_;         // 256 spare ones at the end: child() needs no bounds check
-  std::vector<std::int32_t> pops_;  // lists: their length, then the ids
+  std::vector<TrieNode> nodes_;  // 256 behind every base: look-ups need no bounds check
 };
 
 }  // namespace bert_fast::wordpiece

@@ -50,9 +50,7 @@ void transcode(const void* data, std::size_t length, std::string& out) {
   out.resize(length * kMaxBytes + 4);  // encode_utf8 wants room for 4 bytes at the last character, too
   char* end = out.data();
   for (std::size_t i = 0; i < length; ++i) {
-    char32_t c = units[i];
-    if (sizeof(Unit) > 1 && c >= 0xD800 && c <= 0xDFFF) c = kReplacement;
-    end += encode_utf8(c, end);
+    end += encode_utf8(replace_surrogate(units[i]), end);
   }
   out.resize(static_cast<std::size_t>(end - out.data()));
 }

@@ -14,6 +14,9 @@ namespace bert_fast::wordpiece {
 
 constexpr char32_t kReplacement = 0xFFFD;
 
+// Surrogates, which no valid text has, become U+FFFD.
+inline char32_t replace_surrogate(char32_t c) { return (c & 0xFFFFF800) == 0xD800 ? kReplacement : c; }
+
 // A text owned by somebody else, in one of the forms in which it can be read without a copy.
 struct TextView {
   enum class Form {

@@ -1,115 +1,86 @@
 #include "wordpiece/vocab.h"
 
 #include <algorithm>
+#include <cstring>
+#include <deque>
 #include <stdexcept>
+#include <utility>
 
+#include "wordpiece/unicode.h"
 #include "wordpiece/utf8.h"
 
 namespace bert_fast::wordpiece {
-
 namespace {
 
-// Positions of the tokens in the order of their bytes; throws if two are equal.
-std::vector<std::uint32_t> sort_tokens(const std::vector<std::string_view>& tokens) {
-  struct Item {
-    std::uint64_t head;  // the first eight bytes as a number: decides most comparisons
-    std::uint32_t position;
-  };
-  std::vector<Item> items(tokens.size());
+// Throws if two tokens are equal.
+void check_distinct(const std::vector<std::string_view>& tokens) {
+  std::size_t mask = 15;
+  while (mask < 2 * tokens.size()) mask = 2 * mask + 1;
+  std::vector<std::uint32_t> slots(mask + 1, 0);  // position + 1
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    std::uint64_t head = 0;
-    for (std::size_t k = 0; k < 8; ++k) {
-      head = head << 8 | (k < tokens[i].size() ? static_cast<unsigned char>(tokens[i][k]) : 0U);
+    const std::string_view token = tokens[i];
+    std::uint64_t hash = token.size();
+    for (std::size_t k = 0; k < token.size(); k += 8) {
+      std::uint64_t bytes = 0;
+      std::memcpy(&bytes, token.data() + k, std::min<std::size_t>(8, token.size() - k));
+      hash = (hash ^ bytes) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29;
     }
-    items[i] = {head, static_cast<std::uint32_t>(i)};
+    std::size_t slot = hash & mask;
+    for (; slots[slot] != 0; slot = (slot + 1) & mask) {
+      if (tokens[slots[slot] - 1] != token) continue;
+      throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(token) + "' at positions " +
+                                  std::to_string(slots[slot] - 1) + " and " + std::to_string(i));
+    }
+    slots[slot] = static_cast<std::uint32_t>(i + 1);
   }
-  std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) {
-    if (a.head != b.head) return a.head < b.head;
-    const int compared = tokens[a.position].compare(tokens[b.position]);
-    return compared != 0 ? compared < 0 : a.position < b.position;
-  });
-  std::vector<std::uint32_t> order(items.size());
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    order[i] = items[i].position;
-    if (i == 0 || items[i].head != items[i - 1].head || tokens[order[i]] != tokens[order[i - 1]]) continue;
-    throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(tokens[order[i]]) +
-                                "' at positions " + std::to_string(order[i - 1]) + " and " + std::to_string(order[i]));
-  }
-  return order;
 }
 
 }  // namespace
 
-// Both lists in ascending order: tokens that share a prefix are sorted as what follows it is.
 struct Vocab::Entries {
+  std::vector<WordTable::Entry> words;
   std::vector<Trie::Entry> starting;
   std::vector<Trie::Entry> continuing;
+  std::deque<std::string> replaced;  // tokens with kNulByte
 
   Entries(const std::vector<std::string_view>& tokens, std::string_view prefix, std::size_t max_word_chars) {
-    const auto add = [&](std::vector<Trie::Entry>& list, std::string_view text, std::uint32_t id) {
-      // Tokens that no word can be long enough for are left out: failure pops grow with the square of a token's length.
-      if (text.empty() || count_code_points(text) > max_word_chars) return;
-      list.push_back({text, static_cast<std::int32_t>(id)});
-    };
+    check_distinct(tokens);
     starting.reserve(tokens.size());
-    for (const std::uint32_t id : sort_tokens(tokens)) {
-      add(starting, tokens[id], id);
-      if (tokens[id].substr(0, prefix.size()) == prefix) add(continuing, tokens[id].substr(prefix.size()), id);
+    words.reserve(tokens.size());
+    // Where the prefix starts with punctuation, as "##" does, a token that has it cannot start a word: this character
+    // is a word of its own.
+    const bool prefix_splits = !prefix.empty() && static_cast<unsigned char>(prefix[0]) < 0x80 &&
+                               is_punctuation(static_cast<unsigned char>(prefix[0]));
+    const auto fits = [&](std::string_view text) {  // a word that may be asked for
+      return !text.empty() && (text.size() <= max_word_chars || count_code_points(text) <= max_word_chars);
+    };
+    for (std::size_t id = 0; id < tokens.size(); ++id) {
+      const std::string_view token = without_nul(tokens[id]);
+      const bool continues = token.substr(0, prefix.size()) == prefix;
+      if (continues && fits(token.substr(prefix.size()))) {
+        continuing.push_back({token.substr(prefix.size()), static_cast<std::int32_t>(id)});
+      }
+      if ((continues && prefix_splits && token.size() > 1) || !fits(token)) continue;
+      starting.push_back({token, static_cast<std::int32_t>(id)});
+      if (token.size() <= WordKey::kMaxBytes) words.push_back({token, static_cast<std::uint32_t>(id)});
     }
   }
 
-  std::size_t count_words(std::size_t min_bytes, std::size_t max_bytes) const {
-    const auto fits = [&](const Trie::Entry& e) { return e.text.size() >= min_bytes && e.text.size() <= max_bytes; };
-    return static_cast<std::size_t>(std::count_if(starting.begin(), starting.end(), fits));
+  std::string_view without_nul(std::string_view token) {
+    if (std::memchr(token.data(), 0, token.size()) == nullptr) return token;
+    replaced.emplace_back(token);
+    std::replace(replaced.back().begin(), replaced.back().end(), '\0', kNulByte);
+    return replaced.back();
   }
 };
 
-template <typename Key>
-WordTable::Slots<Key>::Slots(std::size_t num_words) {
-  int bits = 4;
-  while ((std::size_t{1} << bits) < 2 * num_words) ++bits;
-  slots.resize(std::size_t{1} << bits);
-  shift = 64 - bits;
-  mask = slots.size() - 1;
-}
-
-template <typename Key>
-void WordTable::Slots<Key>::insert(const Key& key, std::int32_t id) {
-  std::size_t i = hash(key) >> shift;
-  while (slots[i].id >= 0) i = (i + 1) & mask;
-  slots[i] = {key, id};
-}
-
-WordTable::WordTable(std::size_t num_small, std::size_t num_large) : small_(num_small), large_(num_large) {}
-
-void WordTable::insert(const WordKey& key, std::int32_t id) {
-  if (is_small(key)) {
-    small_.insert(fold(key), id);
-  } else {
-    large_.insert(key, id);
-  }
-}
-
 Vocab::Vocab(const std::vector<std::string_view>& tokens, std::string_view continuing_prefix,
              std::size_t max_word_chars)
-    : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens, continuing_prefix.size()) {}
+    : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens.size()) {}
 
-Vocab::Vocab(Entries&& entries, const std::vector<std::string_view>& tokens, std::size_t prefix_bytes)
-    : words_(entries.count_words(1, WordTable::kSmallBytes),
-             entries.count_words(WordTable::kSmallBytes + 1, WordKey::kMaxBytes)),
-      trie_(entries.starting, entries.continuing),
-      prefix_bytes_(prefix_bytes) {
-  // By id, which is roughly by frequency: common words get the places where the search for them begins.
-  std::sort(entries.starting.begin(), entries.starting.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  for (const Trie::Entry& entry : entries.starting) {
-    if (entry.text.size() > WordKey::kMaxBytes) continue;
-    char bytes[16] = {};
-    std::memcpy(bytes, entry.text.data(), entry.text.size());
-    words_.insert(WordKey::read(bytes, entry.text.size()), entry.id);
-  }
-  token_bytes_.reserve(tokens.size());
-  for (const std::string_view token : tokens) token_bytes_.push_back(static_cast<std::uint32_t>(token.size()));
-}
+Vocab::Vocab(Entries&& entries, std::size_t num_tokens)
+    : words_(entries.words, num_tokens), trie_(std::move(entries.starting), std::move(entries.continuing)) {}
 
 std::int32_t Vocab::find_token(const std::vector<std::string_view>& tokens, std::string_view token) {
   const auto found = std::find(tokens.begin(), tokens.end(), token);
