@@ -1,4 +1,4 @@
-"""The C++ WordPiece core against Hugging Face `tokenizers`: ids, offsets and word ids on real and on hostile text."""
+"""The C++ WordPiece core against Hugging Face `tokenizers` on hostile text; test_identity.py compares far more."""
 
 import functools
 import random
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bert_fast.reference.wordpiece import WordPiece as ReferenceWordPiece
 
+from .fuzz_grammar import random_options
 from .native_core import (
-    FRAGMENTS,
     SMALL_VOCAB,
     SURROGATES,
     assert_same,
@@ -26,137 +26,13 @@ from .native_core import (
     random_texts,
     read_books,
     read_corpus,
-    read_labelled_texts,
     read_vocab,
     tokenizers,
 )
 
 pytestmark = needs_native
 
-CONFIGURATIONS = {
-    "uncased": ("bert-base-uncased", {}),
-    "cased": ("bert-base-cased", {"lowercase": False}),
-    "uncased-keep-accents": ("bert-base-uncased", {"strip_accents": False}),
-    "cased-strip-accents": ("bert-base-cased", {"lowercase": False, "strip_accents": True}),
-    "chinese": ("bert-base-chinese", {}),
-    "chinese-unsplit": ("bert-base-chinese", {"handle_chinese_chars": False}),
-    "multilingual": ("bert-base-multilingual-cased", {"lowercase": False}),
-    "multilingual-unclean": ("bert-base-multilingual-cased", {"clean_text": False}),
-}
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_real_text(shared_data: Path, name: str) -> None:
-    vocabulary, options = CONFIGURATIONS[name]
-    vocab = read_vocab(shared_data, vocabulary)
-    texts = read_corpus(shared_data) + read_books(shared_data)[::25]
-    assert len(texts) > 60_000
-    if name not in ("uncased", "multilingual"):
-        texts = texts[::3]
-    assert_same(make_native(vocab, **options), make_hugging_face(vocab, **options), texts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_all_books_and_labelled_texts(shared_data: Path, name: str) -> None:
-    vocabulary, options = CONFIGURATIONS[name]
-    vocab = read_vocab(shared_data, vocabulary)
-    texts = read_labelled_texts(shared_data) + read_books(shared_data)
-    assert_same(make_native(vocab, **options), make_hugging_face(vocab, **options), texts)
-
-
-@functools.cache
-def character_vocab() -> tuple[str, ...]:
-    """Every code point that something can happen to, as a word and as the end of one, so that mapping errors show."""
-    code_points = [*range(0x20, 0xD800), *range(0xE000, 0x1F000, 1), *range(0x2F800, 0x2FA20), *range(0xE0100, 0xE01F0)]
-    kept = [c for c in code_points if not 0x4E00 <= c < 0x9F00 and not 0x17000 <= c < 0x1AF00]
-    return ("[UNK]", *(chr(c) for c in kept), *("##" + chr(c) for c in kept))
-
-
-@pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"lowercase": False, "clean_text": False}], ids=str)
-def test_every_code_point_inside_a_word(options: dict[str, bool]) -> None:
-    vocab = character_vocab()
-    words = [f"a{chr(c)}b" for c in range(0x110000) if c not in SURROGATES]
-    texts = [" ".join(words[start : start + 200]) for start in range(0, len(words), 200)]
-    assert_same(make_native(vocab, **options), make_hugging_face(vocab, **options), texts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"lowercase": False}], ids=str)
-def test_every_code_point_alone(options: dict[str, bool]) -> None:
-    vocab = character_vocab()
-    texts = [chr(c) for c in range(0x110000) if c not in SURROGATES]
-    assert_same(make_native(vocab, **options), make_hugging_face(vocab, **options), texts, batch_size=100_000)
-
-
 # --- random text ------------------------------------------------------------------------------------------------------
-
-
-def random_options(generator: random.Random) -> dict[str, Any]:
-    return {
-        "lowercase": generator.random() < 0.5,
-        "strip_accents": generator.choice((None, True, False)),
-        "handle_chinese_chars": generator.random() < 0.7,
-        "clean_text": generator.random() < 0.8,
-        "max_word_chars": generator.choice((100, 100, 3)),
-    }
-
-
-def random_added_tokens(generator: random.Random, options: dict[str, Any]) -> list[tuple]:
-    """Added tokens with every combination of switches; normalized ones differ from each other once normalized."""
-    contents = [
-        "[MASK]",
-        "[CLS]",
-        "<s>",
-        "<S>",
-        "ab",
-        "AB",
-        "É",
-        "é",
-        "a b",
-        "x ",
-        " x",
-        "中a",
-        "a",
-        "_",
-        "\t",
-        "İ",
-        "b\u0301",
-    ]
-    normalize = make_native(SMALL_VOCAB, **options).normalize
-    taken = {""}
-    added: list[tuple] = []
-    next_id = len(SMALL_VOCAB)
-    for content in generator.sample(contents, generator.randint(1, 7)):
-        normalized = generator.random() < 0.4
-        if normalized and normalize(content) in taken:
-            continue
-        if normalized:
-            taken.add(normalize(content))
-        token_id = SMALL_VOCAB.index(content) if content in SMALL_VOCAB else next_id
-        next_id += token_id == next_id
-        added.append((content, token_id, *(generator.random() < 0.3 for _ in range(3)), normalized))
-    return added
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_text(seed: int) -> None:
-    generator = random.Random(seed)
-    for _ in range(25):
-        options = random_options(generator)
-        texts = list(random_texts(generator, 800))
-        assert_same(make_native(SMALL_VOCAB, **options), make_hugging_face(SMALL_VOCAB, **options), texts)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_random_added_tokens(seed: int) -> None:
-    generator = random.Random(seed)
-    for _ in range(50):
-        options = random_options(generator)
-        options["added_tokens"] = random_added_tokens(generator, options)
-        fragments = FRAGMENTS + tuple(token[0] for token in options["added_tokens"]) * 4
-        texts = list(random_texts(generator, 300, fragments))
-        assert_same(make_native(SMALL_VOCAB, **options), make_hugging_face(SMALL_VOCAB, **options), texts)
 
 
 def hypothesis_settings(examples: int) -> settings:
