@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_fast.tokenization.decode import TokenDecoder
 from bert_fast.tokenization.files import VOCAB_FILE, read_tokenizer, tokenizer_json, write_tokenizer
+from bert_fast.tokenization.options import LARGE_LENGTH
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 from bert_fast.tokenization.vocab import vocab_to_text, write_atomically
 
@@ -38,11 +39,20 @@ class StoredTokenizer(TokenDecoder):
     strip_accents: bool | None
     tokenize_chinese_chars: bool
     never_split: list[str]
-    model_max_length: int
     padding_side: str
     truncation_side: str
     model_input_names: list[str]
     pad_token_type_id: int
+
+    @property
+    def model_max_length(self) -> int:
+        """The longest row that the model takes; a huge number if there is no limit."""
+        return self._model_max_length
+
+    @model_max_length.setter
+    def model_max_length(self, value: int) -> None:
+        self._model_max_length = value
+        self._longest = value if value <= LARGE_LENGTH else None  # the limit, if it is one: quick to look at
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> "Self":

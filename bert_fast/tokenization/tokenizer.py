@@ -12,7 +12,7 @@ from bert_fast.tokenization.batch import encode_batch, later_encodings
 from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
 from bert_fast.tokenization.inputs import is_column, parse_inputs
-from bert_fast.tokenization.options import LARGE_LENGTH, Returned, Shape, tensor_kind
+from bert_fast.tokenization.options import Returned, Shape, tensor_kind
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import load_vocab
@@ -218,7 +218,7 @@ class BertTokenizer(UnpaddedTokenizer):
         if encoding is None:
             inputs = parse_inputs(text, text_pair, is_split_into_words)
             encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
-        if verbose and max_length is None and self.model_max_length <= LARGE_LENGTH:
+        if verbose and max_length is None and self._longest is not None:
             self._warn_if_too_long(encoding["input_ids"])
         return encoding
 
@@ -228,7 +228,7 @@ class BertTokenizer(UnpaddedTokenizer):
             around = self._around if add_special_tokens else None
             if type(text) is str:
                 ids = self._engine.encode_one(text, around)
-                if len(ids) > self.model_max_length:
+                if self._longest is not None and len(ids) > self._longest:
                     self._warn_if_too_long(ids)
                 return ids
             if type(text) is list:
@@ -237,7 +237,7 @@ class BertTokenizer(UnpaddedTokenizer):
                 except TypeError:  # not all are texts: a call finds out what they are
                     pass
                 else:
-                    if self.model_max_length <= LARGE_LENGTH:
+                    if self._longest is not None:
                         self._warn_if_too_long(rows)
                     return rows
         return self._encode_by_call(text, text_pair, add_special_tokens, **options)
@@ -357,7 +357,7 @@ class BertTokenizer(UnpaddedTokenizer):
             entries["token_type_ids"] = [0] * length
         if "attention_mask" in self.model_input_names:
             entries["attention_mask"] = [1] * length
-        if length > self.model_max_length:
+        if self._longest is not None:
             self._warn_if_too_long(ids, stacklevel=4)
         make = later_encodings(engine, lambda: parse_inputs(text), _PLAIN_SHAPE, specials, self._token_of)
         return BatchEncoding(entries, make)
