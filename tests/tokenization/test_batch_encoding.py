@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from bert_fast.tokenization import BatchEncoding, BertTokenizer, CharSpan, TokenSpan
