@@ -231,7 +231,7 @@ class TextEncoder {
       std::memmove(area_.sources.data(), area_.sources.data() + start, size * sizeof(std::uint32_t));
     }
     // Of a word that is too long for any token no more is kept than shows this, and where it ends.
-    const std::size_t too_long = 4 * rules_.max_word_chars + 1;  // bytes: more than max_word_chars code points
+    const std::size_t too_long = 4 * rules_.max_word_chars + 2;  // bytes: more code points; a first and a last one
     if (size > too_long) {
       if constexpr (kOffsets) area_.sources[too_long - 1] = area_.sources[size - 1];
       size = too_long;
