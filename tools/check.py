@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 SANITIZE_DIR = ROOT / "build" / "sanitize"
 THREAD_DIR = ROOT / "build" / "thread"
 FUZZ_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # the Python tests look for it there, too
-THREAD_TESTS = ("wordpiece_identity", "wordpiece_batch")
+THREAD_TESTS = tuple(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api"))
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)

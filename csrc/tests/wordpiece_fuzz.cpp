@@ -158,7 +158,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 }
 #else
 int main(int argc, char** argv) {
-  const int settings = argc > 1 ? std::atoi(argv[1]) : 260;
+  const int settings = argc > 1 ? std::atoi(argv[1]) : 100;
   constexpr int kTexts = 400;
   for (int s = 0; s < settings && wordpiece_test::failures() < 10; ++s) {
     std::mt19937_64 random(static_cast<std::uint64_t>(s));

@@ -318,13 +318,37 @@ class Checker {
     for (std::size_t i = 0; i < count && all.size() < 300000; ++i) (all += block_.texts[i]) += '\n';
     const wp::TextView view = wordpiece_test::utf8_view(all);
     wordpiece_test::encode_all(tokenizer_, {view}, {true, true}, kThreads, batch);
-    if (!equal(batch.tokens, encode(tokenizer_, view))) {
-      ++wordpiece_test::failures();
-      std::printf(
-          "%s: a text of %zu bytes (the first of the block, joined by line feeds) has other tokens from %zu "
-          "threads than from one\n",
-          block_.name.c_str(), all.size(), kThreads);
+    const wp::Tokens one = encode(tokenizer_, view);
+    if (!equal(batch.tokens, one)) fail_long(all, batch.tokens, one);
+  }
+
+  // Says where the tokens of several threads part from those of one.
+  void fail_long(const std::string& text, const wp::Tokens& several, const wp::Tokens& one) {
+    std::size_t i = 0;
+    const std::size_t size = std::min(several.ids.size(), one.ids.size());
+    const auto same = [&](std::size_t k) {
+      return several.ids[k] == one.ids[k] && several.offsets[2 * k] == one.offsets[2 * k] &&
+             several.offsets[2 * k + 1] == one.offsets[2 * k + 1] && several.word_ids[k] == one.word_ids[k];
+    };
+    while (i < size && same(i)) ++i;
+    const auto at = static_cast<std::size_t>(i < one.ids.size() ? one.offsets[2 * i] : 0);
+    std::string near;
+    const AllForms forms(text);
+    const std::vector<char32_t>& chars = forms.code_points();
+    for (std::size_t k = at - std::min<std::size_t>(at, 20); k < std::min(at + 20, chars.size()); ++k) {
+      wp::append_utf8(chars[k], near);
     }
+    if (++wordpiece_test::failures() > 5) return;
+    std::printf(
+        "%s: a text of %zu bytes (the first of the block, joined by line feeds) has other tokens from %zu "
+        "threads than from one (%s)\n  from token %zu, code point %zu: %s\n",
+        block_.name.c_str(), text.size(), kThreads, show(block_.options).c_str(), i, at,
+        wordpiece_test::literal(near).c_str());
+    if (i < size) {
+      std::printf("  several: id %d at %d, word %d; one: id %d at %d, word %d\n", several.ids[i],
+                  several.offsets[2 * i], several.word_ids[i], one.ids[i], one.offsets[2 * i], one.word_ids[i]);
+    }
+    if (!equal(one, encode(make(block_, true), text))) fail("a long text", text, one, encode(make(block_, true), text));
   }
 
   const Block& block_;

@@ -78,14 +78,17 @@ struct Tokenizers {
 };
 
 std::vector<Tokenizers> make_tokenizers() {
-  wp::TokenizerOptions cased, unclean, unsplit;
+  wp::TokenizerOptions cased, unclean, unsplit, no_words, letters_only;
   cased.normalizer = {true, true, false, false};
   unclean.normalizer = {false, true, true, true};
   unsplit.normalizer = {true, false, false, true};
   unsplit.max_word_chars = 17;
   unsplit.added_tokens = {{"b!", 1, false, true, true, false}};
+  no_words.max_word_chars = 0;
+  letters_only.max_word_chars = 1;
   std::vector<Tokenizers> all;
-  for (const wp::TokenizerOptions& options : {wp::TokenizerOptions{}, cased, unclean, unsplit}) {
+  for (const wp::TokenizerOptions& options :
+       {wp::TokenizerOptions{}, cased, unclean, unsplit, no_words, letters_only}) {
     all.emplace_back(options);
   }
   return all;
@@ -125,9 +128,13 @@ class Checker {
       return false;
     };
     const std::string small = differs(text) ? wordpiece_test::shrink(text, differs) : text;
-    std::printf("%s, a text of %zu bytes (%s)\n  text     %s\n  got      %s\n  expected %s\n", name_of(form.form),
-                small.size(), show(t_.options).c_str(), wordpiece_test::literal(small).c_str(),
-                show(got).substr(0, 2000).c_str(), show(encode(t_.stages, small)).substr(0, 2000).c_str());
+    const AllForms forms(small);
+    std::printf("a text of %zu bytes (%s)\n  text     %s\n", small.size(), show(t_.options).c_str(),
+                wordpiece_test::literal(small).substr(0, 3000).c_str());
+    for (const wp::TextView& view : forms.views()) {
+      std::printf("  %s    %s\n", name_of(view.form), show(encode(t_.fast, view)).substr(0, 2000).c_str());
+    }
+    std::printf("  stages   %s\n", show(encode(t_.stages, small)).substr(0, 2000).c_str());
   }
 
   const Tokenizers& t_;
