@@ -59,8 +59,7 @@ Mapping expand_char(char32_t c, const NormalizerOptions& options) {
 
 CharTable::CharTable(const NormalizerOptions& options, const std::vector<CharToken>& tokens, std::int32_t unknown) {
   // Blocks that look alike in the generated table, and none of whose code points becomes another one, are alike here.
-  // Ideographs are a matter of their own, of which that table says nothing.
-  std::unordered_map<std::uint32_t, std::uint16_t> shared;
+  std::unordered_map<std::uint16_t, std::uint16_t> shared;
   struct Isolated {
     char32_t c;  // becomes another code point that is a word of its own
     char32_t word;
@@ -68,11 +67,8 @@ CharTable::CharTable(const NormalizerOptions& options, const std::vector<CharTok
   std::vector<Isolated> isolated;
   blocks_.reserve(kUnicodeLimit / kUnicodeBlock);
   for (char32_t start = 0; start < kUnicodeLimit; start += kUnicodeBlock) {
-    std::uint32_t num_cjk = 0;
-    for (char32_t c = start; c < start + kUnicodeBlock; ++c) num_cjk += is_cjk(c);
-    const std::uint32_t look = unicode_block_number(start) * 2U + (num_cjk != 0);
-    bool sharable = num_cjk % kUnicodeBlock == 0;
-    const auto known = sharable ? shared.find(look) : shared.end();
+    const auto known = shared.find(unicode_block_number(start));
+    bool sharable = true;
     if (known != shared.end()) {
       blocks_.push_back(known->second);
       continue;
@@ -88,7 +84,7 @@ CharTable::CharTable(const NormalizerOptions& options, const std::vector<CharTok
       sharable = sharable && (out.size != 1 || out.chars[0] == c || entry.action() == CharAction::kSpace);
       entries_.push_back(entry);
     }
-    if (sharable) shared.emplace(look, blocks_.back());
+    if (sharable) shared.emplace(unicode_block_number(start), blocks_.back());
   }
 
   std::vector<std::uint16_t> num_uses(entries_.size() / kUnicodeBlock, 0);

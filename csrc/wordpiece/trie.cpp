@@ -58,7 +58,9 @@ struct Trie::Draft {
         items[parent].first_child = item;
         path.push_back(item);
       }
-      items[path.back()].id = entry.id;
+      std::int32_t& id = items[path.back()].id;
+      if (id >= 0) throw Duplicate{std::min(id, entry.id), std::max(id, entry.id)};
+      id = entry.id;
       previous = entry.text;
     }
   }
@@ -78,7 +80,7 @@ class FreePlaces {
   std::uint32_t take(const unsigned char* bytes, std::size_t count) {
     // Looks from where the array is not so full that many nodes before have looked in vain. An only child fits nearly
     // anywhere and fills the gaps.
-    constexpr int kPatience = 8;
+    constexpr int kPatience = 2;
     std::uint32_t& search_from = search_from_[count == 1];
     std::uint32_t base = search_from;
     for (int tries = 0;; base += 64) {

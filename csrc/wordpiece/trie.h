@@ -22,7 +22,13 @@ class Trie {
     std::int32_t id;
   };
 
-  // Entries of each list are distinct. Throws std::invalid_argument if they need more than 16 million nodes.
+  // Two entries of a list with the same text.
+  struct Duplicate {
+    std::int32_t first_id;
+    std::int32_t second_id;
+  };
+
+  // Throws Duplicate; std::invalid_argument if the entries need more than 16 million nodes.
   Trie(std::vector<Entry> starting, std::vector<Entry> continuing);
 
   TrieView view() const { return {nodes_.data()}; }

@@ -12,28 +12,9 @@
 namespace bert_fast::wordpiece {
 namespace {
 
-// Throws if two tokens are equal.
-void check_distinct(const std::vector<std::string_view>& tokens) {
-  std::size_t mask = 15;
-  while (mask < 2 * tokens.size()) mask = 2 * mask + 1;
-  std::vector<std::uint32_t> slots(mask + 1, 0);  // position + 1
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::string_view token = tokens[i];
-    std::uint64_t hash = token.size();
-    for (std::size_t k = 0; k < token.size(); k += 8) {
-      std::uint64_t bytes = 0;
-      std::memcpy(&bytes, token.data() + k, std::min<std::size_t>(8, token.size() - k));
-      hash = (hash ^ bytes) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    std::size_t slot = hash & mask;
-    for (; slots[slot] != 0; slot = (slot + 1) & mask) {
-      if (tokens[slots[slot] - 1] != token) continue;
-      throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(token) + "' at positions " +
-                                  std::to_string(slots[slot] - 1) + " and " + std::to_string(i));
-    }
-    slots[slot] = static_cast<std::uint32_t>(i + 1);
-  }
+[[noreturn]] void refuse(const std::vector<std::string_view>& tokens, std::size_t first, std::size_t second) {
+  throw std::invalid_argument("vocab: expected distinct tokens, got '" + std::string(tokens[first]) +
+                              "' at positions " + std::to_string(first) + " and " + std::to_string(second));
 }
 
 }  // namespace
@@ -42,10 +23,10 @@ struct Vocab::Entries {
   std::vector<WordTable::Entry> words;
   std::vector<Trie::Entry> starting;
   std::vector<Trie::Entry> continuing;
+  std::vector<std::size_t> unused;   // tokens that no word can contain
   std::deque<std::string> replaced;  // tokens with kNulByte
 
   Entries(const std::vector<std::string_view>& tokens, std::string_view prefix, std::size_t max_word_chars) {
-    check_distinct(tokens);
     starting.reserve(tokens.size());
     words.reserve(tokens.size());
     // Where the prefix starts with punctuation, as "##" does, a token that has it cannot start a word: this character
@@ -57,13 +38,18 @@ struct Vocab::Entries {
     };
     for (std::size_t id = 0; id < tokens.size(); ++id) {
       const std::string_view token = without_nul(tokens[id]);
-      const bool continues = token.substr(0, prefix.size()) == prefix;
-      if (continues && fits(token.substr(prefix.size()))) {
-        continuing.push_back({token.substr(prefix.size()), static_cast<std::int32_t>(id)});
-      }
-      if ((continues && prefix_splits && token.size() > 1) || !fits(token)) continue;
-      starting.push_back({token, static_cast<std::int32_t>(id)});
-      if (token.size() <= WordKey::kMaxBytes) words.push_back({token, static_cast<std::uint32_t>(id)});
+      bool continues = token.substr(0, prefix.size()) == prefix;
+      const bool starts = !(continues && prefix_splits && token.size() > 1) && fits(token);
+      continues = continues && fits(token.substr(prefix.size()));
+      if (!starts && !continues) unused.push_back(id);
+      if (continues) continuing.push_back({token.substr(prefix.size()), static_cast<std::int32_t>(id)});
+      if (starts) starting.push_back({token, static_cast<std::int32_t>(id)});
+      if (starts && token.size() <= WordKey::kMaxBytes) words.push_back({token, static_cast<std::uint32_t>(id)});
+    }
+    std::sort(unused.begin(), unused.end(),
+              [&](std::size_t a, std::size_t b) { return tokens[a] != tokens[b] ? tokens[a] < tokens[b] : a < b; });
+    for (std::size_t i = 1; i < unused.size(); ++i) {
+      if (tokens[unused[i]] == tokens[unused[i - 1]]) refuse(tokens, unused[i - 1], unused[i]);
     }
   }
 
@@ -76,11 +62,14 @@ struct Vocab::Entries {
 };
 
 Vocab::Vocab(const std::vector<std::string_view>& tokens, std::string_view continuing_prefix,
-             std::size_t max_word_chars)
-    : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens.size()) {}
+             std::size_t max_word_chars) try
+    : Vocab(Entries(tokens, continuing_prefix, max_word_chars), tokens.size()) {
+} catch (const Trie::Duplicate& duplicate) {
+  refuse(tokens, static_cast<std::size_t>(duplicate.first_id), static_cast<std::size_t>(duplicate.second_id));
+}
 
 Vocab::Vocab(Entries&& entries, std::size_t num_tokens)
-    : words_(entries.words, num_tokens), trie_(std::move(entries.starting), std::move(entries.continuing)) {}
+    : trie_(std::move(entries.starting), std::move(entries.continuing)), words_(entries.words, num_tokens) {}
 
 std::int32_t Vocab::find_token(const std::vector<std::string_view>& tokens, std::string_view token) {
   const auto found = std::find(tokens.begin(), tokens.end(), token);

@@ -38,8 +38,8 @@ class Vocab {
   struct Entries;
   Vocab(Entries&& entries, std::size_t num_tokens);
 
+  Trie trie_;  // first: it finds duplicates
   WordTable words_;
-  Trie trie_;
 };
 
 }  // namespace bert_fast::wordpiece
