@@ -1,7 +1,8 @@
 """Every environment variable that bert_fast reads, read once at import; `bert-fast doctor` prints them.
 
 Build-time variables (`BERT_FAST_NATIVE`, `BERT_FAST_CUDA`) are read by `setup.py`; `BERT_FAST_NATIVE` also here, so
-that an installed extension can be switched off.
+that an installed extension can be switched off. `BERT_FAST_SIMD` is read by the tokenizer's C++ core when it is first
+used (`csrc/wordpiece/dispatch.cpp`), as programs without Python use it too.
 """
 
 import os
@@ -13,6 +14,7 @@ VARIABLES = {
     "BERT_FAST_BACKEND": "back-end of every op: reference, torch or triton; default: the first that can run the call",
     "BERT_FAST_NATIVE": "0: neither build nor load the C++ extension (slower; same ids and masks, results to rounding)",
     "BERT_FAST_DEBUG": "1: value checks that need a device sync (ids, labels and lengths in range)",
+    "BERT_FAST_SIMD": "instruction set of the tokenizer: portable, avx2, avx512 or neon; default: the fastest there is",
     "TRITON_INTERPRET": "1: Triton kernels run on CPU tensors in Triton's interpreter (for tests)",
 }
 

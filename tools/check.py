@@ -33,7 +33,7 @@ NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
 
 # Set by a user for other runs; here they would change what is tested.
-CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
+CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "BERT_FAST_SIMD", "TRITON_INTERPRET")
 
 
 @dataclass
