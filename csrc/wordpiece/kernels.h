@@ -64,16 +64,22 @@ struct WordTableView {
   std::uint32_t slot_shift = 0;
 };
 
-// The pieces of the vocabulary; see trie.h.
+// A node of the vocabulary's trie; see trie.h.
 struct TrieNode {
   static constexpr std::uint32_t kNoLabel = 0xFF;
-  std::uint32_t link;  // base << 8 | label
-  std::int32_t id;     // of the token that ends here, or -1
+
+  std::uint32_t bits;  // base << 9 | whether a token ends here << 8 | label
+
+  bool has_label(std::uint32_t byte) const { return (bits & 0xFF) == byte; }
+  bool ends_token() const { return (bits & 0x100) != 0; }
+  std::uint32_t base() const { return bits >> 9; }
 };
 struct TrieView {
   static constexpr std::uint32_t kStartRoot = 256;
   static constexpr std::uint32_t kContinueRoot = 257;
+
   const TrieNode* nodes = nullptr;
+  const std::int32_t* ids = nullptr;  // by node, of those where a token ends
 };
 
 // A word to be split into pieces: text[start .. end).

@@ -131,7 +131,7 @@ Trie::Trie(std::vector<Entry> starting, std::vector<Entry> continuing) {
 }
 
 void Trie::place_nodes(const Draft& draft) {
-  constexpr TrieNode kFree = {TrieNode::kNoLabel, -1};
+  constexpr TrieNode kFree = {TrieNode::kNoLabel};
   FreePlaces places;
   nodes_.assign(FreePlaces::kFirst, kFree);
   struct Placed {
@@ -151,18 +151,25 @@ void Trie::place_nodes(const Draft& draft) {
     }
     if (num_children == 0) continue;
     const std::uint32_t base = places.take(bytes, num_children);
-    if (base >> 24 != 0) throw std::invalid_argument("vocab: its tokens need more than 16 million trie nodes");
+    if (base >> 23 != 0) throw std::invalid_argument("vocab: its tokens need more than 8 million trie nodes");
     used = std::max<std::size_t>(used, base + 256);
-    if (nodes_.size() < used) nodes_.resize(2 * used, kFree);
-    nodes_[parent.place].link |= base << 8;
+    if (nodes_.size() < used) {
+      nodes_.resize(2 * used, kFree);
+      ids_.resize(2 * used, -1);
+    }
+    nodes_[parent.place].bits |= base << 9;
     for (std::uint32_t c = draft.items[parent.item].first_child; c != Draft::kNone; c = draft.items[c].next_sibling) {
       const std::uint32_t place = base + draft.items[c].byte;
-      nodes_[place] = {draft.items[c].byte, draft.items[c].id};
+      const std::int32_t id = draft.items[c].id;
+      nodes_[place] = {(id >= 0 ? 0x100U : 0U) | draft.items[c].byte};
+      ids_[place] = id;
       queue.push_back({c, place});
     }
   }
   nodes_.resize(used, kFree);  // a node's children lie within 256 places of its base
   nodes_.shrink_to_fit();
+  ids_.resize(used, -1);
+  ids_.shrink_to_fit();
 }
 
 std::size_t Trie::longest_prefix(std::string_view text, std::int32_t& id) const {
@@ -170,11 +177,12 @@ std::size_t Trie::longest_prefix(std::string_view text, std::int32_t& id) const 
   TrieNode node = nodes_[TrieView::kStartRoot];
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    node = nodes_[(node.link >> 8) + byte];
-    if ((node.link & 0xFF) != byte) break;
-    if (node.id < 0) continue;
+    const std::uint32_t child = node.base() + byte;
+    node = nodes_[child];
+    if (!node.has_label(byte)) break;
+    if (!node.ends_token()) continue;
     longest = i + 1;
-    id = node.id;
+    id = ids_[child];
   }
   return longest;
 }

@@ -1,9 +1,10 @@
 // The pieces of the vocabulary as a trie over the bytes of UTF-8, with two roots: below the first stand the tokens that
 // can start a word, below the second those that can continue one, without their prefix.
 //
-// It is a double array (Aoe 1989) of eight bytes a node: the child of a node by byte b is node base + b if that one's
-// label is b. The bases of nodes with children differ, so no other node can have a child there. Free places have a
-// label that UTF-8 does not use; nodes without children have base 0, behind which all places are free.
+// It is a double array (Aoe 1989) of four bytes a node, and the ids apart: they are read once a piece. The child of a
+// node by byte b is node base + b if that one's label is b. The bases of nodes with children differ, so no other node
+// can have a child there. Free places have a label that UTF-8 does not use; nodes without children have base 0, behind
+// which all places are free.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +29,10 @@ class Trie {
     std::int32_t second_id;
   };
 
-  // Throws Duplicate; std::invalid_argument if the entries need more than 16 million nodes.
+  // Throws Duplicate; std::invalid_argument if the entries need more than 8 million nodes.
   Trie(std::vector<Entry> starting, std::vector<Entry> continuing);
 
-  TrieView view() const { return {nodes_.data()}; }
+  TrieView view() const { return {nodes_.data(), ids_.data()}; }
 
   // The longest starting entry that `text` begins with: its length, and its id in `id`; 0 if there is none.
   std::size_t longest_prefix(std::string_view text, std::int32_t& id) const;
@@ -41,6 +42,7 @@ class Trie {
   void place_nodes(const Draft& draft);
 
   std::vector<TrieNode> nodes_;  // 256 behind every base: look-ups need no bounds check
+  std::vector<std::int32_t> ids_;
 };
 
 }  // namespace bert_fast::wordpiece

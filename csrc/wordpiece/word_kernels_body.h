@@ -18,12 +18,16 @@ inline std::uint64_t find_block(const WordTableView& table, const char* text, co
   for (std::size_t i = 0; i < count; ++i) {
     keys[i] = load_word(text + starts[i], lasts[i] - starts[i] + 1);
     slots[i] = find_slot(table, keys[i]);
+    __builtin_prefetch(table.slots + slots[i]);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t id = table.slots[slots[i]];
+    ids[i] = static_cast<std::int32_t>(id);
+    __builtin_prefetch(table.keys + id);
   }
   std::uint64_t missing = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t id = table.slots[slots[i]];
-    const WordKey& found = table.keys[id];
-    ids[i] = static_cast<std::int32_t>(id);
+    const WordKey& found = table.keys[ids[i]];
     const std::uint64_t differs =
         (keys[i].low ^ found.low) | (keys[i].high ^ found.high) | ((lasts[i] - starts[i]) >> 4);
     missing |= static_cast<std::uint64_t>(differs != 0) << i;
@@ -69,29 +73,26 @@ void split(const TrieView& trie, const char* text, const UnsplitWord* words, std
            const PieceSpans& spans) {
   const TrieNode* const nodes = trie.nodes;
   const PieceSpans pieces = spans;
-  const std::uint32_t start_link = nodes[TrieView::kStartRoot].link;
-  const std::uint32_t continue_link = nodes[TrieView::kContinueRoot].link;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t end = words[i].end;
-    std::uint32_t link = start_link;
-    for (std::uint32_t start = words[i].start; start < end; link = continue_link) {
-      std::uint32_t accepted = start;
-      std::int32_t id = PieceSpans::kUnknown;
+    TrieNode node = nodes[TrieView::kStartRoot];
+    for (std::uint32_t start = words[i].start; start < end; node = nodes[TrieView::kContinueRoot]) {
+      std::uint32_t accepted = start;  // where the longest token so far ends
+      std::uint32_t token = 0;         // ... and its node
       for (std::uint32_t p = start; p < end; ++p) {
         const auto byte = static_cast<std::uint32_t>(static_cast<unsigned char>(text[p]));
-        const TrieNode node = nodes[(link >> 8) + byte];
-        if ((node.link & 0xFF) != byte) break;
-        link = node.link;
-        const std::uint32_t accepts = ~mask_of(node.id < 0);
-        accepted = select(accepts, p + 1, accepted);
-        id = static_cast<std::int32_t>(
-            select(accepts, static_cast<std::uint32_t>(node.id), static_cast<std::uint32_t>(id)));
+        const std::uint32_t child = node.base() + byte;
+        node = nodes[child];
+        if (!node.has_label(byte)) break;
+        const std::uint32_t ends_token = mask_of(node.ends_token());
+        accepted = select(ends_token, p + 1, accepted);
+        token = select(ends_token, child, token);
       }
       if (accepted == start) {
         pieces.ids[words[i].start] = PieceSpans::kUnknown;
         break;
       }
-      pieces.ids[start] = id;
+      pieces.ids[start] = trie.ids[token];
       pieces.sizes[start] = accepted - start;
       start = accepted;
     }
