@@ -195,7 +195,7 @@ PyObject* translating(PyObject* self, PyObject* const* args, Py_ssize_t num_args
     error.set_error();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
-  } catch (const std::length_error& error) {
+  } catch (const std::logic_error& error) {  // length_error, invalid_argument: of the input
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());

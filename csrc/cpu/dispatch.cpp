@@ -6,22 +6,16 @@
 namespace bert_fast::cpu {
 namespace {
 
-bool runs_avx2() {
 #if defined(__x86_64__)
+bool runs_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-#else
-  return false;
-#endif
 }
 
 bool runs_avx512() {
-#if defined(__x86_64__)
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-  return false;
-#endif
 }
+#endif
 
 // Fastest first; the last runs everywhere.
 std::vector<const Kernels*> available_kernels() {

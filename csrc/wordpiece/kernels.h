@@ -102,8 +102,7 @@ struct WordKernels {
   std::size_t (*find)(const WordTableView& table, const WordSpans& spans, std::size_t count, std::int32_t* ids,
                       std::uint32_t* misses);
 
-  // Splits words into pieces, longest match first. Several words go through the trie side by side, a byte of each in
-  // turn, so that the memory accesses of one hide behind those of the others. `text` is readable behind each word.
+  // Splits words into pieces, longest match first. A byte behind each word is readable.
   void (*split)(const TrieView& trie, const char* text, const UnsplitWord* words, std::size_t count,
                 const PieceSpans& pieces);
 };

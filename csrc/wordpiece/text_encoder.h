@@ -66,12 +66,19 @@ class TextEncoder {
     p_ = text;
     end_ = text + size;
     source_ = first_source;
+    int num_single = 0;  // characters of ASCII that are taken one at a time, because others stood in front of them
     while (p_ < end_) {
       if (room() < 2 * kStep) {
         look_up();
         if (sink_.num_tokens() >= max_tokens) return;
       }
-      if (*p_ < 0x80 && read_ascii()) continue;
+      if (*p_ >= 0x80) {
+        num_single = kSingle;
+      } else if (num_single > 0) {
+        --num_single;
+      } else if (read_ascii()) {
+        continue;
+      }
       read_char();
     }
     close_word();
@@ -79,6 +86,7 @@ class TextEncoder {
   }
 
  private:
+  static constexpr int kSingle = 4;         // a block costs as much as so many characters
   static constexpr std::size_t kStep = 64;  // bytes: more than a character adds
 
   std::size_t room() const { return area_.capacity - spans_.size; }
