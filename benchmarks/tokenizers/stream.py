@@ -3,8 +3,8 @@
     python -m benchmarks.tokenizers.stream CASE --rounds 9 --seed 0
 
 Each round has a slice of the corpus that nobody has met, so that no cache of texts is what is measured; the first
-rounds are not counted: a cache of words knows the common ones by then. Before its turn an entrant has a part of the
-slice before once more, uncounted, so that its tables and branches are where an unbroken stream would have left them,
+rounds are not counted: a cache of words knows the common ones by then. Before its turn an entrant has the slice before
+once more, uncounted, so that its tables and branches are where an unbroken stream would have left them,
 not where the others did. Every entrant gets strings of its own (a string may keep the UTF-8 that was once asked of it),
 freshly decoded, as a reader of files would have them. The order is drawn anew in every round. What the timed calls
 returned is compared with Hugging Face `tokenizers`: if bert_fast's differ, there is no result.
@@ -31,7 +31,6 @@ from benchmarks.tokenizers.environment import pin_to_one_cpu
 __all__ = ["WARMUP", "Life", "life"]
 
 WARMUP = 3
-RUN_IN_BYTES = 130_000
 OTHER_TEXTS = 500  # documents of a corpus that comes before, 1 MB
 Life = dict[str, Any]
 Clock = Callable[[], int]  # nanoseconds
@@ -89,7 +88,7 @@ def life(case: TokenizerCase, texts: list[str], rounds: int, seed: int, other_te
                     f"{case.name}, {entrant.label}: {count} texts differ from tokenizers: nothing to time"
                 )
             differ[entrant.label] += count
-        before = _head(chosen, RUN_IN_BYTES)
+        before = chosen
         if index >= WARMUP:
             sizes.append(sum(len(text.encode()) for text in chosen))
             num_texts += len(chosen)
@@ -126,12 +125,6 @@ def _timed(case: TokenizerCase, run: Callable[[Any], Any], texts: Sequence[str])
         taken += clock() - start
         outputs.append(output)
     return taken / 1e9, outputs
-
-
-def _head(texts: list[str], num_bytes: int) -> list[str]:
-    """As many of the first texts as have so many bytes."""
-    sizes = np.cumsum([len(text.encode()) for text in texts])
-    return texts[: int(np.searchsorted(sizes, num_bytes)) + 1]
 
 
 def _fresh(texts: Sequence[str]) -> list[str]:
