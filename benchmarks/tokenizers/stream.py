@@ -68,7 +68,7 @@ def life(case: TokenizerCase, texts: list[str], rounds: int, seed: int, other_te
     before: list[str] = []
     order = random.Random(seed)
     for entrant in entrants:
-        _timed(case, forms[entrant.contestant][entrant.form], other_texts)
+        _timed(case, forms[entrant.contestant][entrant.form], _fresh(other_texts))
     for index, slice_ in enumerate(dealt):
         chosen = slice_[: case.texts_per_round]
         chosen = chosen[: len(chosen) // case.batch_size * case.batch_size or None]  # whole batches, if there are any
@@ -76,8 +76,9 @@ def life(case: TokenizerCase, texts: list[str], rounds: int, seed: int, other_te
         # Drawn, not rotated: nobody comes always after the same one, whose memory it finds in the caches.
         for entrant in order.sample(entrants, len(entrants)):
             run = forms[entrant.contestant][entrant.form]
-            _timed(case, run, before)
-            taken, outputs[entrant.label] = _timed(case, run, chosen)
+            run_in, mine = _fresh(before), _fresh(chosen)  # first both: the stream is not broken in between
+            _timed(case, run, run_in)
+            taken, outputs[entrant.label] = _timed(case, run, mine)
             if index >= WARMUP:
                 seconds[entrant.label].append(taken)
         truth = _truth(case, judge, chosen)
@@ -102,10 +103,9 @@ def life(case: TokenizerCase, texts: list[str], rounds: int, seed: int, other_te
     }
 
 
-def _timed(case: TokenizerCase, run: Callable[[Any], Any], texts: Sequence[str]) -> tuple[float, list[Any]]:
+def _timed(case: TokenizerCase, run: Callable[[Any], Any], mine: Sequence[str]) -> tuple[float, list[Any]]:
     """Seconds of one pass, and what it returned: for each batch, or text."""
     clock: Clock = time.process_time_ns if case.clock == "cpu" else time.perf_counter_ns
-    mine = _fresh(texts)
     if case.form == "one":
         if case.is_primed:
             deque(map(run, mine), 0)

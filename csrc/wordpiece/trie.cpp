@@ -1,31 +1,41 @@
 #include "wordpiece/trie.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <utility>
 
 namespace bert_fast::wordpiece {
 namespace {
 
-// In ascending order of their bytes.
+// In ascending order of their bytes: by the first eight, a byte at a time from the last; then the few that share these.
 void sort_entries(std::vector<Trie::Entry>& entries) {
   struct Item {
-    std::uint64_t head;  // the first eight bytes as a number: decides most comparisons
+    std::uint64_t head;  // the first eight bytes as a number
     std::uint32_t position;
   };
-  std::vector<Item> items(entries.size());
+  std::vector<Item> items(entries.size()), next(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::string_view text = entries[i].text;
     std::uint64_t head = 0;
     for (std::size_t k = 0; k < 8; ++k) head = head << 8 | (k < text.size() ? static_cast<unsigned char>(text[k]) : 0U);
     items[i] = {head, static_cast<std::uint32_t>(i)};
   }
-  std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) {
-    return a.head != b.head ? a.head < b.head : entries[a.position].text < entries[b.position].text;
-  });
+  for (int shift = 0; shift < 64; shift += 8) {
+    std::array<std::size_t, 257> starts{};
+    for (const Item& item : items) ++starts[(item.head >> shift & 0xFF) + 1];
+    for (std::size_t b = 1; b < starts.size(); ++b) starts[b] += starts[b - 1];
+    for (const Item& item : items) next[starts[item.head >> shift & 0xFF]++] = item;
+    items.swap(next);
+  }
   std::vector<Trie::Entry> sorted;
   sorted.reserve(entries.size());
   for (const Item& item : items) sorted.push_back(entries[item.position]);
+  for (std::size_t first = 0, last; first < items.size(); first = last) {
+    for (last = first + 1; last < items.size() && items[last].head == items[first].head;) ++last;
+    std::sort(sorted.begin() + static_cast<std::ptrdiff_t>(first), sorted.begin() + static_cast<std::ptrdiff_t>(last),
+              [](const Trie::Entry& a, const Trie::Entry& b) { return a.text < b.text; });
+  }
   entries.swap(sorted);
 }
 
