@@ -11,8 +11,6 @@ namespace {
 
 constexpr WordKey kNoWord = {~std::uint64_t{0}, ~std::uint64_t{0}};  // no UTF-8 has bytes of 255
 
-bool same(const WordKey& a, const WordKey& b) { return ((a.low ^ b.low) | (a.high ^ b.high)) == 0; }
-
 WordKey make_key(std::string_view text) {
   char bytes[WordKey::kMaxBytes] = {};
   std::memcpy(bytes, text.data(), text.size());
@@ -86,11 +84,6 @@ bool WordTable::place(const std::vector<Word>& words, std::size_t num_ids) {
     }
   }
   return true;
-}
-
-std::int32_t WordTable::find(const WordKey& word) const {
-  const std::uint32_t id = slots_[find_slot(view(), word)];
-  return same(keys_[id], word) ? static_cast<std::int32_t>(id) : -1;
 }
 
 }  // namespace bert_fast::wordpiece

@@ -25,9 +25,6 @@ class WordTable {
   // Entries are distinct.
   WordTable(const std::vector<Entry>& entries, std::size_t num_ids);
 
-  // The id of a word, or -1.
-  std::int32_t find(const WordKey& word) const;
-
   WordTableView view() const {
     return {keys_.data(), slots_.data(), multipliers_.data(), seed_, bucket_shift_, slot_shift_};
   }
