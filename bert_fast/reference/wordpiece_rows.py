@@ -3,6 +3,7 @@
 Written over `encode` alone, one row after the other; the specification of what the C++ core does without a detour.
 """
 
+import abc
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +13,14 @@ import numpy as np
 __all__ = ["WordPieceRows", "text_list"]
 
 
-class WordPieceRows:
+class WordPieceRows(abc.ABC):
     """Base class of an engine: what follows from its `encode`."""
 
+    @abc.abstractmethod
     def encode(
         self, texts: Any, *, around: tuple[int, int] | None = None, max_tokens: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
         """See `WordPiece.encode`."""
-        raise NotImplementedError
 
     def encode_one(
         self, text: str | bytes, around: tuple[int, int] | None = None, max_tokens: int | None = None, /
