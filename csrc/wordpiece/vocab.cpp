@@ -1,7 +1,6 @@
 #include "wordpiece/vocab.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <stdexcept>
 #include <utility>
@@ -54,7 +53,7 @@ struct Vocab::Entries {
   }
 
   std::string_view without_nul(std::string_view token) {
-    if (std::memchr(token.data(), 0, token.size()) == nullptr) return token;
+    if (token.find('\0') == std::string_view::npos) return token;
     replaced.emplace_back(token);
     std::replace(replaced.back().begin(), replaced.back().end(), '\0', kNulByte);
     return replaced.back();
