@@ -34,7 +34,8 @@ def measure_ceilings(
     a, b = (torch.randn(matmul_size, matmul_size, device=device).to(torch.bfloat16) for _ in range(2))
     contestant = Contestant("matmul", "matmul", [partial(torch.matmul, a, b)], make_clock(device))
     result, flops = _measured(contestant, rounds), 2 * matmul_size**3
-    tflop_s = float(f"{flops / result['us'] / 1e6:.4g}")  # digits, not decimals: others divide by it, however slow it was
+    # Digits, not decimals: others divide by it, however slow it was.
+    tflop_s = float(f"{flops / result['us'] / 1e6:.4g}")
     yield {"what": "matmul_bf16", "flops": flops, **result, "tflop_s": tflop_s}
 
 
