@@ -22,7 +22,7 @@ class Source(Protocol):
         ...
 
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
-        """The examples `indices` (int64 [B], each from 0 to n - 1) as what a model takes: CPU tensors, labels with them.
+        """The examples `indices` (int64 [B], each from 0 to n - 1) as what a model takes: CPU tensors, with labels.
 
         Entries: input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32), max_seqlen (int), and the
         labels under the names of the model's arguments.

@@ -21,7 +21,7 @@ class Predictions:
         return len(self.lengths)
 
     def add(self, indices: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes what the model said about the examples `indices` (int [B]): arrays [B, ...] or [T, ...], in their order.
+        """Takes what the model said about the examples `indices` (int [B]): arrays [B, ...] or [T, ...], in that order.
 
         Raises:
             ValueError: an array has an entry neither per example nor per token.
@@ -30,9 +30,8 @@ class Predictions:
         tokens = int(self.lengths[indices].sum())
         for name, array in arrays.items():
             if len(array) not in (len(indices), tokens):
-                raise ValueError(
-                    f"arrays[{name!r}]: expected {len(indices)} entries (examples) or {tokens} (tokens), got {len(array)}"
-                )
+                expected = f"{len(indices)} entries (examples) or {tokens} (tokens)"
+                raise ValueError(f"arrays[{name!r}]: expected {expected}, got {len(array)}")
         self._batches.append((indices, dict(arrays)))
 
     def batches(self) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
