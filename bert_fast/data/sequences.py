@@ -1,0 +1,161 @@
+"""Tokenized examples of fine-tuning in three arrays, out of which any batch is gathered without a loop over tokens.
+
+Two examples, a pair of texts and a single one:
+
+    ids             [101, 7, 8, 102, 9, 102,   101, 7, 102]
+    token_type_ids  [  0, 0, 0,   0, 1,   1,     0, 0,   0]
+    boundaries      [0, 6, 9]
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization.layout import Truncation, arrange, plan_rows
+from bert_fast.tokenization.pack import PackedBatch
+
+__all__ = ["Sequences"]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences one behind the other, special tokens included; sequence i is ids[boundaries[i]:boundaries[i + 1]].
+
+    `len(sequences)` is their number; `sequences[i]` is one of them as a mapping of input_ids and token_type_ids
+    (int64 [S]), as data loaders of single examples want it.
+
+    Args:
+        ids (int32 [N]): token ids.
+        boundaries (int64 [n + 1]): where each sequence begins, and the end.
+        token_type_ids (uint8 [N] or None): 1 for the second text of a pair and its [SEP]; None: all are 0.
+
+    Raises:
+        TypeError, ValueError: arrays of other types or sizes.
+    """
+
+    ids: np.ndarray
+    boundaries: np.ndarray
+    token_type_ids: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("ids", np.int32), ("boundaries", np.int64), ("token_type_ids", np.uint8)):
+            array = getattr(self, name)
+            if array is not None and (array.dtype != dtype or array.ndim != 1):
+                raise TypeError(f"{name}: expected {np.dtype(dtype)} [n], got {array.dtype} {list(array.shape)}")
+        ends = self.boundaries
+        if len(ends) == 0 or ends[0] != 0 or ends[-1] != len(self.ids) or (np.diff(ends) < 0).any():
+            got = ends if len(ends) < 8 else f"{ends[:3]} ... {ends[-3:]}"
+            raise ValueError(f"boundaries: expected ascending numbers from 0 to {len(self.ids)} (ids), got {got}")
+        if self.token_type_ids is not None and len(self.token_type_ids) != len(self.ids):
+            raise ValueError(f"token_type_ids: expected {len(self.ids)} entries (ids), got {len(self.token_type_ids)}")
+
+    @classmethod
+    def joined(
+        cls,
+        tokenizer: BertTokenizer,
+        texts: list[str],
+        pairs: list[str] | None = None,
+        *,
+        max_length: int | None = None,
+        truncation: str = "longest_first",
+    ) -> "Sequences":
+        """[CLS] text [SEP], or [CLS] text [SEP] pair [SEP]: the ids that `tokenizer(texts, pairs, ...)` gives.
+
+        Args:
+            tokenizer: splits all texts in one call.
+            texts: first texts.
+            pairs: a second text for each; None: there are none.
+            max_length: longer sequences are cut to so many tokens, special ones counted; None: nothing is cut.
+            truncation: which text of a pair is cut: "longest_first", "only_first" or "only_second".
+
+        Raises:
+            TypeError, ValueError: `pairs` has another length, something is no text, `max_length` leaves no room for
+                the special tokens, or the text that should be cut is too short.
+        """
+        if pairs is None:
+            batch = tokenizer.encode_ragged(texts, max_length=max_length)
+            return cls(batch.ids, batch.cu_seqlens)
+        if len(texts) != len(pairs):
+            raise ValueError(f"pairs: expected {len(texts)} texts, one for each of texts, got {len(pairs)}")
+        if truncation not in ("longest_first", "only_first", "only_second"):
+            raise ValueError(f"truncation: expected longest_first, only_first or only_second, got {truncation!r}")
+        segments: list[Any] = [None] * (2 * len(texts))
+        segments[0::2], segments[1::2] = texts, pairs
+        batch = tokenizer.encode_ragged(segments, add_special_tokens=False)
+        cut = None if max_length is None else Truncation(truncation, max_length, side=tokenizer.truncation_side)
+        rows = plan_rows(batch.cu_seqlens, np.ones(len(texts), dtype=bool), cut)
+        layout = arrange(rows, len(batch.ids))
+        cls_id, sep_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+        ids = layout.fill(batch.ids, (0, cls_id, 0, sep_id, 0, sep_id), dtype=np.int32)
+        return cls(ids, layout.row_starts, np.array([0, 0, 0, 0, 1, 1], dtype=np.uint8)[layout.codes])
+
+    def __len__(self) -> int:
+        return len(self.boundaries) - 1
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index: expected -{len(self)} to {len(self) - 1}, got {index}")
+        start, stop = self.boundaries[index % len(self)], self.boundaries[index % len(self) + 1]
+        ids = self.ids[start:stop].astype(np.int64)
+        types = np.zeros_like(ids) if self.token_type_ids is None else self.token_type_ids[start:stop].astype(np.int64)
+        return {"input_ids": ids, "token_type_ids": types}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every sequence: int32 [n]."""
+        return np.diff(self.boundaries).astype(np.int32)
+
+    def gather(self, indices: np.ndarray, **labels: Any) -> PackedBatch:
+        """Some sequences, in this order, as what a model takes: CPU tensors.
+
+        Args:
+            indices (int [B]): which.
+            labels: further entries of the batch; NumPy arrays become tensors.
+
+        Returns:
+            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int).
+
+        Raises:
+            IndexError: an index is below 0 or not below `len(self)`.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        places, cu_seqlens = self.places(indices)
+        lengths = np.diff(cu_seqlens)
+        positions = np.arange(len(places)) - np.repeat(cu_seqlens[:-1], lengths)
+        if self.token_type_ids is None:
+            types = torch.zeros(len(places), dtype=torch.int64)
+        else:
+            types = torch.from_numpy(self.token_type_ids[places].astype(np.int64))
+        return PackedBatch(
+            input_ids=torch.from_numpy(self.ids[places].astype(np.int64)),
+            token_type_ids=types,
+            position_ids=torch.from_numpy(positions),
+            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+            max_seqlen=int(lengths.max(initial=0)),
+            **{name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in labels.items()},
+        )
+
+    def places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the tokens of some sequences (int64 [B]) stand in `ids`, and in any array with an entry per token.
+
+        Returns:
+            places (int64 [T]); cu_seqlens (int64 [B + 1]), the boundaries of the sequences in `places`.
+
+        Raises:
+            IndexError: see `gather`.
+        """
+        wrong = indices[(indices < 0) | (indices >= len(self))]
+        if len(wrong):
+            raise IndexError(f"indices: expected 0 to {len(self) - 1}, got {wrong[0]}")
+        starts = self.boundaries[indices]
+        lengths = self.boundaries[indices + 1] - starts
+        cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return np.arange(cu_seqlens[-1]) + np.repeat(starts - cu_seqlens[:-1], lengths), cu_seqlens
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, for `bert_fast.data.feature_cache`; `Sequences(**arrays)` is the same again."""
+        arrays = {"ids": self.ids, "boundaries": self.boundaries}
+        return arrays if self.token_type_ids is None else arrays | {"token_type_ids": self.token_type_ids}
