@@ -3,14 +3,11 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bert_fast.cli.arguments import find_device, positive, seed
 from bert_fast.demo.requirements import DemoError
 from bert_fast.demo.settings import QUESTIONS, Settings
 from bert_fast.errors import BackendError, CheckpointError
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["add_arguments", "run"]
 
@@ -24,14 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status is 1 if a comparison fails. Takes about two minutes on two cores; downloads nothing."
     )
     parser.add_argument("--output", type=Path, default=Path("demo_output"), metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--steps", type=_positive, default=defaults.steps, help="of training; default: %(default)s")
+    parser.add_argument("--steps", type=positive, default=defaults.steps, help="of training; default: %(default)s")
     parser.add_argument(
         "--question", action="append", default=[], metavar="TEXT", help="searched besides the built-in ones; repeatable"
     )
-    parser.add_argument(
-        "--seed", type=_natural, default=defaults.seed, help="of everything drawn; default: %(default)s"
-    )
-    parser.add_argument("--threads", type=_positive, help="of PyTorch; default: PyTorch's own choice")
+    parser.add_argument("--seed", type=seed, default=defaults.seed, help="of everything drawn; default: %(default)s")
+    parser.add_argument("--threads", type=positive, help="of PyTorch; default: PyTorch's own choice")
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: cuda if there is one, else cpu"
     )
@@ -69,35 +64,11 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = settings.smaller()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    terminal = Terminal(Console())
-    results = run_demo(settings, OutputFolder(arguments.output), _device(arguments.device), terminal)
+    try:
+        device = find_device(arguments.device)
+    except ValueError as error:
+        raise DemoError(str(error)) from error
+    results = run_demo(settings, OutputFolder(arguments.output), device, Terminal(Console()))
     for check in results.failed:
         print(f"bert-fast demo: FAILED: {check.name}: {check.found} (expected {check.expected})", file=sys.stderr)
     return 1 if results.failed else 0
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise DemoError(f"--device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
-    return value
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"expected a number in [0, 2**32), got {text}")
-    return value

@@ -1,24 +1,18 @@
 """`bert-fast tokenize`: files or stdin, of any size, to a memory-mapped token store."""
 
 import argparse
-import contextlib
-import importlib.util
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
+
+from bert_fast.cli.arguments import natural, seconds
+from bert_fast.cli.progress import progress
 
 if TYPE_CHECKING:
     from bert_fast.data.tokenize_files import Report
     from bert_fast.tokenization import BertTokenizer
 
-    Show = Callable[[Report], None]
-
 __all__ = ["add_arguments", "run"]
-
-_LINE_SECONDS = 10.0  # between lines of progress where there is no bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes that are not UTF-8 end the run with their place, or count as U+FFFD; default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
-        "--workers", type=_natural, default=0, metavar="N", help="threads that tokenize; default: one per processor"
+        "--workers", type=natural, default=0, metavar="N", help="threads that tokenize; default: one per processor"
     )
     parser.add_argument(
-        "--checkpoint", type=_seconds, default=5.0, metavar="SECONDS", help="work that a crash may cost; default: 5"
+        "--checkpoint", type=seconds, default=5.0, metavar="SECONDS", help="work that a crash may cost; default: 5"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
 
@@ -65,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     done: list[Report] = []
     try:
         tokenizer = _tokenizer(arguments)
-        with _progress(arguments.quiet) as show:
+        with progress("tokenize", arguments.quiet) as show:
 
             def report(now: "Report") -> None:
                 done[:] = [now]
                 if show is not None:
-                    show(now)
+                    show(now.bytes_read, now.bytes_total, _line(now))
 
             store = tokenize_files(
                 arguments.files,
@@ -104,58 +98,6 @@ def _tokenizer(arguments: argparse.Namespace) -> "BertTokenizer":
     return BertTokenizer.from_pretrained(arguments.tokenizer)
 
 
-def _progress(is_quiet: bool) -> "AbstractContextManager[Show | None]":
-    """What shows how far the run is: nothing, a bar on a terminal if rich is installed, or a line now and then."""
-    if is_quiet:
-        return contextlib.nullcontext()
-    if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
-        return _bar()
-    return contextlib.nullcontext(_printer())
-
-
-@contextlib.contextmanager
-def _bar() -> "Iterator[Show]":
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda report: bar.update(
-            task, description=_line(report), total=report.bytes_total, completed=report.bytes_read
-        )
-
-
-def _printer() -> "Show":
-    shown = time.monotonic()
-
-    def show(report: "Report") -> None:
-        nonlocal shown
-        if time.monotonic() - shown >= _LINE_SECONDS:
-            shown = time.monotonic()
-            print(f"bert-fast tokenize: {_share(report)}{_line(report)}", file=sys.stderr, flush=True)
-
-    return show
-
-
-def _share(report: "Report") -> str:
-    return f"{report.bytes_read / report.bytes_total:.0%}, " if report.bytes_total else ""
-
-
 def _line(report: "Report") -> str:
     speed = report.text_bytes / 1e6 / max(report.seconds, 1e-9)
     return f"{report.text_bytes / 1e6:,.0f} MB at {speed:.0f} MB/s"
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text}")
-    return value

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert_fast import BertTokenizer
-from bert_fast.cli import main, tokenize
+from bert_fast.cli import main, progress
 from bert_fast.data import TokenStore
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "text", "##s", "Short", "."]
@@ -128,7 +128,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
 
 
 def test_lines_of_progress(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize, "_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     Path("x.txt").write_text("a\n" * 1000)
     command = ["tokenize", "x.txt", "-o", "store", "--vocab", "vocab.txt"]
     assert main.main(command) == 0

@@ -1,0 +1,66 @@
+"""What options of several commands have in common: checked numbers, and devices by name."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["find_device", "natural", "positive", "seconds", "seed"]
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 on."""
+    return _whole(text, 0)
+
+
+def seed(text: str) -> int:
+    """A whole number that PyTorch, NumPy and Python all take as a seed."""
+    value = _whole(text, 0)
+    if value >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a number in [0, 2**32), got {text}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text}")
+    return value
+
+
+def find_device(name: str) -> "torch.device":
+    """A device that can be used: "auto" is cuda if there is one, else cpu.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text}")
+    return value
