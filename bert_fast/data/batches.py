@@ -1,0 +1,251 @@
+"""`Batches`: which examples go together, shuffled anew in every epoch, packed into a budget of tokens.
+
+    batches = Batches(source, max_tokens=16384)
+    plan = batches.plan(epoch)           # all batches of an epoch: which examples, in which order
+    batch = batches.batch(epoch, 3)      # one of them, as a model takes it
+    loader = DataLoader(batches.epoch(epoch), batch_size=None, num_workers=2)
+
+Everything is a pure function of (seed, epoch): batch m is the same whatever process, worker or thread makes it.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from bert_fast.data.counter_random import CounterRandom
+from bert_fast.data.source import Source
+from bert_fast.graphs import Budget
+from bert_fast.tokenization.pack import PackedBatch
+
+__all__ = ["BatchPlan", "Batches", "EpochBatches", "only"]
+
+_GOOD_FILL = 0.98  # below, examples of like lengths are put together
+_MAX_OPEN = 512  # batches that wait for examples
+_WINDOW = 1024  # examples that are sorted by length where that is needed
+_CHUNK = 1 << 16  # examples whose lengths are Python integers at a time
+_NUMBER_BITS = 40  # of a batch's number, below the room that it has
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """All batches of an epoch.
+
+    order (int64 [n]): every example once. cu_batches (int64 [b + 1]): batch m has order[cu_batches[m]:cu_batches[m + 1]].
+    fill: share of the tokens that the batches have room for and that are used; 1 where there is no budget of tokens.
+    """
+
+    order: np.ndarray
+    cu_batches: np.ndarray
+    fill: float
+
+    def __len__(self) -> int:
+        return len(self.cu_batches) - 1
+
+    def indices(self, number: int) -> np.ndarray:
+        """The examples of a batch: int64 [B]. Raises IndexError for a number that is none of 0 to b - 1."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"number: expected 0 to {len(self) - 1}, got {number}")
+        return self.order[self.cu_batches[number] : self.cu_batches[number + 1]]
+
+
+class Batches:
+    """The batches of a source, epoch by epoch. Each example is in exactly one batch of an epoch; none is cut.
+
+    With batch_size alone, batches have that many examples; the last of an epoch has what is left. With max_tokens,
+    batches hold up to so many tokens, and examples are packed so that little room is left: in random order, each goes
+    to the fullest batch that has room for it (best fit). Where lengths are such that this fills less than 98 %, windows
+    of 1,024 random examples are packed from the longest to the shortest, if that is better.
+
+    Args:
+        source: the examples.
+        batch_size: examples of a batch; beside max_tokens: at most so many.
+        max_tokens: of a batch, special tokens counted.
+        shuffle: False: examples in their order, each batch with the next ones that fit.
+        seed: decides the order, with the epoch.
+
+    Pickles without plans: workers plan for themselves.
+
+    Raises: TypeError, ValueError naming the argument; ValueError, when an epoch is planned, for an example that is
+        longer than max_tokens.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if batch_size is None and max_tokens is None:
+            raise ValueError("batch_size, max_tokens: expected at least one of them, got neither")
+        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        self.source = source
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.shuffle = shuffle
+        self.seed = seed
+        self._planned: tuple[int, BatchPlan] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_planned": None}
+
+    def plan(self, epoch: int) -> BatchPlan:
+        """All batches of an epoch; the last one asked for is kept. About 1 µs an example."""
+        planned = self._planned
+        if planned is None or planned[0] != epoch:
+            planned = self._planned = (epoch, self._make_plan(epoch))
+        return planned[1]
+
+    def batch(self, epoch: int, number: int) -> PackedBatch:
+        """Batch `number` of an epoch, made by the source. Raises IndexError for a number that is none."""
+        return self.source.batch(epoch, self.plan(epoch).indices(number))
+
+    def epoch(self, epoch: int) -> "EpochBatches":
+        """The batches of one epoch as a dataset."""
+        return EpochBatches(self, epoch)
+
+    def budget(self) -> Budget:
+        """What every batch of every epoch fits into, for CUDA graphs (`graphs.CapturedStep`).
+
+        A source may say how long its examples can be (`max_length`) and how many labels so many tokens have at most
+        (`max_labels(max_tokens)`, of those with masked_lm_positions); else lengths of epoch 0 count. Its sequences have
+        at least two tokens, [CLS] and [SEP]; batch_size is the better bound for their number.
+        """
+        lengths = self.source.lengths(0)
+        max_seqlen = int(getattr(self.source, "max_length", 0) or lengths.max(initial=1))
+        max_tokens = self.max_tokens
+        if max_tokens is None:
+            assert self.batch_size is not None
+            max_tokens = self.batch_size * max_seqlen
+        max_sequences = max(1, max_tokens // 2) if self.batch_size is None else self.batch_size
+        max_labels = getattr(self.source, "max_labels", None)
+        return Budget(
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+            max_seqlen=min(max_seqlen, max_tokens),
+            max_labels=None if max_labels is None else max_labels(max_tokens),
+        )
+
+    def _make_plan(self, epoch: int) -> BatchPlan:
+        lengths = np.asarray(self.source.lengths(epoch))
+        self._check_lengths(lengths, epoch)
+        order = np.arange(len(lengths))
+        if self.shuffle:
+            order = CounterRandom(self.seed, epoch, "order of examples").permutation(len(lengths))
+        if self.max_tokens is None:
+            assert self.batch_size is not None
+            cu_batches = np.append(np.arange(0, len(order), self.batch_size), len(order))
+            return BatchPlan(order, cu_batches, 1.0)
+        if self.shuffle:
+            order, cu_batches = self._packed(order, lengths, epoch)
+        else:
+            cu_batches = _in_order(lengths, self.max_tokens, self.batch_size)
+        return BatchPlan(order, cu_batches, self._fill(lengths, len(cu_batches) - 1))
+
+    def _packed(self, order: np.ndarray, lengths: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(order, cu_batches) of batches that are well filled, in random order."""
+        assert self.max_tokens is not None
+        batch_of, count = _best_fit(lengths[order], self.max_tokens, self.batch_size)
+        if self._fill(lengths, count) < _GOOD_FILL:
+            window = np.arange(len(order)) // _WINDOW
+            by_length = order[np.lexsort((-lengths[order].astype(np.int64), window))]
+            alternative, fewer = _best_fit(lengths[by_length], self.max_tokens, self.batch_size)
+            if fewer < count:
+                order, batch_of, count = by_length, alternative, fewer
+        place = CounterRandom(self.seed, epoch, "order of batches").permutation(count)
+        batch_of = place[batch_of]
+        cu_batches = np.concatenate([[0], np.cumsum(np.bincount(batch_of, minlength=count))])
+        return order[np.argsort(batch_of, kind="stable")], cu_batches
+
+    def _fill(self, lengths: np.ndarray, num_batches: int) -> float:
+        assert self.max_tokens is not None
+        return float(lengths.sum(dtype=np.int64) / max(1, num_batches * self.max_tokens))
+
+    def _check_lengths(self, lengths: np.ndarray, epoch: int) -> None:
+        if self.max_tokens is None or not len(lengths):
+            return
+        longest = int(lengths.argmax())
+        if lengths[longest] > self.max_tokens:
+            raise ValueError(
+                f"max_tokens: example {longest} of epoch {epoch} has {lengths[longest]} tokens, more than "
+                f"{self.max_tokens}"
+            )
+
+
+class EpochBatches(Dataset[PackedBatch]):
+    """The batches of one epoch as a map-style dataset: `DataLoader(..., batch_size=None)` gives them as they are.
+
+    For loaders that insist on putting items together (Hugging Face's Trainer), let them take one at a time and unwrap
+    it: per_device_train_batch_size=1, `data_collator=bert_fast.data.batches.only`.
+    """
+
+    def __init__(self, batches: Batches, epoch: int) -> None:
+        self.batches = batches
+        self.number = epoch
+
+    def __len__(self) -> int:
+        return len(self.batches.plan(self.number))
+
+    def __getitem__(self, number: int) -> PackedBatch:
+        return self.batches.batch(self.number, number)
+
+
+def only(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """The collate function for a list of one batch: the batch."""
+    (batch,) = batches
+    return batch
+
+
+def _best_fit(lengths: np.ndarray, max_tokens: int, batch_size: int | None) -> tuple[np.ndarray, int]:
+    """(the batch of each example (int64 [n]), number of batches); each goes to the fullest batch with room for it.
+
+    Open batches are sorted by room, each one integer: room * 2^40 + number. The fullest is closed where there are many.
+    """
+    batch_of = np.empty(len(lengths), dtype=np.int64)
+    open_batches: list[int] = []
+    sizes: list[int] = []  # examples of each batch
+    number_mask = (1 << _NUMBER_BITS) - 1
+    limit = len(lengths) if batch_size is None else batch_size
+    for start in range(0, len(lengths), _CHUNK):
+        chosen = []
+        for length in lengths[start : start + _CHUNK].tolist():
+            needed = length << _NUMBER_BITS
+            place = bisect_left(open_batches, needed)
+            if place < len(open_batches):
+                batch = open_batches.pop(place)
+                number = batch & number_mask
+                sizes[number] += 1
+            else:
+                number = len(sizes)
+                batch = (max_tokens << _NUMBER_BITS) | number
+                sizes.append(1)
+                if len(open_batches) == _MAX_OPEN:
+                    del open_batches[0]
+            chosen.append(number)
+            if sizes[number] < limit:
+                insort(open_batches, batch - needed)
+        batch_of[start : start + _CHUNK] = chosen
+    return batch_of, len(sizes)
+
+
+def _in_order(lengths: np.ndarray, max_tokens: int, batch_size: int | None) -> np.ndarray:
+    """Boundaries of batches of consecutive examples, each with as many as fit: int64 [b + 1]."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    # The batch that begins at example i ends before example stop[i].
+    stop = np.searchsorted(ends, ends - lengths + max_tokens, side="right")
+    if batch_size is not None:
+        stop = np.minimum(stop, np.arange(len(lengths)) + batch_size)
+    boundaries = [0]
+    while boundaries[-1] < len(lengths):
+        boundaries.append(int(stop[boundaries[-1]]))
+    return np.array(boundaries)
