@@ -1,0 +1,162 @@
+"""The directory of a run: where everything is, and what was run there, when, and on what."""
+
+import datetime
+import json
+import platform
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bert_fast.errors import SourceError
+from bert_fast.models.files import write_atomically
+from bert_fast.training.events import Plan
+from bert_fast.training.reporting.listener import Listener
+from bert_fast.training.reporting.machine import available_cores, processor_name, versions
+
+__all__ = ["RunDirectory"]
+
+_README = """\
+This directory holds one training run of bert_fast.
+
+report.html     the run as a page: curves, figures, settings. Open it in a browser; it needs no network.
+                `bert-fast report DIRECTORY` makes it again.
+metrics.jsonl   what the run did, one JSON object a line: steps, evaluations, checkpoints, notes. Plots and the
+                report are drawn from it. bert_fast.training.reporting.read_metrics reads it.
+run.json        what was run: command line, versions, machine, and when it started, went on and ended.
+config.yaml     the settings. The same command with --config config.yaml repeats the run.
+model/          the trained model with its tokenizer, for from_pretrained: that of the best evaluation, else the last.
+predictions/    what the model says about the examples to judge by.
+checkpoints/    states to go on from: model, optimizer, random numbers. The newest, and the best. Only a run that
+                is to go on needs them.
+tensorboard/    the curves for TensorBoard: tensorboard --logdir DIRECTORY
+failed_batch/   only after a loss that was not finite: the batch that it came from.
+"""
+
+
+class RunDirectory(Listener):
+    """The paths of a run, and run.json, config.yaml and README.txt in it.
+
+    Attributes:
+        path: the directory; made when the run starts.
+    """
+
+    def __init__(self, output_dir: str | Path) -> None:
+        self.path = Path(output_dir)
+
+    @property
+    def run_json(self) -> Path:
+        """What was run, when, on what."""
+        return self.path / "run.json"
+
+    @property
+    def config(self) -> Path:
+        """The settings."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """What `MetricsLog` writes."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The page for people."""
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's directory."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """States to go on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.path / "model"
+
+    @property
+    def predictions(self) -> Path:
+        """What the model says about the examples to judge by."""
+        return self.path / "predictions"
+
+    @property
+    def failed_batch(self) -> Path:
+        """The batch of a loss that was not finite."""
+        return self.path / "failed_batch"
+
+    def start(self, plan: Plan) -> None:
+        """Writes the three files; where the run goes on, run.json keeps the starts before."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        starts = []
+        if plan.first_step > 0 and self.run_json.exists():
+            starts = self.read()["starts"]
+        start = {
+            "time": _now(),
+            "first_step": plan.first_step,
+            "command": shlex.join(sys.orig_argv),
+            "directory": str(Path.cwd()),
+            "versions": versions(),
+            "machine": {
+                "device": plan.device,
+                "processes": plan.num_processes,
+                "processor": processor_name(),
+                "cores": available_cores(),
+                "system": platform.platform(),
+            },
+            "ended": None,
+            "outcome": None,
+        }
+        shown = {**asdict(plan), "output_dir": str(plan.output_dir)}
+        self._write({"plan": shown, "starts": [*starts, start]})
+        _write_text(self.config, _yaml(plan.config))
+        _write_text(self.path / "README.txt", _README)
+
+    def end(self, outcome: str) -> None:
+        """Notes when and how the run ended."""
+        if self.run_json.exists():  # else it never started
+            stored = self.read()
+            stored["starts"][-1].update(ended=_now(), outcome=outcome)
+            self._write(stored)
+
+    def read(self) -> dict[str, Any]:
+        """run.json: "plan" (the fields of `events.Plan`) and "starts" (one for each time that the run was started).
+
+        Raises:
+            SourceError: it is missing or damaged.
+        """
+        try:
+            stored = json.loads(self.run_json.read_text(encoding="utf-8"))
+            if not isinstance(stored.get("plan"), dict) or not stored.get("starts"):
+                raise ValueError("expected an object with plan and starts")
+        except FileNotFoundError as error:
+            raise SourceError(f"{self.path}: expected the directory of a run, but it holds no run.json") from error
+        except (OSError, ValueError, AttributeError) as error:
+            raise SourceError(f"{self.run_json}: cannot be read: {error}") from error
+        return stored
+
+    def _write(self, content: dict[str, Any]) -> None:
+        _write_text(self.run_json, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    """As YAML; without PyYAML in the form of JSON, which is YAML, too."""
+    plain = json.loads(json.dumps(values, default=str))
+    try:
+        import yaml
+    except ImportError:
+        return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
