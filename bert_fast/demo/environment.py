@@ -1,16 +1,15 @@
 """What the numbers were measured on."""
 
 import datetime
-import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from bert_fast import backend, native
 from bert_fast._version import __version__
 from bert_fast.demo.requirements import package_version
+from bert_fast.training.reporting.machine import available_cores, processor_name
 
 __all__ = ["Environment", "describe_environment"]
 
@@ -65,12 +64,4 @@ def _simd(extension: object) -> str:
 
 def _cpu_name() -> str:
     """The processor and how many cores this process may use."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"CPU {name}, {cores} cores"
+    return f"CPU {processor_name()}, {available_cores()} cores"

@@ -1,12 +1,11 @@
 """The report's plots, as SVG text to be put into a page."""
 
-import io
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bert_fast.demo.results import DemoResults, rate, times
 from bert_fast.demo.settings import LOSS_TOLERANCE
+from bert_fast.training.reporting.svg import BAD, MAIN, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,24 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["length_plot", "loss_plot", "speed_plot"]
 
-OURS, PEER, REFERENCE, INK, GRID = "#0f6b8f", "#aab4bd", "#f0a860", "#26323b", "#e4e9ed"
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: small, sharp, searchable
-    "svg.hashsalt": "bert_fast",  # the same numbers give the same bytes
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": "#b9c3cb",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "xtick.color": "#5d6b76",
-    "ytick.color": "#5d6b76",
-    "grid.color": GRID,
-    "axes.axisbelow": True,
-}
+PEER, REFERENCE = "#aab4bd", "#f0a860"
 
 
 def loss_plot(results: DemoResults) -> str:
@@ -43,15 +25,15 @@ def loss_plot(results: DemoResults) -> str:
     def draw(figure: "Figure") -> None:
         curves, distance = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.4))
         curves.plot(steps, reference, color=REFERENCE, linewidth=6, solid_capstyle="round", label="reference")
-        curves.plot(steps, losses, color=OURS, linewidth=1.6, marker="o", markersize=3, label="bert_fast")
+        curves.plot(steps, losses, color=MAIN, linewidth=1.6, marker="o", markersize=3, label="bert_fast")
         curves.set_ylabel("masked-LM loss")
         curves.legend(frameon=False)
         curves.grid(axis="y")
         # exactly equal losses have no place on a logarithmic axis: they are drawn at its foot
         floor = 1e-9
-        distance.plot(steps, [max(value, floor) for value in distances], color=OURS, marker=".", linewidth=0.8)
-        distance.axhline(LOSS_TOLERANCE, color="#b3402a", linewidth=1, linestyle="--")
-        distance.text(1, LOSS_TOLERANCE * 1.6, f"allowed: {LOSS_TOLERANCE:.0e}", color="#b3402a", fontsize=8.5)
+        distance.plot(steps, [max(value, floor) for value in distances], color=MAIN, marker=".", linewidth=0.8)
+        distance.axhline(LOSS_TOLERANCE, color=BAD, linewidth=1, linestyle="--")
+        distance.text(1, LOSS_TOLERANCE * 1.6, f"allowed: {LOSS_TOLERANCE:.0e}", color=BAD, fontsize=8.5)
         distance.set_yscale("log")
         distance.set_ylim(floor, 3e-3)
         distance.set_ylabel("relative\ndistance")
@@ -60,7 +42,7 @@ def loss_plot(results: DemoResults) -> str:
         distance.xaxis.get_major_locator().set_params(integer=True)
         distance.grid(axis="y")
 
-    return _svg(draw, 5.3, 4.1)
+    return svg(draw, 5.3, 4.1)
 
 
 def speed_plot(results: DemoResults) -> str:
@@ -91,12 +73,12 @@ def speed_plot(results: DemoResults) -> str:
                 if name.startswith("bert_fast"):
                     labels[place] += f"   ({times(timing.speedup_over(peer))} {bars[-1][0]})"
             colors = [
-                OURS if name.startswith("bert_fast") else REFERENCE if name == "reference" else PEER for name, _ in bars
+                MAIN if name.startswith("bert_fast") else REFERENCE if name == "reference" else PEER for name, _ in bars
             ]
             _bars(axes, [name for name, _ in bars], [timing.tokens_per_s for _, timing in bars], labels, colors)
             axes.set_title(f"{title}: {'' if title == 'Tokenize' else 'real '}tokens/s")
 
-    return _svg(draw, 5.3, 4.1)
+    return svg(draw, 5.3, 4.1)
 
 
 def length_plot(results: DemoResults) -> str:
@@ -106,7 +88,7 @@ def length_plot(results: DemoResults) -> str:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        axes.hist([min(length, limit) for length in lengths], bins=range(0, limit + 9, 8), color=OURS, alpha=0.85)
+        axes.hist([min(length, limit) for length in lengths], bins=range(0, limit + 9, 8), color=MAIN, alpha=0.85)
         axes.set_xlabel(f"tokens of a passage (cut off at {limit})")
         axes.set_ylabel("passages")
         axes.set_xlim(0, limit + 8)
@@ -117,7 +99,7 @@ def length_plot(results: DemoResults) -> str:
         )
         axes.text(0.9, 0.95, note, transform=axes.transAxes, ha="right", va="top", linespacing=1.5)
 
-    return _svg(draw, 5.3, 2.9)
+    return svg(draw, 5.3, 2.9)
 
 
 def _bars(
@@ -133,18 +115,3 @@ def _bars(
     axes.set_xlim(0, max(values) * 1.6)  # room for the labels
     for place, value, label in zip(places, values, labels, strict=True):
         axes.text(value + max(values) * 0.02, place, label, va="center")
-
-
-def _svg(draw: Any, width: float, height: float) -> str:
-    """What `draw(figure)` draws, `width` times `height` inches, without an XML header."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

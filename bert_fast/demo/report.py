@@ -2,10 +2,21 @@
 
 from collections.abc import Sequence
 
-from bert_fast.demo.page import Html, cards, columns, figure, joined, notes, page, section, table, tagged
 from bert_fast.demo.plots import length_plot, loss_plot, speed_plot
 from bert_fast.demo.results import DemoResults, rate, times
 from bert_fast.demo.search import Answer
+from bert_fast.training.reporting.page import (
+    Html,
+    cards,
+    columns,
+    figure,
+    joined,
+    notes,
+    page,
+    section,
+    table,
+    tagged,
+)  # fmt: skip
 
 __all__ = ["render_report"]
 

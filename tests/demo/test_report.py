@@ -8,10 +8,10 @@ import pytest
 
 from bert_fast.demo import results as results_module
 from bert_fast.demo import settings
-from bert_fast.demo.page import Html, page, section, table, tagged
 from bert_fast.demo.results import DemoResults, rate, times
 from bert_fast.demo.terminal import EXCERPT_CHARS, Terminal, excerpt
 from bert_fast.testing.tolerances import ABSOLUTE, RELATIVE
+from bert_fast.training.reporting.page import Html, page, section, table, tagged
 
 VOID = {"meta", "br", "hr", "link", "img"}
 
