@@ -1,0 +1,277 @@
+"""Tables of examples, as fine-tuning data comes: TSV, CSV, JSON lines, Parquet, Hugging Face `datasets`, or a list.
+
+    .tsv, .txt        a row a line, fields between tabs, no quoting: as GLUE's files
+    .csv              RFC 4180: fields in "..." may hold commas, line ends and "" for "
+    .jsonl, .ndjson   an object a line; so are .json files, as many that go by that name
+    .parquet, .pq     needs pyarrow
+
+TSV and CSV files have a header, whose names are the columns', unless all columns asked for are numbers: then there is
+none, and the columns are "0", "1", ... Text is UTF-8, with or without a byte order mark; lines end with LF or CR LF.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bert_fast.data.text_file import read_text_file
+from bert_fast.errors import SourceError
+
+__all__ = ["Table", "read_table"]
+
+_MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
+_SHOWN_CHARS = 60  # of a wrong line, in a message
+
+
+class Table:
+    """Rows of named columns, which know where they come from; `len(table)` is the number of rows, at least one.
+
+    Args:
+        name: of the file or data set, for messages.
+        names: of the columns.
+        length: number of rows.
+        column: gives all values of a column.
+        place: says in words where a row stands.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        length: int,
+        column: Callable[[str], list[Any]],
+        place: Callable[[int], str],
+    ) -> None:
+        self.name, self.names = name, tuple(names)
+        self._length, self._column, self._place = length, column, place
+
+    def __len__(self) -> int:
+        return self._length
+
+    def place(self, row: int) -> str:
+        """Where a row stands, for messages: "train.tsv: line 17"."""
+        return self._place(row)
+
+    def values(self, column: str) -> list[Any]:
+        """A column's values, one per row, as the format has them: always strings in TSV and CSV.
+
+        Raises:
+            SourceError: there is no such column, or a row lacks it.
+        """
+        self.check(column)
+        return self._column(column)
+
+    def texts(self, column: str) -> list[str]:
+        """A column of strings.
+
+        Raises:
+            SourceError: see `values`; a value is no string, or not valid Unicode (half of a surrogate pair).
+        """
+        texts = self.values(column)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise SourceError(f"{self.place(row)}: column {column!r}: expected a string, got {text!r}")
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:
+            row = next(row for row, text in enumerate(texts) if not _is_unicode(text))
+            problem = f"expected Unicode, got half of a surrogate pair in {texts[row]!r}"
+            raise SourceError(f"{self.place(row)}: column {column!r}: {problem}") from None
+        return texts
+
+    def check(self, *columns: str) -> None:
+        """Raises SourceError if one of these columns is not there; the message lists those that are."""
+        for column in columns:
+            if column not in self.names:
+                hint = " (a file without a header has columns 0, 1, ...)" if column.isdecimal() else ""
+                there = ", ".join(map(repr, self.names))
+                raise SourceError(f"{self.name}: expected a column {column!r}, got {there}{hint}")
+
+
+def read_table(source: Any, columns: Sequence[str] = ()) -> Table:
+    """Reads a table.
+
+    Args:
+        source: a path, whose ending says what it is; a `datasets.Dataset`; or a list of mappings.
+        columns: those that will be asked for; the other rows and columns may hold anything.
+
+    Raises:
+        OSError: a file is not there or may not be read.
+        SourceError: the file is not what its ending says, not UTF-8, empty, or without one of the columns; a row has
+            more or fewer fields than the header; Parquet without pyarrow.
+        TypeError: another kind of source.
+    """
+    has_header = not columns or not all(name.isdecimal() for name in columns)
+    if isinstance(source, str | os.PathLike):
+        name = os.fspath(source)
+        ending = os.path.splitext(name)[1].lower()
+        if ending in (".tsv", ".txt"):
+            table = _tsv(name, has_header)
+        elif ending == ".csv":
+            table = _csv(name, has_header)
+        elif ending in (".jsonl", ".ndjson", ".json"):
+            table = _json_lines(name)
+        elif ending in (".parquet", ".pq"):
+            table = _parquet(name)
+        else:
+            raise SourceError(f"{name}: expected a file that ends in .tsv, .txt, .csv, .jsonl, .json or .parquet")
+    elif isinstance(source, Mapping):
+        raise TypeError(f"source: expected one table, got several: {', '.join(map(repr, source))}")
+    elif hasattr(source, "column_names") and hasattr(source, "__len__"):
+        table = _dataset(source)
+    elif isinstance(source, Sequence) and not isinstance(source, bytes):
+        table = _mappings(source)
+    else:
+        raise TypeError(
+            f"source: expected a path, a datasets.Dataset or a list of mappings, got {type(source).__name__}"
+        )
+    if len(table) == 0:
+        raise SourceError(f"{table.name}: expected at least one row, got none")
+    table.check(*columns)
+    return table
+
+
+def _tsv(name: str, has_header: bool) -> Table:
+    lines = read_text_file(name).split("\n")
+    lines = [line[:-1] if line.endswith("\r") else line for line in lines]
+    return _fields(name, [line.split("\t") for line in lines], list(range(1, len(lines) + 1)), has_header)
+
+
+def _csv(name: str, has_header: bool) -> Table:
+    content = io.StringIO(read_text_file(name), newline="\n")  # a CR stays what it is: before LF, or in quotes
+    reader = csv.reader(content, strict=True)
+    rows, lines, line = [], [], 1
+    with _long_fields():
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise SourceError(f"{name}: line {line}: expected comma-separated fields (RFC 4180): {error}") from None
+            if row is None:
+                break
+            rows.append(row or [""])
+            lines.append(line)
+            line = reader.line_num + 1  # a field in quotes may hold line ends
+    return _fields(name, rows, lines, has_header)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """The csv module's limit of 131,072 characters a field, which is the process's, out of the way for a while."""
+    before = csv.field_size_limit(_MAX_FIELD_CHARS)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _fields(name: str, rows: list[list[str]], lines: list[int], has_header: bool) -> Table:
+    """A table of rows of fields. Empty lines at the end do not count, but the first if there is one column only.
+
+    lines: the number of each row's line.
+    """
+    width = len(rows[0])
+    names = rows[0] if has_header else list(map(str, range(width)))
+    if rows[-1] == [""]:  # behind the last line's end
+        rows.pop()
+    while width > 1 and rows and rows[-1] == [""]:
+        rows.pop()
+    twice = sorted({column for column in names if names.count(column) > 1})
+    if twice:
+        raise SourceError(f"{name}: line 1: expected every column once in the header, got {twice[0]!r} twice")
+    for row, line in zip(rows, lines, strict=False):
+        if len(row) != width:
+            these = ", ".join(map(repr, names)) if has_header else "as in line 1"
+            raise SourceError(f"{name}: line {line}: expected {width} columns ({these}), got {len(row)}")
+    first = int(has_header)
+    columns = dict(zip(names, map(list, zip(*rows[first:], strict=True)), strict=False))
+    return Table(name, names, len(rows) - first, columns.__getitem__, lambda row: f"{name}: line {lines[row + first]}")
+
+
+def _json_lines(name: str) -> Table:
+    records: list[Mapping[str, Any]] = []
+    lines: list[int] = []
+    for line, text in enumerate(read_text_file(name).split("\n"), 1):
+        if not text or text.isspace():
+            continue
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+            raise SourceError(f"{name}: line {line}: expected a JSON object, got {shown!r} ({error})") from None
+        if not isinstance(record, dict):
+            raise SourceError(f"{name}: line {line}: expected a JSON object, got {type(record).__name__}")
+        records.append(record)
+        lines.append(line)
+    return _records(name, records, lambda row: f"{name}: line {lines[row]}")
+
+
+def _mappings(records: Sequence[Mapping[str, Any]]) -> Table:
+    for row, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise TypeError(f"source[{row}]: expected a mapping, got {type(record).__name__}")
+    return _records("source", records, lambda row: f"source[{row}]")
+
+
+def _records(name: str, records: Sequence[Mapping[str, Any]], place: Callable[[int], str]) -> Table:
+    """A table of mappings; a row may lack a column that nobody asks for."""
+
+    def column(key: str) -> list[Any]:
+        try:
+            return [record[key] for record in records]
+        except KeyError:
+            row = next(row for row, record in enumerate(records) if key not in record)
+            there = ", ".join(map(repr, records[row])) or "an empty object"
+            raise SourceError(f"{place(row)}: expected a field {key!r}, got {there}") from None
+
+    names = dict.fromkeys(key for record in records[:1] for key in record)
+    return Table(name, [*names], len(records), column, place)
+
+
+def _parquet(name: str) -> Table:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise SourceError(f"{name}: Parquet needs pyarrow: pip install 'bert_fast[parquet]' ({error})") from None
+
+    def column(key: str) -> list[Any]:
+        try:
+            values: list[Any] = parquet.read_table(name, columns=[key]).column(0).to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"{name}: column {key!r} is damaged: {error}") from error
+        return values
+
+    try:
+        with parquet.ParquetFile(name) as file:
+            names, length = file.schema_arrow.names, file.metadata.num_rows
+    except FileNotFoundError:
+        raise
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SourceError(f"{name}: cannot be read as Parquet: {error}") from error
+    return Table(name, names, length, column, lambda row: f"{name}: row {row}")
+
+
+def _dataset(dataset: Any) -> Table:
+    """A `datasets.Dataset`: classes by their names; -1, the class of unlabelled test rows there, is None."""
+    features = getattr(dataset, "features", None) or {}
+    if hasattr(dataset, "with_format"):
+        dataset = dataset.with_format(None)  # plain values, no tensors
+
+    def column(key: str) -> list[Any]:
+        names = getattr(features.get(key), "names", None)
+        values = list(dataset[key])
+        return values if names is None else [None if value in (None, -1) else names[value] for value in values]
+
+    return Table("dataset", dataset.column_names, len(dataset), column, lambda row: f"dataset[{row}]")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
