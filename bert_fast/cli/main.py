@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
+    "embed": "one vector per text, of files of any size",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
 }
 
