@@ -3,7 +3,7 @@
 Bad arguments raise the built-in `TypeError` and `ValueError`; these classes name what the built-in ones cannot.
 """
 
-__all__ = ["BackendError", "CheckpointError", "SourceError", "StoreError"]
+__all__ = ["BackendError", "CheckpointError", "SourceError", "StoreError", "TrainingError"]
 
 
 class BackendError(RuntimeError):
@@ -20,3 +20,7 @@ class SourceError(ValueError):
 
 class StoreError(RuntimeError):
     """A token store is missing, incomplete or damaged, or was made in another way; the message names the directory."""
+
+
+class TrainingError(RuntimeError):
+    """A run cannot go on; the message says at which step, why, what was kept, and what to do."""

@@ -21,29 +21,29 @@ class TrainingConfig:
 
     output_dir: Path
     epochs: float | None = None  # either epochs or steps
-    steps: int | None = None
+    steps: int | None = None  # of the optimizer
 
     # Batches. Per process: a step takes gradient_accumulation * processes of them.
     batch_size: int | None = 32  # examples
     batch_tokens: int | None = None  # a budget of tokens, filled by packing; with batch_size both are limits
-    gradient_accumulation: int = 1
-    eval_batch_tokens: int = 16384
+    gradient_accumulation: int = 1  # batches whose gradients are added up before a step
+    eval_batch_tokens: int = 16384  # tokens of a batch where nothing is learned
     num_workers: int = 0  # processes that make batches; 0: one thread beside the training
-    seed: int = 0
+    seed: int = 0  # of order, masking and dropout
 
-    optimizer: str = "adamw"
-    learning_rate: float = 5e-5
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    max_grad_norm: float | None = 1.0
-    schedule: str = "linear"
+    optimizer: str = "adamw"  # or "lamb"
+    learning_rate: float = 5e-5  # the highest
+    weight_decay: float = 0.01  # of matrices; biases and LayerNorm weights do not decay
+    betas: tuple[float, float] = (0.9, 0.999)  # of the moving averages of gradients and their squares
+    eps: float = 1e-8  # added to the denominator of the optimizer
+    max_grad_norm: float | None = 1.0  # gradients are clipped to this norm, taken over all parameters; None: not
+    schedule: str = "linear"  # "linear", "cosine", "polynomial" or "constant", after the warm-up
     warmup: float = 0.0  # steps; below 1: share of all steps
     schedule_power: float = 1.0  # of "polynomial"
 
-    precision: str = "fp32"
-    gradient_checkpointing: bool = False
-    sharding: str = "none"
+    precision: str = "fp32"  # or "bf16", "fp16": of activations, by autocast; parameters stay fp32
+    gradient_checkpointing: bool = False  # layers run again in backward: less memory, a third more work
+    sharding: str = "none"  # or "fsdp2": parameters and optimizer state shared among the processes
 
     log_every: int = 10  # steps
     eval_every: float | None = None  # steps; below 1: share of all; None: after every epoch

@@ -1,0 +1,118 @@
+"""What a person is told when a step fails, and the evidence that is kept."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bert_fast.errors import TrainingError
+from bert_fast.training.checkpoints import replace_directory, save_data
+from bert_fast.training.loader import MicroBatch
+from bert_fast.training.processes import Processes
+
+__all__ = ["FiniteWatch", "explained"]
+
+Examples = Callable[[MicroBatch], list[int]]  # which examples a micro-batch holds
+
+
+class FiniteWatch:
+    """Sees that losses and gradients are finite numbers, without waiting for a GPU at every step.
+
+    directory: where the batches of a step that went wrong are saved. examples: which ones they held.
+    """
+
+    def __init__(self, directory: Path, processes: Processes, examples: Examples) -> None:
+        self._directory, self._processes, self._examples = directory, processes, examples
+        self._first_bad: Tensor | None = None
+        self._batches: dict[int, list[MicroBatch]] = {}
+
+    def note(self, step: int, values: Sequence[Tensor], batches: list[MicroBatch]) -> None:
+        """A step's loss and gradient norm (Tensors []), to be looked at later."""
+        good = torch.stack([torch.isfinite(value) for value in values]).all()
+        bad = torch.where(good, math.inf, float(step))
+        self._first_bad = bad if self._first_bad is None else torch.minimum(self._first_bad, bad)
+        self._batches[step] = batches
+
+    def look(self, going_on: str) -> None:
+        """Looks at all steps noted since the last look; on a GPU this waits for them. Every process calls it.
+
+        going_on: where a run can go on, for the message.
+
+        Raises: TrainingError if one of them, in any process, was not finite; its batches are saved first.
+        """
+        first = math.inf if self._first_bad is None else float(self._first_bad)
+        batches, self._first_bad, self._batches = self._batches, None, {}
+        if not self._processes.sums({"bad": float(first < math.inf)})["bad"]:
+            return
+        reason = "loss or gradient is not a finite number"
+        if first == math.inf:
+            raise TrainingError(f"{reason} in another process; {going_on}")
+        step = int(first)
+        where = self._directory / f"step-{step:08d}-process-{self._processes.rank}"
+        _save_batches(where, {"step": step, "reason": reason}, batches[step], self._examples)
+        raise TrainingError(
+            f"step {step}: {reason}; its batches are in {where}; {going_on}. Lower learning_rate, lengthen warmup, or "
+            "look at the examples that batches.json names"
+        )
+
+
+@contextmanager
+def explained(step: int, batches: Sequence[MicroBatch]) -> Iterator[None]:
+    """Errors of memory, and of processes that are gone, become a TrainingError that says what can be done."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        if reason == "memory":
+            largest = max((len(one.batch["input_ids"]) for one in batches), default=0)
+            longest = max((one.batch["max_seqlen"] for one in batches), default=0)
+            sequences = max((one.batch.num_sequences for one in batches), default=0)
+            raise TrainingError(
+                f"step {step}: out of memory with {largest} tokens in {sequences} sequences of at most {longest} in a "
+                "batch. Lower batch_tokens or batch_size and raise gradient_accumulation by as much (the steps stay "
+                "the same), or set gradient_checkpointing, precision bf16, or a smaller max_length; then start again: "
+                f"the run goes on from its last checkpoint ({_first_line(error)})"
+            ) from error
+        raise TrainingError(
+            f"step {step}: another process of this run is gone ({_first_line(error)}). See its own messages; the same "
+            "command goes on from the last checkpoint"
+        ) from error
+
+
+def _save_batches(
+    directory: Path, record: Mapping[str, object], batches: Sequence[MicroBatch], examples: Examples
+) -> None:
+    """Writes batches and where they come from.
+
+    batch-0.pt, batch-1.pt, ...: what the model was given, for `torch.load(..., weights_only=True)`; batches.json: their
+    epoch, number and examples.
+    """
+    sources = [
+        {"epoch": one.place.epoch, "number": one.place.number, "examples": examples(one)} for one in batches
+    ]  # fmt: skip
+    with replace_directory(directory) as folder:
+        for number, one in enumerate(batches):
+            save_data(folder / f"batch-{number}.pt", dict(one.batch))
+        text = json.dumps({**record, "batches": sources}, indent=1) + "\n"
+        (folder / "batches.json").write_text(text, encoding="utf-8")
+
+
+def _reason(error: BaseException) -> str | None:
+    text = str(error).lower()
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "memory"
+    if any(words in text for words in ("not enough memory", "can't allocate memory", "out of memory")):
+        return "memory"
+    if any(words in text for words in ("connection closed by peer", "connection reset", "broken pipe")):
+        return "process"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

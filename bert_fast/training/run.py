@@ -1,0 +1,361 @@
+"""`Run`: the loop of a `Trainer`. Steps, what is due after them, and going on where a run was."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.data.batches import Batches
+from bert_fast.errors import CheckpointError
+from bert_fast.training.checkpoints import CheckpointFolder
+from bert_fast.training.events import Evaluation, Plan
+from bert_fast.training.failures import FiniteWatch, explained
+from bert_fast.training.loader import BatchLoader, MicroBatch
+from bert_fast.training.reporting import model_flops
+from bert_fast.training.reporting.machine import available_cores, processor_name
+from bert_fast.training.saved_state import (
+    Progress,
+    agreement,
+    check_agreement,
+    load_weights,
+    restore_run,
+    run_state,
+    whole_model,
+)
+from bert_fast.training.schedules import learning_rate_schedule
+from bert_fast.training.stop_signals import StopSignals
+from bert_fast.training.telling import Tally, Teller
+
+if TYPE_CHECKING:
+    from bert_fast.training.trainer import Trainer
+
+__all__ = ["Run", "TrainingResult"]
+
+_RESUME = ("auto", "must", "never")
+_RANK_SEEDS = 1_000_003  # processes draw dropout from seeds this far apart
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    outcome: "finished", "stopped early" or "interrupted: SIGTERM". step: steps done. metrics: of the last evaluation.
+    best_metric, best_step: of the evaluation by which the weights in model_dir were chosen; None where there was none:
+    then they are the last ones.
+    """
+
+    outcome: str
+    step: int
+    metrics: dict[str, float]
+    best_metric: float | None
+    best_step: int | None
+    model_dir: Path
+
+
+class Run:
+    """One call of `Trainer.train`."""
+
+    def __init__(self, trainer: "Trainer") -> None:
+        self.trainer, self.task, self.config = trainer, trainer.task, trainer.config
+        self.model, self.optimizer, self.processes = trainer.model, trainer.optimizer, trainer.processes
+        config, source = self.config, self.task.train
+        if source is None or not len(source.lengths(0)):
+            raise ValueError("task: expected examples to train on, got none")
+        self.source = source
+        self.batches = Batches(
+            source, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed
+        )  # fmt: skip
+        self.share = config.gradient_accumulation * self.processes.count
+        self.epoch_steps = -(-len(self.batches.plan(0)) // self.share)
+        self.num_steps = config.steps or max(1, round(float(config.epochs or 0) * self.epoch_steps))
+        self.learning_rate = learning_rate_schedule(
+            config.schedule, config.learning_rate, self.num_steps, config.warmup, config.schedule_power
+        )
+        self.checkpoints = CheckpointFolder(config.output_dir / "checkpoints", config.keep_checkpoints)
+        self.tell = Teller(trainer.observers)
+        self.tally = Tally(self.processes, config.batch_tokens)
+        self.watch = FiniteWatch(config.output_dir / "failed_batch", self.processes, self._examples)
+        self.progress = Progress()
+        self.metrics: dict[str, float] = {}
+        self.grad_norm: Tensor | None = None
+        self.paused = 0.0  # seconds of evaluations and checkpoints since the last report
+
+    def train(self, resume: str) -> TrainingResult:
+        """See `Trainer.train`."""
+        try:
+            outcome = self._begin(resume) or self._steps()
+            result = self._finish(outcome)
+        except BaseException as error:
+            self.tell.end(f"failed: {error}" if str(error) else f"failed: {type(error).__name__}")
+            raise
+        self.tell.end(result.outcome)
+        return result
+
+    # Beginning and end
+
+    def _begin(self, resume: str) -> str | None:
+        """Finds out where to begin; returns the outcome if nothing is left to do."""
+        if resume not in _RESUME:
+            raise ValueError(f"resume: expected one of {', '.join(_RESUME)}, got {resume!r}")
+        self.agreed = agreement(self.config, self.task, self.model, self.processes)
+        newest = self.processes.from_main(max(self.checkpoints.steps(), default=None))
+        if newest is None and resume == "must":
+            raise CheckpointError(f"{self.checkpoints.path}: expected a checkpoint to go on from, found none")
+        if newest is not None and resume == "never":
+            raise CheckpointError(
+                f"{self.checkpoints.path}: holds checkpoints of a run already; go on with resume='auto', or choose "
+                "another output_dir"
+            )
+        torch.manual_seed(self.config.seed + _RANK_SEEDS * self.processes.rank)
+        state: dict[str, Any] = {}
+        if newest is not None:
+            directory, state = self.checkpoints.directory(newest), self.checkpoints.state(newest)
+            check_agreement(state["agreement"], self.agreed, directory)
+            restore_run(directory, self.model, self.optimizer, self.processes)
+            self.progress, self.metrics = Progress.from_dict(state["progress"]), state["metrics"]
+        self.tell.start(self._plan())
+        if newest is not None:
+            self.tell.note(f"going on after step {newest}, from {self.checkpoints.directory(newest)}")
+        return state.get("outcome")
+
+    def _finish(self, outcome: str) -> TrainingResult:
+        """Leaves the best weights in the model and in `model/`."""
+        best = self.progress.best_step
+        model_dir = self.config.output_dir / "model"
+        if not outcome.startswith("interrupted"):
+            if best is not None and best != self.progress.step:
+                load_weights(self.checkpoints.directory(best), self.model, self.processes)
+            whole = whole_model(self.model, self.processes)
+            self.processes.on_main(lambda: self._save_model(model_dir, whole))
+        return TrainingResult(outcome, self.progress.step, self.metrics, self.progress.best_value, best, model_dir)
+
+    def _save_model(self, directory: Path, whole: Any) -> None:
+        whole.save_pretrained(directory)
+        self._save_companions(directory)
+
+    def _save_companions(self, directory: Path) -> None:
+        if self.trainer.tokenizer is not None:
+            self.trainer.tokenizer.save_pretrained(directory)
+
+    def _plan(self) -> Plan:
+        valid = self.task.valid
+        flops = model_flops(self.model.config, type(self.model).__name__)
+        return Plan(
+            task=self.task.name,
+            model=type(self.model).__name__,
+            output_dir=self.config.output_dir,
+            config=self.trainer.settings,
+            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            num_examples=len(self.source.lengths(0)),
+            num_valid_examples=0 if valid is None else len(valid.lengths(0)),
+            steps=self.num_steps,
+            steps_per_epoch=self.epoch_steps,
+            first_step=self.progress.step,
+            num_processes=self.processes.count,
+            device=_device_name(self.processes.device),
+            flops_per_token=flops[0],
+            flops_per_square=flops[1],
+            metric=self.task.metric,
+            higher_is_better=self.task.higher_is_better,
+        )
+
+    # The loop
+
+    def _steps(self) -> str:
+        """All steps from the present one on; returns the outcome."""
+        if self.progress.step >= self.num_steps:
+            return "finished"
+        loader = BatchLoader(
+            self.batches,
+            share=self.share,
+            rank=self.processes.rank,
+            world_size=self.processes.count,
+            start=self.progress.position,
+            num_workers=self.config.num_workers,
+            pin_memory=self.processes.device.type == "cuda",
+        )
+        self.trainer.prepared.train()
+        with StopSignals() as signals, contextlib.closing(loader):
+            while True:
+                batches, wait = _taken(loader)
+                outcome = self._step(batches, wait, signals)
+                if outcome is not None:
+                    return outcome
+
+    def _step(self, batches: list[MicroBatch], wait: float, signals: StopSignals) -> str | None:
+        """One step and what is due after it; returns the outcome if it was the last."""
+        number, place = self.progress.step + 1, batches[-1].place
+        with explained(number, batches):
+            counts = [self._labels(one) for one in batches]
+            asked = self.processes.sums(_summed(counts) | {"stop": float(signals.received is not None)})
+            losses = self._learn(batches, counts, asked)
+            self.tally.add(losses, batches, wait)
+            self._note(number, losses, batches)
+        ends_epoch = place.step + 1 == place.epoch_steps
+        self.progress.step = number
+        self.progress.epoch, self.progress.epoch_step = (
+            (place.epoch + 1, 0) if ends_epoch else (place.epoch, place.step + 1)
+        )
+        is_last, stops = number == self.num_steps, asked["stop"] > 0
+        evaluates = self.task.valid is not None and self._is_due(self.config.eval_every, ends_epoch, is_last)
+        saves = stops or self._is_due(self.config.save_every, ends_epoch, is_last)
+        if evaluates or saves or number % self.config.log_every == 0:
+            self._look()
+            self._report(place.epoch + (place.step + 1) / place.epoch_steps)
+        outcome = "finished" if is_last else None
+        with self._pause():
+            if evaluates and (self._evaluate() or self._is_hopeless()):
+                saves = True
+            if outcome is None and self._is_hopeless():
+                outcome = "stopped early"
+            if outcome is None and stops:
+                outcome = f"interrupted: {signals.received or 'another process'}"
+            if saves:
+                self._save(outcome)
+        return outcome
+
+    def _labels(self, one: MicroBatch) -> dict[str, float]:
+        counts = self.task.label_counts(one.batch)
+        return {name: 0.0 if one.place.is_spare else float(count) for name, count in counts.items()}
+
+    def _learn(
+        self, batches: list[MicroBatch], counts: list[dict[str, float]], totals: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """Forward, backward and the optimizer's step; returns the weighted parts of the loss of this process."""
+        rate = self.learning_rate(self.progress.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        losses: dict[str, Tensor] = {}
+        for one, labels in zip(batches, counts, strict=True):
+            with self.processes.exchanging(self.trainer.prepared, one.place.is_last):
+                parts = self.task.loss_parts(
+                    self.trainer.prepared, one.batch.to(self.processes.device, non_blocking=True)
+                )
+                # Gradients of processes are averaged, so that a part's weight is its share of an average process's.
+                weights = {name: labels[name] * self.processes.count / max(totals[name], 1.0) for name in parts}
+                weighted = {name: part if weights[name] == 1 else part * weights[name] for name, part in parts.items()}
+                self.processes.accelerator.backward(_total(weighted.values()))
+            for name, value in weighted.items():
+                losses[name] = losses[name] + value.detach() if name in losses else value.detach()
+        if self.processes.is_sharded and self.config.max_grad_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+            self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            self.optimizer.step()
+        else:
+            self.optimizer.step()
+            self.grad_norm = getattr(self.optimizer.optimizer, "grad_norm", None)
+        self.optimizer.zero_grad()
+        return losses
+
+    # What happens after a step
+
+    def _is_due(self, every: float | None, ends_epoch: bool, is_last: bool) -> bool:
+        if every is None:
+            return ends_epoch or is_last
+        steps = max(1, round(every * self.num_steps)) if every < 1 else round(every)
+        return is_last or self.progress.step % steps == 0
+
+    def _note(self, number: int, losses: Mapping[str, Tensor], batches: list[MicroBatch]) -> None:
+        """Has the step watched; on a CPU looks at once."""
+        values = [_total(losses.values())]
+        if self.grad_norm is not None and self.processes.accelerator.scaler is None:  # which skips infinite gradients
+            values.append(self.grad_norm)
+        self.watch.note(number, values, batches)
+        if self.processes.device.type == "cpu":
+            self._look()
+
+    def _look(self) -> None:
+        kept = max(self.checkpoints.steps(), default=None)
+        self.watch.look("no checkpoint was written yet" if kept is None else f"the last checkpoint is of step {kept}")
+
+    def _examples(self, one: MicroBatch) -> list[int]:
+        return self.batches.plan(one.place.epoch).indices(one.place.number).tolist()
+
+    def _report(self, epoch: float) -> None:
+        if self.tally.num_steps:
+            rate = self.learning_rate(self.progress.step - 1)
+            self.tell.step(self.tally.report(self.progress.step, epoch, rate, self.grad_norm, self.paused))
+            self.paused = 0.0
+
+    def _evaluate(self) -> bool:
+        """Judges the model; whether it is the best so far."""
+        began = time.perf_counter()
+        assert self.task.valid is not None
+        self.metrics = self.trainer.evaluate()
+        value = self.metrics.get(self.task.metric)
+        if value is None:
+            raise ValueError(f"metric: expected one of {sorted(self.metrics)}, got {self.task.metric!r}")
+        best = self.progress.best_value
+        is_best = best is None or (value > best if self.task.higher_is_better else value < best)
+        if is_best:
+            self.progress.best_step, self.progress.best_value, self.progress.since_best = self.progress.step, value, 0
+        else:
+            self.progress.since_best += 1
+        tokens = int(self.task.valid.lengths(0).sum())
+        epoch = self.progress.epoch + self.progress.epoch_step / max(1, self.epoch_steps)
+        seconds = time.perf_counter() - began
+        self.tell.evaluation(Evaluation(self.progress.step, epoch, self.metrics, is_best, seconds, tokens))
+        return is_best
+
+    def _is_hopeless(self) -> bool:
+        patience = self.config.early_stopping
+        return patience is not None and self.progress.since_best >= patience
+
+    def _save(self, outcome: str | None) -> None:
+        step = self.progress.step
+        write = run_state(self.model, self.optimizer, self.processes)
+        state = {
+            "step": step,
+            "outcome": None if outcome is None or outcome.startswith("interrupted") else outcome,
+            "progress": self.progress.as_dict(),
+            "metrics": self.metrics,
+            "agreement": self.agreed,
+        }
+
+        def fill(directory: Path) -> None:
+            write(directory)
+            self._save_companions(directory)
+
+        def save() -> Path:
+            path = self.checkpoints.write(step, fill, state)
+            self.checkpoints.prune(self.progress.best_step)
+            return path
+
+        self.tell.checkpoint(step, self.processes.on_main(save))
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.paused += time.perf_counter() - began
+
+
+def _taken(loader: BatchLoader) -> tuple[list[MicroBatch], float]:
+    """(micro-batches of the next step, seconds waited for them)."""
+    began = time.perf_counter()
+    batches = [next(loader)]
+    while not batches[-1].place.is_last:
+        batches.append(next(loader))
+    return batches, time.perf_counter() - began
+
+
+def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(one[name] for one in counts) for name in counts[0]}
+
+
+def _total(values: Any) -> Tensor:
+    first, *others = values
+    for value in others:
+        first = first + value
+    return first
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU {processor_name()}, {available_cores()} cores"

@@ -1,0 +1,201 @@
+"""What a run is besides its weights, how it is saved, and what it must agree on to go on."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bert_fast.errors import CheckpointError
+from bert_fast.models.checkpoint import load_checkpoint, load_into
+from bert_fast.models.checkpoint_writer import save_checkpoint
+from bert_fast.training.checkpoints import OPTIMIZER, RANDOM, load_data, save_data
+from bert_fast.training.config import TrainingConfig
+from bert_fast.training.loader import Position
+from bert_fast.training.processes import Processes
+from bert_fast.training.task import Task
+
+__all__ = [
+    "Progress", "agreement", "check_agreement", "load_weights", "restore_run", "run_state", "whole_model",
+]  # fmt: skip
+
+# Fields of a configuration that may change while a run is interrupted: they do not change what it computes.
+_FREE = ("output_dir", "log_every", "keep_checkpoints", "num_workers", "eval_batch_tokens")
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    step: steps done. epoch, epoch_step: the next step's place in the data. best_step, best_value: of the evaluation
+    with the best metric so far. since_best: evaluations after that.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    since_best: int = 0
+
+    @property
+    def position(self) -> Position:
+        """The next step's place in the data."""
+        return Position(self.epoch, self.epoch_step)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Progress":
+        """What `as_dict` gave."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+
+def agreement(config: TrainingConfig, task: Task, model: Any, processes: Processes) -> dict[str, Any]:
+    """What decides the course of a run, as plain values: two runs that agree on it compute the same."""
+    assert task.train is not None
+    lengths = task.train.lengths(0)
+    training = {name: value for name, value in config.as_dict().items() if name not in _FREE}
+    return {
+        "task": task.name,
+        "training": training,
+        "model": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
+        "data": {"examples": len(lengths), "tokens": int(lengths.sum())},
+        "processes": processes.count,
+    }
+
+
+def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: Path) -> None:
+    """Raises CheckpointError that names everything on which a checkpoint and this run do not agree."""
+    differences = [
+        f"{name} is {_shown(now)} here and {_shown(then)} there"
+        for name, now, then in _pairs(present, saved, "")
+        if now != then
+    ]
+    if differences:
+        raise CheckpointError(
+            f"{path}: was made by another run: {'; '.join(differences)}. Go on with the same settings, or begin anew "
+            "in another output_dir"
+        )
+
+
+def whole_model(model: nn.Module, processes: Processes) -> nn.Module:
+    """A model whose parameters are all there, to be saved by the main process: of a sharded one a gathered copy.
+
+    Every process calls it.
+    """
+    if not processes.is_sharded:
+        return model
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    whole = type(model)(model.config)
+    if processes.is_main:
+        whole.load_state_dict(weights)
+    return whole
+
+
+def load_weights(directory: Path, model: nn.Module, processes: Processes) -> None:
+    """Puts the weights of a checkpoint into a model, sharded or not.
+
+    Raises: CheckpointError: they are damaged, or of a model of other sizes.
+    """
+    if not processes.is_sharded:
+        report = load_into(model, load_checkpoint(directory), ignore_mismatched_sizes=False, source=directory)
+        if report.missing:
+            raise CheckpointError(f"{directory}: expected all parameters of the model, without {report.missing[:3]}")
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    whole = type(model)(model.config)
+    load_into(whole, load_checkpoint(directory), ignore_mismatched_sizes=False, source=directory)
+    set_model_state_dict(model, whole.state_dict(), options=StateDictOptions(full_state_dict=True))
+
+
+def run_state(model: nn.Module, optimizer: Any, processes: Processes) -> Callable[[Path], None]:
+    """What writes all that `restore_run` reads into a directory, for the main process.
+
+    Every process calls this; what is shared among them is gathered here, so that nothing but files is left to do.
+    """
+    whole = whole_model(model, processes)
+    state = _optimizer_state(model, optimizer, processes)
+    scaler = processes.accelerator.scaler
+    generators = processes.gathered(_random_states(processes.device))
+
+    def write(directory: Path) -> None:
+        save_checkpoint(directory, whole, whole.config)
+        save_data(directory / OPTIMIZER, {"optimizer": state, "scaler": scaler and scaler.state_dict()})
+        save_data(directory / RANDOM, generators)
+
+    return write
+
+
+def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Processes) -> None:
+    """Gives model, optimizer, loss scaler and random number generators the state that `run_state` found.
+
+    Raises: CheckpointError: something is missing, damaged, or of another run.
+    """
+    load_weights(directory, model, processes)
+    saved, generators = load_data(directory / OPTIMIZER), load_data(directory / RANDOM)
+    try:
+        if processes.is_sharded:
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(model, optimizer.optimizer, saved["optimizer"], options=options)
+        else:
+            optimizer.load_state_dict(saved["optimizer"])
+        if saved["scaler"] is not None and processes.accelerator.scaler is not None:
+            processes.accelerator.scaler.load_state_dict(saved["scaler"])
+        _set_random_states(generators[processes.rank], processes.device)
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{directory}: does not fit this run: {error}") from error
+
+
+def _optimizer_state(model: nn.Module, optimizer: Any, processes: Processes) -> Any:
+    if not processes.is_sharded:
+        return optimizer.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_optimizer_state_dict(model, optimizer.optimizer, options=options)
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def _set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and states["device"] is not None:
+        torch.cuda.set_rng_state(states["device"], device)
+
+
+def _pairs(present: Any, saved: Any, name: str) -> list[tuple[str, Any, Any]]:
+    """(dotted name, value here, value there) of all leaves of two nested mappings."""
+    if isinstance(present, Mapping) and isinstance(saved, Mapping):
+        keys = [*present, *(key for key in saved if key not in present)]
+        prefix = f"{name}." if name else ""
+        return [pair for key in keys for pair in _pairs(present.get(key), saved.get(key), f"{prefix}{key}")]
+    return [(name, present, saved)]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,39 @@
+"""Learning rates as functions of the step: a linear warm-up, then a decay to 0 at the last step, or none."""
+
+import math
+from collections.abc import Callable
+
+__all__ = ["learning_rate_schedule", "warmup_steps"]
+
+_DECAYS: dict[str, Callable[[float, float], float]] = {
+    # share of the way after the warm-up that is done -> share of the learning rate
+    "linear": lambda done, power: 1 - done,
+    "cosine": lambda done, power: 0.5 * (1 + math.cos(math.pi * done)),
+    "polynomial": lambda done, power: (1 - done) ** power,
+    "constant": lambda done, power: 1.0,
+}
+
+
+def warmup_steps(warmup: float, num_steps: int) -> int:
+    """Steps of warm-up: `warmup` itself, or where it is below 1 that share of all, rounded up."""
+    return math.ceil(warmup * num_steps) if warmup < 1 else round(warmup)
+
+
+def learning_rate_schedule(
+    schedule: str, learning_rate: float, num_steps: int, warmup: float = 0.0, power: float = 1.0
+) -> Callable[[int], float]:
+    """The learning rate of step 0, 1, ..., num_steps - 1, as transformers' schedules of the same names give it.
+
+    In the warm-up of w steps step i has i / w of it; after that what `schedule` says: "linear" and "cosine" fall to 0,
+    "polynomial" as (1 - done) ** power (power 1 in Devlin et al., 0.5 in You et al. 2020 (arXiv:1904.00962)), and
+    "constant" stays.
+    """
+    ramp, decay = warmup_steps(warmup, num_steps), _DECAYS[schedule]
+
+    def at(step: int) -> float:
+        if step < ramp:
+            return learning_rate * step / ramp
+        done = (step - ramp) / max(1, num_steps - ramp)
+        return learning_rate * decay(min(1.0, done), power)
+
+    return at

@@ -1,0 +1,98 @@
+"""`Trainer`: a model, a task and a configuration, to train, to judge and to ask."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_fast.data.source import Source
+from bert_fast.training.config import TrainingConfig
+from bert_fast.training.evaluation import run_over
+from bert_fast.training.events import Observer
+from bert_fast.training.optimizers import make_optimizer
+from bert_fast.training.predictions import Predictions
+from bert_fast.training.processes import Processes
+from bert_fast.training.reporting import default_observers
+from bert_fast.training.run import Run, TrainingResult
+from bert_fast.training.task import Task
+
+__all__ = ["Trainer", "TrainingResult"]
+
+
+class Trainer:
+    """Trains a model on a task, from the first step or from where an earlier run of the same settings was.
+
+    Same model, task, configuration and number of processes: the same bits, interrupted or not. Several processes, by
+    `torchrun` or `accelerate launch`, compute what one does with as many micro-batches more (but for their dropout).
+
+    model: of `bert_fast.models` (or one that `fuse` changed), on any device; it is moved, and trained in place.
+    task: examples, loss and metrics. config: how. tokenizer: saved beside the weights, if given.
+    observers: are told what happens; None: `reporting.default_observers`.
+    settings: plain values that say how all was made, kept with the run in place of config.as_dict().
+
+    Making one writes nothing. Raises: TypeError, ValueError naming the argument; ImportError without accelerate.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        task: Task,
+        config: TrainingConfig,
+        *,
+        tokenizer: Any = None,
+        observers: Sequence[Observer] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(task, Task):
+            raise TypeError(f"task: expected a Task, got {type(task).__name__}")
+        if not isinstance(config, TrainingConfig):
+            raise TypeError(f"config: expected a TrainingConfig, got {type(config).__name__}")
+        self.task, self.config, self.tokenizer = task, config, tokenizer
+        self.settings = dict(config.as_dict() if settings is None else settings)
+        self.processes = Processes(config)
+        self.model = self.processes.place(model)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.prepared, self.optimizer = self.processes.prepare(self.model, make_optimizer(self.model, config))
+        if observers is None:
+            observers = default_observers(config.output_dir)
+        self.observers = list(observers) if self.is_main else []
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that talks and writes."""
+        return self.processes.is_main
+
+    def evaluate(self, source: Source | None = None) -> dict[str, float]:
+        """Loss and metrics over `source`, or over the task's examples to judge by; the same in every process.
+
+        Raises: ValueError: there are none.
+        """
+        source = self.task.valid if source is None else source
+        if source is None:
+            raise ValueError("source: expected examples, as the task has none to judge by")
+        predictions, metrics = self._run_over(source)
+        return self.processes.on_main(lambda: metrics | self.task.score(source, predictions))
+
+    def predict(self, source: Source) -> Predictions:
+        """What the model says about every example; complete in the main process."""
+        return self._run_over(source)[0]
+
+    def train(self, resume: str = "auto") -> TrainingResult:
+        """Trains to the end and leaves the best weights in the model and in `<output_dir>/model`.
+
+        resume: "auto" goes on from the newest checkpoint where there is one, "must" raises without one, "never" where
+            there is one.
+
+        Raises:
+            CheckpointError: a checkpoint is damaged, of another run, or cannot be written.
+            TrainingError: the loss is not a number, memory ran out, or another process is gone.
+            ValueError: the task has no examples to train on.
+        """
+        return Run(self).train(resume)
+
+    def _run_over(self, source: Source) -> tuple[Predictions, dict[str, float]]:
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            return run_over(self.task, self.model, source, self.processes, self.config.eval_batch_tokens)
+        finally:
+            self.model.train(was_training)
