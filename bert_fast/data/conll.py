@@ -125,7 +125,7 @@ def sentences_from_rows(
     word_boundaries = np.zeros(len(encoded) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=word_boundaries[1:])
     buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-    label_ids, label_names = None, []
+    label_ids, label_names = None, list[str]()
     if label_column is not None:
         label_ids, label_names = _labels_of_rows(rows, label_column, lengths, name)
     return LabelledSentences(name, buffer, word_boundaries, boundaries, label_ids, label_names)
@@ -170,7 +170,7 @@ def _parse(name: str, content: bytes, word_column: int, label_column: int | None
     lines = rows + 1
     buffer, word_boundaries = _fields(text, field_starts[:, word_column], field_stops[:, word_column])
     _check_not_empty(name, "word", lines, word_boundaries)
-    label_ids, label_names = None, []
+    label_ids, label_names = None, list[str]()
     if label_column is not None:
         labels, ends = _fields(text, field_starts[:, label_column], field_stops[:, label_column])
         _check_not_empty(name, "label", lines, ends)
