@@ -1,26 +1,34 @@
 """What a person sees of a run: progress, curves, a page, and a directory that explains itself."""
 
+import importlib.util
 from pathlib import Path
 
 from bert_fast.training.events import Observer
 from bert_fast.training.reporting.flops import model_flops, peak_flops
 from bert_fast.training.reporting.metrics_log import MetricsLog, read_metrics
 from bert_fast.training.reporting.progress import ProgressLine
+from bert_fast.training.reporting.report import ReportPage, write_report
 from bert_fast.training.reporting.run_directory import RunDirectory
+from bert_fast.training.reporting.tensorboard_log import TensorBoardLog
 
 __all__ = [
     "MetricsLog",
     "ProgressLine",
+    "ReportPage",
     "RunDirectory",
+    "TensorBoardLog",
     "default_observers",
     "model_flops",
     "peak_flops",
     "read_metrics",
+    "write_report",
 ]
 
 
 def default_observers(output_dir: str | Path, quiet: bool = False) -> list[Observer]:
-    """Those who keep a run's record, and a line on the terminal unless it is to be quiet.
+    """Those who keep a run's record, those who show it, and a line on the terminal unless it is to be quiet.
+
+    TensorBoard's log is kept where tensorboard is installed.
 
     Args:
         output_dir: the run's directory.
@@ -28,6 +36,9 @@ def default_observers(output_dir: str | Path, quiet: bool = False) -> list[Obser
     """
     run = RunDirectory(output_dir)
     observers: list[Observer] = [run, MetricsLog(run.metrics)]
+    if importlib.util.find_spec("tensorboard") is not None:
+        observers.append(TensorBoardLog(run.tensorboard))
+    observers.append(ReportPage(output_dir))
     if not quiet:
         observers.append(ProgressLine())
     return observers

@@ -20,8 +20,9 @@ h2 { font-size: 17px; margin: 0 0 8px; }
 .verdict { font-size: 14px; font-weight: 600; padding: 2px 12px; border-radius: 12px; color: #fff; }
 .good { background: var(--good); }
 .bad { background: var(--bad); }
+.open { background: var(--soft); }
 section { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px; margin-top: 16px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(215px, 1fr)); gap: 14px; margin-top: 12px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(185px, 1fr)); gap: 14px; margin-top: 12px; }
 .cards section { margin: 0; }
 .cards b { display: block; font-size: 28px; line-height: 1.25; color: var(--accent); }
 .cards span { display: block; font-size: 13.5px; line-height: 1.4; color: var(--soft); }
@@ -34,7 +35,9 @@ table { width: 100%; border-collapse: collapse; font-size: 14px; font-variant-nu
 th { text-align: left; font-weight: 600; color: var(--soft); border-bottom: 2px solid var(--line); }
 th, td { padding: 5px 14px 5px 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid var(--line); }
-.number { text-align: right; white-space: nowrap; }
+td.number { white-space: nowrap; }
+.number { text-align: right; }
+.scroll { overflow-x: auto; }
 .passed { color: var(--good); font-weight: 600; }
 .failed { color: var(--bad); font-weight: 700; }
 section > .columns { gap: 14px 32px; }
@@ -110,9 +113,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[
     return tagged("table", joined([line("th", head), *lines] if head else lines))
 
 
-def page(title: str, text: str, verdict: str, is_good: bool, sections: Iterable[Html]) -> str:
-    """The whole document, around sections."""
-    badge = tagged("span", verdict, f"verdict {'good' if is_good else 'bad'}")
+def page(title: str, text: str, verdict: str, is_good: bool | None, sections: Iterable[Html]) -> str:
+    """The whole document, around sections. is_good: of the verdict; None: neither."""
+    kind = "open" if is_good is None else "good" if is_good else "bad"
+    badge = tagged("span", verdict, f"verdict {kind}")
     header = tagged("header", joined((tagged("h1", title), badge, tagged("p", text))))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
