@@ -142,7 +142,5 @@ def test_an_encoder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -
     name = next(key for key in weights if "encoder.layer.1.output.dense.weight" in key)
     del weights[name]
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(
-        CheckpointError, match="missing: encoder.layer.1.output.dense.weight"
-    ):
+    with pytest.raises(CheckpointError, match=r"missing: encoder\.layer\.1"):
         Embedder.from_pretrained(tmp_path)
