@@ -84,8 +84,9 @@ def render_report(record: RunRecord) -> str:
     sections.append(section("How to read this", notes(_explanations(record))))
     return page(
         title=f"{plan['task']}: {plan['model']}",
-        text=f"{count(plan['num_parameters'])} parameters, {plan['num_examples']:,} examples, "
-        f"{plan['num_valid_examples']:,} for validation; {last['machine']['device']}; started {_time(record.starts[0])}.",
+        text=f"{count(plan['num_parameters'])} parameters; {plan['num_examples']:,} examples, "
+        f"{plan['num_valid_examples']:,} for validation; on {last['machine']['device']}; "
+        f"started {_time(record.starts[0])}.",
         verdict=verdict,
         is_good=is_good,
         sections=sections,
@@ -116,10 +117,8 @@ def _cards(record: RunRecord) -> list[tuple[str, str]]:
     speeds = record.step_curve(lambda line: line.get("tokens_per_s")).finite
     if speeds:
         shares = record.step_curve(lambda line: line.get("mfu")).finite
-        used = (
-            f" (median); MFU {percent(statistics.median(shares))}".replace(" %", "\u00a0%") if shares else " (median)"
-        )
-        items.append((count(statistics.median(speeds)), f"tokens/s{used}"))
+        used = f"; MFU {percent(statistics.median(shares))}".replace(" %", "\u00a0%") if shares else ""
+        items.append((count(statistics.median(speeds)), f"tokens/s (median){used}"))
     tokens, seconds = sum(line["tokens"] for line in steps), sum(line["seconds"] for line in steps)
     items.append((duration(seconds), f"of training steps on {count(tokens)} tokens, {last['epoch']:.2f} epochs"))
     items.append((memory(last["memory_bytes"]), "of memory at most"))
@@ -137,11 +136,7 @@ def _figures(record: RunRecord) -> list[Html]:
         return [section("Curves", tagged("p", text))]
     drawings = (
         ("Loss", plots.loss_plot(record), _loss_caption(record)),
-        (
-            "Metrics",
-            plots.metric_plot(record),
-            f"Over the validation examples. The best model is chosen by {record.metric}.",
-        ),
+        ("Metrics", plots.metric_plot(record), f"Of validation. The best model is chosen by {record.metric}."),
         ("Speed", plots.speed_plot(record), "Tokens are those of the texts: padding does not count."),
         ("Learning rate and gradients", plots.schedule_plot(record), _schedule_caption(record)),
     )
@@ -199,7 +194,7 @@ def _machine(record: RunRecord) -> Html:
         what = "Started" if place == 0 else f"Went on after step {start['first_step']:,}"
         rows.append((what, _time(start)))
         if start.get("ended"):
-            rows.append((str(start["outcome"]).capitalize(), _time(start, "ended")))
+            rows.append(("Ended", f"{_time(start, 'ended')}: {start['outcome']}"))
     last = record.starts[-1]
     machine = last["machine"]
     rows += [
@@ -221,8 +216,8 @@ def _explanations(record: RunRecord) -> Sequence[str]:
     entropy = record.evaluated("unigram_entropy").finite
     if entropy:
         lines.append(
-            f"The dashed level, {number(entropy[-1])}, is the entropy of the single tokens of the training text: the loss of "
-            "a model that knows how frequent each is, and looks at nothing else. One that reads comes below it."
+            f"The dashed level, {number(entropy[-1])}, is the entropy of the single tokens of the training text: the "
+            "loss of a model that knows how frequent each is, and looks at nothing else. One that reads is below it."
         )
     if record.step_curve(lambda line: line.get("mfu")).finite:
         lines.append(
