@@ -155,6 +155,12 @@ class Sequences:
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return np.arange(cu_seqlens[-1]) + np.repeat(starts - cu_seqlens[:-1], lengths), cu_seqlens
 
+    def take(self, indices: np.ndarray) -> "Sequences":
+        """Some sequences (int [m]), in this order, by themselves. Raises IndexError as `gather`."""
+        places, boundaries = self.places(np.asarray(indices, dtype=np.int64))
+        types = None if self.token_type_ids is None else self.token_type_ids[places]
+        return Sequences(self.ids[places], boundaries, types)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name, for `bert_fast.data.feature_cache`; `Sequences(**arrays)` is the same again."""
         arrays = {"ids": self.ids, "boundaries": self.boundaries}

@@ -146,3 +146,15 @@ def test_arrays_make_the_same_again(tokenizer: BertTokenizer) -> None:
         again = Sequences(**sequences.arrays())
         assert rows(again) == rows(sequences)
         assert (again.token_type_ids is None) == (pairs is None)
+
+
+def test_take(tokenizer: BertTokenizer) -> None:
+    for pairs in (None, TEXTS[::-1]):
+        sequences = Sequences.joined(tokenizer, TEXTS, pairs)
+        taken = sequences.take(np.array([5, 2, 2]))
+        assert rows(taken) == [rows(sequences)[i] for i in (5, 2, 2)]
+        types = taken[0]["token_type_ids"].tolist()
+        assert types == sequences[5]["token_type_ids"].tolist()
+    assert len(sequences.take(np.array([], dtype=np.int64))) == 0
+    with pytest.raises(IndexError, match="got 8"):
+        sequences.take([8])

@@ -1,0 +1,154 @@
+"""`ClassificationTask`: a class, or a number, for a text or a pair of texts."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from bert_fast.data.classification import ClassificationSource
+from bert_fast.data.source import Source
+from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Task
+from bert_fast.training.tasks.result_rows import probabilities, write_rows
+
+__all__ = ["ClassificationTask"]
+
+
+class ClassificationTask(Task):
+    """A class, or a number, for a text or a pair of texts, by a `BertForSequenceClassification`.
+
+    Metrics of classes: accuracy; f1 (of two classes: that of the second one, label_names[1]; of more: the mean over
+    classes, "macro"); matthews_correlation. The best checkpoint is the most accurate one.
+    Metrics of numbers: pearson, spearman (0 where all predictions, or all labels, are the same), mse. The best
+    checkpoint is that of the greatest pearson.
+
+    Args:
+        train: see `Task`.
+        valid: likewise; its classes must be those of `train`.
+
+    Raises:
+        ValueError: the two do not have the same classes.
+    """
+
+    train: ClassificationSource | None
+    valid: ClassificationSource | None
+    name = "classify"
+    metric = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, train: ClassificationSource | None = None, valid: ClassificationSource | None = None) -> None:
+        self.train, self.valid = train, valid
+        sources = [source for source in (train, valid) if source is not None]
+        if len(sources) == 2 and _kind(sources[0]) != _kind(sources[1]):
+            raise ValueError(f"valid: expected labels as in train, {_kind(sources[0])}, got {_kind(sources[1])}")
+        if sources and sources[0].is_regression:
+            self.metric = "pearson"
+
+    def model_config(self) -> dict[str, Any]:
+        """The entries of a `BertConfig` that the task decides: the names of the classes, and what the labels are.
+
+        Raises:
+            ValueError: there are no labelled examples.
+        """
+        source = self.train or self.valid
+        if source is not None and source.is_regression:
+            return {"num_labels": 1, "problem_type": "regression"}
+        if source is None or not source.label_names:
+            raise ValueError("train: expected labelled examples, got none")
+        return {"id2label": dict(enumerate(source.label_names)), "problem_type": "single_label_classification"}
+
+    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `Task.predict`: logits (fp32 [B, number of classes], or [B, 1])."""
+        output = model(**batch)
+        return {} if output.loss is None else {"loss": output.loss}, {"logits": output.logits.float()}
+
+    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
+        """See `Task.score`; the metrics are those of scikit-learn and SciPy.
+
+        Raises:
+            ImportError: scikit-learn is not installed.
+            ValueError: the examples have no labels.
+        """
+        source = _checked(source)
+        logits, labels = predictions.rows("logits"), source.labels
+        if labels is None:
+            raise ValueError("source: expected examples with labels, got none")
+        if source.is_regression:
+            return _number_metrics(labels, logits[:, 0])
+        return _class_metrics(labels, logits.argmax(axis=1), binary=logits.shape[1] == 2)
+
+    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
+        """What the model says, example by example.
+
+        Yields:
+            index; label (its answer: a name, or a number); gold (the right one, where it is known); probability_<name>
+            for every class; text; text_pair, where there are pairs.
+        """
+        source = _checked(source)
+        logits = predictions.rows("logits")
+        names = source.label_names or [f"LABEL_{number}" for number in range(logits.shape[1])]
+        shares = probabilities(logits)
+        answers = logits[:, 0].tolist() if source.is_regression else [names[k] for k in logits.argmax(axis=1)]
+        gold: list[Any] | None = None
+        if source.labels is not None:
+            gold = source.labels.tolist()
+            gold = gold if source.is_regression else [names[number] for number in gold]
+        for index, (answer, text) in enumerate(zip(answers, source.texts, strict=True)):
+            row = {"index": index, "label": answer}
+            if gold is not None:
+                row["gold"] = gold[index]
+            if not source.is_regression:
+                row |= {f"probability_{name}": share for name, share in zip(names, shares[index].tolist(), strict=True)}
+            row["text"] = text
+            if source.pairs is not None:
+                row["text_pair"] = source.pairs[index]
+            yield row
+
+    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
+        """Writes `rows` as a table: path.tsv."""
+        file = path.with_name(f"{path.name}.tsv")
+        write_rows(file, self.rows(source, predictions))
+        return [file]
+
+    def describe(self, source: Source, index: int) -> str:
+        """See `Task.describe`."""
+        return _checked(source).decode(index)
+
+
+def _checked(source: Source) -> ClassificationSource:
+    if not isinstance(source, ClassificationSource):
+        raise TypeError(f"source: expected a ClassificationSource, got {type(source).__name__}")
+    return source
+
+
+def _kind(source: ClassificationSource) -> str:
+    return "numbers" if source.is_regression else f"classes {source.label_names}"
+
+
+def _class_metrics(labels: np.ndarray, answers: np.ndarray, binary: bool) -> dict[str, float]:
+    try:
+        from sklearn import metrics
+    except ImportError as error:
+        raise ImportError(f"metrics need scikit-learn: pip install bert_fast[train] ({error})") from None
+    average = "binary" if binary else "macro"
+    return {
+        "accuracy": float(metrics.accuracy_score(labels, answers)),
+        "f1": float(metrics.f1_score(labels, answers, average=average, zero_division=0.0)),
+        "matthews_correlation": float(metrics.matthews_corrcoef(labels, answers)),
+    }
+
+
+def _number_metrics(labels: np.ndarray, answers: np.ndarray) -> dict[str, float]:
+    try:
+        from scipy import stats  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(f"metrics need SciPy: pip install bert_fast[train] ({error})") from None
+    labels, answers = labels.astype(np.float64), answers.astype(np.float64)
+    are_same = np.ptp(labels) == 0 or np.ptp(answers) == 0  # a correlation with these is not defined
+    return {
+        "pearson": 0.0 if are_same else float(stats.pearsonr(labels, answers).statistic),
+        "spearman": 0.0 if are_same else float(stats.spearmanr(labels, answers).statistic),
+        "mse": float(((labels - answers) ** 2).mean()),
+    }
