@@ -145,6 +145,15 @@ class TokenClassificationSource:
         found = np.append(token_labels, none)  # word_tokens is -1 where there is no token: the last
         return found[self.word_tokens].astype(np.int64)
 
+    def decode(self, index: int) -> str:
+        """An example as text: its tokens, each with its label behind a slash if it has one."""
+        example = self[index]
+        tokens = self.tokenizer.convert_ids_to_tokens(example["input_ids"].tolist())
+        if self._labels is None:
+            return " ".join(tokens)
+        labels = ["" if label == _IGNORED else f"/{self.label_names[label]}" for label in example["labels"].tolist()]
+        return " ".join(token + label for token, label in zip(tokens, labels, strict=True))
+
     def true_word_labels(self) -> np.ndarray | None:
         """The given labels of all words, likewise; None where nobody labelled them."""
         return None if self._labels is None else _renumbered(self.sentences, self.label_names)

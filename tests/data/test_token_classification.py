@@ -78,6 +78,13 @@ def test_a_batch_is_its_examples_in_any_order(tokenizer: BertTokenizer) -> None:
     assert batch["position_ids"].tolist() == [*range(4), *range(2), *range(9), *range(4), *range(2)]
 
 
+def test_examples_as_text(tokenizer: BertTokenizer) -> None:
+    source = TokenClassificationSource.read(ROWS, tokenizer)
+    assert source.decode(0) == "[CLS] john/B-PER ##son lives/O in/O os/B-LOC ##lo ./O [SEP]"
+    source = TokenClassificationSource.read(ROWS, tokenizer, labels=["O"], label_column=None)
+    assert source.decode(3) == "[CLS] os ##lo [SEP]"
+
+
 @pytest.mark.parametrize("index", [-1, 4])
 def test_examples_that_are_not_there(tokenizer: BertTokenizer, index: int) -> None:
     with pytest.raises(IndexError, match="expected 0 to 3"):

@@ -1,0 +1,146 @@
+"""`TokenClassificationTask`: a label for every word: named entities, parts of speech."""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from bert_fast.data.source import Source
+from bert_fast.data.token_classification import TokenClassificationSource
+from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Task
+
+__all__ = ["TokenClassificationTask"]
+
+_BREAKS = str.maketrans("\t\n\r", "   ")  # within words of rows; columns have no quoting
+_ENTITY_LABEL = re.compile(r"O|[BIES]-.+", re.DOTALL)
+
+
+class TokenClassificationTask(Task):
+    """A label for every word, by a `BertForTokenClassification`: named entities, parts of speech.
+
+    Metrics: accuracy, the share of words with the right label. Where all labels are O, B-x, I-x (or E-x, S-x), also
+    precision, recall and f1 of whole entities, as the script conlleval of CoNLL-2000 counts them: one is right if its
+    first word, its last word and its type are (Tjong Kim Sang and De Meulder 2003, arXiv:cs/0306050). The best
+    checkpoint is then that of the greatest f1, otherwise the most accurate one.
+
+    All words count, also those that a model never saw: those of which tokenization leaves nothing, and those cut off.
+
+    Args:
+        train: see `Task`.
+        valid: likewise; its label names must be those of `train`.
+
+    Raises:
+        ValueError: the two do not have the same label names.
+    """
+
+    name = "ner"
+    metric = "f1"
+    higher_is_better = True
+
+    def __init__(
+        self, train: TokenClassificationSource | None = None, valid: TokenClassificationSource | None = None
+    ) -> None:
+        self.train, self.valid = train, valid
+        self._label_names = [source.label_names for source in (train, valid) if source is not None]
+        if self._label_names and self._label_names[0] != self._label_names[-1]:
+            raise ValueError(f"valid: expected the labels of train, {self._label_names[0]}, got {self._label_names[1]}")
+        if self._label_names and not _are_of_entities(self._label_names[0]):
+            self.metric = "accuracy"
+
+    def model_config(self) -> dict[str, Any]:
+        """The entries of a `BertConfig` that the task decides: the names of the labels.
+
+        Raises:
+            ValueError: there are no examples that would name them.
+        """
+        if not self._label_names:
+            raise ValueError("train: expected labelled examples, got none")
+        return {"id2label": dict(enumerate(self._label_names[0]))}
+
+    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
+        """See `Task.label_counts`: labelled words."""
+        return {"loss": int((batch["labels"] >= 0).sum())} if "labels" in batch else {}
+
+    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `Task.predict`: labels (int64 [T]), the most probable one of every token."""
+        output = model(**batch)
+        return {} if output.loss is None else {"loss": output.loss}, {"labels": output.logits.argmax(dim=-1)}
+
+    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
+        """See `Task.score`; entities are found by seqeval.
+
+        Raises:
+            ImportError: seqeval is not installed.
+            ValueError: the examples have no labels.
+        """
+        source = _checked(source)
+        gold, found = source.true_word_labels(), _word_labels(source, predictions)
+        if gold is None:
+            raise ValueError("source: expected examples with labels, got none")
+        metrics = {"accuracy": float((gold == found).mean()) if len(gold) else 0.0}
+        if not _are_of_entities(source.label_names):
+            return metrics
+        return _entity_metrics(_by_sentence(source, gold), _by_sentence(source, found)) | metrics
+
+    def conll(self, source: Source, predictions: Predictions) -> Iterator[str]:
+        """What the model says in CoNLL columns, separated by tabs: word, right label where it is known, its label.
+
+        Yields:
+            lines without their ends, an empty one behind every sentence.
+        """
+        source = _checked(source)
+        gold, found = source.true_word_labels(), _word_labels(source, predictions)
+        names, ends = source.label_names, source.sentences.boundaries.tolist()
+        columns = [[word.translate(_BREAKS) for word in source.sentences.words]]
+        columns += [[names[label] for label in labels.tolist()] for labels in (gold, found) if labels is not None]
+        lines = list(map("\t".join, zip(*columns, strict=True)))
+        for start, stop in pairwise(ends):
+            yield from lines[start:stop]
+            yield ""
+
+    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
+        """Writes `conll` as path.conll."""
+        file = path.with_name(f"{path.name}.conll")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "w", encoding="utf-8", newline="\n") as opened:
+            opened.writelines(f"{line}\n" for line in self.conll(source, predictions))
+        return [file]
+
+    def describe(self, source: Source, index: int) -> str:
+        """See `Task.describe`."""
+        return _checked(source).decode(index)
+
+
+def _checked(source: Source) -> TokenClassificationSource:
+    if not isinstance(source, TokenClassificationSource):
+        raise TypeError(f"source: expected a TokenClassificationSource, got {type(source).__name__}")
+    return source
+
+
+def _are_of_entities(names: list[str]) -> bool:
+    return all(_ENTITY_LABEL.fullmatch(name) for name in names)
+
+
+def _word_labels(source: TokenClassificationSource, predictions: Predictions) -> np.ndarray:
+    return source.word_labels(predictions.tokens("labels")[0])
+
+
+def _by_sentence(source: TokenClassificationSource, labels: np.ndarray) -> list[list[str]]:
+    names, ends = [source.label_names[label] for label in labels.tolist()], source.sentences.boundaries.tolist()
+    return [names[start:stop] for start, stop in pairwise(ends)]
+
+
+def _entity_metrics(gold: list[list[str]], found: list[list[str]]) -> dict[str, float]:
+    try:
+        from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+    except ImportError as error:
+        raise ImportError(f"metrics of entities need seqeval: pip install bert_fast[train] ({error})") from None
+    names = ("precision", "recall", "f1")
+    values = precision_recall_fscore_support(gold, found, average="micro", zero_division=0)
+    return {name: float(value) for name, value in zip(names, values, strict=False)}
