@@ -34,7 +34,8 @@ _NUMBER_BITS = 40  # of a batch's number, below the room that it has
 class BatchPlan:
     """All batches of an epoch.
 
-    order (int64 [n]): every example once. cu_batches (int64 [b + 1]): batch m has order[cu_batches[m]:cu_batches[m + 1]].
+    order (int64 [n]): every example once.
+    cu_batches (int64 [b + 1]): batch m has order[cu_batches[m]:cu_batches[m + 1]].
     fill: share of the tokens that the batches have room for and that are used; 1 where there is no budget of tokens.
     """
 
@@ -118,7 +119,8 @@ class Batches:
         """What every batch of every epoch fits into, for CUDA graphs (`graphs.CapturedStep`).
 
         A source may say how long its examples can be (`max_length`) and how many labels so many tokens have at most
-        (`max_labels(max_tokens)`, of those with masked_lm_positions); else lengths of epoch 0 count. Its sequences have
+        (`max_labels(max_tokens, max_sequences)`,
+        of those with masked_lm_positions); else lengths of epoch 0 count. Its sequences have
         at least two tokens, [CLS] and [SEP]; batch_size is the better bound for their number.
         """
         lengths = self.source.lengths(0)
@@ -133,7 +135,7 @@ class Batches:
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             max_seqlen=min(max_seqlen, max_tokens),
-            max_labels=None if max_labels is None else max_labels(max_tokens),
+            max_labels=None if max_labels is None else max_labels(max_tokens, self.batch_size),
         )
 
     def _make_plan(self, epoch: int) -> BatchPlan:

@@ -121,6 +121,11 @@ class TokenStore:
         """Whether a source told its sentences apart; if not, every document is one sentence."""
         return self._sentences is not None
 
+    @property
+    def sentence_boundaries(self) -> np.ndarray | None:
+        """Where all sentences of all documents begin and end in `tokens`: int64 [s + 1]; None without sentences."""
+        return self._sentences
+
     def sentences(self, index: int) -> np.ndarray:
         """Where the sentences of a document begin and end in `tokens`: int64 [k + 1] for k sentences, k = 0 if empty.
 

@@ -1,0 +1,225 @@
+"""`PretrainingSource`: batches to pre-train BERT on, made from a token store as they are needed.
+
+    source = PretrainingSource(TokenStore.open("corpus", tokenizer), tokenizer, max_length=128)
+    batch = source.batch(epoch, np.arange(256))
+    model(**batch).loss  # BertForPreTraining; of BertForMaskedLM with next_sentence=False
+
+Nothing is written and nothing is padded: pairs and masked words are drawn anew in every epoch, and any process or
+worker makes any batch from (seed, epoch, indices) alone.
+
+Source: Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bert_fast.data.full_sentences import Texts, full_sentences
+from bert_fast.data.masking import Masking
+from bert_fast.data.sentence_pairs import check_documents, sentence_pairs
+from bert_fast.data.token_store import TokenStore, check_tokenizer
+from bert_fast.errors import StoreError
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization.pack import PackedBatch
+
+__all__ = ["PretrainingSource", "unigram_entropy"]
+
+_MAX_LENGTH = 1 << 16  # tokens that masking counts
+_TOKENS_AT_ONCE = 1 << 24  # whose ids are counted
+
+
+class PretrainingSource:
+    """Examples for masked words, and with `next_sentence` for pairs of texts: a `Source`.
+
+    An example is [CLS] A [SEP] B [SEP] (see `sentence_pairs`), or without next_sentence [CLS] text [SEP], as many whole
+    sentences of one document as fit (see `full_sentences`). Which words are masked, and how, see `Masking`. Pairs and
+    masks depend on the epoch; texts without pairs are the same in every one.
+
+    Batches have, beside the entries of every `Source`: masked_lm_positions and labels (int64 [M]): places in the batch,
+    ascending, and the tokens that were there; next_sentence_label (int64 [B], with next_sentence): 0 where B follows A,
+    1 where it is from another document.
+
+    Args:
+        store: tokenized texts.
+        tokenizer: the store's.
+        max_length: tokens of an example, special tokens counted.
+        next_sentence: pairs, for BertForPreTraining; False: texts, for BertForMaskedLM.
+        whole_words: mask whole words.
+        mask_probability: share of the tokens (or words) that are to be predicted.
+        seed: of chance.
+        short_sequence_probability: share of pairs that are made shorter.
+
+    Pickles as its arguments: workers open the store again. Planning an epoch takes a microsecond or two for each
+    example; the last plan is kept.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+        StoreError: the store was made with another tokenizer, has no tokens, or for pairs only one document.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        tokenizer: BertTokenizer,
+        *,
+        max_length: int = 128,
+        next_sentence: bool = True,
+        whole_words: bool = False,
+        mask_probability: float = 0.15,
+        seed: int = 0,
+        short_sequence_probability: float = 0.1,
+    ) -> None:
+        least = 5 if next_sentence else 3
+        if not isinstance(max_length, int) or isinstance(max_length, bool):
+            raise TypeError(f"max_length: expected an int, got {type(max_length).__name__}")
+        if not least <= max_length <= _MAX_LENGTH:
+            raise ValueError(f"max_length: expected {least} to {_MAX_LENGTH}, got {max_length}")
+        if not 0 <= short_sequence_probability <= 1:
+            raise ValueError(f"short_sequence_probability: expected 0 to 1, got {short_sequence_probability}")
+        if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+            raise ValueError("tokenizer: expected one with a cls_token and a sep_token")
+        check_tokenizer(store.path, store.info, tokenizer)
+        self.store = store
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.next_sentence = next_sentence
+        self.whole_words = whole_words
+        self.mask_probability = mask_probability
+        self.seed = seed
+        self.short_sequence_probability = short_sequence_probability
+        self._masking = Masking(tokenizer, mask_probability=mask_probability, whole_words=whole_words)
+        self._texts = Texts(store)
+        if not len(self._texts.starts):
+            raise StoreError(f"{store.path}: has no tokens")
+        if next_sentence:
+            check_documents(self._texts)
+        self._planned: tuple[int, _Examples] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = ("max_length", "next_sentence", "whole_words", "mask_probability", "seed",
+                   "short_sequence_probability")  # fmt: skip
+        arguments = {name: getattr(self, name) for name in options}
+        return partial(PretrainingSource, **arguments), (self.store, self.tokenizer)
+
+    def lengths(self, epoch: int) -> np.ndarray:
+        """Tokens of every example of this epoch: int32 [n]. With pairs, n differs a little between epochs."""
+        return self._examples(epoch).lengths
+
+    def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
+        """The examples `indices` (int64 [B]) with masked words; see the class."""
+        indices = np.asarray(indices, dtype=np.int64)
+        packed = self._packed(epoch, indices)
+        masked = self._masking(packed.input_ids, packed.cu_seqlens, indices, self.seed, epoch)
+        arrays = {
+            "input_ids": masked.input_ids,
+            "token_type_ids": packed.token_type_ids,
+            "position_ids": packed.position_ids,
+            "cu_seqlens": packed.cu_seqlens.astype(np.int32),
+            "labels": masked.labels,
+            "masked_lm_positions": masked.positions,
+        }
+        if self.next_sentence:
+            arrays["next_sentence_label"] = self._examples(epoch).is_random[indices].astype(np.int64)
+        entries = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return PackedBatch(**entries, max_seqlen=int(np.diff(packed.cu_seqlens).max(initial=0)))
+
+    def max_labels(self, max_tokens: int, max_sequences: int | None = None) -> int:
+        """How many tokens of a batch are to be predicted at most, for `graphs.Budget`.
+
+        Args:
+            max_tokens: of the batch, special tokens counted.
+            max_sequences: of the batch; None: as many as there is room for, of one word each.
+        """
+        if self.whole_words:
+            return max_tokens  # of a sequence of one long word, all
+        special = 3 if self.next_sentence else 2
+        sequences = max_tokens // (special + 1) if max_sequences is None else max_sequences
+        return max(1, min(max_tokens, int(self.mask_probability * max_tokens) + sequences))
+
+    def decode(self, epoch: int, index: int) -> str:
+        """An example as text: words to predict as [shown:there], [MASK:cat] or, of those not hidden, [dog:cat]."""
+        batch = self.batch(epoch, np.array([index]))
+        words = self.tokenizer.convert_ids_to_tokens(batch["input_ids"].tolist())
+        there = self.tokenizer.convert_ids_to_tokens(batch["labels"].tolist())
+        for position, word in zip(batch["masked_lm_positions"].tolist(), there, strict=True):
+            shown = "MASK" if words[position] == self.tokenizer.mask_token else words[position]
+            words[position] = f"[{shown}:{word}]"
+        if self.next_sentence:
+            words.append(("(B follows A)", "(B is random)")[int(batch["next_sentence_label"])])
+        return " ".join(words)
+
+    def _examples(self, epoch: int) -> "_Examples":
+        """The plan of an epoch."""
+        planned = self._planned
+        if planned is not None and (planned[0] == epoch or not self.next_sentence):
+            return planned[1]
+        if self.next_sentence:
+            pairs = sentence_pairs(
+                self._texts, self.max_length, seed=self.seed, epoch=epoch,
+                short_sequence_probability=self.short_sequence_probability,
+            )  # fmt: skip
+            lengths = pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start + 3
+            bounds = np.stack(pairs[:4], axis=1)
+            examples = _Examples(bounds, pairs.is_random, lengths.astype(np.int32))
+        else:
+            texts = full_sentences(self._texts, self.max_length)
+            lengths = texts.stops - texts.starts + 2
+            bounds = np.stack(texts, axis=1)
+            examples = _Examples(bounds, np.zeros(0, dtype=bool), lengths.astype(np.int32))
+        self._planned = (epoch, examples)
+        return examples
+
+    def _packed(self, epoch: int, indices: np.ndarray) -> "_Packed":
+        """Examples one behind the other, before words are masked."""
+        bounds = self._examples(epoch).bounds[indices]  # [B, 2] or [B, 4]
+        starts, sizes = bounds[:, ::2], bounds[:, 1::2] - bounds[:, ::2]
+        # A text and the special token before it are one piece; behind the last comes [SEP].
+        pieces = sizes + 1
+        pieces[:, -1] += 1
+        ends = np.cumsum(pieces.ravel())
+        begins = ends - pieces.ravel()
+        cu_seqlens = np.append(begins[:: pieces.shape[1]], ends[-1:])
+        places = np.arange(int(cu_seqlens[-1]))
+        shifts = starts.ravel() - 1 - begins
+        ids = self.store.tokens.take(places + np.repeat(shifts, pieces.ravel()), mode="clip").astype(np.int64)
+        first, last = cu_seqlens[:-1], cu_seqlens[1:] - 1
+        ids[begins] = self.tokenizer.sep_token_id
+        ids[first], ids[last] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        lengths = np.diff(cu_seqlens)
+        types = np.zeros(len(ids), dtype=np.int64)
+        if self.next_sentence:
+            b_sizes = sizes[:, 1] + 1
+            types = np.repeat(np.tile([0, 1], len(indices)), np.stack([lengths - b_sizes, b_sizes], axis=1).ravel())
+        return _Packed(ids, types, places - np.repeat(first, lengths), cu_seqlens)
+
+
+class _Examples(NamedTuple):
+    """An epoch: bounds of A (and B) in the store (int64 [n, 2] or [n, 4]), is_random and lengths ([n])."""
+
+    bounds: np.ndarray
+    is_random: np.ndarray
+    lengths: np.ndarray
+
+
+class _Packed(NamedTuple):
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    position_ids: np.ndarray
+    cu_seqlens: np.ndarray
+
+
+def unigram_entropy(store: TokenStore, tokenizer: BertTokenizer) -> float:
+    """Entropy of a store's tokens in nats, special tokens left out; 0 for a store without any.
+
+    It is the masked-LM loss of a model that knows how often each token is, and looks at nothing: what a model in
+    training falls below as soon as it uses what stands around a word.
+    """
+    size = len(tokenizer)
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, len(store.tokens), _TOKENS_AT_ONCE):
+        counts += np.bincount(store.tokens[start : start + _TOKENS_AT_ONCE], minlength=size)
+    counts[tokenizer.all_special_ids] = 0
+    shares = counts[counts > 0] / max(1, counts.sum())
+    return float(-(shares * np.log(shares)).sum())
