@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-__all__ = ["count", "duration", "loss_text", "memory", "number", "percent", "rate"]
+__all__ = ["count", "duration", "losses", "memory", "number", "percent", "rate"]
 
 
 def number(value: float) -> str:
@@ -58,9 +58,10 @@ def memory(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.0f} MB" if num_bytes < 999.5e6 else f"{num_bytes / 1e9:.1f} GB"
 
 
-def loss_text(losses: Mapping[str, float]) -> str:
-    """The loss, and in brackets its parts where there are several."""
-    parts = {name: value for name, value in losses.items() if name != "loss"}
-    total = losses.get("loss", sum(parts.values()))
-    text = f"loss {number(total)}"
-    return text if len(parts) < 2 else f"{text} ({', '.join(f'{name} {number(parts[name])}' for name in parts)})"
+def losses(values: Mapping[str, float]) -> tuple[str, str]:
+    """The loss, and in brackets its parts where there are several (else ""): ("loss 2.5", "(masked_lm 2.2, ...)")."""
+    parts = {name: value for name, value in values.items() if name != "loss"}
+    text = f"loss {number(values['loss'] if 'loss' in values else sum(parts.values()))}"
+    if len(parts) < 2:
+        return text, ""
+    return text, f"({', '.join(f'{name} {number(value)}' for name, value in parts.items())})"

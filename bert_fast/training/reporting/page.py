@@ -24,9 +24,9 @@ h2 { font-size: 17px; margin: 0 0 8px; }
 section { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px; margin-top: 16px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(185px, 1fr)); gap: 14px; margin-top: 12px; }
 .cards section { margin: 0; }
-.cards b { display: block; font-size: 28px; line-height: 1.25; color: var(--accent); }
+.cards b { display: block; font-size: 25px; line-height: 1.25; color: var(--accent); }
 .cards span { display: block; font-size: 13.5px; line-height: 1.4; color: var(--soft); }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); gap: 0 16px; }
+.columns { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(430px, 100%), 1fr)); gap: 0 16px; }
 figure { margin: 0; }
 figcaption { margin-top: 6px; font-size: 13.5px; color: var(--soft); }
 svg { display: block; width: 100%; height: auto; }
@@ -34,10 +34,12 @@ svg text { font-family: inherit !important; }
 table { width: 100%; border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--soft); border-bottom: 2px solid var(--line); }
 th, td { padding: 5px 14px 5px 0; vertical-align: top; }
+td + td, .verdict { overflow-wrap: anywhere; }
 tr + tr td { border-top: 1px solid var(--line); }
 td.number { white-space: nowrap; }
 .number { text-align: right; }
 .scroll { overflow-x: auto; }
+.scroll td { overflow-wrap: normal; }
 .passed { color: var(--good); font-weight: 600; }
 .failed { color: var(--bad); font-weight: 700; }
 section > .columns { gap: 14px 32px; }

@@ -112,6 +112,7 @@ def _drawn(panels: Sequence[_Panel], record: RunRecord) -> str | None:
                 )  # fmt: skip
                 explained.update(panel.names)
         rows[-1].set_xlim(0, None)
+        rows[-1].xaxis.set_major_formatter(_tick)
         rows[-1].set_xlabel("step")
         rows[-1].xaxis.get_major_locator().set_params(integer=True)
 
@@ -134,8 +135,10 @@ def _draw(axes: "Axes", panel: _Panel, resumed_at: Sequence[int]) -> None:
 
 
 def _tick(value: float, _: object) -> str:
+    if abs(value) >= 1_000_000:
+        return f"{value / 1e6:.6g}M"
     if abs(value) >= 10_000:
-        return f"{value / 1000:,.6g}k"
+        return f"{value / 1e3:.6g}k"
     return f"{value:.6g}" if value == 0 or abs(value) >= 1e-3 else number(value)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from bert_fast.training.events import Evaluation, Plan, Step
-from bert_fast.training.reporting.figures import count, duration, loss_text, memory, number, percent, rate
+from bert_fast.training.reporting.figures import count, duration, losses, memory, number, percent, rate
 from bert_fast.training.reporting.flops import model_flops_utilisation
 from bert_fast.training.reporting.listener import Listener
 
@@ -65,7 +65,7 @@ class ProgressLine(Listener):
             "bold",
         )
         self._say(
-            f"{plan.num_examples:,} examples, {plan.num_valid_examples:,} to judge by; {plan.steps:,} steps, "
+            f"{plan.num_examples:,} examples, {plan.num_valid_examples:,} for validation; {plan.steps:,} steps, "
             f"{plan.steps_per_epoch:,} an epoch; everything goes to {plan.output_dir}"
         )
         if plan.first_step:
@@ -91,7 +91,8 @@ class ProgressLine(Listener):
         assert plan is not None
         if evaluation.is_best:
             self._best = evaluation
-        names = sorted(evaluation.metrics, key=lambda name: (name != plan.metric, name != "loss"))
+        names = [name for name in evaluation.metrics if name != "unigram_entropy"]  # the same every time
+        names.sort(key=lambda name: (name != plan.metric, name != "loss"))
         shown = ", ".join(f"{name} {number(evaluation.metrics[name])}" for name in names)
         best = ", the best so far" if evaluation.is_best else ""
         self._say(f"step {evaluation.step:,}: {shown}{best}", "green" if evaluation.is_best else "cyan")
@@ -118,19 +119,22 @@ class ProgressLine(Listener):
         """The line's pieces, from left to right."""
         assert self._plan is not None
         share = step.step / step.num_steps if step.num_steps else 1.0
+        total, in_parts = losses(step.losses)
         parts = [
             _Part(f"step {step.step:,}/{step.num_steps:,}", 0, "bold"),
             _Part(f"{100 * share:.0f} %", 3),
             _Part(f"epoch {step.epoch:.2f}", 7),
-            _Part(loss_text(step.losses), 1, "green"),
+            _Part(total, 1, "green"),
         ]
+        if in_parts:
+            parts.append(_Part(in_parts, 6))
         if step.seconds > 0:
             parts.append(_Part(rate(step.tokens / step.seconds), 2, "cyan"))
         mfu = model_flops_utilisation(self._plan, step)
         if mfu is not None:
             parts.append(_Part(f"MFU {percent(mfu)}", 5, "cyan"))
         if step.seconds > 0 and step.wait_seconds > 0.1 * step.seconds:
-            parts.append(_Part(f"{percent(step.wait_seconds / step.seconds)} waiting for data", 6, "yellow"))
+            parts.append(_Part(f"{percent(step.wait_seconds / step.seconds)} waiting for data", 5, "yellow"))
         left = self._seconds_left(step)
         if left is not None:
             parts.append(_Part(f"{duration(left)} left", 4))
@@ -156,7 +160,7 @@ class ProgressLine(Listener):
         if len(_BETWEEN.join(part.text for part in kept)) + _BAR + len(_BETWEEN) < width:
             full = round(_BAR * step.step / step.num_steps) if step.num_steps else _BAR
             line.append("━" * full, "green")
-            line.append("━" * (_BAR - full), "bright_black")
+            line.append("─" * (_BAR - full), "bright_black")
             line.append(_BETWEEN)
         for place, part in enumerate(kept):
             line.append((_BETWEEN if place else "") + part.text, part.style)

@@ -4,6 +4,7 @@ import datetime
 import importlib.util
 import math
 import statistics
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from bert_fast.training.reporting.run_directory import RunDirectory
 __all__ = ["ReportPage", "render_report", "write_report"]
 
 _MAX_ROWS = 25  # of the table of evaluations
+_MAX_VERDICT_CHARS = 80
 _SECONDS_BETWEEN = 60.0  # pages that are written while a run goes on
 
 
@@ -77,7 +79,7 @@ def render_report(record: RunRecord) -> str:
     sections = [cards(_cards(record)), *_figures(record)]
     if record.evaluations:
         sections.append(section("Evaluations", _evaluations(record)))
-    told = [(f"step {line['step']:,}", str(line["text"])) for line in record.of_kind("note")]
+    told = [(f"step\u00a0{line['step']:,}", str(line["text"])) for line in record.of_kind("note")]
     if told:
         sections.append(section("What happened", table((), told)))
     sections.append(columns((section("Settings", _settings(plan)), section("Machine", _machine(record)))))
@@ -98,7 +100,8 @@ def _verdict(record: RunRecord) -> tuple[str, bool | None]:
     if record.outcome is None:
         return f"running, or killed: {done}", None
     is_whole = record.outcome in ("finished", "stopped early")
-    return f"{record.outcome}: {done}", True if is_whole else False if record.outcome.startswith("failed") else None
+    outcome = textwrap.shorten(record.outcome, _MAX_VERDICT_CHARS, placeholder=" ...")
+    return f"{outcome}: {done}", True if is_whole else False if record.outcome.startswith("failed") else None
 
 
 def _last_step(record: RunRecord) -> int:
@@ -111,7 +114,7 @@ def _cards(record: RunRecord) -> list[tuple[str, str]]:
     if best is not None and record.metric in best["metrics"]:
         items.append((number(best["metrics"][record.metric]), f"best {record.metric}, at step {best['step']:,}"))
     if not steps:
-        return items or [("-", "no step was told of yet")]
+        return [*items, ("0 steps", "so far; figures come with the first ones")]
     last = steps[-1]
     items.append((number(_total(last["losses"])), f"training loss at step {last['step']:,}"))
     speeds = record.step_curve(lambda line: line.get("tokens_per_s")).finite
@@ -143,7 +146,7 @@ def _figures(record: RunRecord) -> list[Html]:
     shown = [figure(title, Html(drawing), caption) for title, drawing, caption in drawings if drawing is not None]
     if not shown:
         return [section("Curves", tagged("p", "There are too few figures for curves yet."))]
-    return [columns(shown[start : start + 2]) for start in range(0, len(shown), 2)]
+    return [columns(shown)]
 
 
 def _loss_caption(record: RunRecord) -> str:
@@ -152,7 +155,7 @@ def _loss_caption(record: RunRecord) -> str:
         text += " The strong line is a running mean of the pale one."
     broken = [line["step"] for line in record.steps if not math.isfinite(_total(line["losses"]))]
     if broken:
-        text += f" Not finite at {len(broken)} of them, first at step {broken[0]:,} (red cross)."
+        text += f" Not finite at {len(broken)} of them, first at step {broken[0]:,}."
     if record.resumed_at:
         text += " Dotted: the run went on from a checkpoint."
     return text
