@@ -118,23 +118,25 @@ class Batches:
     def budget(self) -> Budget:
         """What every batch of every epoch fits into, for CUDA graphs (`graphs.CapturedStep`).
 
-        A source may say how long its examples can be (`max_length`) and how many labels so many tokens have at most
-        (`max_labels(max_tokens, max_sequences)`,
-        of those with masked_lm_positions); else lengths of epoch 0 count. Its sequences have
-        at least two tokens, [CLS] and [SEP]; batch_size is the better bound for their number.
+        batch_size keeps it small: without, there may be a sequence for every two tokens. Of a source that has them,
+        `max_length` (tokens of an example, in any epoch) and `max_labels(max_tokens, max_sequences)` (entries of
+        masked_lm_positions) count; else the lengths of epoch 0 must be those of all.
+
+        Raises:
+            ValueError: examples are several sequences each (choices of a question), which a budget cannot count.
         """
-        lengths = self.source.lengths(0)
-        max_seqlen = int(getattr(self.source, "max_length", 0) or lengths.max(initial=1))
+        if getattr(self.source, "num_choices", 1) != 1:
+            raise ValueError("source: expected one sequence an example; those of several have no budget")
+        longest = int(max(self.source.lengths(0).max(initial=1), getattr(self.source, "max_length", 1)))
         max_tokens = self.max_tokens
         if max_tokens is None:
             assert self.batch_size is not None
-            max_tokens = self.batch_size * max_seqlen
-        max_sequences = max(1, max_tokens // 2) if self.batch_size is None else self.batch_size
+            max_tokens = self.batch_size * longest
         max_labels = getattr(self.source, "max_labels", None)
         return Budget(
             max_tokens=max_tokens,
-            max_sequences=max_sequences,
-            max_seqlen=min(max_seqlen, max_tokens),
+            max_sequences=self.batch_size or max(1, max_tokens // 2),
+            max_seqlen=min(longest, max_tokens),
             max_labels=None if max_labels is None else max_labels(max_tokens, self.batch_size),
         )
 

@@ -3,8 +3,8 @@
     [CLS] the quick brown fox jumps [SEP]      15 % of 5 words are 0.75: one word is chosen with probability 0.75
     [CLS] the quick [MASK] fox jumps [SEP]     positions [3]    labels [brown]
 
-Source: Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.1; whole words: a later release of the authors,
-described by Cui et al. 2019 (arXiv:1906.08101).
+Source: Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.1; whole words: Cui et al. 2019
+(arXiv:1906.08101), section 2.
 """
 
 from typing import NamedTuple
