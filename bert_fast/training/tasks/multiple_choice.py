@@ -1,0 +1,87 @@
+"""`MultipleChoiceTask`: the best of several answers to a question."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bert_fast.data.multiple_choice import MultipleChoiceSource
+from bert_fast.data.source import Source
+from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Task
+from bert_fast.training.tasks.result_rows import probabilities, write_rows
+
+__all__ = ["MultipleChoiceTask"]
+
+
+class MultipleChoiceTask(Task):
+    """The best of several answers to a question, by a `BertForMultipleChoice`. The metric is accuracy.
+
+    Args:
+        train: see `Task`.
+        valid: likewise. Its questions may have another number of choices: a choice is scored by itself.
+    """
+
+    train: MultipleChoiceSource | None
+    valid: MultipleChoiceSource | None
+    name = "choice"
+    metric = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, train: MultipleChoiceSource | None = None, valid: MultipleChoiceSource | None = None) -> None:
+        self.train, self.valid = train, valid
+
+    def model_config(self) -> dict[str, Any]:
+        """The entries of a `BertConfig` that the task decides: none."""
+        return {}
+
+    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
+        """See `Task.label_counts`: one label for a question, whose choices are several sequences."""
+        return {"loss": batch.num_sequences // batch["num_choices"]}
+
+    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `Task.predict`: logits (fp32 [B, C])."""
+        output = model(**batch)
+        return {} if output.loss is None else {"loss": output.loss}, {"logits": output.logits.float()}
+
+    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
+        """See `Task.score`. Raises ValueError if the right choices are not known."""
+        labels = _checked(source).labels
+        if labels is None:
+            raise ValueError("source: expected examples with labels, got none")
+        return {"accuracy": float((predictions.rows("logits").argmax(axis=1) == labels).mean())}
+
+    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
+        """What the model says, question by question.
+
+        Yields:
+            index; label (the number of its choice, from 0); gold (the right one, where it is known);
+            probability_<number> for every choice; context; choice (the text of its choice).
+        """
+        source = _checked(source)
+        logits = predictions.rows("logits")
+        shares = probabilities(logits).tolist()
+        for index, answer in enumerate(logits.argmax(axis=1).tolist()):
+            row = {"index": index, "label": answer}
+            if source.labels is not None:
+                row["gold"] = int(source.labels[index])
+            row |= {f"probability_{number}": share for number, share in enumerate(shares[index])}
+            yield row | {"context": source.contexts[index], "choice": source.choices[answer][index]}
+
+    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
+        """Writes `rows` as a table: path.tsv."""
+        file = path.with_name(f"{path.name}.tsv")
+        write_rows(file, self.rows(source, predictions))
+        return [file]
+
+    def describe(self, source: Source, index: int) -> str:
+        """See `Task.describe`."""
+        return _checked(source).decode(index)
+
+
+def _checked(source: Source) -> MultipleChoiceSource:
+    if not isinstance(source, MultipleChoiceSource):
+        raise TypeError(f"source: expected a MultipleChoiceSource, got {type(source).__name__}")
+    return source
