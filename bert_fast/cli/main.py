@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from bert_fast._version import __version__
-from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError
+from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError, TrainingError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -17,7 +17,10 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
+    "pretrain": "a model that learns to fill in words from plain text",
+    "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice",
     "embed": "one vector per text, of files of any size",
+    "report": "makes the page of a training run again from its metrics",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
 }
 
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except (BackendError, CheckpointError, SourceError, StoreError) as error:
+    except (BackendError, CheckpointError, SourceError, StoreError, TrainingError) as error:
         print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -70,12 +70,19 @@ class ClassifyData:
 
     train: str  # TSV, CSV, JSON lines or Parquet
     valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
     text: str = "text"  # column; of a file without a header its number, from 0
     text_pair: str | None = None  # column of a second text
     label: str = "label"  # column
     labels: tuple[str, ...] | None = None  # all labels, in the order of their numbers; default: those in train, sorted
     regression: bool = False  # labels are numbers to come close to
     max_length: int = 128  # tokens; longer texts are cut
+
+    def __post_init__(self) -> None:
+        if self.valid_share is not None and (self.valid is not None or not 0 < self.valid_share < 1):
+            raise ValueError(
+                f"valid_share: expected a share between 0 and 1, without valid, got {self.valid_share} and {self.valid}"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,10 @@ class NerData:
     train: str  # CoNLL columns
     valid: str | None = None  # the same, to judge by
     word_column: int = 0  # from 0
-    label_column: int = -1  # from 0; -1 is the last
+    label_column: int | None = -1  # from 0; -1 is the last
+    labels: tuple[str, ...] | None = None  # all tags, in the order of their numbers; default: those in train
     max_length: int = 256  # tokens; longer sentences become several examples
+    truncate: bool = False  # longer sentences lose their end instead
 
 
 @dataclass(frozen=True)

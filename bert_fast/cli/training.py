@@ -1,0 +1,114 @@
+"""What `pretrain` and `finetune` share: flags made from the settings, and a run from them."""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_fast.training.recipes.fields import Field
+
+__all__ = ["add_arguments", "is_main_process", "run"]
+
+_INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}  # as shells have it: 128 + the number of the signal
+
+
+def add_arguments(parser: argparse.ArgumentParser, task: str) -> None:
+    """Adds a flag for every setting of a task, and those that say how to run it."""
+    from bert_fast.training.config import TrainingConfig
+    from bert_fast.training.recipes.fields import fields_of
+    from bert_fast.training.recipes.settings import TASKS, ModelSettings, settings_fields
+
+    fields = settings_fields(task)
+    parser.usage = "%(prog)s [--config FILE] --model MODEL --train FILE --output-dir DIR [option ...]"
+    run_group = parser.add_argument_group("run")
+    run_group.add_argument("--config", metavar="FILE", help="settings in YAML, under the names of the flags; flags win")
+    run_group.add_argument(
+        "--resume", choices=["auto", "never", "must"], default="auto",
+        help="go on with the run in --output-dir: if there is one (auto, the default), never, or always (must)",
+    )  # fmt: skip
+    run_group.add_argument(
+        "--dry-run", action="store_true", help="show the plan and a batch; train nothing, write nothing"
+    )
+    run_group.add_argument("--quiet", action="store_true", help="no progress, only how it ended")
+    for name, part in (("model", ModelSettings), ("data", TASKS[task]), ("training", TrainingConfig)):
+        group = parser.add_argument_group(name)
+        for entry in fields_of(part):
+            _add_flag(group, task, fields[entry])
+
+
+def _add_flag(group: Any, task: str, field: "Field") -> None:
+    from bert_fast.training.recipes.fields import MISSING
+    from bert_fast.training.recipes.settings import default_of
+
+    default = default_of(task, field)
+    says = [field.help] if field.help else []
+    if default is MISSING:
+        says.append("needed")
+    elif isinstance(default, bool):
+        says.append(f"default: {'yes' if default else 'no'}")
+    elif default is not None:
+        says.append(f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}")
+    # What is not on the command line is not in the namespace: then the file or the default counts.
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": "; ".join(says).replace("%", "%%")}
+    if field.kind is bool:
+        group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options)
+        return
+    options["metavar"] = "{" + ",".join(field.choices) + "}" if field.choices else _METAVARS.get(field.kind, "TEXT")
+    if field.is_list:
+        options["nargs"] = "+"
+    group.add_argument(field.flag, type=_reader(field), **options)
+
+
+_METAVARS: dict[type, str] = {int: "N", float: "X", Path: "DIR"}
+
+
+def _reader(field: "Field") -> Callable[[str], Any]:
+    """Text of the flag to one value; argparse puts several together."""
+
+    def read(text: str) -> Any:
+        try:
+            value = field.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{field.name}: ")) from None
+        return value[0] if field.is_list and value else value
+
+    return read
+
+
+def run(arguments: argparse.Namespace, task: str) -> int:
+    """Trains; returns 0, 1 where a setting or a file is wrong, 130 or 143 when a signal ended it after a checkpoint."""
+    from bert_fast.training.recipes.runs import plan_text
+    from bert_fast.training.recipes.runs import run as run_settings
+    from bert_fast.training.recipes.settings import Settings, SettingsError, settings_fields
+
+    if not is_main_process():
+        warnings.simplefilter("ignore")  # the main process says the same
+    try:
+        flags = {name: getattr(arguments, name) for name in settings_fields(task) if hasattr(arguments, name)}
+        settings = Settings.load(task, arguments.config, flags)
+        if arguments.dry_run:
+            text = plan_text(settings)
+            if is_main_process():
+                print(text)
+            return 0
+        result = run_settings(settings, resume=arguments.resume, quiet=arguments.quiet or not is_main_process())
+    except (SettingsError, OSError, ImportError) as error:
+        if is_main_process():
+            print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    if is_main_process():
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        where = f"; model in {result.model_dir}" if not result.outcome.startswith("interrupted") else ""
+        print(f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps: {metrics}{where}")
+    if not result.outcome.startswith("interrupted"):
+        return 0
+    return _INTERRUPTED.get(result.outcome.rpartition(" ")[2], 143)
+
+
+def is_main_process() -> bool:
+    """Whether this process talks: the only one, or the first of those that `torchrun` or `accelerate launch` made."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,183 @@
+"""`run`: a run from its settings, in one phase or two, to its predictions; and `plan_text`, what it would do."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from bert_fast.training.config import TrainingConfig
+from bert_fast.training.processes import Processes
+from bert_fast.training.recipes.build import Parts, build
+from bert_fast.training.recipes.settings import PretrainData, Settings, SettingsError
+from bert_fast.training.reporting import default_observers
+from bert_fast.training.run import Run, TrainingResult
+from bert_fast.training.trainer import Trainer
+
+__all__ = ["phases", "plan_text", "run"]
+
+_SHOWN_EXAMPLES = 4
+_SHOWN_CHARS = 1000  # of an example
+
+
+def phases(settings: Settings) -> list[Settings]:
+    """The parts of a run, one after the other: two where `long_length` asks for it.
+
+    As in Devlin et al. 2018 (arXiv:1810.04805), appendix A.2: most steps with short sequences, since attention to long
+    ones costs more, then the rest with long ones, to learn the remaining positions. Each phase is a run of its own in a
+    directory below output_dir, with a warm-up and a schedule of its own; the second begins with the first one's model.
+    """
+    data, training = settings.data, settings.training
+    if not isinstance(data, PretrainData) or data.long_length is None:
+        return [settings]
+    first, second = (training.output_dir / f"length-{length}" for length in (data.max_length, data.long_length))
+    if training.steps is not None:
+        long_steps = round(training.steps * data.long_share)
+        if not 0 < long_steps < training.steps:
+            raise SettingsError(f"long_share: {data.long_share} of {training.steps} steps leaves a phase without any")
+        amounts: list[dict[str, Any]] = [{"steps": training.steps - long_steps}, {"steps": long_steps}]
+    else:
+        assert training.epochs is not None
+        amounts = [{"epochs": training.epochs * share} for share in (1 - data.long_share, data.long_share)]
+    plain = dataclasses.replace(data, long_length=None)
+    long = dataclasses.replace(plain, max_length=data.long_length)
+    tokenizer = settings.model.tokenizer or settings.model.model
+    model = dataclasses.replace(settings.model, model=str(first / "model"), tokenizer=tokenizer)
+    return [
+        dataclasses.replace(
+            settings, data=plain, training=dataclasses.replace(training, output_dir=first, **amounts[0])
+        ),
+        dataclasses.replace(
+            settings, model=model, data=long, training=dataclasses.replace(training, output_dir=second, **amounts[1])
+        ),
+    ]
+
+
+def run(settings: Settings, *, resume: str = "auto", quiet: bool = False) -> TrainingResult:
+    """Trains as the settings say, and writes what the model says about the examples to judge by into predictions/.
+
+    Processes that `torchrun` or `accelerate launch` started share the work; all of them call this.
+
+    Args:
+        settings: of the run.
+        resume: "auto" goes on where an earlier run of the same settings was, "must" raises if there was none, "never"
+            if there was one.
+        quiet: nothing is shown on the terminal.
+
+    Returns: how it ended; of two phases, the last one begun.
+
+    Raises:
+        SettingsError, OSError, CheckpointError, SourceError, StoreError: see `build`.
+        TrainingError: see `Trainer.train`.
+    """
+    return list(_results(settings, resume, quiet))[-1]
+
+
+def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingResult]:
+    tokens_dir = settings.training.output_dir / "tokens"
+    longest = _longest(settings)
+    for phase in phases(settings):
+        on_main = Processes(phase.training).on_main
+        parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
+        trainer = _trainer(parts, quiet)
+        result = trainer.train(resume)
+        yield result
+        if result.outcome.startswith("interrupted"):
+            return
+        valid = parts.task.valid
+        if valid is not None:
+            predictions = trainer.predict(valid)
+            if trainer.is_main:
+                parts.task.write_predictions(phase.training.output_dir / "predictions" / "valid", valid, predictions)
+
+
+def _longest(settings: Settings) -> int:
+    """Tokens of the longest sequence of any phase."""
+    data = settings.data
+    return data.long_length or data.max_length if isinstance(data, PretrainData) else data.max_length
+
+
+def _trainer(parts: Parts, quiet: bool) -> Trainer:
+    config = parts.settings.training
+    return Trainer(
+        parts.model,
+        parts.task,
+        config,
+        tokenizer=parts.tokenizer,
+        observers=default_observers(config.output_dir, quiet=quiet),
+        settings=parts.settings.as_dict(),
+    )
+
+
+def plan_text(settings: Settings) -> str:
+    """What `run` would do, and the first batch as text; nothing is trained or written.
+
+    Raises: as `run`.
+    """
+    first, *others = phases(settings)
+    parts = build(first, longest=_longest(settings))
+    lines = _plan_lines(parts)
+    for other in others:
+        assert isinstance(other.data, PretrainData)
+        lines.append(
+            f"then         {_duration(other.training)} with max_length {other.data.max_length}, "
+            f"into {other.training.output_dir}"
+        )
+    return "\n".join([*lines, "", *_first_batch(parts)])
+
+
+def _plan_lines(parts: Parts) -> list[str]:
+    settings, task, model = parts.settings, parts.task, parts.model
+    config, trainer = settings.training, _trainer(parts, quiet=True)
+    plan = Run(trainer)
+    assert task.train is not None
+    lengths = task.train.lengths(0)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    layers = f"{model.config.num_hidden_layers} layers of {model.config.hidden_size}"
+    per_step = config.gradient_accumulation * trainer.processes.count
+    batches = plan.batches.plan(0)
+    fill = f"; {batches.fill:.1%} of their room is used" if config.batch_tokens is not None else ""
+    return [
+        f"task         {settings.task}: {type(model).__name__} of {layers}, {weights:,} parameters",
+        f"examples     {len(lengths):,} to train on, {_count(task.valid)} to judge by (by {task.metric})",
+        f"tokens       {lengths.sum():,} an epoch, {lengths.mean():.1f} an example, {lengths.max()} at most",
+        f"steps        {plan.num_steps:,}; {plan.epoch_steps:,} are an epoch, {per_step} batches a step",
+        f"batches      {len(batches):,} an epoch, {_limits(config)}{fill}",
+        f"device       {trainer.processes.device}, {config.precision}",
+        f"memory       {weights * 16 / 2**20:,.0f} MiB: weights, gradients and two averages of {config.optimizer}; "
+        "activations come on top",
+        f"writes       {config.output_dir}: checkpoints (the newest {config.keep_checkpoints}, and the best), "
+        "metrics.jsonl, report.html, model",
+    ]
+
+
+def _first_batch(parts: Parts) -> list[str]:
+    train, config = parts.task.train, parts.settings.training
+    assert train is not None
+    from bert_fast.data.batches import Batches
+
+    batches = Batches(train, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed)
+    indices = batches.plan(0).indices(0)
+    shown = [parts.task.describe(train, int(index)) for index in indices[:_SHOWN_EXAMPLES]]
+    return [f"first batch  {len(indices)} examples; of them", *(f"  {_cut(text)}" for text in shown)]
+
+
+def _count(source: object) -> str:
+    from bert_fast.data.source import Source
+
+    return f"{len(source.lengths(0)):,}" if isinstance(source, Source) else "none"
+
+
+def _limits(config: TrainingConfig) -> str:
+    limits = []
+    if config.batch_size is not None:
+        limits.append(f"{config.batch_size} examples")
+    if config.batch_tokens is not None:
+        limits.append(f"{config.batch_tokens:,} tokens")
+    return " and ".join(limits) + " at most"
+
+
+def _duration(config: TrainingConfig) -> str:
+    return f"{config.epochs:g} epochs" if config.steps is None else f"{config.steps:,} steps"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " ..."
