@@ -135,15 +135,20 @@ def read_table(source: Any, columns: Sequence[str] = ()) -> Table:
 
 
 def _tsv(name: str, has_header: bool) -> Table:
-    lines = read_text_file(name).split("\n")
-    lines = [line[:-1] if line.endswith("\r") else line for line in lines]
-    return _fields(name, [line.split("\t") for line in lines], list(range(1, len(lines) + 1)), has_header)
+    content = read_text_file(name)
+    lines = content.split("\n")
+    if "\r" in content:
+        lines = [line[:-1] if line.endswith("\r") else line for line in lines]
+    # All fields in one list: a list for every line costs as much as all the rest.
+    widths = [line.count("\t") + 1 for line in lines]
+    return _fields(name, "\t".join(lines).split("\t"), widths, range(1, len(lines) + 1), has_header)
 
 
 def _csv(name: str, has_header: bool) -> Table:
     content = io.StringIO(read_text_file(name), newline="\n")  # a CR stays what it is: before LF, or in quotes
     reader = csv.reader(content, strict=True)
-    rows, lines, line = [], [], 1
+    fields: list[str] = []
+    widths, lines, line = [], [], 1
     with _long_fields():
         while True:
             try:
@@ -152,10 +157,11 @@ def _csv(name: str, has_header: bool) -> Table:
                 raise SourceError(f"{name}: line {line}: expected comma-separated fields (RFC 4180): {error}") from None
             if row is None:
                 break
-            rows.append(row or [""])
+            fields += row or [""]
+            widths.append(max(1, len(row)))
             lines.append(line)
             line = reader.line_num + 1  # a field in quotes may hold line ends
-    return _fields(name, rows, lines, has_header)
+    return _fields(name, fields, widths, lines, has_header)
 
 
 @contextmanager
@@ -168,27 +174,34 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _fields(name: str, rows: list[list[str]], lines: list[int], has_header: bool) -> Table:
+def _fields(name: str, fields: list[str], widths: list[int], lines: Sequence[int], has_header: bool) -> Table:
     """A table of rows of fields. Empty lines at the end do not count, but the first if there is one column only.
 
-    lines: the number of each row's line.
+    Args:
+        name: of the file.
+        fields: of all rows, one behind the other.
+        widths: how many every row has.
+        lines: the number of each row's line.
+        has_header: whether the first row holds the names of the columns.
     """
-    width = len(rows[0])
-    names = rows[0] if has_header else list(map(str, range(width)))
-    if rows[-1] == [""]:  # behind the last line's end
-        rows.pop()
-    while width > 1 and rows and rows[-1] == [""]:
-        rows.pop()
+    width = widths[0]
+    names = fields[:width] if has_header else [str(number) for number in range(width)]
+    if widths[-1] == 1 and fields[-1] == "":  # behind the last line's end
+        del widths[-1], fields[-1]
+    while width > 1 and widths[-1] == 1 and fields[-1] == "":
+        del widths[-1], fields[-1]
     twice = sorted({column for column in names if names.count(column) > 1})
     if twice:
         raise SourceError(f"{name}: line 1: expected every column once in the header, got {twice[0]!r} twice")
-    for row, line in zip(rows, lines, strict=False):
-        if len(row) != width:
+    for found, line in zip(widths, lines, strict=False):
+        if found != width:
             these = ", ".join(map(repr, names)) if has_header else "as in line 1"
-            raise SourceError(f"{name}: line {line}: expected {width} columns ({these}), got {len(row)}")
+            raise SourceError(f"{name}: line {line}: expected {width} columns ({these}), got {found}")
     first = int(has_header)
-    columns = dict(zip(names, map(list, zip(*rows[first:], strict=True)), strict=False))
-    return Table(name, names, len(rows) - first, columns.__getitem__, lambda row: f"{name}: line {lines[row + first]}")
+    columns = {column: fields[place::width][first:] for place, column in enumerate(names)}
+    return Table(
+        name, names, len(widths) - first, columns.__getitem__, lambda row: f"{name}: line {lines[row + first]}"
+    )
 
 
 def _json_lines(name: str) -> Table:
