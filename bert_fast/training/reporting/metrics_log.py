@@ -5,7 +5,7 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from bert_fast.errors import SourceError
 from bert_fast.models.files import write_atomically
@@ -35,7 +35,6 @@ class MetricsLog(Listener):
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._file: TextIO | None = None
         self._plan: Plan | None = None
         self._step = 0
 
@@ -48,7 +47,6 @@ class MetricsLog(Listener):
             kept = [line for line in _lines(self.path) if line["step"] <= plan.first_step]
         text = "".join(map(_encoded, kept))
         write_atomically(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-        self._file = self.path.open("a", encoding="utf-8")
         self._write("start", device=plan.device, num_processes=plan.num_processes)
 
     def step(self, step: Step) -> None:
@@ -69,20 +67,18 @@ class MetricsLog(Listener):
 
     def note(self, text: str) -> None:
         """Writes a line; before the start, which decides what becomes of the file, there is nowhere to write it."""
-        if self._file is not None:
+        if self._plan is not None:
             self._write("note", text=text)
 
     def end(self, outcome: str) -> None:
-        """Writes the last line and closes the file."""
-        if self._file is not None:
+        """Writes the last line of a run that had begun."""
+        if self._plan is not None:
             self._write("end", outcome=outcome)
-            self._file.close()
-            self._file = None
 
     def _write(self, kind: str, **values: Any) -> None:
-        assert self._file is not None, "start was not called"
-        self._file.write(_encoded({"kind": kind, "step": self._step, "time": round(time.time(), 3), **values}))
-        self._file.flush()
+        line = _encoded({"kind": kind, "step": self._step, "time": round(time.time(), 3), **values})
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.models.files import write_atomically
-from bert_fast.training.events import Evaluation
+from bert_fast.training.events import Evaluation, Plan
 from bert_fast.training.reporting import plots
 from bert_fast.training.reporting.figures import count, duration, memory, number, percent
 from bert_fast.training.reporting.listener import Listener
@@ -36,16 +36,21 @@ class ReportPage(Listener):
     def __init__(self, output_dir: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._output_dir = Path(output_dir)
         self._clock = clock
-        self._written = -math.inf
+        self._written: float | None = None  # None: the run has not begun
+
+    def start(self, plan: Plan) -> None:
+        """Takes the time; there is nothing to show yet."""
+        self._written = self._clock() - _SECONDS_BETWEEN
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Writes the page, unless it was written just now."""
-        if self._clock() - self._written >= _SECONDS_BETWEEN:
+        if self._written is not None and self._clock() - self._written >= _SECONDS_BETWEEN:
             self._write()
 
     def end(self, outcome: str) -> None:
-        """Writes the page."""
-        self._write()
+        """Writes the page of a run that had begun."""
+        if self._written is not None:
+            self._write()
 
     def _write(self) -> None:
         try:
