@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data.ranges import ranges
 from bert_fast.data.text_file import read_text_file
 from bert_fast.errors import SourceError
 
@@ -220,9 +221,7 @@ def _check_columns(
 def _fields(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Copies of text[start:stop] behind one another, and the boundaries between them."""
     lengths = stops - starts
-    boundaries = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.arange(boundaries[-1]) + np.repeat(starts - boundaries[:-1], lengths)
-    return text[places], boundaries
+    return text[ranges(starts, lengths)], np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _check_not_empty(name: str, kind: str, lines: np.ndarray, boundaries: np.ndarray) -> None:

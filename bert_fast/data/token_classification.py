@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from bert_fast.data.conll import LabelledSentences, read_conll, sentences_from_rows
+from bert_fast.data.ranges import ranges
 from bert_fast.data.sequences import Sequences
 from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer
@@ -202,20 +203,14 @@ def _examples(
     lengths = np.minimum(cu_words[stops] - cu_words[starts], room)
     boundaries = np.concatenate([[0], np.cumsum(lengths + 2)])
     shift = boundaries[:-1] + 1 - cu_words[starts]  # of an example's tokens, from `ids` to their new place
-    source = _ranges(cu_words[starts], lengths)
+    source = ranges(cu_words[starts], lengths)
     joined = np.empty(boundaries[-1], dtype=np.int32)
     joined[boundaries[:-1]], joined[boundaries[1:] - 1] = special
     joined[source + np.repeat(shift, lengths)] = ids[source]
 
-    words = _ranges(starts, stops - starts)
+    words = ranges(starts, stops - starts)
     example = np.repeat(np.arange(len(starts)), stops - starts)
     is_there = np.diff(cu_words)[words] > 0
     word_tokens = np.full(len(cu_words) - 1, -1, dtype=np.int64)
     word_tokens[words[is_there]] = (cu_words[words] + shift[example])[is_there]
     return Sequences(joined, boundaries), word_tokens
-
-
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """start, start + 1, ... of every start, `lengths` numbers each, one behind the other."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
