@@ -19,6 +19,8 @@ COMMANDS = {
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
     "pretrain": "a model that learns to fill in words from plain text",
     "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice",
+    "evaluate": "how good a trained model is on labelled examples",
+    "predict": "what a trained model says about examples, of a file or as they come",
     "embed": "one vector per text, of files of any size",
     "report": "makes the page of a training run again from its metrics",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",

@@ -1,6 +1,7 @@
 """From settings to what a `Trainer` takes: tokenizer, task and model."""
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from bert_fast.errors import SourceError
 from bert_fast.models import BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.recipes.models import load_model, load_tokenizer, new_model
-from bert_fast.training.recipes.settings import ClassifyData, PretrainData, Settings, SettingsError
+from bert_fast.training.recipes.settings import PretrainData, QaData, Settings, SettingsError
 from bert_fast.training.recipes.tasks import make_task, model_class, read_source
 from bert_fast.training.task import Task
 
@@ -27,7 +28,7 @@ OnMain = Callable[[Callable[[], Any]], Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of: what was asked for, and tokenizer, task and model (on the CPU) that follow from it."""
+    """What a run is made of: its settings, and the tokenizer, task and model (on the CPU) that follow from them."""
 
     settings: Settings
     tokenizer: BertTokenizer
@@ -71,6 +72,8 @@ def build(
             model = new_model(model_class(data), model_name, tokenizer, longest)
         else:
             task = make_task(data, *_examples(settings, tokenizer, tokens_dir))
+            if isinstance(data, QaData):  # what the examples say of it, for those who use the model
+                settings = dataclasses.replace(settings, data=dataclasses.replace(data, may_abstain=task.may_abstain))
             model = load_model(model_class(data), model_name, tokenizer, longest, task.model_config())
         return Parts(settings, tokenizer, task, model)
 
@@ -143,13 +146,19 @@ def _examples(settings: Settings, tokenizer: BertTokenizer, cache: Path | None) 
     if data.valid is not None:
         labels = getattr(train, "label_names", None) or None
         return train, read_source(data, tokenizer, data.valid, labels=labels, cache_dir=cache)
-    if not isinstance(data, ClassifyData) or data.valid_share is None:
-        return train, None
-    order = CounterRandom(settings.training.seed, 0, "examples to judge by").permutation(len(train))
-    count = max(1, round(data.valid_share * len(train)))
-    if count >= len(train):
-        raise SettingsError(f"valid_share: {data.valid_share} leaves none of {len(train)} examples to train on")
-    return train.take(order[count:]), train.take(order[:count])
+    share = getattr(data, "valid_share", None)
+    return (train, None) if share is None else _divided(train, share, settings.training.seed)
+
+
+def _divided(source: Any, share: float, seed: int) -> tuple[Any, Any]:
+    """(most examples, a random share of them)."""
+    is_windows = hasattr(source, "take_questions")  # a question may be several examples: it stays whole
+    count, take = (source.num_questions, source.take_questions) if is_windows else (len(source), source.take)
+    order = CounterRandom(seed, 0, "examples to judge by").permutation(count)
+    kept = max(1, round(share * count))
+    if kept >= count:
+        raise SettingsError(f"valid_share: {share} leaves none of {count} examples to train on")
+    return take(order[kept:]), take(order[:kept])
 
 
 def _below(directory: Path | None, name: str) -> Path | None:

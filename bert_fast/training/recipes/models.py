@@ -115,7 +115,8 @@ def load_model(
     """
     if not os.path.isdir(directory):
         raise SettingsError(f"model: expected a checkpoint directory, got {os.fspath(directory)!r}")
-    config = BertConfig.from_pretrained(directory, **(values or {}))
+    # Weights are trained in fp32, whatever they are stored in.
+    config = BertConfig.from_pretrained(directory, dtype=None, **(values or {}))
     _check_fit(config, tokenizer, max_length)
     model = cls(config)
     report = load_into(model, load_checkpoint(directory), ignore_mismatched_sizes=True, source=directory)

@@ -78,12 +78,6 @@ class ClassifyData:
     regression: bool = False  # labels are numbers to come close to
     max_length: int = 128  # tokens; longer texts are cut
 
-    def __post_init__(self) -> None:
-        if self.valid_share is not None and (self.valid is not None or not 0 < self.valid_share < 1):
-            raise ValueError(
-                f"valid_share: expected a share between 0 and 1, without valid, got {self.valid_share} and {self.valid}"
-            )
-
 
 @dataclass(frozen=True)
 class NerData:
@@ -102,12 +96,15 @@ class NerData:
 class QaData:
     """Questions whose answer is a span of a text, as in SQuAD."""
 
-    train: str  # JSON as SQuAD has it, version 1.1 or 2.0
+    train: str  # JSON as SQuAD has it, version 1.1 or 2.0, or JSON lines
     valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
     max_length: int = 384  # tokens of question and window of the context
     stride: int = 128  # tokens that neighbouring windows share
+    skip_wrong_answers: bool = False  # leave out answers that do not stand in the text; else they are errors
     max_answer_length: int = 30  # tokens
-    null_threshold: float = 0.0  # an answer must score so much better than no answer, where there may be none
+    may_abstain: bool | None = None  # there may be no answer; default: if that is so in train or valid
+    null_threshold: float = 0.0  # with may_abstain: no answer must score so much better than the best one
 
 
 @dataclass(frozen=True)
@@ -116,6 +113,8 @@ class ChoiceData:
 
     train: str  # CSV or JSON lines
     valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
+    label: str = "label"  # column
     max_length: int = 128  # tokens of a choice with its context
 
 
@@ -217,6 +216,9 @@ class Settings:
             parts = [_part(part, defaults | given) for part in (ModelSettings, TASKS[task], TrainingConfig)]
         except (TypeError, ValueError) as error:
             raise SettingsError(str(error)) from None
+        share = getattr(parts[1], "valid_share", None)
+        if share is not None and (parts[1].valid is not None or not 0 < share < 1):
+            raise SettingsError(f"valid_share: expected a share between 0 and 1, and no valid, got {share}")
         return cls(task, *parts)
 
     def as_dict(self) -> dict[str, Any]:

@@ -96,11 +96,22 @@ def read_source(
         from bert_fast.data.question_answering import QuestionAnsweringSource
 
         return QuestionAnsweringSource.read(
-            examples, tokenizer, max_length=data.max_length, stride=data.stride, cache_dir=cache_dir
+            examples,
+            tokenizer,
+            max_length=data.max_length,
+            stride=data.stride,
+            skip_wrong_answers=data.skip_wrong_answers,
+            cache_dir=cache_dir,
         )
     from bert_fast.data.multiple_choice import MultipleChoiceSource
 
-    return MultipleChoiceSource.read(examples, tokenizer, max_length=data.max_length, cache_dir=cache_dir)
+    return MultipleChoiceSource.read(
+        examples,
+        tokenizer,
+        label=data.label if is_labelled else None,
+        max_length=data.max_length,
+        cache_dir=cache_dir,
+    )
 
 
 def make_task(data: Data, train: Source | None, valid: Source | None) -> Any:
@@ -126,7 +137,10 @@ def make_task(data: Data, train: Source | None, valid: Source | None) -> Any:
         from bert_fast.training.tasks.question_answering import QuestionAnsweringTask
 
         return QuestionAnsweringTask(
-            **sources, max_answer_length=data.max_answer_length, null_threshold=data.null_threshold
+            **sources,
+            max_answer_length=data.max_answer_length,
+            may_abstain=data.may_abstain,
+            null_threshold=data.null_threshold,
         )
     from bert_fast.training.tasks.multiple_choice import MultipleChoiceTask
 

@@ -1,0 +1,99 @@
+"""`bert-fast predict`: what a trained model says about examples, of a file or as they come."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_fast.cli import trained
+from bert_fast.errors import SourceError
+
+if TYPE_CHECKING:
+    from bert_fast.training.recipes.inference import TrainedModel
+
+__all__ = ["add_arguments", "run"]
+
+_CHUNK_BYTES = 1 << 18  # read from stdin at a time, if so much is there
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `bert-fast predict`."""
+    parser.description = (
+        "Asks the model of a run about examples without labels: a file as those it was trained on, or lines of stdin, "
+        "answered as they come. A line is, for classify, a text (of pairs: two, with a tab between them); for ner, "
+        "words with spaces between them; for qa and choice, a JSON object."
+    )
+    trained.add_arguments(parser)
+    parser.add_argument("file", metavar="FILE", help="examples; - is stdin")
+    parser.add_argument(
+        "-o", "--output", metavar="PATH",
+        help="without an ending: files in the form that the task has for predictions; default: JSON lines on stdout",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predicts; returns 0, or 1 where a file or a line is wrong."""
+    with trained.problems("predict") as problems:
+        model = trained.load(arguments)
+        if arguments.output is not None:
+            if arguments.file == "-":
+                examples: Any = [row for rows in _stdin(model) for row in rows]
+            else:
+                examples = arguments.file
+            for path in model.write_answers(model.read(examples), Path(arguments.output)):
+                if model.processes.is_main:
+                    print(path)
+        elif arguments.file == "-":
+            for rows in _stdin(model):
+                _print(model, rows)
+        else:
+            _print(model, arguments.file)
+    return 1 if problems else 0
+
+
+def _print(model: "TrainedModel", examples: Any) -> None:
+    for answer in model.answers(model.read(examples)):
+        if model.processes.is_main:
+            sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def _stdin(model: "TrainedModel") -> Iterator[list[dict[str, Any]]]:
+    """Examples from the lines of stdin: all that are there, then all that have come meanwhile, and so on."""
+    number, rest = 0, b""
+    while chunk := os.read(0, _CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield [_example(model, line, number + index) for index, line in enumerate(lines, 1)]
+            number += len(lines)
+    if rest:
+        yield [_example(model, rest, number + 1)]  # the last line need not have an end
+
+
+def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
+    from bert_fast.training.recipes.settings import ClassifyData, NerData
+
+    data, place = model.settings.data, f"-: line {number}"
+    try:
+        text = line.removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{place}: not UTF-8: byte {error.start} of the line is 0x{line[error.start]:02x}") from None
+    if isinstance(data, ClassifyData):
+        if data.text_pair is None:
+            return {data.text: text}
+        parts = text.split("\t")
+        if len(parts) != 2:
+            raise SourceError(f"{place}: expected two texts with a tab between them, got {len(parts)}")
+        return {data.text: parts[0], data.text_pair: parts[1]}
+    if isinstance(data, NerData):
+        return {"tokens": text.split()}
+    try:
+        row = json.loads(text)
+        if not isinstance(row, dict):
+            raise ValueError(f"got {type(row).__name__}")
+    except ValueError as error:
+        raise SourceError(f"{place}: expected a JSON object: {error}") from None
+    return row

@@ -1,0 +1,170 @@
+"""A trained model with its task: to judge it by labelled examples, and to ask it about others."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_fast.errors import CheckpointError
+from bert_fast.models import BertConfig, BertPreTrainedModel
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.training.config import TrainingConfig
+from bert_fast.training.evaluation import run_over
+from bert_fast.training.predictions import Predictions
+from bert_fast.training.processes import Processes
+from bert_fast.training.recipes.build import pretraining_source, settings_at_fault
+from bert_fast.training.recipes.models import load_model
+from bert_fast.training.recipes.settings import ClassifyData, NerData, PretrainData, Settings, SettingsError
+from bert_fast.training.recipes.tasks import make_task, model_class, read_source
+from bert_fast.training.run import TASK_FILE
+
+__all__ = ["TrainedModel"]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a run left behind.
+
+    Attributes:
+        settings: of the run.
+        tokenizer, model: as saved; the model is in evaluation mode, on the device that `accelerate` chooses.
+        labels: of classes or tags, in the order of the model's outputs; None for other tasks.
+        processes: this process, or those that share the work.
+    """
+
+    settings: Settings
+    tokenizer: BertTokenizer
+    model: BertPreTrainedModel
+    labels: list[str] | None
+    processes: Processes
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], changes: Mapping[str, Any] | None = None, precision: str = "fp32"
+    ) -> "TrainedModel":
+        """The model of a run, or of any checkpoint directory.
+
+        Args:
+            path: the run's directory, its model/, a checkpoint of it; or another model, whose task is in `changes`.
+            changes: settings that are not as in training: names of columns, max_length; as `Settings.of` reads them.
+            precision: "fp32", "bf16" or "fp16".
+
+        Raises:
+            SettingsError: a wrong name or value; nothing says what the model's task is.
+            CheckpointError: files are missing or broken.
+        """
+        directory = Path(path)
+        if (directory / "model" / TASK_FILE).is_file():
+            directory = directory / "model"
+        settings = _settings(directory, dict(changes or {}), precision)
+        data = settings.data
+        with settings_at_fault():
+            tokenizer = BertTokenizer.from_pretrained(directory)
+            processes = Processes(settings.training)
+        model = load_model(model_class(data), directory, tokenizer, data.max_length, may_lack_head=False)
+        has_labels = isinstance(data, NerData) or (isinstance(data, ClassifyData) and not data.regression)
+        id2label = model.config.id2label
+        labels = [id2label[number] for number in range(len(id2label))] if has_labels else None
+        if labels is not None and isinstance(data, ClassifyData | NerData) and data.labels is not None:
+            labels = list(data.labels)
+        return cls(settings, tokenizer, processes.place(model).eval(), labels, processes)
+
+    def evaluate(self, files: Sequence[str]) -> dict[str, float]:
+        """Loss and metrics over labelled examples.
+
+        Args:
+            files: one file of examples as those of the training; of pre-training, text files or one token store.
+
+        Raises:
+            SettingsError, OSError, SourceError, StoreError: see `build`.
+        """
+        data = self.settings.data
+        if isinstance(data, PretrainData):
+            with settings_at_fault():
+                source = pretraining_source(self.settings, files, self.tokenizer)
+        else:
+            source = self.read(_single(files), is_labelled=True)
+        task = make_task(data, None, source)
+        predictions, losses = self._run(task, source)
+        return self.processes.on_main(lambda: losses | task.score(source, predictions))
+
+    def read(self, examples: Any, *, is_labelled: bool = False) -> Any:
+        """Examples of a file, or of a list of mappings, to be asked about; not of pre-training.
+
+        Raises:
+            SettingsError, OSError, SourceError: see `build`.
+        """
+        data = self.settings.data
+        if isinstance(data, PretrainData):
+            raise SettingsError(
+                "task: a pre-trained model says nothing of examples; fine-tune it, or use bert-fast embed"
+            )
+        with settings_at_fault():
+            return read_source(data, self.tokenizer, examples, labels=self.labels, is_labelled=is_labelled)
+
+    def answers(self, source: Any) -> Iterator[dict[str, Any]]:
+        """What the model says, in the order of the examples: dictionaries for JSON, as the task's `rows` makes them.
+
+        Args:
+            source: what `read` gave.
+        """
+        task = make_task(self.settings.data, None, source)
+        yield from task.rows(source, self._run(task, source)[0])
+
+    def write_answers(self, source: Any, path: str | os.PathLike[str]) -> list[Path]:
+        """Writes what the model says, as the task's `write_predictions`; returns the files.
+
+        Args:
+            source: what `read` gave.
+            path: without an ending.
+        """
+        task = make_task(self.settings.data, None, source)
+        predictions = self._run(task, source)[0]
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return self.processes.on_main(lambda: task.write_predictions(Path(path), source, predictions))
+
+    def _run(self, task: Any, source: Any) -> tuple[Predictions, dict[str, float]]:
+        return run_over(task, self.model, source, self.processes, self.settings.training.eval_batch_tokens)
+
+
+def _settings(directory: Path, changes: dict[str, Any], precision: str) -> Settings:
+    """Those beside the model, with changes; or those of `changes` alone."""
+    stored: dict[str, Any] = {}
+    file = directory / TASK_FILE
+    if file.is_file():
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(stored, dict):
+                raise ValueError(f"expected an object, got {type(stored).__name__}")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file}: cannot be read or is damaged: {error}") from None
+    elif not directory.is_dir():
+        raise CheckpointError(f"{directory}: no such directory")
+    elif "task" not in changes:
+        raise SettingsError(
+            f"{directory}: holds no {TASK_FILE}, which a run leaves beside its model; say what the model's task is by "
+            "the setting task (classify, ner, qa, choice), and how examples are read by those of the task"
+        )
+    else:
+        # What only training needs.
+        stored = {"train": "none", "output_dir": str(directory), "epochs": 1}
+        problem = getattr(BertConfig.from_pretrained(directory), "problem_type", None)
+        if changes["task"] == "classify" and problem == "regression":
+            stored["regression"] = True
+    values = stored | changes | {"model": str(directory), "tokenizer": None, "cased": False}
+    task = values.pop("task", None)
+    settings = Settings.of(str(task), values)
+    # Of the training only what decides how batches are run; the rest may not fit this machine.
+    training = TrainingConfig(
+        output_dir=directory, epochs=1, precision=precision, eval_batch_tokens=settings.training.eval_batch_tokens
+    )
+    return dataclasses.replace(settings, training=training)
+
+
+def _single(files: Sequence[str]) -> str:
+    if len(files) != 1:
+        raise SettingsError(f"file: expected one, got {len(files)}")
+    return files[0]
