@@ -49,13 +49,13 @@ class ProgressLine(Listener):
         self._plan: Plan | None = None
         self._live: Live | None = None
         self._began = self._last_line = 0.0
-        self._step = 0
+        self._step, self._steps = 0, 1
         self._best: Evaluation | None = None
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def start(self, plan: Plan) -> None:
         """Says what is going to happen."""
-        self._plan, self._step, self._best = plan, plan.first_step, None
+        self._plan, self._step, self._steps, self._best = plan, plan.first_step, max(plan.steps, 1), None
         self._began, self._last_line = self._clock(), float("-inf")
         self._marks.clear()
         self._marks.append((plan.first_step, self._began))
@@ -81,7 +81,7 @@ class ProgressLine(Listener):
         parts = self._parts(step)
         if self._live is not None:
             self._live.update(self._drawn(parts, step), refresh=True)
-        elif now - self._last_line >= _LINE_SECONDS or step.step == step.num_steps:
+        elif now - self._last_line >= _LINE_SECONDS or step.step == self._steps:
             self._last_line = now
             self._write(_BETWEEN.join(part.text for part in parts))
 
@@ -106,9 +106,8 @@ class ProgressLine(Listener):
         if self._live is not None:
             self._live.stop()
             self._live = None
-        plan = self._plan
-        if plan is None:
-            self._say(outcome)
+        plan, self._plan = self._plan, None
+        if plan is None:  # refused before its start: who asked for it is told by the error
             return
         done = f"{outcome} at step {self._step:,} of {plan.steps:,}, after {duration(self._clock() - self._began)}"
         if self._best is not None and plan.metric in self._best.metrics:
@@ -118,10 +117,10 @@ class ProgressLine(Listener):
     def _parts(self, step: Step) -> list[_Part]:
         """The line's pieces, from left to right."""
         assert self._plan is not None
-        share = step.step / step.num_steps if step.num_steps else 1.0
+        share = step.step / self._steps
         total, in_parts = losses(step.losses)
         parts = [
-            _Part(f"step {step.step:,}/{step.num_steps:,}", 0, "bold"),
+            _Part(f"step {step.step:,}/{self._steps:,}", 0, "bold"),
             _Part(f"{100 * share:.0f} %", 3),
             _Part(f"epoch {step.epoch:.2f}", 7),
             _Part(total, 1, "green"),
@@ -144,9 +143,9 @@ class ProgressLine(Listener):
     def _seconds_left(self, step: Step) -> float | None:
         """At the pace of the last reports, evaluations and checkpoints among them."""
         (first, then), (last, now) = self._marks[0], self._marks[-1]
-        if step.step >= step.num_steps or last == first:
+        if step.step >= self._steps or last == first:
             return None
-        return (step.num_steps - last) * (now - then) / (last - first)
+        return (self._steps - last) * (now - then) / (last - first)
 
     def _drawn(self, parts: Sequence[_Part], step: Step) -> "Text":
         """What rich draws: as many pieces as fit, and a bar where there is room left."""
@@ -158,7 +157,7 @@ class ProgressLine(Listener):
             kept.remove(max(kept, key=lambda part: part.rank))
         line = Text(no_wrap=True, overflow="crop")
         if len(_BETWEEN.join(part.text for part in kept)) + _BAR + len(_BETWEEN) < width:
-            full = round(_BAR * step.step / step.num_steps) if step.num_steps else _BAR
+            full = round(_BAR * step.step / self._steps)
             line.append("━" * full, "green")
             line.append("─" * (_BAR - full), "bright_black")
             line.append(_BETWEEN)

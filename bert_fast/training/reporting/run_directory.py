@@ -25,13 +25,17 @@ report.html     the run as a page: curves, figures, settings. Open it in a brows
 metrics.jsonl   what the run did, one JSON object a line: steps, evaluations, checkpoints, notes. Plots and the
                 report are drawn from it. bert_fast.training.reporting.read_metrics reads it.
 run.json        what was run: command line, versions, machine, and when it started, went on and ended.
-config.yaml     the settings. The same command with --config config.yaml repeats the run.
+config.yaml     the settings. The same command (bert-fast pretrain, bert-fast finetune TASK) with --config config.yaml
+                repeats the run.
 model/          the trained model with its tokenizer, for from_pretrained: that of the best evaluation, else the last.
 predictions/    what the model says about the examples to judge by.
 checkpoints/    states to go on from: model, optimizer, random numbers. The newest, and the best. Only a run that
                 is to go on needs them.
 tensorboard/    the curves for TensorBoard: tensorboard --logdir DIRECTORY
 failed_batch/   only after a loss that was not finite: the batch that it came from.
+tokens/         tokens of the examples, made once. May be deleted; they are made again when they are needed.
+
+Pre-training in two phases makes a directory like this one for each, length-128/ and length-512/.
 """
 
 
@@ -44,6 +48,7 @@ class RunDirectory(Listener):
 
     def __init__(self, output_dir: str | Path) -> None:
         self.path = Path(output_dir)
+        self._has_begun = False
 
     @property
     def run_json(self) -> Path:
@@ -92,6 +97,7 @@ class RunDirectory(Listener):
 
     def start(self, plan: Plan) -> None:
         """Writes the three files; where the run goes on, run.json keeps the starts before."""
+        self._has_begun = True
         self.path.mkdir(parents=True, exist_ok=True)
         starts = []
         if plan.first_step > 0 and self.run_json.exists():
@@ -118,8 +124,8 @@ class RunDirectory(Listener):
         _write_text(self.path / "README.txt", _README)
 
     def end(self, outcome: str) -> None:
-        """Notes when and how the run ended."""
-        if self.run_json.exists():  # else it never started
+        """Notes when and how the run ended; not of one that was refused before its start."""
+        if self._has_begun:
             stored = self.read()
             stored["starts"][-1].update(ended=_now(), outcome=outcome)
             self._write(stored)

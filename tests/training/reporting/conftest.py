@@ -36,12 +36,12 @@ def plan(tmp_path: Path) -> Plan:
     )
 
 
-def make_step(step: int, num_steps: int = 100, **changes: Any) -> Step:
+def make_step(step: int, **changes: Any) -> Step:
     value = 2 + 8 * math.exp(-step / 20)
     made = Step(
-        step=step, epoch=step / 50, num_steps=num_steps,
+        step=step, epoch=step / 50, num_steps=1,
         losses={"masked_lm": value, "next_sentence": 0.5, "loss": value + 0.5},
-        learning_rate=1e-4 * (1 - step / num_steps), grad_norm=1.0, tokens=16_000, squares=16_000 * 100, sequences=160,
+        learning_rate=1e-4 * (1 - step / 5000), grad_norm=1.0, tokens=16_000, squares=16_000 * 100, sequences=160,
         capacity_tokens=16_384, seconds=0.1, wait_seconds=0.0, memory_bytes=2 * 10**9,
     )  # fmt: skip
     return dataclasses.replace(made, **changes)

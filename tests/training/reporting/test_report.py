@@ -69,7 +69,7 @@ def page_of(run: RunDirectory) -> Page:
 
 
 def many(count: int, **changes: object) -> list[Step]:
-    return [make_step(step, count, **changes) for step in range(1, count + 1)]
+    return [make_step(step, **changes) for step in range(1, count + 1)]
 
 
 @pytest.fixture(autouse=True)

@@ -85,9 +85,14 @@ def test_what_is_no_run_is_an_error_that_names_it(tmp_path: Path, content: bytes
         RunDirectory(tmp_path).read()
 
 
-def test_an_end_without_a_start_does_no_harm(tmp_path: Path) -> None:
-    RunDirectory(tmp_path / "run").end("failed: no examples")
-    assert not (tmp_path / "run").exists()
+def test_an_end_without_a_start_does_no_harm(plan: Plan) -> None:
+    RunDirectory(plan.output_dir).end("failed: no examples")
+    assert not plan.output_dir.exists()
+    run = RunDirectory(plan.output_dir)
+    run.start(plan)
+    run.end("finished")
+    RunDirectory(plan.output_dir).end("failed: holds a run already")
+    assert [start["outcome"] for start in run.read()["starts"]] == ["finished"]
 
 
 def test_default_observers_write_nothing_before_the_start(tmp_path: Path) -> None:
