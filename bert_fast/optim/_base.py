@@ -84,6 +84,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch.optim puts it there; it means nothing here
         for group in self.param_groups:  # groups of a checkpoint lack what other optimizers do not have
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -163,6 +163,7 @@ class _Workers:
             sampler=places,  # asked for one at a time, never for its length
             num_workers=num_workers,
             prefetch_factor=max(2, _AHEAD // num_workers),
+            generator=torch.Generator(),  # it would draw from the one that dropout draws from
         )
         self._pin_memory = pin_memory
         self._iterator: Any = iter(loader)

@@ -29,9 +29,12 @@ class Processes:
     def __init__(self, config: TrainingConfig) -> None:
         try:
             from accelerate import Accelerator
+            from accelerate.state import AcceleratorState
             from accelerate.utils import InitProcessGroupKwargs
         except ImportError as error:
             raise ImportError(f"training needs accelerate: pip install bert_fast[train] ({error})") from error
+        # accelerate keeps one state for the whole process and refuses another precision, even of a run that is over.
+        AcceleratorState._reset_state()
         self.accelerator = Accelerator(
             mixed_precision=_MIXED_PRECISION[config.precision],
             kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],

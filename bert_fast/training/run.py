@@ -1,6 +1,7 @@
 """`Run`: the loop of a `Trainer`. Steps, what is due after them, and going on where a run was."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bert_fast.data.batches import Batches
 from bert_fast.errors import CheckpointError
+from bert_fast.models.files import write_atomically
 from bert_fast.training.checkpoints import CheckpointFolder
 from bert_fast.training.events import Evaluation, Plan
 from bert_fast.training.failures import FiniteWatch, explained
@@ -25,6 +27,7 @@ from bert_fast.training.saved_state import (
     load_weights,
     restore_run,
     run_state,
+    seed_generators,
     whole_model,
 )
 from bert_fast.training.schedules import learning_rate_schedule
@@ -34,7 +37,9 @@ from bert_fast.training.telling import Tally, Teller
 if TYPE_CHECKING:
     from bert_fast.training.trainer import Trainer
 
-__all__ = ["Run", "TrainingResult"]
+__all__ = ["TASK_FILE", "Run", "TrainingResult"]
+
+TASK_FILE = "bert_fast_task.json"  # beside the weights: how model and task were made
 
 _RESUME = ("auto", "must", "never")
 _RANK_SEEDS = 1_000_003  # processes draw dropout from seeds this far apart
@@ -111,7 +116,7 @@ class Run:
                 f"{self.checkpoints.path}: holds checkpoints of a run already; go on with resume='auto', or choose "
                 "another output_dir"
             )
-        torch.manual_seed(self.config.seed + _RANK_SEEDS * self.processes.rank)
+        seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
         state: dict[str, Any] = {}
         if newest is not None:
             directory, state = self.checkpoints.directory(newest), self.checkpoints.state(newest)
@@ -141,6 +146,9 @@ class Run:
     def _save_companions(self, directory: Path) -> None:
         if self.trainer.tokenizer is not None:
             self.trainer.tokenizer.save_pretrained(directory)
+        if self.trainer.settings:
+            text = json.dumps(self.trainer.settings, indent=1, ensure_ascii=False) + "\n"
+            write_atomically(directory / TASK_FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
     def _plan(self) -> Plan:
         valid = self.task.valid
@@ -149,7 +157,7 @@ class Run:
             task=self.task.name,
             model=type(self.model).__name__,
             output_dir=self.config.output_dir,
-            config=self.trainer.settings,
+            config=self.trainer.settings or self.config.as_dict(),
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             num_examples=len(self.source.lengths(0)),
             num_valid_examples=0 if valid is None else len(valid.lengths(0)),

@@ -1,5 +1,6 @@
 """What a run is besides its weights, how it is saved, and what it must agree on to go on."""
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -20,11 +21,18 @@ from bert_fast.training.processes import Processes
 from bert_fast.training.task import Task
 
 __all__ = [
-    "Progress", "agreement", "check_agreement", "load_weights", "restore_run", "run_state", "whole_model",
-]  # fmt: skip
+    "Progress",
+    "agreement",
+    "check_agreement",
+    "load_weights",
+    "restore_run",
+    "run_state",
+    "seed_generators",
+    "whole_model",
+]
 
 # Fields of a configuration that may change while a run is interrupted: they do not change what it computes.
-_FREE = ("output_dir", "log_every", "keep_checkpoints", "num_workers", "eval_batch_tokens")
+_FREE = ("output_dir", "log_every", "save_every", "keep_checkpoints", "num_workers", "eval_batch_tokens")
 
 
 @dataclass
@@ -62,13 +70,14 @@ def agreement(config: TrainingConfig, task: Task, model: Any, processes: Process
     assert task.train is not None
     lengths = task.train.lengths(0)
     training = {name: value for name, value in config.as_dict().items() if name not in _FREE}
-    return {
+    agreed = {
         "task": task.name,
         "training": training,
         "model": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         "data": {"examples": len(lengths), "tokens": int(lengths.sum())},
         "processes": processes.count,
     }
+    return json.loads(json.dumps(agreed))  # as it comes back from a file
 
 
 def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: Path) -> None:
@@ -156,6 +165,13 @@ def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Pr
         _set_random_states(generators[processes.rank], processes.device)
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"{directory}: does not fit this run: {error}") from error
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators that `run_state` keeps: PyTorch's, from which dropout draws, Python's and NumPy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def _optimizer_state(model: nn.Module, optimizer: Any, processes: Processes) -> Any:

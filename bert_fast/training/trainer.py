@@ -26,7 +26,8 @@ class Trainer:
     model: of `bert_fast.models` (or one that `fuse` changed), on any device; it is moved, and trained in place.
     task: examples, loss and metrics. config: how. tokenizer: saved beside the weights, if given.
     observers: are told what happens; None: `reporting.default_observers`.
-    settings: plain values that say how all was made, kept with the run in place of config.as_dict().
+    settings: plain values that say how model and task were made, kept with the run (in place of config.as_dict())
+        and, as bert_fast_task.json, beside the weights.
 
     Making one writes nothing. Raises: TypeError, ValueError naming the argument; ImportError without accelerate.
     """
@@ -46,7 +47,7 @@ class Trainer:
         if not isinstance(config, TrainingConfig):
             raise TypeError(f"config: expected a TrainingConfig, got {type(config).__name__}")
         self.task, self.config, self.tokenizer = task, config, tokenizer
-        self.settings = dict(config.as_dict() if settings is None else settings)
+        self.settings = dict(settings or {})
         self.processes = Processes(config)
         self.model = self.processes.place(model)
         if config.gradient_checkpointing:

@@ -1,0 +1,84 @@
+"""Two processes train as one does with twice the batch."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bert_fast.testing.tolerances import RELATIVE
+from bert_fast.training.checkpoints import CheckpointFolder
+from tests.training.toy import toy_model
+from tests.training.toy_process import start, train_together
+
+pytest.importorskip("accelerate")
+if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+COMMON = dict(dropout=0.0, save_every=5)
+SCENARIOS = {
+    # changes for two processes: 16 examples a step
+    "ddp": {},
+    "ddp, accumulated, with workers": dict(batch_size=4, gradient_accumulation=2, num_workers=1),
+    "fsdp2, accumulated": dict(sharding="fsdp2", batch_size=4, gradient_accumulation=2),
+}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model/model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("alone")
+    process = start(path, **COMMON, batch_size=16)
+    process.join()
+    assert process.exitcode == 0
+    return path
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_two_processes_are_one_with_twice_the_batch(alone, tmp_path, scenario) -> None:
+    assert train_together(tmp_path, 2, **COMMON, **SCENARIOS[scenario]) == [0, 0]
+    one, two, before = weights(alone), weights(tmp_path), toy_model().state_dict()
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        bound = RELATIVE["two_processes"] * max(1.0, value.abs().max().item())
+        assert (value - two[name]).abs().max() <= bound, name
+    assert sum(not torch.equal(before[name], value) for name, value in one.items()) > 20, "nothing was trained"
+    for run in (alone, tmp_path):
+        assert (run / "metrics.jsonl").read_text().count('"kind": "evaluation"') == 3
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_a_shared_run_goes_on_with_the_same_bits(tmp_path, sharding) -> None:
+    arguments = dict(sharding=sharding, save_every=4, dropout=0.1)
+    assert train_together(tmp_path / "straight", 2, **arguments) == [0, 0]
+    run = tmp_path / "cut off"
+    # As if both were killed after step 4: what was written later is not there.
+    shutil.copytree(tmp_path / "straight", run)
+    folder = CheckpointFolder(run / "checkpoints", 2)
+    for step in folder.steps():
+        if step > 8:
+            shutil.rmtree(folder.directory(step))
+    shutil.rmtree(run / "model")
+    assert train_together(run, 2, **arguments) == [0, 0]
+    first, second = weights(tmp_path / "straight"), weights(run)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_processes_draw_different_dropout(tmp_path) -> None:
+    # The same examples in both processes and dropout on: were the masks the same, so would be the gradients.
+    results = []
+    for count, size in ((1, 8), (2, 4)):
+        run = tmp_path / str(count)
+        assert train_together(run, count, save_every=100, steps=2, warmup=0, batch_size=size) == [0] * count
+        results.append(torch.cat([value.flatten() for value in weights(run).values()]))
+    assert not torch.equal(*results)
+
+
+def test_a_process_that_is_gone_ends_the_other(tmp_path) -> None:
+    exit_codes = train_together(tmp_path, 2, **COMMON, dies_at=3)
+    assert exit_codes[1] == 9
+    assert exit_codes[0] not in (0, None), "it must not wait for ever"
