@@ -36,18 +36,19 @@ class Texts:
         self.sentences = np.append(self.starts, bounds[-1]) if sentences is None else sentences
 
     def parts(self, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Documents in parts of whole sentences, about `num_tokens` each: (starts, stops, document), int64 [p] each.
+        """Documents in parts of about `num_tokens` each: (starts, stops, document), int64 [p] each.
 
-        A document of up to 1.5 times as many tokens is one part. So the longest does not hold up all others, where
-        parts are worked on side by side.
+        A document of up to 1.5 times as many tokens is one part. Parts begin with a sentence, but for sentences longer
+        than a part. So the longest document does not hold up all others, where parts are worked on side by side.
         """
         lengths = self.stops - self.starts
         counts = np.maximum(1, np.round(lengths / num_tokens).astype(np.int64))
         document = np.repeat(np.arange(len(counts)), counts)
         number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
         ideal = self.starts[document] + number * lengths[document] // counts[document]
-        starts = np.unique(self.sentences[np.searchsorted(self.sentences, ideal)])  # long sentences leave fewer parts
-        starts = starts[starts < self.sentences[-1]] if len(starts) else starts
+        next_sentence = self.sentences[np.searchsorted(self.sentences, ideal)]
+        starts = np.unique(np.where(next_sentence - ideal > num_tokens, ideal, next_sentence))
+        starts = starts[starts < self.sentences[-1]]
         document = np.searchsorted(self.starts, starts, side="right") - 1
         return starts, np.append(starts[1:], self.stops[-1:]), document
 

@@ -37,7 +37,9 @@ class SentencePairs(NamedTuple):
 def sentence_pairs(
     texts: Texts, max_length: int, *, seed: int, epoch: int, short_sequence_probability: float = 0.1
 ) -> SentencePairs:
-    """Plans the pairs of an epoch, in the order of the corpus; every token is in exactly one A or B that follows.
+    """Plans the pairs of an epoch, in the order of the corpus.
+
+    Every token is in exactly one A, or B that follows it, but for what a random B cuts off a document's last sentence.
 
     A pair holds at most max_length - 3 tokens, with short_sequence_probability at most a number drawn from 2 to that.
     From where its document is, it takes whole sentences, as many as fit; A ends behind a random one but the last. With
@@ -47,9 +49,9 @@ def sentence_pairs(
     the answer away.
 
     Where only one sentence fits (or there is but one), it is cut into A and B at a random token; B from elsewhere is
-    then the end of a sentence, too. A last single token can only be followed by B from elsewhere. Sentences longer than
-    a pair are cut and go on in the next one. Documents without sentences are one sentence. Documents of more than about
-    64 pairs are planned in parts.
+    then the end of a sentence, too. A sentence of a single token can only be followed by B from elsewhere. Sentences
+    longer than a pair are cut and go on in the next one. Documents without sentences are one sentence. Documents of
+    more than about 64 pairs are planned in parts.
 
     Chance depends on (seed, epoch, place in the corpus) alone. About 1 µs a pair.
 
@@ -126,7 +128,9 @@ class _Planner:
         b_start[some], b_stop[some] = self._from_elsewhere(
             position[some], document[some], room_left[some], has_sentences[some], ends_sentence[some]
         )
-        return SentencePairs(position, cut, b_start, b_stop, is_random), np.where(is_random, cut, end)
+        # Of a text's last sentence nothing goes on: its pieces would be ever shorter pairs.
+        goes_on = is_random & (has_sentences | (end < stop))
+        return SentencePairs(position, cut, b_start, b_stop, is_random), np.where(goes_on, cut, end)
 
     def _rooms(self, position: np.ndarray) -> np.ndarray:
         """Tokens that each pair may hold: int64 [n]."""
