@@ -47,15 +47,20 @@ def run(arguments: argparse.Namespace) -> int:
                 if model.processes.is_main:
                     print(path)
         elif arguments.file == "-":
+            done = 0
             for rows in _stdin(model):
-                _print(model, rows)
+                _print(model, rows, done)
+                done += len(rows)
         else:
             _print(model, arguments.file)
     return 1 if problems else 0
 
 
-def _print(model: "TrainedModel", examples: Any) -> None:
+def _print(model: "TrainedModel", examples: Any, done: int = 0) -> None:
+    """Prints what the model says; `done` examples came before these."""
     for answer in model.answers(model.read(examples)):
+        if "index" in answer:
+            answer["index"] += done
         if model.processes.is_main:
             sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
     sys.stdout.flush()

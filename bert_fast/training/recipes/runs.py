@@ -86,7 +86,9 @@ def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingR
         if valid is not None:
             predictions = trainer.predict(valid)
             if trainer.is_main:
-                parts.task.write_predictions(phase.training.output_dir / "predictions" / "valid", valid, predictions)
+                directory = phase.training.output_dir / "predictions"
+                directory.mkdir(exist_ok=True)
+                parts.task.write_predictions(directory / "valid", valid, predictions)
 
 
 def _longest(settings: Settings) -> int:
@@ -145,7 +147,7 @@ def _plan_lines(parts: Parts) -> list[str]:
         f"memory       {weights * 16 / 2**20:,.0f} MiB: weights, gradients and two averages of {config.optimizer}; "
         "activations come on top",
         f"writes       {config.output_dir}: checkpoints (the newest {config.keep_checkpoints}, and the best), "
-        "metrics.jsonl, report.html, model",
+        "metrics.jsonl, report.html, model, predictions",
     ]
 
 
