@@ -81,6 +81,9 @@ def test_predictions_are_conll_columns(tokenizer: BertTokenizer, tmp_path: Path)
     assert file.read_text(encoding="utf-8").split("\n")[4:9] == [
         "new\tB-LOC\tB-LOC", "york\tI-LOC\tI-LOC", "", "oslo\tB-LOC\tB-LOC", "\u200b\tI-LOC\tO",
     ]  # fmt: skip
+    assert list(task.rows(source, said(source, RIGHT)))[1] == {
+        "words": ["oslo", "\u200b", "."], "labels": ["B-LOC", "O", "O"], "gold": ["B-LOC", "I-LOC", "O"],
+    }  # fmt: skip
     again = read_conll(file, label_column=2)
     assert again.words == source.sentences.words and len(again) == 2
 
@@ -90,6 +93,9 @@ def test_predictions_without_right_labels(tokenizer: BertTokenizer) -> None:
     source = TokenClassificationSource.read(rows, tokenizer, labels=NAMES, label_column=None)
     task = TokenClassificationTask()
     assert list(task.conll(source, said(source, ["B-PER", "O"]))) == ["john\tB-PER", "a b \tO", ""]
+    assert list(task.rows(source, said(source, ["B-PER", "O"]))) == [
+        {"words": ["john", "a\tb\n"], "labels": ["B-PER", "O"]}
+    ]
     with pytest.raises(ValueError, match="expected examples with labels"):
         task.score(source, said(source, ["B-PER", "O"]))
 

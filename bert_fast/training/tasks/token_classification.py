@@ -88,20 +88,31 @@ class TokenClassificationTask(Task):
             return metrics
         return _entity_metrics(_by_sentence(source, gold), _by_sentence(source, found)) | metrics
 
+    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
+        """What the model says, sentence by sentence.
+
+        Yields:
+            words, labels (its answers), gold (the right ones, where they are known): a list of strings each.
+        """
+        source = _checked(source)
+        words, ends = source.sentences.words, source.sentences.boundaries.tolist()
+        gold, found = source.true_word_labels(), _by_sentence(source, _word_labels(source, predictions))
+        right = None if gold is None else _by_sentence(source, gold)
+        for index, (start, stop) in enumerate(pairwise(ends)):
+            row = {"words": words[start:stop], "labels": found[index]}
+            yield row if right is None else row | {"gold": right[index]}
+
     def conll(self, source: Source, predictions: Predictions) -> Iterator[str]:
-        """What the model says in CoNLL columns, separated by tabs: word, right label where it is known, its label.
+        """`rows` in CoNLL columns, separated by tabs: word, right label where it is known, the model's label.
 
         Yields:
             lines without their ends, an empty one behind every sentence.
         """
-        source = _checked(source)
-        gold, found = source.true_word_labels(), _word_labels(source, predictions)
-        names, ends = source.label_names, source.sentences.boundaries.tolist()
-        columns = [[word.translate(_BREAKS) for word in source.sentences.words]]
-        columns += [[names[label] for label in labels.tolist()] for labels in (gold, found) if labels is not None]
-        lines = list(map("\t".join, zip(*columns, strict=True)))
-        for start, stop in pairwise(ends):
-            yield from lines[start:stop]
+        for row in self.rows(source, predictions):
+            columns = [[word.translate(_BREAKS) for word in row["words"]], row["labels"]]
+            if "gold" in row:
+                columns.insert(1, row["gold"])
+            yield from map("\t".join, zip(*columns, strict=True))
             yield ""
 
     def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:

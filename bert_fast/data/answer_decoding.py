@@ -1,0 +1,135 @@
+"""From scores of tokens to answers: the best spans over all windows of a question, as text of the original context.
+
+    window 0 of two    context tokens 0-4     starts [0.1, 2.0, 0.3, 0.0, 0.2]    ends [0.0, 0.5, 1.8, 0.1, 0.0]
+    window 1           context tokens 3-6     starts [0.2, 0.1, 0.4, 0.0]         ends [0.0, 0.1, 0.3, 0.2]
+
+The span of tokens 1 to 2 scores 2.0 + 1.8, which is the best; a span in both windows has the greater of two scores.
+Every span of at most so many tokens is looked at, not only those between the best starts and ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_fast.data.question_answering import QuestionAnsweringSource
+
+__all__ = ["Answer", "best_answers", "best_spans"]
+
+_WORST = -1e30  # in place of what is no number; two of them added are still one
+
+
+class Answer(NamedTuple):
+    """A possible answer.
+
+    text: "" where there is none. start: its first character in the context; -1 where there is none. score: of its first
+    token as start and its last as end, added. probability: its share among the possible answers of a question.
+    """
+
+    text: str
+    start: int
+    score: float
+    probability: float
+
+
+def best_answers(
+    source: QuestionAnsweringSource,
+    start_scores: np.ndarray,
+    end_scores: np.ndarray,
+    *,
+    count: int = 20,
+    max_length: int = 30,
+    with_none: bool = False,
+) -> Iterator[list[Answer]]:
+    """The best answers to every question, best first; no text twice, and at least one answer.
+
+    Args:
+        source: the questions and their windows.
+        start_scores (float [N]): of every token of all windows, in their order, to be an answer's first token.
+        end_scores (float [N]): likewise, to be its last.
+        count: at most so many texts.
+        max_length: most tokens of an answer.
+        with_none: that there is no answer is among the possible ones, beyond `count`. Its score is that of [CLS] as
+            start and end, the least of all windows: it has to look so in each of them.
+
+    Yields:
+        the answers to one question after the other. Scores that are NaN or infinite count as the worst.
+    """
+    windows, lengths = source.windows, source.lengths(0)
+    begins = np.cumsum(lengths, dtype=np.int64) - lengths
+    start_scores, end_scores = _finite(start_scores), _finite(end_scores)
+    none_scores = start_scores[begins] + end_scores[begins]
+    tokens = begins + windows.offset
+    bounds = np.searchsorted(windows.question, np.arange(source.num_questions + 1))
+    for question, context in enumerate(source.questions.context_of.tolist()):
+        own = slice(bounds[question], bounds[question + 1])
+        parts = [slice(begin, begin + length) for begin, length in zip(tokens[own], windows.length[own], strict=True)]
+        spans, scores = best_spans(
+            [start_scores[part] for part in parts], [end_scores[part] for part in parts], windows.first[own],
+            count=count, max_length=max_length,
+        )  # fmt: skip
+        places = source.context_spans[source.context_tokens[context] + spans]
+        text = source.questions.contexts[context]
+        found: dict[str, tuple[int, float]] = {}
+        for start, stop, score in zip(places[:, 0, 0].tolist(), places[:, 1, 1].tolist(), scores.tolist(), strict=True):
+            if start < stop:
+                found.setdefault(text[start:stop], (start, score))
+        if with_none or not found:
+            found[""] = (-1, float(none_scores[own].min()))
+        yield _ranked(found)
+
+
+def best_spans(
+    starts: Sequence[np.ndarray],
+    ends: Sequence[np.ndarray],
+    first: Sequence[int] | np.ndarray,
+    *,
+    count: int,
+    max_length: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best spans of tokens of one context, over several windows.
+
+    Args:
+        starts: for every window the scores of its context tokens (float [n]) as first token of a span.
+        ends: likewise, as last token.
+        first: the number, in the context, of each window's first token.
+        count: how many spans; fewer where there are not so many.
+        max_length: most tokens of a span.
+
+    Returns:
+        spans (int64 [k, 2]): first and last token, best span first; of equal ones that which begins first, then the
+            shorter one.
+        scores (fp32 [k]): start and end added; where windows share a span, the greatest.
+    """
+    num_tokens = max(begin + len(scores) for begin, scores in zip(first, starts, strict=True))
+    band = np.full((num_tokens, max_length), -np.inf, dtype=np.float32)  # [first token, tokens of the span - 1]
+    for begin, start, end in zip(first, starts, ends, strict=True):
+        if len(start):
+            reach = np.concatenate([end, np.full(max_length - 1, -np.inf, dtype=end.dtype)])
+            scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(reach, max_length)
+            part = band[begin : begin + len(start)]
+            np.maximum(part, scores, out=part)
+    flat = band.ravel()
+    candidates = np.flatnonzero(flat > -np.inf)
+    if len(candidates) > count:
+        least = -np.partition(-flat[candidates], count - 1)[count - 1]
+        candidates = candidates[flat[candidates] >= least]
+    best = candidates[np.argsort(-flat[candidates], kind="stable")][:count]
+    begin, more = np.divmod(best, max_length)
+    return np.column_stack([begin, begin + more]), flat[best]
+
+
+def _finite(scores: np.ndarray) -> np.ndarray:
+    scores = scores.astype(np.float32)
+    return np.where(np.isfinite(scores), scores, np.float32(_WORST))
+
+
+def _ranked(found: dict[str, tuple[int, float]]) -> list[Answer]:
+    """Answers with their share of the softmax over scores, best first."""
+    scores = np.array([score for _, score in found.values()], dtype=np.float64)
+    weights = np.exp(scores - scores.max())
+    shares = (weights / weights.sum()).tolist()
+    answers = [
+        Answer(text, start, score, share) for (text, (start, score)), share in zip(found.items(), shares, strict=True)
+    ]
+    return sorted(answers, key=lambda answer: -answer.score)

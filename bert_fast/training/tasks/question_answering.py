@@ -1,0 +1,143 @@
+"""`QuestionAnsweringTask`: the span of a text that answers a question, or that there is none."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_fast.data.answer_decoding import best_answers
+from bert_fast.data.question_answering import QuestionAnsweringSource
+from bert_fast.data.source import Source
+from bert_fast.data.squad_metrics import exact_match, f1
+from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Task
+
+__all__ = ["QuestionAnsweringTask"]
+
+
+class QuestionAnsweringTask(Task):
+    """The span of a text that answers a question, by a `BertForQuestionAnswering`: SQuAD 1.1 and 2.0.
+
+    Metrics, from 0 to 1: exact_match and f1, means over questions by the rules of SQuAD's official script
+    (`bert_fast.data.squad_metrics`). The best checkpoint is that of the greatest f1.
+
+    Args:
+        train: see `Task`.
+        valid: likewise.
+        max_answer_length: most tokens of an answer.
+        n_best: how many answers to a question are written beside the best one.
+        null_threshold: where there may be no answer, "" is said if that scores better than the best answer by more
+            than this.
+        may_abstain: whether there may be no answer at all; None: whether a question of `train` or `valid` has none.
+
+    Raises:
+        ValueError: max_answer_length or n_best is below 1.
+    """
+
+    name = "qa"
+    metric = "f1"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        train: QuestionAnsweringSource | None = None,
+        valid: QuestionAnsweringSource | None = None,
+        *,
+        max_answer_length: int = 30,
+        n_best: int = 20,
+        null_threshold: float = 0.0,
+        may_abstain: bool | None = None,
+    ) -> None:
+        for name, value in (("max_answer_length", max_answer_length), ("n_best", n_best)):
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        self.train, self.valid = train, valid
+        self.max_answer_length, self.n_best, self.null_threshold = max_answer_length, n_best, null_threshold
+        if may_abstain is None:
+            may_abstain = any(source.has_unanswerable for source in (train, valid) if source is not None)
+        self.may_abstain = may_abstain
+
+    def model_config(self) -> dict[str, Any]:
+        """The entries of a `BertConfig` that the task decides: none."""
+        return {}
+
+    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
+        """See `Task.label_counts`: windows whose answer is known; the loss leaves out the others."""
+        if "start_positions" not in batch:
+            return {}
+        return {"loss": int((batch["start_positions"] < torch.diff(batch["cu_seqlens"])).sum())}
+
+    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `Task.predict`: start and end (fp32 [T]), the scores of every token to be an answer's first and last."""
+        output = model(**batch)
+        scores = {"start": output.start_logits.float(), "end": output.end_logits.float()}
+        return {} if output.loss is None else {"loss": output.loss}, scores
+
+    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
+        """See `Task.score`.
+
+        Raises:
+            ValueError: the questions have no answers.
+        """
+        right = _checked(source).questions.answers
+        if right is None:
+            raise ValueError("source: expected questions with answers, got none")
+        pairs = list(zip(self.answers(source, predictions).values(), right, strict=True))
+        return {
+            "exact_match": sum(exact_match(answer, texts) for answer, texts in pairs) / len(pairs),
+            "f1": sum(f1(answer, texts) for answer, texts in pairs) / len(pairs),
+        }
+
+    def answers(self, source: Source, predictions: Predictions) -> dict[str, str]:
+        """The answer to every question, by its id; "" where the model says that there is none."""
+        return {row["id"]: row["answer"] for row in self.rows(source, predictions)}
+
+    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
+        """What the model says, question by question.
+
+        Yields:
+            id, question; answer ("": there is none), and its probability among the candidates; candidates, best first:
+            mappings of text, start (its first character in the context, -1 for no answer), score and probability.
+        """
+        source = _checked(source)
+        start, end = predictions.tokens("start")[0], predictions.tokens("end")[0]
+        candidates = best_answers(
+            source, start, end, count=self.n_best, max_length=self.max_answer_length, with_none=self.may_abstain
+        )
+        for identifier, question, found in zip(source.questions.ids, source.questions.texts, candidates, strict=True):
+            best = next((one for one in found if one.start >= 0), found[0])
+            none = next((one for one in found if one.start < 0), best)
+            chosen = none if none.score - best.score > self.null_threshold else best
+            yield {
+                "id": identifier,
+                "question": question,
+                "answer": chosen.text,
+                "probability": chosen.probability,
+                "candidates": [one._asdict() for one in found],
+            }
+
+    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
+        """Writes path.json, {id: answer} as SQuAD's scripts read it, and path.nbest.json, {id: candidates}."""
+        rows = list(self.rows(source, predictions))
+        files = {
+            path.with_name(f"{path.name}.json"): {row["id"]: row["answer"] for row in rows},
+            path.with_name(f"{path.name}.nbest.json"): {row["id"]: row["candidates"] for row in rows},
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        return list(files)
+
+    def describe(self, source: Source, index: int) -> str:
+        """See `Task.describe`."""
+        return _checked(source).decode(index)
+
+
+def _checked(source: Source) -> QuestionAnsweringSource:
+    if not isinstance(source, QuestionAnsweringSource):
+        raise TypeError(f"source: expected a QuestionAnsweringSource, got {type(source).__name__}")
+    return source
