@@ -77,7 +77,7 @@ def agreement(config: TrainingConfig, task: Task, model: Any, processes: Process
         "data": {"examples": len(lengths), "tokens": int(lengths.sum())},
         "processes": processes.count,
     }
-    return json.loads(json.dumps(agreed))  # as it comes back from a file
+    return json.loads(json.dumps(agreed, default=str))  # as it comes back from a file
 
 
 def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: Path) -> None:

@@ -32,6 +32,10 @@ class Task(ABC):
     metric: str = "loss"
     higher_is_better: bool = False
 
+    def model_config(self) -> dict[str, Any]:
+        """Entries of the model's configuration that the task decides, such as num_labels and id2label."""
+        return {}
+
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """How many labels each part of the loss is the mean of, counted on the host: {part: number}.
 

@@ -45,6 +45,7 @@ ALLOWED = {
     "training": TRAINING,
     "demo": DEMO,
     "cli": CLI,
+    "__main__": CLI | {"cli"},
     # For tests and benchmarks: may import all, and nothing imports it.
     "testing": CLI | {"aten", "kernels", "cli"},
     # Re-exports of the public API.
