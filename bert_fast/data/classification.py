@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def _classes(table: Table, column: str, names: list[str]) -> tuple[list[str], np
     # A table holds few different values: each is looked at once, unless it cannot be hashed.
     found: dict[Any, str] = {}
     for row, value in enumerate(values):
-        if not isinstance(value, str | int):
+        if not isinstance(value, str | numbers.Integral):
             hint = "; are labels numbers to come close to (regression=True)?" if isinstance(value, float) else ""
             raise SourceError(
                 f"{table.place(row)}: column {column!r}: expected a label (a string or a whole number), got "
@@ -156,13 +157,13 @@ def _classes(table: Table, column: str, names: list[str]) -> tuple[list[str], np
         names = sorted(set(found.values()), key=_sort_key(found.values()))
         if len(names) < 2:
             raise SourceError(f"{table.name}: column {column!r}: expected at least two labels, got only {names[0]!r}")
-    numbers = {name: number for number, name in enumerate(names)}
-    unknown = {value for value, name in found.items() if name not in numbers}
+    number_of = {name: number for number, name in enumerate(names)}
+    unknown = {value for value, name in found.items() if name not in number_of}
     if unknown:
         row = next(row for row, value in enumerate(values) if value in unknown)
         known = ", ".join(map(repr, names[:_SHOWN_LABELS])) + (", ..." if len(names) > _SHOWN_LABELS else "")
         raise SourceError(f"{table.place(row)}: expected one of the labels {known}, got {str(values[row])!r}")
-    return names, np.array([numbers[found[value]] for value in values], dtype=np.int64)
+    return names, np.array([number_of[found[value]] for value in values], dtype=np.int64)
 
 
 def _sort_key(names: Any) -> Any:
@@ -173,7 +174,7 @@ def _sort_key(names: Any) -> Any:
 
 def _numbers(table: Table, column: str) -> np.ndarray:
     """Every row's number: fp32 [n]."""
-    numbers = []
+    found = []
     for row, value in enumerate(table.values(column)):
         try:
             number = math.nan if isinstance(value, bool) else float(value)
@@ -181,5 +182,5 @@ def _numbers(table: Table, column: str) -> np.ndarray:
             number = math.nan
         if not math.isfinite(number):
             raise SourceError(f"{table.place(row)}: column {column!r}: expected a number, got {value!r}")
-        numbers.append(number)
-    return np.array(numbers, dtype=np.float32)
+        found.append(number)
+    return np.array(found, dtype=np.float32)
