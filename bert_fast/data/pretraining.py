@@ -180,7 +180,8 @@ class PretrainingSource:
         pieces[:, -1] += 1
         ends = np.cumsum(pieces.ravel())
         begins = ends - pieces.ravel()
-        cu_seqlens = np.append(begins[:: pieces.shape[1]], ends[-1:])
+        cu_seqlens = np.zeros(len(indices) + 1, dtype=np.int64)
+        cu_seqlens[1:] = ends[pieces.shape[1] - 1 :: pieces.shape[1]]
         places = np.arange(int(cu_seqlens[-1]))
         shifts = starts.ravel() - 1 - begins
         ids = self.store.tokens.take(places + np.repeat(shifts, pieces.ravel()), mode="clip").astype(np.int64)
