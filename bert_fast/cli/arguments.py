@@ -1,12 +1,13 @@
-"""What options of several commands have in common: checked numbers, and devices by name."""
+"""What several commands have in common: checked numbers, devices by name, and which process talks."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["find_device", "natural", "positive", "seconds", "seed"]
+__all__ = ["find_device", "is_main_process", "natural", "positive", "seconds", "seed"]
 
 
 def positive(text: str) -> int:
@@ -54,6 +55,11 @@ def find_device(name: str) -> "torch.device":
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return device
+
+
+def is_main_process() -> bool:
+    """Whether this process talks: the only one, or the first of those that `torchrun` or `accelerate launch` made."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _whole(text: str, least: int) -> int:

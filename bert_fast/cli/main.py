@@ -5,10 +5,12 @@ A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> exi
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from bert_fast._version import __version__
+from bert_fast.cli.arguments import is_main_process
 from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError, TrainingError
 
 __all__ = ["COMMANDS", "main"]
@@ -28,7 +30,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; returns the exit status (2 for wrong arguments, 130 when interrupted)."""
+    """Runs one subcommand; returns the exit status (2 for wrong arguments, 130 and 141 as after SIGINT and SIGPIPE)."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="bert-fast", description="BERT training kernels and tokenizer: command line")
     parser.add_argument("--version", action="version", version=f"bert_fast {__version__}")
@@ -44,10 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except (BackendError, CheckpointError, SourceError, StoreError, TrainingError) as error:
-        print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
+        # Wrong files are wrong for all processes of a run: one says so. What fails in another one only, says it itself.
+        if is_main_process() or not isinstance(error, SourceError | StoreError):
+            print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at the end
+        return 141
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bert_fast.cli.training import is_main_process
+from bert_fast.cli.arguments import is_main_process
 
 if TYPE_CHECKING:
     from bert_fast.training.recipes.inference import TrainedModel
@@ -45,6 +45,8 @@ def problems(command: str) -> Iterator[list[str]]:
     found: list[str] = []
     try:
         yield found
+    except BrokenPipeError:
+        raise
     except (SettingsError, OSError, ImportError) as error:
         found.append(str(error))
         if is_main_process():

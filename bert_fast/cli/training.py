@@ -1,17 +1,18 @@
 """What `pretrain` and `finetune` share: flags made from the settings, and a run from them."""
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_fast.cli.arguments import is_main_process
+
 if TYPE_CHECKING:
     from bert_fast.training.recipes.fields import Field
 
-__all__ = ["add_arguments", "is_main_process", "run"]
+__all__ = ["add_arguments", "run"]
 
 _INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}  # as shells have it: 128 + the number of the signal
 
@@ -107,8 +108,3 @@ def run(arguments: argparse.Namespace, task: str) -> int:
     if not result.outcome.startswith("interrupted"):
         return 0
     return _INTERRUPTED.get(result.outcome.rpartition(" ")[2], 143)
-
-
-def is_main_process() -> bool:
-    """Whether this process talks: the only one, or the first of those that `torchrun` or `accelerate launch` made."""
-    return os.environ.get("RANK", "0") == "0"
