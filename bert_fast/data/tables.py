@@ -86,7 +86,8 @@ class Table:
         """Raises SourceError if one of these columns is not there; the message lists those that are."""
         for column in columns:
             if column not in self.names:
-                hint = " (a file without a header has columns 0, 1, ...)" if column.isdecimal() else ""
+                is_mixed = column.isdecimal() and not all(name.isdecimal() for name in self.names)
+                hint = " (a file without a header has columns 0, 1, ...)" if is_mixed else ""
                 there = ", ".join(map(repr, self.names))
                 raise SourceError(f"{self.name}: expected a column {column!r}, got {there}{hint}")
 
