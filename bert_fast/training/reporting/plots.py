@@ -20,6 +20,7 @@ SMOOTH_FROM = 40  # points: fewer are drawn as they are
 _REACH = 0.02  # of the points of a curve, to each side of one
 _MARKED_UP_TO = 25  # points that are drawn as dots, too
 _MAX_PANELS = 4
+_LEAST_SPAN = 0.05  # of the greatest value, that a vertical axis covers
 
 
 @dataclass
@@ -131,7 +132,19 @@ def _draw(axes: "Axes", panel: _Panel, resumed_at: Sequence[int]) -> None:
     axes.margins(x=0.02)
     if panel.foot:
         axes.set_ylim(0, None)
+    else:
+        _widen(axes, panel.is_share)
     axes.yaxis.set_major_formatter(_tick_of_share if panel.is_share else _tick)
+
+
+def _widen(axes: "Axes", is_share: bool) -> None:
+    """Where values hardly differ, more room, so that what is nothing does not look like much; none above 100 %."""
+    low, high = axes.get_ylim()
+    missing = max(0.0, _LEAST_SPAN * max(abs(low), abs(high)) - (high - low))
+    if is_share and high + missing / 2 > 1:
+        axes.set_ylim(low - missing, min(high, 1.005))
+    elif missing:
+        axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
 def _tick(value: float, _: object) -> str:

@@ -72,6 +72,7 @@ class ProgressLine(Listener):
             self._say(f"goes on after step {plan.first_step:,}")
         if self._is_terminal():
             self._live = self._new_live()
+            self._live.update(f"step {plan.first_step:,}/{plan.steps:,}", refresh=True)
 
     def step(self, step: Step) -> None:
         """Draws the line anew."""
