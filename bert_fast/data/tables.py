@@ -137,7 +137,7 @@ def read_table(source: Any, columns: Sequence[str] = ()) -> Table:
 
 def _tsv(name: str, has_header: bool) -> Table:
     content = read_text_file(name)
-    lines = content.split("\n")
+    lines = content.removesuffix("\n").split("\n")
     if "\r" in content:
         lines = [line[:-1] if line.endswith("\r") else line for line in lines]
     # All fields in one list: a list for every line costs as much as all the rest.
@@ -176,7 +176,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _fields(name: str, fields: list[str], widths: list[int], lines: Sequence[int], has_header: bool) -> Table:
-    """A table of rows of fields. Empty lines at the end do not count, but the first if there is one column only.
+    """A table of rows of fields. Empty lines at the end do not count, unless there is one column only.
 
     Args:
         name: of the file.
@@ -187,8 +187,6 @@ def _fields(name: str, fields: list[str], widths: list[int], lines: Sequence[int
     """
     width = widths[0]
     names = fields[:width] if has_header else [str(number) for number in range(width)]
-    if widths[-1] == 1 and fields[-1] == "":  # behind the last line's end
-        del widths[-1], fields[-1]
     while width > 1 and widths[-1] == 1 and fields[-1] == "":
         del widths[-1], fields[-1]
     twice = sorted({column for column in names if names.count(column) > 1})

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,18 @@ def test_real_files(shared_data: Path, name: str, wanted: list[str], length: int
     assert len(table) == length
     assert all(len(table.texts(column)) == length for column in wanted)
     assert len(set(table.values(next(column for column in wanted if column in ("0", "label"))))) == 2
+
+
+def test_csv_of_any_text_comes_back(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    pieces = ["a", '"', ",", "\n", "\r", "\r\n", "\t", " ", "é", "🙂", "\u2028", "\x85", "\x00", "\x0c", "\ufeff", "'"]
+    path = tmp_path / "a.csv"
+    for _ in range(300):
+        names = [f"c{number}" for number in range(draw.choice([1, 2, 3]))]
+        rows = [["".join(draw.choices(pieces, k=draw.choice([0, 0, 1, 2, 5]))) for _ in names] for _ in range(3)]
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator=draw.choice(["\n", "\r\n"]), quoting=csv.QUOTE_ALL).writerows(
+                [names, *rows]
+            )
+        table = read_table(path, names)
+        assert [table.values(name) for name in names] == [list(column) for column in zip(*rows, strict=True)]
