@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
 from bert_fast.data.source import Source
@@ -170,5 +171,5 @@ def _guesses(scores: Tensor, positions: Tensor, labels: Tensor, num_tokens: int)
         best = some.topk(min(_NUM_GUESSES, some.shape[1]), dim=1).indices
         guesses[places, : best.shape[1]] = best.int()
         is_right[places] = best[:, 0] == words
-        surprise[places] = some.logsumexp(dim=1) - some.gather(1, words.unsqueeze(1)).squeeze(1)
+        surprise[places] = F.cross_entropy(some, words, reduction="none")
     return {"guesses": guesses, "is_right": is_right, "surprise": surprise}
