@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert_fast.data.ranges import ranges
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.layout import Truncation, arrange, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
@@ -124,7 +125,7 @@ class Sequences:
         indices = np.asarray(indices, dtype=np.int64)
         places, cu_seqlens = self.places(indices)
         lengths = np.diff(cu_seqlens)
-        positions = np.arange(len(places)) - np.repeat(cu_seqlens[:-1], lengths)
+        positions = ranges(np.zeros_like(lengths), lengths)
         if self.token_type_ids is None:
             types = torch.zeros(len(places), dtype=torch.int64)
         else:
@@ -153,7 +154,7 @@ class Sequences:
         starts = self.boundaries[indices]
         lengths = self.boundaries[indices + 1] - starts
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return np.arange(cu_seqlens[-1]) + np.repeat(starts - cu_seqlens[:-1], lengths), cu_seqlens
+        return ranges(starts, lengths), cu_seqlens
 
     def take(self, indices: np.ndarray) -> "Sequences":
         """Some sequences (int [m]), in this order, by themselves. Raises IndexError as `gather`."""
