@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.processes import Processes
-from bert_fast.training.recipes.build import Parts, build
+from bert_fast.training.recipes.build import Parts, build, settings_at_fault
 from bert_fast.training.recipes.settings import PretrainData, Settings, SettingsError
 from bert_fast.training.reporting import default_observers
 from bert_fast.training.run import Run, TrainingResult
@@ -75,7 +75,8 @@ def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingR
     tokens_dir = settings.training.output_dir / "tokens"
     longest = _longest(settings)
     for phase in phases(settings):
-        on_main = Processes(phase.training).on_main
+        with settings_at_fault():  # a precision, say, that the device does not have
+            on_main = Processes(phase.training).on_main
         parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
         trainer = _trainer(parts, quiet)
         result = trainer.train(resume)
@@ -99,6 +100,12 @@ def _longest(settings: Settings) -> int:
 
 def _trainer(parts: Parts, quiet: bool) -> Trainer:
     config = parts.settings.training
+    assert parts.task.train is not None
+    longest = int(parts.task.train.lengths(0).max(initial=0))
+    if config.batch_tokens is not None and longest > config.batch_tokens:
+        raise SettingsError(
+            f"batch_tokens: expected room for the longest example, {longest} tokens, got {config.batch_tokens}"
+        )
     return Trainer(
         parts.model,
         parts.task,
