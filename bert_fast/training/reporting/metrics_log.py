@@ -45,8 +45,8 @@ class MetricsLog(Listener):
         kept = []
         if plan.first_step > 0 and self.path.exists():
             kept = [line for line in _lines(self.path) if line["step"] <= plan.first_step]
-        text = "".join(map(_encoded, kept))
-        write_atomically(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        text = "".join(map(_encoded, kept)).encode(errors="backslashreplace")
+        write_atomically(self.path, lambda temporary: temporary.write_bytes(text))
         self._write("start", device=plan.device, num_processes=plan.num_processes)
 
     def step(self, step: Step) -> None:
@@ -77,7 +77,7 @@ class MetricsLog(Listener):
 
     def _write(self, kind: str, **values: Any) -> None:
         line = _encoded({"kind": kind, "step": self._step, "time": round(time.time(), 3), **values})
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(line)
 
 

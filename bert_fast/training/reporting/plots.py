@@ -77,11 +77,17 @@ def speed_plot(record: RunRecord) -> str | None:
     panels = [
         _Panel("tokens/s", [("", speed, MAIN)], smooth=True, foot=True),
         _Panel("MFU", [("", share, MAIN)], smooth=True, foot=True, is_share=True),
-        _Panel("batches: room that is used", [("", fill, MAIN)], is_share=True),
+        _Panel(_fill_title(record), [("", fill, MAIN)], is_share=True),
     ]
     if wait.finite and max(wait.finite) > 0.05:
         panels.append(_Panel("time spent waiting for data", [("", wait, BAD)], foot=True, is_share=True))
     return _drawn(panels, record)
+
+
+def _fill_title(record: RunRecord) -> str:
+    """What `capacity_tokens` is: the budget of a batch, or what padding to its longest would make of it."""
+    has_budget = record.plan["config"].get("batch_tokens") is not None
+    return "share of the budget of tokens that is used" if has_budget else "share of tokens, were batches padded"
 
 
 def schedule_plot(record: RunRecord) -> str | None:

@@ -70,6 +70,8 @@ class ProgressLine(Listener):
         )
         if plan.first_step:
             self._say(f"goes on after step {plan.first_step:,}")
+        if self._stream.isatty() and not _is_installed("rich"):
+            self._say("(a line that is drawn over comes with rich: pip install bert_fast[train])")
         if self._is_terminal():
             self._live = self._new_live()
             self._live.update(f"step {plan.first_step:,}/{plan.steps:,}", refresh=True)

@@ -72,8 +72,8 @@ def write_report(run_dir: str | Path) -> Path:
         SourceError: the directory is no run's, or one of the two files is damaged.
     """
     directory = RunDirectory(run_dir)
-    text = render_report(RunRecord.read(directory))
-    write_atomically(directory.report, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    text = render_report(RunRecord.read(directory)).encode(errors="backslashreplace")
+    write_atomically(directory.report, lambda temporary: temporary.write_bytes(text))
     return directory.report
 
 
@@ -145,7 +145,7 @@ def _figures(record: RunRecord) -> list[Html]:
     drawings = (
         ("Loss", plots.loss_plot(record), _loss_caption(record)),
         ("Metrics", plots.metric_plot(record), f"Of validation. The best model is chosen by {record.metric}."),
-        ("Speed", plots.speed_plot(record), "Tokens are those of the texts: padding does not count."),
+        ("Speed", plots.speed_plot(record), "Tokens are those of the texts: padding is neither counted nor computed."),
         ("Learning rate and gradients", plots.schedule_plot(record), _schedule_caption(record)),
     )
     shown = [figure(title, Html(drawing), caption) for title, drawing, caption in drawings if drawing is not None]

@@ -151,7 +151,11 @@ class RunDirectory(Listener):
 
 
 def _write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    # Names of files may hold bytes that are not UTF-8: \udcff is also how JSON writes what Python makes of them.
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+    write_atomically(path, write)
 
 
 def _now() -> str:

@@ -121,6 +121,7 @@ def test_without_rich_a_terminal_gets_plain_lines(plan: Plan, monkeypatch: pytes
     watch(plan, stream)
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().count("/100  ") == 11
+    assert stream.getvalue().count("pip install bert_fast[train]") == 1
 
 
 def test_of_a_failure_before_the_start_the_error_tells() -> None:

@@ -1,8 +1,10 @@
+import dataclasses
 import html.parser
 import itertools
 import json
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from bert_fast.errors import SourceError
 from bert_fast.training.events import Evaluation, Plan, Step
-from bert_fast.training.reporting import ReportPage, RunDirectory, write_report
+from bert_fast.training.reporting import MetricsLog, ReportPage, RunDirectory, write_report
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
 
 from .conftest import HOSTILE, make_evaluation, make_step
@@ -248,3 +250,18 @@ def test_the_page_reads_no_more_than_two_files(record_run: Record) -> None:
     page_of(run)
     stored = json.loads(run.run_json.read_text(encoding="utf-8"))
     assert stored["plan"]["model"] in run.report.read_text(encoding="utf-8")
+
+
+def test_names_that_are_not_utf8(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "caf\udce9.txt"  # Latin-1, as Python reads it from the file system
+    monkeypatch.setattr(sys, "orig_argv", ["bert-fast", "pretrain", "--train", name])
+    run = RunDirectory(plan.output_dir)
+    log = MetricsLog(run.metrics)
+    for observer in (run, log):
+        observer.start(dataclasses.replace(plan, config={"train": name}))
+        observer.note(f"reading {name}")
+        observer.checkpoint(0, plan.output_dir / name)
+    assert name in run.read()["starts"][0]["command"]
+    log.start(dataclasses.replace(plan, first_step=1))
+    assert RunRecord.read(run).of_kind("note")[0]["text"] == f"reading {name}"
+    assert "caf\\udce9.txt" in page_of(run).words
