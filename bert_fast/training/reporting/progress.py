@@ -1,7 +1,6 @@
 """How far a run is, on one line of the terminal; evaluations and notes stay above it."""
 
 import importlib.util
-import os
 import sys
 import time
 from collections import deque
@@ -169,7 +168,11 @@ class ProgressLine(Listener):
         return line
 
     def _is_terminal(self) -> bool:
-        return self._stream.isatty() and os.environ.get("TERM") != "dumb" and _is_installed("rich")
+        if not self._stream.isatty() or not _is_installed("rich"):
+            return False
+        from rich.console import Console
+
+        return not Console(file=self._stream).is_dumb_terminal
 
     def _new_live(self) -> "Live":
         from rich.console import Console

@@ -124,6 +124,14 @@ def test_without_rich_a_terminal_gets_plain_lines(plan: Plan, monkeypatch: pytes
     assert stream.getvalue().count("pip install bert_fast[train]") == 1
 
 
+def test_a_terminal_that_cannot_be_drawn_over_gets_plain_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    watch(plan, stream)
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().count("/100  ") == 11
+
+
 def test_of_a_failure_before_the_start_the_error_tells() -> None:
     stream = io.StringIO()
     ProgressLine(stream).end("failed: no examples")
