@@ -67,8 +67,6 @@ class ProgressLine(Listener):
             f"{plan.num_examples:,} examples, {plan.num_valid_examples:,} for validation; {plan.steps:,} steps, "
             f"{plan.steps_per_epoch:,} an epoch; everything goes to {plan.output_dir}"
         )
-        if plan.first_step:
-            self._say(f"goes on after step {plan.first_step:,}")
         if self._stream.isatty() and not _is_installed("rich"):
             self._say("(a line that is drawn over comes with rich: pip install bert_fast[train])")
         if self._is_terminal():
@@ -104,7 +102,7 @@ class ProgressLine(Listener):
         self._say(text, "yellow")
 
     def end(self, outcome: str) -> None:
-        """Says how it ended and where the report is."""
+        """Says how it ended."""
         if self._live is not None:
             self._live.stop()
             self._live = None

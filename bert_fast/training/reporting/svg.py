@@ -42,4 +42,7 @@ def svg(draw: "Callable[[Figure], None]", width: float, height: float) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Names that nothing points to would be the same in every drawing of a page.
+    wanted = set(re.findall(r"#([\w.-]+)", text))
+    return re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in wanted else "", text)
