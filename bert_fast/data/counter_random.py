@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CounterRandom"]
+__all__ = ["CounterRandom", "below"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -54,12 +54,17 @@ class CounterRandom:
 
         Some are more likely than others by a share of at most bound / 2^32.
         """
-        high = self.bits(*counters) >> np.uint64(32)
-        return np.asarray((high * np.asarray(bound).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+        return below(bound, self.bits(*counters))
 
     def permutation(self, count: int) -> np.ndarray:
         """The numbers 0 to count - 1 in random order: int64 [count]."""
         return np.argsort(self.bits(np.arange(count)), kind="stable")
+
+
+def below(bound: Any, bits: np.ndarray) -> np.ndarray:
+    """Random bits (uint64) as integers from 0 to below `bound`, as in `CounterRandom.integers`: int64."""
+    high = bits >> np.uint64(32)
+    return np.asarray((high * np.asarray(bound).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

@@ -8,12 +8,11 @@
 Source: Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.2.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_fast.data.counter_random import CounterRandom
+from bert_fast.data.counter_random import CounterRandom, below
 from bert_fast.data.full_sentences import Texts, last_end
 from bert_fast.errors import StoreError
 
@@ -67,7 +66,8 @@ def sentence_pairs(
     """
     check_documents(texts)
     room = max_length - 3
-    planner = _Planner(texts, room, short_sequence_probability, seed, epoch)
+    random = CounterRandom(seed, epoch, "sentence pairs")
+    planner = _Planner(texts, room, short_sequence_probability, random)
     position, stop, document = texts.parts(_PART_EXAMPLES * room)
     steps = []
     while len(position):  # all parts make their next pair at the same time
@@ -90,55 +90,74 @@ def check_documents(texts: Texts) -> None:
         )
 
 
-@dataclass
+class _Chance:
+    """What chance decides at each of many places: a row of random numbers for each question, keyed by the place."""
+
+    QUESTIONS = ("is short", "short room", "cut", "inner sentence", "is random", "document", "token")
+
+    def __init__(self, bits: np.ndarray) -> None:
+        self._bits = bits  # uint64 [questions and attempts, places]
+
+    @classmethod
+    def at(cls, random: CounterRandom, places: np.ndarray) -> "_Chance":
+        """All at once: a call for each question would cost more than the numbers where places are few."""
+        return cls(random.bits(places, np.arange(len(cls.QUESTIONS) + _ATTEMPTS)[:, None]))
+
+    def only(self, some: np.ndarray) -> "_Chance":
+        """That of some of the places."""
+        return _Chance(self._bits[:, some])
+
+    def is_so(self, question: str, share: float) -> np.ndarray:
+        """True with probability `share`: bool [n]."""
+        return below(1 << 32, self._bits[self.QUESTIONS.index(question)]) < share * 2.0**32
+
+    def number(self, question: str, bound: np.ndarray | int) -> np.ndarray:
+        """From 0 to below `bound`: int64 [n]."""
+        return below(bound, self._bits[self.QUESTIONS.index(question)])
+
+    def attempt(self, number: int, bound: np.ndarray) -> np.ndarray:
+        """Likewise, for attempt `number` (below 8) at the same question."""
+        return below(bound, self._bits[len(self.QUESTIONS) + number])
+
+
 class _Planner:
-    """Makes one pair at each of many places at a time; what chance decides there is keyed by the place."""
+    """Makes one pair at each of many places at a time."""
 
-    texts: Texts
-    room: int
-    short_sequence_probability: float
-    seed: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        self._first_sentence = np.searchsorted(self.texts.sentences, self.texts.starts)
-        self._draws: dict[str, CounterRandom] = {}
+    def __init__(self, texts: Texts, room: int, short_share: float, random: CounterRandom) -> None:
+        self._texts, self._room, self._short_share, self._random = texts, room, short_share, random
+        self._first_sentence = np.searchsorted(texts.sentences, texts.starts)
 
     def next_pairs(
         self, position: np.ndarray, stop: np.ndarray, document: np.ndarray
     ) -> tuple[SentencePairs, np.ndarray]:
         """The pairs that begin at `position`, in parts that end at `stop`; and where the next ones begin."""
-        sentences = self.texts.sentences
-        room = self._rooms(position)
+        sentences, chance = self._texts.sentences, _Chance.at(self._random, position)
+        is_short = chance.is_so("is short", self._short_share)
+        room = np.where(is_short, 2 + chance.number("short room", self._room - 1), self._room)
         end = last_end(sentences, position, room, stop)
         first_inner = np.searchsorted(sentences, position, side="right")
-        num_inner = np.searchsorted(sentences, end) - first_inner  # boundaries between position and end
+        first_behind = np.searchsorted(sentences, end)
+        num_inner = first_behind - first_inner  # boundaries of sentences between position and end
         has_sentences = num_inner > 0
-        cut = position + 1 + self._draw("cut", np.maximum(end - position - 1, 1), position)
-        behind = first_inner + self._draw("sentence", np.maximum(num_inner, 1), position)
-        cut = np.where(has_sentences, sentences[np.minimum(behind, len(sentences) - 1)], cut)
-        cut = np.minimum(cut, end)
-        is_random = (self._uniform("is random", position) < RANDOM) | (cut == end)
-        b_start, b_stop = cut.copy(), end.copy()
+        inner = first_inner + chance.number("inner sentence", np.maximum(num_inner, 1))
+        cut = position + 1 + chance.number("cut", np.maximum(end - position - 1, 1))
+        cut = np.minimum(np.where(has_sentences, sentences[inner], cut), end)
+        is_random = chance.is_so("is random", RANDOM) | (cut == end)
         # B from elsewhere is as long as the rest, or fills the pair's room as the rest does where sentences come after.
         is_as_long = (cut < end) & (~has_sentences | (end == stop))
-        room_left = np.where(is_as_long, end - cut, room - (cut - position))
-        ends_sentence = sentences[np.searchsorted(sentences, end)] == end
+        room = np.where(is_as_long, end - cut, room - (cut - position))
+        ends_sentence = sentences[first_behind] == end
+        b_start, b_stop = cut.copy(), end.copy()
         some = np.flatnonzero(is_random)
         b_start[some], b_stop[some] = self._from_elsewhere(
-            position[some], document[some], room_left[some], has_sentences[some], ends_sentence[some]
+            chance.only(some), document[some], room[some], has_sentences[some], ends_sentence[some]
         )
         # Of a text's last sentence nothing goes on: its pieces would be ever shorter pairs.
         goes_on = is_random & (has_sentences | (end < stop))
         return SentencePairs(position, cut, b_start, b_stop, is_random), np.where(goes_on, cut, end)
 
-    def _rooms(self, position: np.ndarray) -> np.ndarray:
-        """Tokens that each pair may hold: int64 [n]."""
-        is_short = self._uniform("is short", position) < self.short_sequence_probability
-        return np.where(is_short, 2 + self._draw("short room", self.room - 1, position), self.room)
-
     def _from_elsewhere(
-        self, position: np.ndarray, document: np.ndarray, room: np.ndarray, has_sentences: np.ndarray,
+        self, chance: _Chance, document: np.ndarray, room: np.ndarray, has_sentences: np.ndarray,
         ends_sentence: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """(start, stop) of texts of up to `room` tokens out of random documents, none of `document`.
@@ -146,48 +165,36 @@ class _Planner:
         They are like the rest that they stand for: whole sentences (has_sentences), the end of a sentence
         (ends_sentence alone), or any tokens.
         """
-        texts, sentences = self.texts, self.texts.sentences
-        other = self._draw("document", len(texts.starts) - 1, position)
+        texts, sentences = self._texts, self._texts.sentences
+        other = chance.number("document", len(texts.starts) - 1)
         other += other >= document
         first, stop = texts.starts[other], texts.stops[other]
         latest = np.maximum(first, stop - room)  # what begins behind does not fill the room
-        start = first + self._draw("first token", latest - first + 1, position)
-        end = np.minimum(start + room, stop)
         # A sentence to begin with, by `latest` and no longer than the room, or one to end with, no shorter than it.
         first_sentence = self._first_sentence[other]
         num_before = np.searchsorted(sentences, np.where(has_sentences, latest, stop - 1), side="right")
-        drawn = self._sentences(position, first_sentence, num_before - first_sentence, room, has_sentences)
-        start = np.where(has_sentences, sentences[drawn], start)
-        end = np.where(has_sentences, last_end(sentences, start, room, stop), end)
-        is_end = ends_sentence & ~has_sentences
-        end = np.where(is_end, sentences[drawn + 1], end)
-        return np.where(is_end, np.maximum(first, end - room), start), end
+        drawn = self._sentences(chance, first_sentence, num_before - first_sentence, room, has_sentences)
+        from_token = first + chance.number("token", latest - first + 1)
+        start = np.where(has_sentences, sentences[drawn], from_token)
+        end = np.where(has_sentences, last_end(sentences, start, room, stop), np.minimum(start + room, stop))
+        is_tail = ends_sentence & ~has_sentences
+        end = np.where(is_tail, sentences[drawn + 1], end)
+        return np.where(is_tail, np.maximum(first, end - room), start), end
 
     def _sentences(
-        self, position: np.ndarray, first: np.ndarray, count: np.ndarray, room: np.ndarray, must_fit: np.ndarray
+        self, chance: _Chance, first: np.ndarray, count: np.ndarray, room: np.ndarray, must_fit: np.ndarray
     ) -> np.ndarray:
         """Numbers of random sentences, from `first` to first + count - 1: int64 [n].
 
         Those too long where they must fit, and those that would fit where they must not, are drawn again a few times,
         for the rest of the document that they stand for always fits, or is part of one sentence.
         """
-        sentences = self.texts.sentences
-        drawn = first + self._draw("sentence elsewhere", count, position)
-        for attempt in range(1, _ATTEMPTS):
+        sentences = self._texts.sentences
+        drawn = first + chance.attempt(0, count)
+        for number in range(1, _ATTEMPTS):
             lengths = sentences[drawn + 1] - sentences[drawn]
-            again = np.flatnonzero(np.where(must_fit, lengths > room, lengths < room))
-            if not len(again):
+            is_wrong = np.where(must_fit, lengths > room, lengths < room)
+            if not is_wrong.any():
                 break
-            drawn[again] = first[again] + self._draw(f"sentence elsewhere, {attempt}", count[again], position[again])
+            drawn = np.where(is_wrong, first + chance.attempt(number, count), drawn)
         return drawn
-
-    def _uniform(self, what: str, position: np.ndarray) -> np.ndarray:
-        return self._stream(what).uniform(position)
-
-    def _draw(self, what: str, bound: np.ndarray | int, position: np.ndarray) -> np.ndarray:
-        return self._stream(what).integers(bound, position)
-
-    def _stream(self, what: str) -> CounterRandom:
-        if what not in self._draws:
-            self._draws[what] = CounterRandom(self.seed, self.epoch, f"sentence pairs: {what}")
-        return self._draws[what]
