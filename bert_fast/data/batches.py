@@ -119,25 +119,22 @@ class Batches:
         """What every batch of every epoch fits into, for CUDA graphs (`graphs.CapturedStep`).
 
         batch_size keeps it small: without, there may be a sequence for every two tokens. Of a source that has them,
-        `max_length` (tokens of an example, in any epoch) and `max_labels(max_tokens, max_sequences)` (entries of
-        masked_lm_positions) count; else the lengths of epoch 0 must be those of all.
-
-        Raises:
-            ValueError: examples are several sequences each (choices of a question), which a budget cannot count.
+        `max_length` (tokens of an example, in any epoch), `num_choices` (sequences of an example) and
+        `max_labels(max_tokens, max_sequences)` (entries of masked_lm_positions) count; without max_length, the lengths
+        of epoch 0 must be those of all.
         """
-        if getattr(self.source, "num_choices", 1) != 1:
-            raise ValueError("source: expected one sequence an example; those of several have no budget")
         longest = int(max(self.source.lengths(0).max(initial=1), getattr(self.source, "max_length", 1)))
-        max_tokens = self.max_tokens
-        if max_tokens is None:
-            assert self.batch_size is not None
-            max_tokens = self.batch_size * longest
+        max_tokens, max_sequences = self.max_tokens, None
+        if self.batch_size is not None:
+            max_sequences = self.batch_size * getattr(self.source, "num_choices", 1)
+            max_tokens = max_tokens or self.batch_size * longest
+        assert max_tokens is not None
         max_labels = getattr(self.source, "max_labels", None)
         return Budget(
             max_tokens=max_tokens,
-            max_sequences=self.batch_size or max(1, max_tokens // 2),
+            max_sequences=max_sequences or max(1, max_tokens // 2),
             max_seqlen=min(longest, max_tokens),
-            max_labels=None if max_labels is None else max_labels(max_tokens, self.batch_size),
+            max_labels=None if max_labels is None else max_labels(max_tokens, max_sequences),
         )
 
     def _make_plan(self, epoch: int) -> BatchPlan:

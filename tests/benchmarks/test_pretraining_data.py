@@ -1,7 +1,5 @@
 """The benchmark of pre-training data: figures of every case, and what they are compared with."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch

@@ -238,6 +238,9 @@ def test_budgets() -> None:
     assert Batches(Numbers(lengths), max_tokens=256, batch_size=9).budget() == Budget(256, 9, 100)
     assert Batches(Numbers(lengths), batch_size=9).budget() == Budget(900, 9, 100)
     assert Batches(Labelled(lengths), batch_size=9).budget() == Budget(1080, 9, 120, 1080 // 5 + 9)
+    choices = Numbers(lengths)
+    choices.num_choices = 4  # type: ignore[attr-defined]
+    assert Batches(choices, batch_size=9).budget() == Budget(900, 36, 100)
     batches = Batches(Labelled(lengths), max_tokens=256)
     budget = batches.budget()
     assert budget == Budget(256, 128, 120, 52)
