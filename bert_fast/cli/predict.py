@@ -79,7 +79,7 @@ def _stdin(model: "TrainedModel") -> Iterator[list[dict[str, Any]]]:
 
 
 def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
-    from bert_fast.training.recipes.settings import ClassifyData, NerData
+    from bert_fast.training.recipes.settings import ClassifyData, NerData, QaData
 
     data, place = model.settings.data, f"-: line {number}"
     try:
@@ -101,4 +101,6 @@ def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
             raise ValueError(f"got {type(row).__name__}")
     except ValueError as error:
         raise SourceError(f"{place}: expected a JSON object: {error}") from None
+    if isinstance(data, QaData):
+        row.setdefault("id", str(number - 1))  # of all lines, not of those that came together
     return row

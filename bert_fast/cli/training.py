@@ -60,7 +60,7 @@ def _add_flag(group: Any, task: str, field: "Field") -> None:
         return
     options["metavar"] = "{" + ",".join(field.choices) + "}" if field.choices else _METAVARS.get(field.kind, "TEXT")
     if field.is_list:
-        options["nargs"] = "+"
+        options["nargs"] = field.count or "+"
     group.add_argument(field.flag, type=_reader(field), **options)
 
 
@@ -72,10 +72,9 @@ def _reader(field: "Field") -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         try:
-            value = field.read(text)
+            return field.read_one(text) if field.is_list else field.read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error).removeprefix(f"{field.name}: ")) from None
-        return value[0] if field.is_list and value else value
 
     return read
 

@@ -82,7 +82,7 @@ def classify_run(tiny_model: Path, reviews: Path, tmp_path_factory: pytest.TempP
     path = tmp_path_factory.mktemp("runs") / "reviews"
     arguments = [
         *("--model", tiny_model, "--train", reviews / "train.tsv", "--valid", reviews / "valid.tsv"),
-        *("--text", "sentence", "--output-dir", path, "--steps", "60", "--eval-every", "30"),
+        *("--text", "sentence", "--output-dir", path, "--steps", "40", "--eval-every", "20"),
         *("--learning-rate", "1e-2", "--quiet"),
     ]
     assert main.main(["finetune", "classify", *map(str, arguments)]) == 0

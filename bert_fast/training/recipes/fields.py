@@ -26,6 +26,7 @@ class Field:
         kind: of one value: int, float, str, bool or Path.
         is_optional: whether None is a value.
         is_list: whether it holds several values.
+        count: how many it then holds; None: any number from 1 on.
         choices: the only values allowed; empty: any.
         default: `MISSING` where a value must be given.
         help: the comment beside the field.
@@ -35,6 +36,7 @@ class Field:
     kind: type
     is_optional: bool
     is_list: bool
+    count: int | None
     choices: tuple[str, ...]
     default: Any
     help: str
@@ -57,11 +59,14 @@ class Field:
                 return None
             raise ValueError(f"{self.name}: expected {self._expected()}, got nothing")
         if not self.is_list:
-            return self._read_one(value)
+            return self.read_one(value)
         many = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        return tuple(self._read_one(one) for one in many)
+        if len(many) != (self.count or max(1, len(many))):
+            raise ValueError(f"{self.name}: expected {self.count or 'some'} values, got {len(many)}")
+        return tuple(self.read_one(one) for one in many)
 
-    def _read_one(self, value: Any) -> Any:
+    def read_one(self, value: Any) -> Any:
+        """One of several values; errors as of `read`."""
         try:
             result = _READERS[self.kind](value)
         except (TypeError, ValueError):
@@ -85,26 +90,28 @@ def fields_of(cls: type, choices: dict[str, tuple[str, ...]] | None = None) -> d
     comments = _comments(cls)
     found = {}
     for entry in dataclasses.fields(cls):
-        kind, is_optional, is_list, allowed = _kind(types_by_name[entry.name])
+        kind, is_optional, is_list, count, allowed = _kind(types_by_name[entry.name])
         allowed = allowed or (choices or {}).get(entry.name, ())
         found[entry.name] = Field(
-            entry.name, kind, is_optional, is_list, allowed, entry.default, comments.get(entry.name, "")
+            entry.name, kind, is_optional, is_list, count, allowed, entry.default, comments.get(entry.name, "")
         )
     return found
 
 
-def _kind(hint: Any) -> tuple[type, bool, bool, tuple[str, ...]]:
-    """(type of one value, None allowed, several, choices) of an annotation."""
+def _kind(hint: Any) -> tuple[type, bool, bool, int | None, tuple[str, ...]]:
+    """(type of one value, None allowed, several, how many, choices) of an annotation."""
     is_optional = is_list = False
+    count = None
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = [one for one in typing.get_args(hint) if one is not type(None)]
         is_optional = True
     if typing.get_origin(hint) is tuple:
-        is_list, hint = True, typing.get_args(hint)[0]
+        entries = typing.get_args(hint)
+        is_list, hint, count = True, entries[0], None if entries[-1] is Ellipsis else len(entries)
     if typing.get_origin(hint) is typing.Literal:
-        return str, is_optional, is_list, typing.get_args(hint)
+        return str, is_optional, is_list, count, typing.get_args(hint)
     assert hint in _READERS, hint
-    return hint, is_optional, is_list, ()
+    return hint, is_optional, is_list, count, ()
 
 
 def _comments(cls: type) -> dict[str, str]:

@@ -141,6 +141,8 @@ def _settings(directory: Path, changes: dict[str, Any], precision: str) -> Setti
                 raise ValueError(f"expected an object, got {type(stored).__name__}")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{file}: cannot be read or is damaged: {error}") from None
+        if changes.get("task", stored.get("task")) != stored.get("task"):
+            raise SettingsError(f"task: expected {stored.get('task')}, as the model was trained, got {changes['task']}")
     elif not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory")
     elif "task" not in changes:

@@ -1,6 +1,7 @@
 """`run`: a run from its settings, in one phase or two, to its predictions; and `plan_text`, what it would do."""
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,7 +167,7 @@ def _first_batch(parts: Parts) -> list[str]:
     batches = Batches(train, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed)
     indices = batches.plan(0).indices(0)
     shown = [parts.task.describe(train, int(index)) for index in indices[:_SHOWN_EXAMPLES]]
-    return [f"first batch  {len(indices)} examples; of them", *(f"  {_cut(text)}" for text in shown)]
+    return [f"first batch  {len(indices)} examples; of them", *(textwrap.indent(_cut(text), "  ") for text in shown)]
 
 
 def _count(source: object) -> str:
