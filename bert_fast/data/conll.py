@@ -261,7 +261,8 @@ def _column(rows: Any, column: str, name: str) -> list[Any]:
     if known is not None:
         if column not in known:
             raise SourceError(f"{name}: expected a column {column!r}, got {', '.join(map(repr, known))}")
-        return list(rows[column])
+        plain = rows.with_format(None) if hasattr(rows, "with_format") else rows  # lists, no tensors
+        return list(plain[column])
     values = []
     for index, row in enumerate(rows):
         if not hasattr(row, "keys") or column not in row:

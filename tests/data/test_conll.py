@@ -147,6 +147,7 @@ def test_rows_of_a_data_set_with_named_labels() -> None:
     )
     sentences = sentences_from_rows(data)
     assert as_lists(sentences) == JOHN and sentences.label_names == names
+    assert as_lists(sentences_from_rows(data.with_format("numpy"))) == JOHN
     with pytest.raises(SourceError, match="expected a column 'words', got 'tokens', 'ner_tags'"):
         sentences_from_rows(data, word_column="words")
 
