@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from bert_fast import BertConfig, BertForMaskedLM, BertForPreTraining, BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.batches import Batches
+from bert_fast.data.batches import Batches, only
 from bert_fast.data.full_sentences import Texts, full_sentences
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
 from bert_fast.data.sentence_pairs import sentence_pairs
@@ -272,3 +273,40 @@ def test_real_books(tmp_path: Path, shared_data: Path, next_sentence: bool) -> N
         expected = np.bincount(store.tokens, minlength=len(tokenizer))
         assert np.array_equal(np.delete(seen, [101, 102]), np.delete(expected, [101, 102]))
     assert 6 < unigram_entropy(store, tokenizer) < 7
+
+
+def test_the_page_shows_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    page = Path(__file__).resolve().parents[2] / "docs" / "pretraining_data.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n")
+    Path("corpus.txt").write_text("w1 w2 w3\nw4 w5\n\nw6\nw7 w8 w9\n")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert torch.isfinite(names["loss"]) and names["unigram_entropy"] is unigram_entropy
+
+
+def test_trainers_of_transformers_take_whole_batches(
+    store: TokenStore, tokenizer: BertTokenizer, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    torch.set_num_threads(1)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    source = PretrainingSource(store, tokenizer, max_length=64)
+    options = dict(
+        output_dir=str(tmp_path), max_steps=3, report_to=[], use_cpu=True, save_strategy="no", logging_steps=1
+    )
+    trainer = transformers.Trainer(
+        BertForPreTraining(config),
+        transformers.TrainingArguments(per_device_train_batch_size=1, disable_tqdm=True, **options),
+        train_dataset=Batches(source, max_tokens=512).epoch(0),
+        data_collator=only,
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 3 and all(3 < loss < 8 for loss in losses)
