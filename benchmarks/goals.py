@@ -21,7 +21,9 @@ __all__ = ["GOALS", "report"]
 
 TOKENS = (4096, 16384, 32768)
 WIDTHS = ((768, 3072), (1024, 4096))  # hidden, intermediate
+RUN_LENGTHS = ("single_books", "squad_windows_384_stride128", "packed_nsp_512")
 VOCAB_SIZE, CHUNK = 30522, 2048  # about as many rows of logits as are made at once
+CPU_RUNS = ("run/minilm/sms", *(f"run/minilm/mlm/{lengths}" for lengths in RUN_LENGTHS))
 CPU_FAMILIES = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy")
 
 
@@ -101,6 +103,13 @@ def on_the_cpu(lines: Sequence[Line]) -> Iterator[Figure]:
             yield Figure(case.removeprefix("kernel/"), sum(line["us"] for line in newest) / ours)
 
 
+def whole_runs(lines: Sequence[Line]) -> Iterator[Figure]:
+    """Our Trainer's tokens/s over transformers', times the share of real tokens in what transformers computes."""
+    for case in CPU_RUNS:
+        found = [line for line in lines if line.get("case") == case]
+        yield Figure(case.removeprefix("run/"), found[-1]["ratio"] * found[-1]["fill"] if found else None)
+
+
 def saved_share(lines: Sequence[Line]) -> Iterator[Figure]:
     """Bytes that a layer keeps, over those of Hugging Face's eager layer."""
     found = [line for line in lines if line.get("case") == "saved_bytes_per_layer/base/B8/S512"]
@@ -150,6 +159,7 @@ GOALS = (
     ),
     Goal("linear_cross_entropy over Liger's", 1.1, speedup("linear_cross_entropy", "liger", "labelled")),
     Goal("CPU: the torch back-end over stock PyTorch", 1.0, on_the_cpu, "cpu"),
+    Goal("CPU: a whole training run over transformers', times fill", 0.9, whole_runs, "cpu"),
     Goal("what a layer keeps for backward, of the eager layer", 0.35, saved_share, "cpu", is_upper=True, unit="%"),
     *TOKENIZER_GOALS,
 )

@@ -90,17 +90,18 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     sanitizers = [(tool, family) for tool in ("memcheck", "racecheck") for family in families]
     return [
         Part("extension", 35, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
-        at_once("verify", 80),
+        at_once("verify", 75),
         Part("tests", 60, (Process("tests", tests),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
         at_once("compile", 65, part("prepare", ""), part("prepare", "steps")),
-        *in_turn("time", 110),
+        *in_turn("time", 100),
         Part("steps", 35, (part("steps", ""),)),
+        Part("runs", 25, (part("runs", ""),)),
         Part("gemm", 25, (part("gemm", ""),)),
-        Part("peers", 20, (part("peers", ""),)),
+        Part("peers", 15, (part("peers", ""),)),
         Part("tiles", 10, (part("tiles", ""),)),
         Part("models", 8, (part("models", ""),)),
-        Part("sanitizer", 35, tuple(
+        Part("sanitizer", 30, tuple(
             Process(f"{tool} {family}", (*python, "benchmarks.sanitize", tool, "--family", family, *run,
                     "--port", str(49152 + 32 * i)))
             for i, (tool, family) in enumerate(sanitizers)

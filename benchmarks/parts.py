@@ -11,6 +11,7 @@
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
     tiles      attention's tiles and alternatives in turn
     steps      whole steps of pre-training against transformers', with MFU
+    runs       whole training runs by our Trainer: tokens/s, MFU, memory, waiting for batches
     models     whole models against transformers, where the lengths of their texts are there
 
 FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from benchmarks.case import KernelCase
     from benchmarks.gemm_tuning import Product
     from benchmarks.tiles import Group
+    from benchmarks.training_runs import RunCase
     from benchmarks.training_steps import StepCase
 
 __all__ = ["PARTS", "Run"]
@@ -312,6 +314,30 @@ def _skip_step(run: Run, case: "StepCase", reason: str, provider: str | None = N
     _say(f"{case.name}{f' {provider}' if provider else ''}: left out: {reason}")
 
 
+def runs(run: Run, family: str, seconds: float) -> bool:
+    """Times whole training runs; a line of kind "run" for each."""
+    from benchmarks import training_runs
+    from benchmarks.ceilings import ceilings_of
+
+    def leave_out(case: "RunCase", reason: str) -> None:
+        run.recorder.write("skipped", part="runs", family=None, case=case.name, provider=None, reason=reason)
+        _say(f"{case.name}: left out: {reason}")
+
+    ceiling = ceilings_of(run.recorder.of_this_run("ceiling")).matmul_tflop_s
+    cases = training_runs.SMALL_CASES if run.size == "small" else training_runs.CASES
+    for case in Seconds(seconds).of(list(cases), leave_out):
+        try:
+            results = list(training_runs.time_run(case))
+        except Exception as failure:  # memory is short, say: the next case may fit
+            leave_out(case, f"{type(failure).__name__}: {str(failure)[:300]}")
+            continue
+        for result in results:
+            mfu = round(result["tflop_s"] / ceiling, 4) if ceiling else None
+            run.recorder.write("run", case=case.name, mfu=mfu, matmul_ceiling_tflop_s=ceiling, **result)
+            _say(f"{case.name:40} {result['tokens_per_s']:12,.0f} tokens/s  MFU {mfu}  waits {result['wait_share']}")
+    return True
+
+
 def models(run: Run, family: str, seconds: float) -> bool:
     """Times the whole-model cases, each side in eager mode; a case without the lengths of its texts is left out."""
     import torch
@@ -404,6 +430,7 @@ PARTS: dict[str, Callable[[Run, str, float], bool]] = {
     "gemm": gemm,
     "tiles": tiles_,
     "steps": steps,
+    "runs": runs,
     "models": models,
 }
 

@@ -25,6 +25,7 @@ from benchmarks.record import RESULTS, Recorder, cpu_environment, gpu_environmen
 from benchmarks.registry import CASES, FUSED_CASES, kernel_cases
 from benchmarks.tokenizers.environment import tokenizer_environment
 from benchmarks.tokenizers.jobs import tokenizer_jobs
+from benchmarks.training_runs import CPU_RUNS
 
 Job = Callable[[], Iterable[dict[str, Any]]]
 
@@ -84,6 +85,7 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     }
     jobs |= {"saved_bytes_per_layer": lambda: [saved_bytes_per_layer()]}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in COMPONENTS.items()}
+    jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in CPU_RUNS.items()}
     jobs |= tokenizer_jobs()
     return jobs | {
         case.name: (lambda case=case: check_and_time(case, device, ("bert_fast", "eager"), rounds * 5))

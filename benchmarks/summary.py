@@ -36,6 +36,12 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
         + ("" if s["provider"] == "bert_fast" else f"  bert_fast {s['bert_fast_speedup']}x")
         for s in recorder.of_this_run("step")
     ]
+    lines += [
+        f"{r['case'].removeprefix('run/'):<40} {r['tokens_per_s']:>12,.0f} tokens/s"
+        + (f"  MFU {r['mfu']:.0%}" if r["mfu"] is not None else "")
+        + f"  waits {r['wait_share']:.1%}"
+        for r in recorder.of_this_run("run")
+    ]
     lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
     return "\n".join([*lines, *(f"  {kernel}" for kernel in owed)])
 

@@ -36,6 +36,8 @@ class Processes:
         # accelerate keeps one state for the whole process and refuses another precision, even of a run that is over.
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(
+            # Without being told so it takes each of several processes on a CPU for a run of its own.
+            cpu=not torch.accelerator.is_available(),
             mixed_precision=_MIXED_PRECISION[config.precision],
             kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],
             step_scheduler_with_optimizer=False,

@@ -1,0 +1,34 @@
+"""Whole runs: what they report, and that both sides do the same work."""
+
+import numpy as np
+import pytest
+
+from benchmarks import goals, training_runs
+from benchmarks.training_runs import SMALL_CASES, DrawnSource, MaskedWords, time_run
+
+pytest.importorskip("accelerate")
+
+
+def test_a_small_run_reports_itself() -> None:
+    (result,) = time_run(SMALL_CASES[0])
+    assert result["steps"] == SMALL_CASES[0].steps - 1
+    assert result["tokens_per_s"] > 0
+    assert 0 <= result["wait_share"] <= 1
+    assert 0.8 < result["fill"] <= 1
+    assert 3 < result["last_loss"] < 7  # ln 100 = 4.6
+
+
+def test_drawn_batches_are_masked_as_in_pretraining() -> None:
+    source = DrawnSource([20] * 200, vocab_size=100)
+    batch = source.batch(0, np.arange(200))
+    words = np.concatenate([source.tokens(i) for i in range(200)])
+    changed = np.flatnonzero(batch["input_ids"].numpy() != words)
+    positions = batch["masked_lm_positions"].numpy()
+    assert set(changed) <= set(positions)
+    assert np.array_equal(batch["labels"].numpy(), words[positions])
+    assert 0.14 < len(positions) / (18 * 200) < 0.16
+    assert MaskedWords(source).label_counts(batch) == {"loss": len(positions)}
+
+
+def test_goals_name_the_runs_that_there_are() -> None:
+    assert tuple(training_runs.CPU_RUNS) == goals.CPU_RUNS
