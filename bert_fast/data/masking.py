@@ -116,11 +116,9 @@ class Masking:
         draws >>= np.uint64(64 - _RANDOM_BITS)
         # In a sequence, the units with the smallest random numbers: the keys are (sequence, random, place).
         sequence = np.repeat(np.arange(len(counts)), counts)
-        keys = (draws << np.uint64(_PLACE_BITS)) | ((sequence << (_PLACE_BITS + _RANDOM_BITS)) | places).astype(
-            np.uint64
-        )
-        # Sorting costs most, and a few of them come into question: those below what the chosen stay below, but for
-        # four standard deviations.
+        keys = ((sequence << (_PLACE_BITS + _RANDOM_BITS)) | places).astype(np.uint64)
+        keys |= draws << np.uint64(_PLACE_BITS)
+        # Sorting costs most, and few can be among the smallest: a limit four standard deviations up spares the others.
         share = (num_chosen + 4 * np.sqrt(num_chosen) + 4) / np.maximum(counts, 1)
         limit = (np.minimum(share, 1) * (1 << _RANDOM_BITS)).astype(np.uint64)
         is_low = draws < np.repeat(limit, counts)

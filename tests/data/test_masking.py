@@ -124,6 +124,17 @@ def test_an_example_is_masked_alike_in_any_batch(tokenizer: BertTokenizer, whole
     assert ends[-1] == len(together.input_ids)
 
 
+def test_an_example_is_masked_alike_in_batches_of_any_size(tokenizer: BertTokenizer) -> None:
+    """So many that in some batches a sequence has fewer small random numbers than usual, and all are sorted."""
+    masking = Masking(tokenizer)
+    ids, lengths = np.tile(sentence(202), 20_000), 202
+    for epoch in range(5):
+        large = masking(ids, np.arange(20_001) * lengths, np.arange(20_000), 0, epoch)
+        for start in range(0, 20_000, 4000):
+            small = masking(ids[: 4000 * lengths], np.arange(4001) * lengths, start + np.arange(4000), 0, epoch)
+            assert np.array_equal(small.input_ids, large.input_ids[start * lengths : (start + 4000) * lengths])
+
+
 def test_epochs_seeds_and_examples_differ(tokenizer: BertTokenizer) -> None:
     masking, sequences = Masking(tokenizer), [sentence(100)] * 3
     first, second = mask(masking, sequences), mask(masking, sequences, epoch=1)
