@@ -23,7 +23,8 @@ from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["BatchPlan", "Batches", "EpochBatches", "only"]
 
-_GOOD_FILL = 0.98  # below, examples of like lengths are put together
+_GOOD_FILL = 0.98  # below, examples of like lengths are put together,
+_WORTH_SORTING = 0.995  # if that leaves no more than this share of the batches
 _MAX_OPEN = 512  # batches that wait for examples
 _WINDOW = 1024  # examples that are sorted by length where that is needed
 _CHUNK = 1 << 16  # examples whose lengths are Python integers at a time
@@ -59,7 +60,7 @@ class Batches:
     With batch_size alone, batches have that many examples; the last of an epoch has what is left. With max_tokens,
     batches hold up to so many tokens, and examples are packed so that little room is left: in random order, each goes
     to the fullest batch that has room for it (best fit). Where lengths are such that this fills less than 98 %, windows
-    of 1,024 random examples are packed from the longest to the shortest, if that is better.
+    of 1,024 random examples are packed from the longest to the shortest, if that saves 0.5 % of the batches.
 
     Args:
         source: the examples.
@@ -72,6 +73,7 @@ class Batches:
 
     Raises: TypeError, ValueError naming the argument; ValueError, when an epoch is planned, for an example that is
         longer than max_tokens.
+    Source: Johnson et al. 1974 (doi:10.1137/0203025), best fit.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class Batches:
             window = np.arange(len(order)) // _WINDOW
             by_length = order[np.lexsort((-lengths[order].astype(np.int64), window))]
             alternative, fewer = _best_fit(lengths[by_length], self.max_tokens, self.batch_size)
-            if fewer < count:
+            if fewer < _WORTH_SORTING * count:
                 order, batch_of, count = by_length, alternative, fewer
         place = CounterRandom(self.seed, epoch, "order of batches").permutation(count)
         batch_of = place[batch_of]

@@ -173,6 +173,14 @@ def test_packed_batches_hold_examples_of_all_lengths() -> None:
     assert stats.kstest(np.array(firsts) / len(lengths), "uniform").pvalue > LEAST_P
 
 
+def test_a_limit_of_examples_does_not_sort_them_by_length() -> None:
+    lengths = draw(6, 20_000, 300)
+    plan = Batches(Numbers(lengths), max_tokens=8192, batch_size=40).plan(0)
+    means = np.array([lengths[plan.indices(number)].mean() for number in range(len(plan) - 1)])
+    assert plan.fill < 0.9 and np.diff(plan.cu_batches).max() == 40
+    assert np.std(means) < 0.25 * np.std(lengths)
+
+
 def test_plans_depend_on_seed_and_epoch_alone() -> None:
     lengths = draw(0, 500)
     for arguments in ({"batch_size": 8}, {"max_tokens": 256}):
