@@ -69,6 +69,8 @@ class TrainingConfig:
             _check_count(name, getattr(self, name), 1)
         for name in ("num_workers", "seed"):
             _check_count(name, getattr(self, name), 0)
+        if self.seed >= 2**32:
+            raise ValueError(f"seed: expected a number below {2**32}, got {self.seed}")
         for name in ("epochs", "eval_every", "save_every", "max_grad_norm", "learning_rate", "schedule_power"):
             _check_number(name, getattr(self, name), is_positive=True)
         for name in ("weight_decay", "warmup", "eps"):

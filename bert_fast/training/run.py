@@ -71,6 +71,8 @@ class Run:
         config, source = self.config, self.task.train
         if source is None or not len(source.lengths(0)):
             raise ValueError("task: expected examples to train on, got none")
+        if self.task.valid is not None and not len(self.task.valid.lengths(0)):
+            raise ValueError("task: expected examples to judge by, got none (valid=None: no evaluation)")
         self.source = source
         self.batches = Batches(
             source, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed
@@ -96,7 +98,8 @@ class Run:
             outcome = self._begin(resume) or self._steps()
             result = self._finish(outcome)
         except BaseException as error:
-            self.tell.end(f"failed: {error}" if str(error) else f"failed: {type(error).__name__}")
+            with contextlib.suppress(Exception):  # an observer that fails, too, would hide the error
+                self.tell.end(f"failed: {error}" if str(error) else f"failed: {type(error).__name__}")
             raise
         self.tell.end(result.outcome)
         return result
@@ -116,6 +119,7 @@ class Run:
                 f"{self.checkpoints.path}: holds checkpoints of a run already; go on with resume='auto', or choose "
                 "another output_dir"
             )
+        self.processes.on_main(self._make_directory)
         seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
         state: dict[str, Any] = {}
         if newest is not None:
@@ -127,6 +131,12 @@ class Run:
         if newest is not None:
             self.tell.note(f"going on after step {newest}, from {self.checkpoints.directory(newest)}")
         return state.get("outcome")
+
+    def _make_directory(self) -> None:
+        try:
+            self.config.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"output_dir: {self.config.output_dir} cannot be made: {error}") from error
 
     def _finish(self, outcome: str) -> TrainingResult:
         """Leaves the best weights in the model and in `model/`."""
@@ -250,13 +260,8 @@ class Run:
                 self.processes.accelerator.backward(_total(weighted.values()))
             for name, value in weighted.items():
                 losses[name] = losses[name] + value.detach() if name in losses else value.detach()
-        if self.processes.is_sharded and self.config.max_grad_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-            self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-            self.optimizer.step()
-        else:
-            self.optimizer.step()
-            self.grad_norm = getattr(self.optimizer.optimizer, "grad_norm", None)
+        self.optimizer.step()
+        self.grad_norm = getattr(self.optimizer.optimizer, "grad_norm", None)
         self.optimizer.zero_grad()
         return losses
 

@@ -68,8 +68,8 @@ class Trainer:
         Raises: ValueError: there are none.
         """
         source = self.task.valid if source is None else source
-        if source is None:
-            raise ValueError("source: expected examples, as the task has none to judge by")
+        if source is None or not len(source.lengths(0)):
+            raise ValueError("source: expected examples to judge by, got none")
         predictions, metrics = self._run_over(source)
         return self.processes.on_main(lambda: metrics | self.task.score(source, predictions))
 

@@ -158,7 +158,8 @@ def test_the_real_parts_from_end_to_end_on_a_cpu(
     # Wrong cases make `verify` fail; the crashing one ends the sanitizer's process.
     assert outcomes == {
         "verify": "failed", "ceilings": "ok", "compile": "ok", "prepare": "ok", "time": "ok", "peers": "ok",
-        "steps": "ok", "runs": "ok", "gemm": "ok", "tiles": "ok", "models": "ok", "memcheck": "failed", "racecheck": "failed",
+        "steps": "ok", "runs": "ok", "gemm": "ok", "tiles": "ok", "models": "ok", "memcheck": "failed",
+        "racecheck": "failed",
     }  # fmt: skip
     text = summary(recorder, lines, [])
     assert "cases: 4 red, 3 green" in text
