@@ -1,1 +1,19 @@
 """Whole runs from plain settings: what the command line calls, and what a script may call as well."""
+
+from bert_fast.training.recipes.embedding import Embedder, embed_files
+from bert_fast.training.recipes.inference import TrainedModel
+from bert_fast.training.recipes.models import SIZES, make_config
+from bert_fast.training.recipes.runs import plan_text, run
+from bert_fast.training.recipes.settings import Settings, SettingsError
+
+__all__ = [
+    "SIZES",
+    "Embedder",
+    "Settings",
+    "SettingsError",
+    "TrainedModel",
+    "embed_files",
+    "make_config",
+    "plan_text",
+    "run",
+]
