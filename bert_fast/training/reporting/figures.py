@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-__all__ = ["count", "duration", "losses", "memory", "number", "percent", "rate"]
+__all__ = ["count", "duration", "losses", "memory", "number", "percent", "power", "rate"]
 
 
 def number(value: float) -> str:
@@ -11,11 +11,16 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     if value != 0 and abs(value) < 1e-3:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return power(value)
     if float(value).is_integer() and abs(value) < 1e6:
         return f"{value:.0f}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def power(value: float) -> str:
+    """A small number in three digits: 3e-5, 1.25e-3, 0."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if value else "0"
 
 
 def count(value: float) -> str:

@@ -24,7 +24,7 @@ h2 { font-size: 17px; margin: 0 0 8px; }
 section { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px; margin-top: 16px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(185px, 1fr)); gap: 14px; margin-top: 12px; }
 .cards section { margin: 0; }
-.cards b { display: block; font-size: 25px; line-height: 1.25; color: var(--accent); }
+.cards b { display: block; font-size: 23px; line-height: 1.25; color: var(--accent); }
 .cards span { display: block; font-size: 13.5px; line-height: 1.4; color: var(--soft); }
 .columns { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(430px, 100%), 1fr)); gap: 0 16px; }
 figure { margin: 0; }

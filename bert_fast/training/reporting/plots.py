@@ -1,11 +1,11 @@
 """The curves of a run, each drawing as SVG text; None where there is nothing to see."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bert_fast.training.reporting.figures import number
+from bert_fast.training.reporting.figures import power
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
 from bert_fast.training.reporting.svg import BAD, MAIN, SECOND, SOFT, svg
 
@@ -119,7 +119,7 @@ def _drawn(panels: Sequence[_Panel], record: RunRecord) -> str | None:
                 )  # fmt: skip
                 explained.update(panel.names)
         rows[-1].set_xlim(0, None)
-        rows[-1].xaxis.set_major_formatter(_tick)
+        rows[-1].xaxis.set_major_formatter(_ticks(rows[-1].get_xlim()[1]))
         rows[-1].set_xlabel("step")
         rows[-1].xaxis.get_major_locator().set_params(integer=True)
 
@@ -140,7 +140,7 @@ def _draw(axes: "Axes", panel: _Panel, resumed_at: Sequence[int]) -> None:
         axes.set_ylim(0, None)
     else:
         _widen(axes, panel.is_share)
-    axes.yaxis.set_major_formatter(_tick_of_share if panel.is_share else _tick)
+    axes.yaxis.set_major_formatter(_tick_of_share if panel.is_share else _ticks(axes.get_ylim()[1]))
 
 
 def _widen(axes: "Axes", is_share: bool) -> None:
@@ -153,12 +153,14 @@ def _widen(axes: "Axes", is_share: bool) -> None:
         axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
-def _tick(value: float, _: object) -> str:
-    if abs(value) >= 1_000_000:
-        return f"{value / 1e6:.6g}M"
-    if abs(value) >= 10_000:
-        return f"{value / 1e3:.6g}k"
-    return f"{value:.6g}" if value == 0 or abs(value) >= 1e-3 else number(value)
+def _ticks(high: float) -> Callable[[float, object], str]:
+    """Words for the marks of an axis up to `high`, all in one unit."""
+    unit, name = next((pair for pair in ((1e6, "M"), (1e3, "k")) if high >= 10 * pair[0]), (1.0, ""))
+
+    def tick(value: float, _: object) -> str:
+        return power(value) if high < 0.01 else f"{value / unit:.6g}{name if value else ''}"
+
+    return tick
 
 
 def _tick_of_share(value: float, _: object) -> str:
