@@ -100,6 +100,8 @@ class BatchLoader:
     def _places(self, start: Position) -> Iterator[Place]:
         for epoch in itertools.count(start.epoch):
             num_batches = len(self._batches.plan(epoch))
+            if not num_batches:
+                raise ValueError(f"source: expected examples in every epoch, epoch {epoch} has none")
             epoch_steps = -(-num_batches // self._share)
             for step in range(start.step if epoch == start.epoch else 0, epoch_steps):
                 first = step * self._share

@@ -90,6 +90,7 @@ class Run:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.grad_norm: Tensor | None = None
+        self.epochs = 0.0  # done, the last in part
         self.paused = 0.0  # seconds of evaluations and checkpoints since the last report
 
     def train(self, resume: str) -> TrainingResult:
@@ -206,36 +207,43 @@ class Run:
                     return outcome
 
     def _step(self, batches: list[MicroBatch], wait: float, signals: StopSignals) -> str | None:
-        """One step and what is due after it; returns the outcome if it was the last."""
+        """One step and what is due after it; returns the outcome if it was the last, or if a signal came before it."""
         number, place = self.progress.step + 1, batches[-1].place
         with explained(number, batches):
             counts = [self._labels(one) for one in batches]
             asked = self.processes.sums(_summed(counts) | {"stop": float(signals.received is not None)})
+            if asked["stop"]:
+                return self._interrupted(signals.received or "a signal to another process")
             losses = self._learn(batches, counts, asked)
             self.tally.add(losses, batches, wait)
             self._note(number, losses, batches)
-        ends_epoch = place.step + 1 == place.epoch_steps
+        ends_epoch, is_last = place.step + 1 == place.epoch_steps, number == self.num_steps
         self.progress.step = number
-        self.progress.epoch, self.progress.epoch_step = (
-            (place.epoch + 1, 0) if ends_epoch else (place.epoch, place.step + 1)
-        )
-        is_last, stops = number == self.num_steps, asked["stop"] > 0
+        self.progress.epoch, self.progress.epoch_step = place.epoch, place.step + 1
+        if ends_epoch:
+            self.progress.epoch, self.progress.epoch_step = place.epoch + 1, 0
+        self.epochs = place.epoch + (place.step + 1) / place.epoch_steps
         evaluates = self.task.valid is not None and self._is_due(self.config.eval_every, ends_epoch, is_last)
-        saves = stops or self._is_due(self.config.save_every, ends_epoch, is_last)
+        saves = self._is_due(self.config.save_every, ends_epoch, is_last)
         if evaluates or saves or number % self.config.log_every == 0:
             self._look()
-            self._report(place.epoch + (place.step + 1) / place.epoch_steps)
+            self._report()
         outcome = "finished" if is_last else None
         with self._pause():
-            if evaluates and (self._evaluate() or self._is_hopeless()):
-                saves = True
-            if outcome is None and self._is_hopeless():
-                outcome = "stopped early"
-            if outcome is None and stops:
-                outcome = f"interrupted: {signals.received or 'another process'}"
+            if evaluates:
+                saves = self._evaluate() or saves
+                if outcome is None and self._is_hopeless():
+                    outcome, saves = "stopped early", True
             if saves:
                 self._save(outcome)
         return outcome
+
+    def _interrupted(self, by: str) -> str:
+        """Keeps what was done."""
+        self._look()
+        self._report()
+        self._save(None)
+        return f"interrupted: {by}"
 
     def _labels(self, one: MicroBatch) -> dict[str, float]:
         counts = self.task.label_counts(one.batch)
@@ -289,10 +297,10 @@ class Run:
     def _examples(self, one: MicroBatch) -> list[int]:
         return self.batches.plan(one.place.epoch).indices(one.place.number).tolist()
 
-    def _report(self, epoch: float) -> None:
+    def _report(self) -> None:
         if self.tally.num_steps:
             rate = self.learning_rate(self.progress.step - 1)
-            self.tell.step(self.tally.report(self.progress.step, epoch, rate, self.grad_norm, self.paused))
+            self.tell.step(self.tally.report(self.progress.step, self.epochs, rate, self.grad_norm, self.paused))
             self.paused = 0.0
 
     def _evaluate(self) -> bool:
@@ -310,9 +318,8 @@ class Run:
         else:
             self.progress.since_best += 1
         tokens = int(self.task.valid.lengths(0).sum())
-        epoch = self.progress.epoch + self.progress.epoch_step / max(1, self.epoch_steps)
         seconds = time.perf_counter() - began
-        self.tell.evaluation(Evaluation(self.progress.step, epoch, self.metrics, is_best, seconds, tokens))
+        self.tell.evaluation(Evaluation(self.progress.step, self.epochs, self.metrics, is_best, seconds, tokens))
         return is_best
 
     def _is_hopeless(self) -> bool:
@@ -324,7 +331,7 @@ class Run:
         write = run_state(self.model, self.optimizer, self.processes)
         state = {
             "step": step,
-            "outcome": None if outcome is None or outcome.startswith("interrupted") else outcome,
+            "outcome": outcome,
             "progress": self.progress.as_dict(),
             "metrics": self.metrics,
             "agreement": self.agreed,

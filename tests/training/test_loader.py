@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -95,14 +96,23 @@ def test_random_numbers_are_left_alone() -> None:
 
 
 def test_closing_ends_the_thread_at_once() -> None:
-    import threading
+    def running() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "bert_fast batches"]
 
-    before = threading.active_count()
     loader = BatchLoader(Batches(ToySource(50), batch_size=4), share=1)
     next(loader)
-    assert threading.active_count() == before + 1
+    assert len(running()) == 1
     loader.close()
-    assert threading.active_count() == before
+    assert running() == []
+
+
+def test_an_epoch_without_examples_is_an_error() -> None:
+    class Source(ToySource):
+        def lengths(self, epoch):
+            return super().lengths(epoch) if epoch < 1 else np.zeros(0, dtype=np.int32)
+
+    with pytest.raises(ValueError, match="epoch 1 has none"):
+        taken(14, Source(50), share=1)
 
 
 def test_places_travel() -> None:
