@@ -2,16 +2,33 @@
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bert_fast import BertConfig, BertForMaskedLM, BertTokenizer
 from bert_fast.cli import main
+from bert_fast.training.reporting.listener import Listener
 
 TEXT = "a the film was good bad very not red blue is house who lives in Oslo Paris John Mary ran . ?"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *TEXT.split()]
+
+
+class NoPage(Listener):
+    """In place of the page, whose plots take seconds; it has tests of its own."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pages() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_fast.training.reporting.ReportPage", NoPage)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def test_a_run_learns_and_leaves_a_model_that_knows_its_labels(classify_run: Pat
     rows = (classify_run / "predictions" / "valid.tsv").read_text().splitlines()
     assert len(rows) == 41 and rows[0].split("\t")[:3] == ["index", "label", "gold"]
     assert all(row.split("\t")[1] == row.split("\t")[2] for row in rows[1:])
-    for name in ("config.yaml", "run.json", "report.html", "README.txt", "checkpoints/step-00000040"):
+    for name in ("config.yaml", "run.json", "README.txt", "checkpoints/step-00000040"):
         assert (classify_run / name).exists(), name
 
 

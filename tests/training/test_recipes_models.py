@@ -140,7 +140,8 @@ def test_phases() -> None:
     assert (first.training.epochs, second.training.epochs) == (7.5, 2.5)
 
 
-def test_the_python_api(checkpoint: Path, table: Path) -> None:
+def test_the_python_api(checkpoint: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bert_fast.training.recipes.runs.default_observers", lambda *_, **__: [])  # plots take seconds
     settings = classify(checkpoint, table, valid=str(table), precision="bf16")
     text = plan_text(settings)
     assert "40 to train on, 40 to judge by" in text and "cpu, bf16" in text

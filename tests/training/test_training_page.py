@@ -32,9 +32,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")  # a head that a masked-LM checkpoint lacks
-def test_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
+    for module in ("recipes.runs", "trainer"):  # plots take seconds
+        monkeypatch.setattr(f"bert_fast.training.{module}.default_observers", lambda *_, **__: [])
     given: dict[str, Any] = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), given)
     out = capsys.readouterr().out
