@@ -20,7 +20,7 @@ class TrainingConfig:
     """
 
     output_dir: Path
-    epochs: float | None = None  # either epochs or steps
+    epochs: float | None = None  # as long as the first one; either epochs or steps
     steps: int | None = None  # of the optimizer
 
     # Batches. Per process: a step takes gradient_accumulation * processes of them.

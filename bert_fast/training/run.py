@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -312,7 +313,7 @@ class Run:
         if value is None:
             raise ValueError(f"metric: expected one of {sorted(self.metrics)}, got {self.task.metric!r}")
         best = self.progress.best_value
-        is_best = best is None or (value > best if self.task.higher_is_better else value < best)
+        is_best = best is None or _is_better(value, best, self.task.higher_is_better)
         if is_best:
             self.progress.best_step, self.progress.best_value, self.progress.since_best = self.progress.step, value, 0
         else:
@@ -373,6 +374,13 @@ def _total(values: Any) -> Tensor:
     for value in others:
         first = first + value
     return first
+
+
+def _is_better(value: float, best: float, higher_is_better: bool) -> bool:
+    """Whether a metric is better than the best one so far; one that is not a number is worse than any that is."""
+    if math.isnan(value) or math.isnan(best):
+        return not math.isnan(value)
+    return value > best if higher_is_better else value < best
 
 
 def _device_name(device: torch.device) -> str:

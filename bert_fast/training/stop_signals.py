@@ -1,5 +1,6 @@
 """`StopSignals`: SIGTERM and Ctrl-C become a request that the loop reads between steps."""
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -11,8 +12,8 @@ __all__ = ["StopSignals"]
 class StopSignals:
     """While it is entered, the first SIGTERM or SIGINT is only noted: `received` is then its name.
 
-    A second SIGINT raises KeyboardInterrupt as usual. Outside the main thread, where Python allows no handlers, nothing
-    is noted.
+    A second one does what it did before: SIGINT raises KeyboardInterrupt. Outside the main thread, where Python allows
+    no handlers, nothing is noted.
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -32,6 +33,8 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
+        if self.received is not None:
+            signal.signal(number, self._before[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+        else:
+            self.received = signal.Signals(number).name

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from bert_fast.data.source import Source
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.evaluation import run_over
@@ -46,6 +48,8 @@ class Trainer:
             raise TypeError(f"task: expected a Task, got {type(task).__name__}")
         if not isinstance(config, TrainingConfig):
             raise TypeError(f"config: expected a TrainingConfig, got {type(config).__name__}")
+        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+            raise TypeError(f"model: expected one of bert_fast.models, or a fused one, got {type(model).__name__}")
         self.task, self.config, self.tokenizer = task, config, tokenizer
         self.settings = dict(settings or {})
         self.processes = Processes(config)

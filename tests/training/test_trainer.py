@@ -99,6 +99,17 @@ def test_model_directory_holds_the_best_weights(tmp_path) -> None:
     assert all(torch.equal(best[name], value) for name, value in trainer.model.state_dict().items())
 
 
+def test_a_metric_that_is_no_number_is_never_the_best(tmp_path) -> None:
+    class Task(ToyTask):
+        values = iter([math.nan, 0.3, math.nan, 0.2])
+
+        def score(self, source, predictions):
+            return {"accuracy": next(self.values)}
+
+    result = toy_trainer(tmp_path, task=Task(valid=ToySource(20)), eval_every=3).train()
+    assert (result.best_step, result.best_metric) == (6, 0.3)
+
+
 def test_only_the_newest_checkpoints_and_the_best_stay(tmp_path) -> None:
     class Task(ToyTask):
         values = iter([0.9, 0.3, 0.5])
@@ -241,6 +252,8 @@ def test_wrong_arguments(tmp_path) -> None:
     config = toy_config(tmp_path)
     with pytest.raises(TypeError, match="task: expected a Task, got str"):
         Trainer(toy_model(), "classify", config)
+    with pytest.raises(TypeError, match=r"model: expected one of bert_fast\.models, or a fused one, got str"):
+        Trainer("bert", ToyTask(), config)
     with pytest.raises(TypeError, match="config: expected a TrainingConfig, got dict"):
         Trainer(toy_model(), ToyTask(), {})
     with pytest.raises(ValueError, match="precision: expected 'fp32' or 'bf16' on a CPU, got 'fp16'"):
