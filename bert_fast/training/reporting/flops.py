@@ -1,6 +1,7 @@
 """Floating-point operations of a model, and which share of its device's peak a run reaches (MFU)."""
 
 import re
+from typing import Any
 
 import torch
 
@@ -28,16 +29,18 @@ def model_flops(config: BertConfig, head: str) -> tuple[float, float]:
     - under a head that sees first tokens alone, the last layer has keys and values of all tokens, but no more.
 
     Args:
-        config: sizes; heads that were pruned do not count.
+        config: sizes, also as transformers keeps them; heads that were pruned do not count.
         head: name of the model's class, as type(model).__name__; one that is not known here counts as the encoder.
     """
     hidden, head_dim = config.hidden_size, config.hidden_size // config.num_attention_heads
     num_layers = config.num_hidden_layers
     # Products of queries, or of queries and of keys, with distances (Huang et al. 2020, arXiv:2009.13658)
-    terms = {"relative_key": 1, "relative_key_query": 2}.get(config.position_embedding_type, 0)
+    # transformers 5 has neither them nor pruned heads.
+    terms = {"relative_key": 1, "relative_key_query": 2}.get(getattr(config, "position_embedding_type", "absolute"), 0)
+    pruned: dict[int, Any] = getattr(config, "pruned_heads", None) or {}
     per_token = per_square = 0
     for layer in range(num_layers):
-        heads = config.num_attention_heads - len(config.pruned_heads.get(layer, ()))
+        heads = config.num_attention_heads - len(pruned.get(layer, ()))
         if head in _SEQUENCE_MODELS and layer == num_layers - 1:
             per_token += 2 * 2 * hidden * heads * head_dim
             continue

@@ -41,12 +41,12 @@ class MetricsLog(Listener):
     def start(self, plan: Plan) -> None:
         """Drops what this run will do again."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._plan, self._step = plan, plan.first_step
         kept = []
         if plan.first_step > 0 and self.path.exists():
             kept = [line for line in _lines(self.path) if line["step"] <= plan.first_step]
         text = "".join(map(_encoded, kept)).encode(errors="backslashreplace")
         write_atomically(self.path, lambda temporary: temporary.write_bytes(text))
+        self._plan, self._step = plan, plan.first_step
         self._write("start", device=plan.device, num_processes=plan.num_processes)
 
     def step(self, step: Step) -> None:

@@ -97,7 +97,6 @@ class RunDirectory(Listener):
 
     def start(self, plan: Plan) -> None:
         """Writes the three files; where the run goes on, run.json keeps the starts before."""
-        self._has_begun = True
         self.path.mkdir(parents=True, exist_ok=True)
         starts = []
         if plan.first_step > 0 and self.run_json.exists():
@@ -120,6 +119,7 @@ class RunDirectory(Listener):
         }
         shown = {**asdict(plan), "output_dir": str(plan.output_dir)}
         self._write({"plan": shown, "starts": [*starts, start]})
+        self._has_begun = True
         _write_text(self.config, _yaml(plan.config))
         _write_text(self.path / "README.txt", _README)
 

@@ -11,6 +11,7 @@ from bert_fast.training.reporting.flops import model_flops, model_flops_utilisat
 CONFIG = BertConfig(
     vocab_size=97, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40, num_labels=5
 )
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 LENGTH = 7
 
 
@@ -19,8 +20,7 @@ def counted_flops(class_name: str, num_labels: int = 5, **labels: torch.Tensor) 
     transformers = pytest.importorskip("transformers", reason="the model whose products are counted")
     from torch.utils.flop_counter import FlopCounterMode
 
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    values = {name: getattr(CONFIG, name) for name in sizes}
+    values = {name: getattr(CONFIG, name) for name in SIZES}
     config = transformers.BertConfig(**values, num_labels=num_labels, attn_implementation="eager")
     model = getattr(transformers, class_name)(config)
     ids = torch.arange(1, LENGTH + 1)[None]
@@ -71,6 +71,14 @@ def test_pruned_heads_and_distances() -> None:
         for kind in ("absolute", "relative_key", "relative_key_query")
     ]
     assert keyed == [whole[1], whole[1] * 1.5, whole[1] * 2]
+
+
+def test_configurations_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers", reason="whose configuration has fewer fields")
+    values = {name: getattr(CONFIG, name) for name in SIZES}
+    theirs = transformers.BertConfig(**values, num_labels=5)
+    for name in ("BertModel", "BertForMaskedLM", "BertForTokenClassification", "BertForSequenceClassification"):
+        assert model_flops(theirs, name) == model_flops(CONFIG, name)
 
 
 def test_bert_base_is_about_six_flops_a_parameter() -> None:

@@ -102,3 +102,14 @@ def test_default_observers_write_nothing_before_the_start(tmp_path: Path) -> Non
     for observer in loud:
         observer.end("failed: no examples")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_fails_is_all_that_fails(plan: Plan) -> None:
+    plan.output_dir.parent.mkdir(exist_ok=True)
+    plan.output_dir.write_text("a file", encoding="utf-8")
+    below = dataclasses.replace(plan, output_dir=plan.output_dir / "below")
+    observers = default_observers(below.output_dir, quiet=True)
+    with pytest.raises(OSError, match="below"):
+        observers[0].start(below)
+    for observer in observers:
+        observer.end("failed: no directory")
