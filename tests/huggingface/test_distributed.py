@@ -1,6 +1,5 @@
 """Fused models trained by two processes: the parameters of one process with the joint batch."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from bert_fast.huggingface import fuse, unfuse, why_not
 from bert_fast.testing.parity import randomize
 from bert_fast.testing.tolerances import RELATIVE
+from tests.two_processes import WORLD_SIZE, run_two_processes, share
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -18,7 +18,6 @@ SIZES = dict(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
     max_position_embeddings=20, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
-WORLD_SIZE = 2
 
 
 def _model(name: str) -> Any:
@@ -88,29 +87,14 @@ SCENARIOS: dict[str, tuple[str, Callable[[str, dict[str, Tensor]], list[Tensor]]
 }
 
 
-def _process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE
-    )
-    results = {}
-    for scenario, (name, train) in SCENARIOS.items():
-        results[scenario] = train(name, {key: value.chunk(WORLD_SIZE)[rank] for key, value in _batch(name).items()})
-    if rank == 0:
-        torch.save(results, f"{folder}/results.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # not by way of Python's shutdown, see tests/parity/test_scale_out.py
+def _work(rank: int) -> dict[str, list[Tensor]]:
+    return {scenario: train(name, share(_batch(name), rank)) for scenario, (name, train) in SCENARIOS.items()}
 
 
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor]]:
     """Parameters after two steps of two processes, every scenario (one start of processes for all)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        pytest.skip("this PyTorch has no gloo")
-    folder = tmp_path_factory.mktemp("distributed")
-    torch.multiprocessing.spawn(_process, (str(folder),), WORLD_SIZE)
-    return torch.load(folder / "results.pt")
+    return run_two_processes(_work, tmp_path_factory.mktemp("distributed"))[0]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -4,9 +4,7 @@ Each of two processes gets half of a batch, whose halves weigh the same. What FS
 there the three weights are copied together, and results are the same.
 """
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +15,12 @@ import bert_fast
 from bert_fast.modules.attention import BertSelfAttention
 from bert_fast.storage import are_neighbours
 from bert_fast.testing.tolerances import RELATIVE
+from tests.two_processes import WORLD_SIZE, run_two_processes, share
 
 SIZES = dict(
     vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
     max_position_embeddings=16, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
-WORLD_SIZE = 2
 
 
 def make() -> bert_fast.BertModel:
@@ -95,27 +93,14 @@ SCENARIOS: dict[str, Callable[[dict[str, Tensor]], dict[str, Any]]] = {
 }
 
 
-def process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE
-    )
-    share = {key: value.chunk(WORLD_SIZE)[rank] for key, value in batch().items()}
-    results = {name: run(share) for name, run in SCENARIOS.items()}
-    torch.save(results, f"{folder}/{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # not by way of Python's shutdown: see tests/parity/test_scale_out.py
+def work(rank: int) -> dict[str, dict[str, Any]]:
+    return {name: run(share(batch(), rank)) for name, run in SCENARIOS.items()}
 
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found, every scenario (one start of processes for all)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        pytest.skip("this PyTorch has no gloo")
-    folder: Path = tmp_path_factory.mktemp("distributed")
-    torch.multiprocessing.spawn(process, (str(folder),), WORLD_SIZE)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
+    return run_two_processes(work, tmp_path_factory.mktemp("distributed"))
 
 
 def close(actual: Tensor, expected: Tensor) -> bool:

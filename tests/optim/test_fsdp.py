@@ -1,15 +1,14 @@
 """Two processes with FSDP2 step as one process does: norms and trust ratios are those of whole tensors."""
 
-import os
-import socket
+from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing
-from torch import distributed, nn
+from torch import nn
 
 from bert_fast.optim import AdamW, Lamb
 from bert_fast.testing.tolerances import RELATIVE
+from tests.two_processes import WORLD_SIZE, run_two_processes
 
 
 def model() -> nn.Module:
@@ -17,14 +16,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(13, 30), nn.GELU(), nn.Linear(30, 7))
 
 
-def worker(rank: int, port: int) -> None:
+def work(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
     for cls, options in ((AdamW, {}), (AdamW, {"max_grad_norm": 0.1}), (Lamb, {"max_grad_norm": 0.1})):
         whole, sharded = model(), model()
         for layer in (sharded[0], sharded[2], sharded):
@@ -41,14 +37,8 @@ def worker(rank: int, port: int) -> None:
             scale = float(p.detach().abs().max())
             bound = RELATIVE["two_processes"] * scale
             torch.testing.assert_close(q.full_tensor(), p.detach(), rtol=0, atol=bound)
-    distributed.barrier()
-    distributed.destroy_process_group()
-    os._exit(0)  # not by way of Python's shutdown: see tests/parity/test_scale_out.py
 
 
 @pytest.mark.slow
-def test_two_processes() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(worker, args=(port,), nprocs=2)
+def test_two_processes(tmp_path: Path) -> None:
+    run_two_processes(work, tmp_path)

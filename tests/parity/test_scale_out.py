@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import bert_fast
 from bert_fast.testing.tolerances import RELATIVE
+from tests.two_processes import WORLD_SIZE, run_two_processes, share
 
 SIZES = dict(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
     max_position_embeddings=20, num_labels=3,
 )  # fmt: skip
-WORLD_SIZE = 2
 
 
 def _model(name: str, dropout_p: float = 0.0, **arguments: bool) -> nn.Module:
@@ -104,32 +104,14 @@ SCENARIOS = {
 }
 
 
-def _process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE
-    )
-    results = {}
-    for scenario, (name, _, train) in SCENARIOS.items():
-        share = {key: value.chunk(WORLD_SIZE)[rank] for key, value in _batch(name).items()}
-        results[scenario] = train(share)
-    if rank == 0:
-        torch.save(results, f"{folder}/results.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    # Not by way of Python's shutdown: a process was seen to abort there or shortly before ("terminate called without an
-    # active exception"), with all its work done; probably a thread of PyTorch's that asks for the interpreter then.
-    os._exit(0)
+def _work(rank: int) -> dict[str, list[Tensor]]:
+    return {scenario: train(share(_batch(name), rank)) for scenario, (name, _, train) in SCENARIOS.items()}
 
 
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor]]:
     """Parameters after two steps of two processes, every scenario (one start of processes for all)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        pytest.skip("this PyTorch has no gloo")
-    folder = tmp_path_factory.mktemp("distributed")
-    torch.multiprocessing.spawn(_process, (str(folder),), WORLD_SIZE)
-    return torch.load(folder / "results.pt")
+    return run_two_processes(_work, tmp_path_factory.mktemp("distributed"))[0]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
