@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,10 +50,12 @@ def test_two_phases(tiny_model: Path, corpus: Path, tmp_path: Path, capsys: pyte
     assert json.loads((second / "run.json").read_text())["plan"]["config"]["model"] == str(first / "model")
     model = BertForPreTraining.from_pretrained(second / "model")
     assert model.config.max_position_embeddings == 128
-    # The same command has nothing left to do, and does not train the second phase again.
+    # The same command has nothing left to do, but for what is lost; then it does the same again.
     before = (second / "model" / "model.safetensors").read_bytes()
-    assert main.main(command) == 0
+    shutil.rmtree(second)
+    assert main.main([*command, "--resume", "must"]) == 0
     assert (second / "model" / "model.safetensors").read_bytes() == before
+    assert main.main([*command, "--resume", "never"]) == 1
     capsys.readouterr()
     assert main.main(["evaluate", str(second), str(tmp_path / "run" / "tokens" / "valid"), "--json"]) == 0
     from_store = json.loads(capsys.readouterr().out)

@@ -81,6 +81,7 @@ def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingR
         parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
         trainer = _trainer(parts, quiet)
         result = trainer.train(resume)
+        resume = "auto" if resume == "must" else resume  # there is something to go on with, maybe not of every phase
         yield result
         if result.outcome.startswith("interrupted"):
             return
