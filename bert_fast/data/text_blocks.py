@@ -2,7 +2,8 @@
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,19 +18,21 @@ _CHUNK_BYTES = 1024  # of the first look at a block; small, so that one accent d
 
 @dataclass(frozen=True)
 class Source:
-    """A file or a stream.
+    """A file, a stream or a data set.
 
     Args:
-        name: its path as given; "-" is stdin.
+        name: its path as given; "-" is stdin; of a data set its fingerprint.
         format: see `bert_fast.data.text_sources.FORMATS`.
         size: in bytes; None for streams (stdin, pipes), which cannot be read twice.
-        mtime_ns: when it was changed last; None for streams.
+        mtime_ns: when it was changed last; None for streams and data sets.
+        dataset: the `datasets.Dataset`, where it is one.
     """
 
     name: str
     format: str
     size: int | None = None
     mtime_ns: int | None = None
+    dataset: Any = field(default=None, compare=False, repr=False)
 
     @property
     def is_stream(self) -> bool:

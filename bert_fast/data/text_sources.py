@@ -1,10 +1,11 @@
-"""Where a token store's texts come from: files and streams of any size, in four formats, read block by block."""
+"""Where a token store's texts come from: files, streams and data sets of any size, read block by block."""
 
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from bert_fast.data import text_sources_json, text_sources_lines, text_sources_parquet
+from bert_fast.data import text_sources_dataset, text_sources_json, text_sources_lines, text_sources_parquet
 from bert_fast.data.text_blocks import Block, ReadOptions, Source
 from bert_fast.errors import SourceError
 
@@ -23,25 +24,31 @@ _READERS = {
     "lines": text_sources_lines.read_blocks,
     "jsonl": text_sources_json.read_blocks,
     "parquet": text_sources_parquet.read_blocks,
+    "dataset": text_sources_dataset.read_blocks,
 }
 
 
-def find_sources(names: Sequence[str | os.PathLike[str]], format: str = "auto", field: str = "text") -> list[Source]:
+def find_sources(names: Sequence[Any], format: str = "auto", field: str = "text") -> list[Source]:
     """Looks at all files before any is read.
 
     Args:
-        names: paths; "-" is stdin.
+        names: paths, "-" for stdin, or `datasets.Dataset`s.
         format: a key of `FORMATS`, or "auto": by the ending of the name, "text" where that says nothing.
-        field: the column that Parquet files must have.
+        field: the column that Parquet files and data sets must have.
 
     Raises:
         OSError: a file is not there or may not be read.
-        SourceError: a directory; a Parquet file without the column; stdin twice.
+        SourceError: a directory; a Parquet file or data set without the column; stdin twice.
         ValueError: another format.
     """
     if format != "auto" and format not in FORMATS:
         raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {format!r}")
-    sources = [_find(os.fspath(name), format) for name in names]
+    sources = [
+        text_sources_dataset.find(name, field)
+        if text_sources_dataset.is_dataset(name)
+        else _find(os.fspath(name), format)
+        for name in names
+    ]
     if sum(source.name == "-" for source in sources) > 1:
         raise SourceError("-: stdin can be read only once")
     for source in sources:
@@ -74,7 +81,7 @@ def read_blocks(source: Source, options: ReadOptions, position: Sequence[int] = 
             it was read; a stream does not begin with what was read of it before `position`.
     """
     for block in _READERS[source.format](source, options, position):
-        if block.ends_source and not source.is_stream:
+        if block.ends_source and not source.is_stream and source.dataset is None:
             status = os.stat(source.name)
             if (status.st_size, status.st_mtime_ns) != (source.size, source.mtime_ns):
                 raise SourceError(f"{source.name}: was changed while it was read")

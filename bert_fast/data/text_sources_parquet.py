@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_fast.data.text_blocks import Block, ReadOptions, Source, find_invalid_utf8
+from bert_fast.data.text_blocks import Block, ReadOptions, Source
+from bert_fast.data.text_sources_arrow import bytes_of, check_utf8, is_text
 from bert_fast.errors import SourceError
 
 __all__ = ["check", "read_blocks"]
@@ -35,9 +36,9 @@ def read_blocks(source: Source, options: ReadOptions, position: Sequence[int] = 
         for group in range(first_group, metadata.num_row_groups):
             start = first_row if group == first_group else 0
             for texts in _columns(file, source.name, group, start, options):
-                data, boundaries = _bytes_of(texts)
+                data, boundaries = bytes_of(texts)
                 if options.errors == "strict":
-                    _check_utf8(source.name, data, boundaries, row_of_file)
+                    check_utf8(source.name, data, boundaries, row_of_file)
                 start, row_of_file = start + len(texts), row_of_file + len(texts)
                 bytes_on_disk = (source.size or 0) * row_of_file // metadata.num_rows
                 yield Block((data, boundaries), [group, start], len(data), bytes_on_disk, False)
@@ -74,19 +75,12 @@ def _open(source: Source, field: str) -> Any:
     found = schema.field(field).type if schema.names.count(field) == 1 else None
     if found is None:
         problem = f"expected one column {field!r}, got {', '.join(map(repr, schema.names))}"
-    elif not _is_text(found.value_type if types.is_dictionary(found) else found):
+    elif not is_text(found.value_type if types.is_dictionary(found) else found):
         problem = f"expected strings in the column {field!r}, got {found}"
     else:
         return file
     file.close()
     raise SourceError(f"{source.name}: {problem}")
-
-
-def _is_text(found: Any) -> bool:
-    from pyarrow import types
-
-    checks = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
-    return any(check(found) for check in checks)
 
 
 def _batch_rows(row_group: Any, options: ReadOptions) -> int:
@@ -95,28 +89,3 @@ def _batch_rows(row_group: Any, options: ReadOptions) -> int:
     sizes = [column.total_uncompressed_size for column in columns if column.path_in_schema == options.field]
     mean = max(1, sum(sizes) // max(1, row_group.num_rows))
     return max(1, min(row_group.num_rows, options.block_bytes // mean))
-
-
-def _bytes_of(texts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes (uint8) and boundaries (int64 [n + 1]) of an Arrow array of strings."""
-    import pyarrow
-
-    if pyarrow.types.is_dictionary(texts.type):
-        texts = texts.dictionary_decode()
-    texts = texts.cast(pyarrow.large_binary())  # without a look at the bytes: UTF-8 or not is for `errors` to say
-    if texts.null_count:
-        texts = texts.fill_null(b"")
-    _, offsets, content = texts.buffers()
-    boundaries = np.frombuffer(offsets, dtype=np.int64, count=texts.offset + len(texts) + 1)[texts.offset :]
-    data = np.frombuffer(content, dtype=np.uint8) if content is not None else np.empty(0, dtype=np.uint8)
-    return data[boundaries[0] : boundaries[-1]], boundaries - boundaries[0]
-
-
-def _check_utf8(name: str, data: np.ndarray, boundaries: np.ndarray, first_row: int) -> None:
-    place = find_invalid_utf8(data)
-    if place is not None:
-        row = int(np.searchsorted(boundaries, place, side="right")) - 1
-        raise SourceError(
-            f"{name}: not UTF-8: byte {place - boundaries[row]} of row {first_row + row} is 0x{data[place]:02x}; "
-            "errors='replace' reads on"
-        )

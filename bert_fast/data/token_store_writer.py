@@ -68,7 +68,10 @@ def describe(sources: list[Source], tokenizer: BertTokenizer, text_field: str) -
         "vocab_size": vocab_size,
         "dtype": "<u2" if vocab_size <= 1 << 16 else "<i4",
         "field": text_field,
-        "sources": [asdict(source) for source in sources],
+        "sources": [
+            {"name": source.name, "format": source.format, "size": source.size, "mtime_ns": source.mtime_ns}
+            for source in sources
+        ],
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Report:
 
 
 def tokenize_files(
-    files: Sequence[str | os.PathLike[str]],
+    files: Sequence[Any],
     directory: str | os.PathLike[str],
     tokenizer: BertTokenizer,
     *,
@@ -70,12 +70,12 @@ def tokenize_files(
     threads, the size of blocks, or interruptions. A store that is complete already is opened and returned.
 
     Args:
-        files: paths, or "-" for stdin; read one after the other.
+        files: paths, "-" for stdin, or `datasets.Dataset`s; read one after the other.
         directory: of the store; made if it is not there.
         tokenizer: makes the ids; no special tokens are added, and nothing is truncated.
         format: "text", "lines", "jsonl", "parquet" (see `bert_fast.data.text_sources.FORMATS`), or "auto": by the
             ending of each name.
-        field: key of the text in JSON lines, column of Parquet files.
+        field: key of the text in JSON lines, column of Parquet files and data sets.
         errors: what bytes mean that are not UTF-8. "strict": an error, what comes before is kept; "replace": every
             maximal invalid part counts as one U+FFFD, which a tokenizer with clean_text drops.
         num_threads: of the tokenizer; 0: as many as there are processors.
