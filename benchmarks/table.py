@@ -1,4 +1,4 @@
-"""Prints the newest stored result of every CPU case as the tables of the README, and those of `fuse`.
+"""Prints the newest stored result of every CPU case as the tables of the README: models, `fuse`, whole runs.
 
 python -m benchmarks.table
 """
@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.tokenizers.stored import best_peer, newest_lines
 
-_FUSED = "fuse/"
+_FUSED, _RUN = "fuse/", "run/"
+_RUNS = {"sms": "SMS spam, an epoch", "mlm": "masked words,"}
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu.jsonl"
 TOKENIZERS = RESULTS.with_name("tokenizers.jsonl")
 _TOKENIZER = {  # what the README shows of many cases
@@ -32,7 +33,7 @@ def newest() -> dict[str, dict[str, Any]]:
 def render() -> str:
     """Two Markdown tables: whole models of ours (real tokens per second), single pieces."""
     results = newest()
-    rows = _models("bert_fast", {case: r for case, r in results.items() if not case.startswith(_FUSED)}, digits=1)
+    rows = _models("bert_fast", {case: r for case, r in results.items() if not case.startswith((_FUSED, _RUN))}, digits=1)
     rows += ["", "| piece | bert_fast | compared with | ratio |", "| --- | --- | --- | --- |"]
     rows += filter(None, map(_tokenizer, newest_lines(TOKENIZERS).values()))
     rows += filter(None, (_piece(case, r) for case, r in results.items()))
@@ -43,6 +44,20 @@ def render_fused() -> str:
     """A Markdown table: Hugging Face's models after `bert_fast.fuse`, beside the same models untouched."""
     results = {case.removeprefix(_FUSED): r for case, r in newest().items() if case.startswith(_FUSED)}
     return "\n".join(_models("fused", results, digits=2))
+
+
+def render_runs() -> str:
+    """A Markdown table: whole runs of our `Trainer`, beside transformers'."""
+    rows = ["| training run | fill | bert_fast | transformers | ratio (goal) |", "| --- | --- | --- | --- | --- |"]
+    for case, r in newest().items():
+        if case.startswith(_RUN):
+            shape, what, *lengths = case.removeprefix(_RUN).split("/")
+            ours, theirs = (round(r[f"{side}_tokens_per_s"]) for side in ("bert_fast", "transformers"))
+            rows.append(
+                f"| {shape}, {' '.join([_RUNS[what], *lengths])} | {r['fill']:.2f} | {ours:,} | {theirs:,} "
+                f"| **{r['ratio']:.1f}x** ({r['goal']:.1f}x) |"
+            )
+    return "\n".join(rows)
 
 
 def _models(name: str, results: dict[str, dict[str, Any]], digits: int) -> list[str]:
@@ -85,4 +100,4 @@ def _piece(case: str, r: dict[str, Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    print(f"{render()}\n\n{render_fused()}")
+    print(f"{render()}\n\n{render_fused()}\n\n{render_runs()}")
