@@ -1,6 +1,7 @@
 """`Trainer`: a model, a task and a configuration, to train, to judge and to ask."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,7 @@ class Trainer:
     Same model, task, configuration and number of processes: the same bits, interrupted or not. Several processes, by
     `torchrun` or `accelerate launch`, compute what one does with as many micro-batches more (but for their dropout).
 
-    model: of `bert_fast.models` (or one that `fuse` changed), on any device; it is moved, and trained in place.
+    model: of `bert_fast.models` (or, to fine-tune, one that `fuse` changed), on any device; it is moved, and trained in place.
     task: examples, loss and metrics. config: how. tokenizer: saved beside the weights, if given.
     observers: are told what happens; None: `reporting.default_observers`.
     settings: plain values that say how model and task were made, kept with the run (in place of config.as_dict())
@@ -50,7 +51,9 @@ class Trainer:
             raise TypeError(f"config: expected a TrainingConfig, got {type(config).__name__}")
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise TypeError(f"model: expected one of bert_fast.models, or a fused one, got {type(model).__name__}")
-        self.task, self.config, self.tokenizer = task, config, tokenizer
+        # Absolute: whoever changes the working directory during the run does not divide it.
+        self.config = replace(config, output_dir=config.output_dir.absolute())
+        self.task, self.tokenizer = task, tokenizer
         self.settings = dict(settings or {})
         self.processes = Processes(config)
         self.model = self.processes.place(model)
@@ -58,7 +61,7 @@ class Trainer:
             self.model.gradient_checkpointing_enable()
         self.prepared, self.optimizer = self.processes.prepare(self.model, make_optimizer(self.model, config))
         if observers is None:
-            observers = default_observers(config.output_dir)
+            observers = default_observers(self.config.output_dir)
         self.observers = list(observers) if self.is_main else []
 
     @property
