@@ -26,7 +26,7 @@ class Trainer:
     Same model, task, configuration and number of processes: the same bits, interrupted or not. Several processes, by
     `torchrun` or `accelerate launch`, compute what one does with as many micro-batches more (but for their dropout).
 
-    model: of `bert_fast.models` (or, to fine-tune, one that `fuse` changed), on any device; it is moved, and trained in place.
+    model: of `bert_fast.models` (or, to fine-tune, one that `fuse` changed); it is moved, and trained in place.
     task: examples, loss and metrics. config: how. tokenizer: saved beside the weights, if given.
     observers: are told what happens; None: `reporting.default_observers`.
     settings: plain values that say how model and task were made, kept with the run (in place of config.as_dict())
