@@ -101,9 +101,12 @@ def run(arguments: argparse.Namespace, task: str) -> int:
             print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
         return 1
     if is_main_process():
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        where = f"; model in {result.model_dir}" if not result.outcome.startswith("interrupted") else ""
-        print(f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps: {metrics}{where}")
+        parts = [f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps"]
+        if result.metrics:
+            parts[0] += ": " + ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        if not result.outcome.startswith("interrupted"):
+            parts.append(f"model in {result.model_dir}")
+        print("; ".join(parts))
     if not result.outcome.startswith("interrupted"):
         return 0
     return _INTERRUPTED.get(result.outcome.rpartition(" ")[2], 143)

@@ -65,7 +65,9 @@ def test_two_phases(tiny_model: Path, corpus: Path, tmp_path: Path, capsys: pyte
     assert "a pre-trained model says nothing of examples" in capsys.readouterr().err
 
 
-def test_random_weights_from_a_configuration_and_a_store(tiny_model: Path, corpus: Path, tmp_path: Path) -> None:
+def test_random_weights_from_a_configuration_and_a_store(
+    tiny_model: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = BertTokenizer.from_pretrained(tiny_model)
     tokenize_files([corpus / "train.txt"], tmp_path / "store", tokenizer)
     config = BertConfig.from_pretrained(tiny_model)
@@ -76,6 +78,8 @@ def test_random_weights_from_a_configuration_and_a_store(tiny_model: Path, corpu
         *("--epochs", "0.5", "--batch-size", "8", "--max-length", "32", "--no-next-sentence", "--whole-words"),
     ]
     assert main.main(command) == 0
+    ended = capsys.readouterr().out
+    assert ended.startswith(f"{tmp_path / 'run'}: finished after ") and f" steps; model in {tmp_path / 'run'}" in ended
     BertForMaskedLM.from_pretrained(tmp_path / "run" / "model")
     assert not (tmp_path / "run" / "tokens" / "train").exists()
     assert not (tmp_path / "run" / "predictions").exists()
