@@ -61,14 +61,11 @@ def build(
         tokenizer = load_tokenizer(settings.model)
         torch.manual_seed(settings.training.seed)  # of random weights, the same in every process
         if isinstance(data, PretrainData):
-            named = {"train": data.train, "valid": data.valid}
-            sources = [
-                None
-                if files is None
-                else pretraining_source(settings, files, tokenizer, _below(tokens_dir, name), on_main)
-                for name, files in named.items()
-            ]
-            task = make_task(data, *sources)
+            train = pretraining_source(settings, data.train, tokenizer, _below(tokens_dir, "train"), on_main)
+            valid = None
+            if data.valid is not None:
+                valid = pretraining_source(settings, data.valid, tokenizer, _below(tokens_dir, "valid"), on_main)
+            task = make_task(data, train, valid)
             model = new_model(model_class(data), model_name, tokenizer, longest)
         else:
             task = make_task(data, *_examples(settings, tokenizer, tokens_dir))
