@@ -1,0 +1,74 @@
+"""Runs the recipes of `examples/`, ours and the same with transformers' Trainer; or shows what is stored.
+
+    python -m benchmarks.recipes --prepare              files that the recipes read, into build/recipes/data
+    python -m benchmarks.recipes                        everything: hours on two cores
+    python -m benchmarks.recipes --only wnut17 --side theirs --seeds 1
+    python -m benchmarks.recipes --tables [--write]     the tables of docs/recipes.md; --write puts them there
+
+Results go to `benchmarks/results/recipes.jsonl`, a line for each recipe, side and seed. Threads: OMP_NUM_THREADS.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+from benchmarks.recipes import report
+from benchmarks.record import RESULTS, ROOT, Recorder, cpu_environment
+
+__all__ = ["main"]
+
+FILE = "recipes.jsonl"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help="run this recipe")
+    parser.add_argument("--side", choices=["ours", "theirs"], help="run one side")
+    parser.add_argument("--seeds", type=int, help="seeds of a run, 0 and upwards; default: as many as the recipe says")
+    parser.add_argument("--first-seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--prepare", action="store_true", help="make the files that the recipes read, and stop")
+    parser.add_argument("--tables", action="store_true", help="print all tables from stored results and stop")
+    parser.add_argument("--write", action="store_true", help="with --tables: put them into docs/recipes.md")
+    options = parser.parse_args(arguments)
+    if options.tables:
+        lines = report.stored(RESULTS / FILE)
+        print("\n\n".join(f"{name}\n\n{table}" for name, table in report.tables(lines).items()))
+        if options.write:
+            report.write_page(lines)
+        return 0
+
+    from benchmarks.recipes.cases import RECIPES, our_run, settings_of
+    from benchmarks.recipes.data import prepare
+
+    if options.only is not None and options.only not in RECIPES:
+        parser.error(f"--only: expected one of {', '.join(RECIPES)}, got {options.only}")
+    prepare()
+    if options.prepare:
+        return 0
+    os.chdir(ROOT)  # which the paths in examples/ are relative to
+    recorder = Recorder(RESULTS / FILE, cpu_environment())
+    for recipe in RECIPES.values():
+        if options.only not in (None, recipe.name):
+            continue
+        for seed in range(options.first_seed, options.first_seed + (options.seeds or recipe.seeds)):
+            for side in ("ours", "theirs") if recipe.has_peer else ("ours",):
+                if options.side not in (None, side):
+                    continue
+                settings = settings_of(recipe, seed)
+                if side == "ours":
+                    found = our_run(settings)
+                else:
+                    from benchmarks.recipes.theirs import their_run
+
+                    found = their_run(settings)
+                line = recorder.write("recipe", case=recipe.name, side=side, seed=seed, **found)
+                print(json.dumps({"case": recipe.name, "side": side, "seed": seed} | line["metrics"]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

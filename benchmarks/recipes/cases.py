@@ -1,0 +1,103 @@
+"""The recipes: settings of `examples/`, and our run of them."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.record import ROOT
+from bert_fast.training.recipes.runs import phases, run
+from bert_fast.training.recipes.settings import Settings
+from bert_fast.training.reporting import read_metrics
+
+__all__ = ["RECIPES", "Clock", "Recipe", "our_run", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One of `examples/`.
+
+    name: of the file. task: as in the settings. metrics: those to compare, the main one first. seeds: how many.
+    has_peer: whether transformers' Trainer runs it too.
+    """
+
+    name: str
+    task: str
+    metrics: tuple[str, ...]
+    seeds: int = 1
+    has_peer: bool = True
+
+    @property
+    def command(self) -> str:
+        """What a reader types."""
+        verb = "pretrain" if self.task == "pretrain" else f"finetune {self.task}"
+        return f"bert-fast {verb} --config examples/{self.name}.yaml"
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("books", "pretrain", ("masked_lm", "unigram_entropy", "next_sentence_accuracy"), has_peer=False),
+        Recipe("sms", "classify", ("accuracy", "f1", "matthews_correlation")),
+        Recipe("polarity", "classify", ("accuracy", "f1", "matthews_correlation")),
+        Recipe("wnut17", "ner", ("f1", "precision", "recall"), seeds=3),
+        Recipe("uner_zh", "ner", ("f1", "precision", "recall"), seeds=3),
+        Recipe("xquad", "qa", ("f1", "exact_match")),
+        Recipe("swag", "choice", ("accuracy",)),
+    )
+}
+
+
+class Clock:
+    """Seconds of wall and of all threads' CPU that a block took."""
+
+    seconds: float
+    cpu_seconds: float
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        yield
+        self.seconds, self.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+
+
+def settings_of(recipe: Recipe, seed: int, **changes: Any) -> Settings:
+    """The settings of the file, paths and all, with another seed; `changes` replace others (as flags would)."""
+    return Settings.load(recipe.task, ROOT / "examples" / f"{recipe.name}.yaml", {"seed": seed, **changes})
+
+
+def our_run(settings: Settings) -> dict[str, Any]:
+    """What the command does, in a directory that is forgotten: figures of the last evaluation, time and tokens.
+
+    Raises:
+        KeyboardInterrupt: a signal ended it early.
+    """
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        changed = Settings.load(settings.task, None, _values(settings) | {"output_dir": directory})
+        with clock.running():
+            result = run(changed, quiet=True)
+        if result.outcome.startswith("interrupted"):
+            raise KeyboardInterrupt(result.outcome)
+        lines = [line for phase in phases(changed) for line in _steps(phase.training.output_dir)]
+    return {
+        "metrics": result.metrics,
+        "steps": sum(line["num_steps"] for line in lines),
+        "tokens": sum(line["tokens"] for line in lines),
+        "seconds": round(clock.seconds, 1),
+        "cpu_seconds": round(clock.cpu_seconds, 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    return {name: value for name, value in settings.as_dict().items() if name != "task" and value is not None}
+
+
+def _steps(directory: Path) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(directory / "metrics.jsonl") if line["kind"] == "step"]

