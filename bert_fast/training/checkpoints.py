@@ -69,7 +69,7 @@ class CheckpointFolder:
         Nothing happens where there is one already.
         """
         target = self.directory(step)
-        if target.exists():
+        if (target / STATE).is_file():
             return target
         with replace_directory(target) as directory:
             fill(directory)

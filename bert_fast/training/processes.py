@@ -30,7 +30,7 @@ class Processes:
         try:
             from accelerate import Accelerator
             from accelerate.state import AcceleratorState
-            from accelerate.utils import InitProcessGroupKwargs
+            from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
         except ImportError as error:
             raise ImportError(f"training needs accelerate: pip install bert_fast[train] ({error})") from error
         # accelerate keeps one state for the whole process and refuses another precision, even of a run that is over.
@@ -39,7 +39,11 @@ class Processes:
             # Without being told so it takes each of several processes on a CPU for a run of its own.
             cpu=not torch.accelerator.is_available(),
             mixed_precision=_MIXED_PRECISION[config.precision],
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],
+            # Gradients are kept once, in the buckets that they are exchanged in.
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=_PATIENCE),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
             step_scheduler_with_optimizer=False,
         )
         self.device: torch.device = self.accelerator.device
@@ -64,6 +68,8 @@ class Processes:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
+            for tensor in (*model.parameters(), *model.buffers()):  # as DDP does: the first process's weights are all's
+                torch.distributed.broadcast(tensor.detach(), src=0)
             mesh = init_device_mesh(self.device.type, (self.count,))
             for layer in model.base_model.encoder.layer:
                 fully_shard(layer, mesh=mesh)

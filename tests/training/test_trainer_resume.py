@@ -198,6 +198,18 @@ def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path, monke
     assert CheckpointFolder(tmp_path / "checkpoints", 2).steps()[-1] == STEPS
 
 
+def test_a_checkpoint_that_was_cut_off_by_hand_is_written_anew(tmp_path) -> None:
+    folder = CheckpointFolder(tmp_path, 2)
+    folder.directory(4).mkdir()
+    (folder.directory(4) / "stale").write_text("")
+    assert folder.steps() == []
+    folder.write(4, lambda directory: (directory / "weights").write_text("new"), {"step": 4})
+    assert folder.steps() == [4]
+    assert sorted(path.name for path in folder.directory(4).iterdir()) == ["state.json", "weights"]
+    folder.write(4, lambda directory: (directory / "weights").write_text("newer"), {"step": 4})
+    assert (folder.directory(4) / "weights").read_text() == "new", "a complete one stays"
+
+
 def test_replaced_directories_are_whole(tmp_path) -> None:
     target = tmp_path / "target"
     with replace_directory(target) as directory:
