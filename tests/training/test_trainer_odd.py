@@ -193,11 +193,12 @@ def test_two_trainers_beside_each_other(tmp_path: Path) -> None:
 def test_runs_in_threads(tmp_path: Path) -> None:
     """Outside the main thread there are no signal handlers to set; the model is trained all the same."""
     expected = make(tmp_path / "main", model=toy_model(0.0)).train().metrics
+    models = [toy_model(0.0), toy_model(0.0)]  # here: they draw from the generator that all threads share
     found: dict[int, Any] = {}
     handler = signal.getsignal(signal.SIGINT)
 
     def work(number: int) -> None:
-        found[number] = make(tmp_path / str(number), model=toy_model(0.0)).train().metrics
+        found[number] = make(tmp_path / str(number), model=models[number]).train().metrics
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
