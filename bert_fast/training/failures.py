@@ -12,9 +12,9 @@ from torch import Tensor
 from bert_fast.errors import TrainingError
 from bert_fast.training.checkpoints import replace_directory, save_data
 from bert_fast.training.loader import MicroBatch
-from bert_fast.training.processes import Processes
+from bert_fast.training.processes import Processes, lost_process
 
-__all__ = ["FiniteWatch", "explained"]
+__all__ = ["FiniteWatch", "explained", "smaller_steps"]
 
 Examples = Callable[[MicroBatch], list[int]]  # which examples a micro-batch holds
 
@@ -61,28 +61,38 @@ class FiniteWatch:
 
 
 @contextmanager
-def explained(step: int, batches: Sequence[MicroBatch]) -> Iterator[None]:
-    """Errors of memory, and of processes that are gone, become a TrainingError that says what can be done."""
+def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
+    """Errors of memory, and of processes that are gone, become a TrainingError that says what can be done.
+
+    what: was tried, such as "step 7". advice: what there was no memory for, and what takes less.
+    """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        reason = _reason(error)
-        if reason is None:
+    except TrainingError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        lost = lost_process(error)
+        if lost is not None:
+            raise TrainingError(f"{what}: {lost}") from error
+        if not _is_about_memory(error):
             raise
-        if reason == "memory":
-            largest = max((len(one.batch["input_ids"]) for one in batches), default=0)
-            longest = max((one.batch["max_seqlen"] for one in batches), default=0)
-            sequences = max((one.batch.num_sequences for one in batches), default=0)
-            raise TrainingError(
-                f"step {step}: out of memory with {largest} tokens in {sequences} sequences of at most {longest} in a "
-                "batch. Lower batch_tokens or batch_size and raise gradient_accumulation by as much (the steps stay "
-                "the same), or set gradient_checkpointing, precision bf16, or a smaller max_length; then start again: "
-                f"the run goes on from its last checkpoint ({_first_line(error)})"
-            ) from error
+        text = str(error).strip() or type(error).__name__
         raise TrainingError(
-            f"step {step}: another process of this run is gone ({_first_line(error)}). See its own messages; the same "
-            "command goes on from the last checkpoint"
+            f"{what}: out of memory {advice()}; then start again: the run goes on from its last checkpoint "
+            f"({text.splitlines()[0][:200]})"
         ) from error
+
+
+def smaller_steps(batches: Sequence[MicroBatch]) -> str:
+    """What a step without memory was, and what makes it smaller."""
+    largest = max((len(one.batch["input_ids"]) for one in batches), default=0)
+    longest = max((one.batch["max_seqlen"] for one in batches), default=0)
+    sequences = max((one.batch.num_sequences for one in batches), default=0)
+    return (
+        f"with {largest} tokens in {sequences} sequences of at most {longest} in a batch. Lower batch_tokens or "
+        "batch_size and raise gradient_accumulation by as much (the steps stay the same), or set "
+        "gradient_checkpointing, precision bf16, or a smaller max_length"
+    )
 
 
 def _save_batches(
@@ -103,16 +113,6 @@ def _save_batches(
         (folder / "batches.json").write_text(text, encoding="utf-8")
 
 
-def _reason(error: BaseException) -> str | None:
-    text = str(error).lower()
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "memory"
-    if any(words in text for words in ("not enough memory", "can't allocate memory", "out of memory")):
-        return "memory"
-    if any(words in text for words in ("connection closed by peer", "connection reset", "broken pipe")):
-        return "process"
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+def _is_about_memory(error: BaseException) -> bool:
+    words = ("not enough memory", "can't allocate memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error).lower() for word in words)

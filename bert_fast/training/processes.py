@@ -1,8 +1,8 @@
 """`Processes`: the processes of a run, as `accelerate` started them, and what they tell one another on the host."""
 
 import datetime
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from bert_fast.errors import TrainingError
 from bert_fast.training.config import TrainingConfig
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "lost_process"]
 
 _MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 _PATIENCE = datetime.timedelta(minutes=30)  # for a process that is busy: tokenizing, writing predictions
@@ -94,7 +94,8 @@ class Processes:
         if self._host is None:
             return dict(numbers)
         values = torch.tensor(list(numbers.values()), dtype=torch.float64)
-        torch.distributed.all_reduce(values, group=self._host)
+        with _lost_processes_explained():
+            torch.distributed.all_reduce(values, group=self._host)
         return dict(zip(numbers, values.tolist(), strict=True))
 
     def gathered(self, value: Any) -> list[Any]:
@@ -102,7 +103,8 @@ class Processes:
         if self._host is None:
             return [value]
         values: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(values, value, group=self._host)
+        with _lost_processes_explained():
+            torch.distributed.all_gather_object(values, value, group=self._host)
         return values
 
     def from_main(self, value: Any) -> Any:
@@ -110,7 +112,8 @@ class Processes:
         if self._host is None:
             return value
         values = [value]
-        torch.distributed.broadcast_object_list(values, src=0, group=self._host)
+        with _lost_processes_explained():
+            torch.distributed.broadcast_object_list(values, src=0, group=self._host)
         return values[0]
 
     def on_main(self, action: Any) -> Any:
@@ -134,3 +137,25 @@ class Processes:
         """Says goodbye to the other processes."""
         if self._host is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def lost_process(error: BaseException) -> TrainingError | None:
+    """What to say of an error if it means that another process is gone; None if it means something else."""
+    text = str(error)
+    if not any(words in text.lower() for words in ("connection closed by peer", "connection reset", "broken pipe")):
+        return None
+    return TrainingError(
+        f"another process of this run is gone ({text.strip().splitlines()[0][:200]}). See its own messages; the same "
+        "command goes on from the last checkpoint"
+    )
+
+
+@contextmanager
+def _lost_processes_explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        lost = lost_process(error)
+        if lost is None:
+            raise
+        raise lost from error

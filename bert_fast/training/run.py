@@ -17,7 +17,7 @@ from bert_fast.errors import CheckpointError
 from bert_fast.models.files import write_atomically
 from bert_fast.training.checkpoints import CheckpointFolder
 from bert_fast.training.events import Evaluation, Plan
-from bert_fast.training.failures import FiniteWatch, explained
+from bert_fast.training.failures import FiniteWatch, explained, smaller_steps
 from bert_fast.training.loader import BatchLoader, MicroBatch
 from bert_fast.training.reporting import model_flops
 from bert_fast.training.reporting.machine import available_cores, processor_name
@@ -210,7 +210,7 @@ class Run:
     def _step(self, batches: list[MicroBatch], wait: float, signals: StopSignals) -> str | None:
         """One step and what is due after it; returns the outcome if it was the last, or if a signal came before it."""
         number, place = self.progress.step + 1, batches[-1].place
-        with explained(number, batches):
+        with explained(f"step {number}", lambda: smaller_steps(batches)):
             counts = [self._labels(one) for one in batches]
             asked = self.processes.sums(_summed(counts) | {"stop": float(signals.received is not None)})
             if asked["stop"]:

@@ -10,6 +10,7 @@ from bert_fast.data.source import Source
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.evaluation import run_over
 from bert_fast.training.events import Observer
+from bert_fast.training.failures import explained
 from bert_fast.training.optimizers import make_optimizer
 from bert_fast.training.predictions import Predictions
 from bert_fast.training.processes import Processes
@@ -100,7 +101,9 @@ class Trainer:
     def _run_over(self, source: Source) -> tuple[Predictions, dict[str, float]]:
         was_training = self.model.training
         self.model.eval()
+        tokens = self.config.eval_batch_tokens
         try:
-            return run_over(self.task, self.model, source, self.processes, self.config.eval_batch_tokens)
+            with explained("evaluation", lambda: f"with {tokens} tokens in a batch. Lower eval_batch_tokens"):
+                return run_over(self.task, self.model, source, self.processes, tokens)
         finally:
             self.model.train(was_training)

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from bert_fast import BertForSequenceClassification
 from bert_fast.errors import TrainingError
 from bert_fast.training import Trainer, TrainingConfig
+from bert_fast.training.failures import explained
+from bert_fast.training.processes import lost_process
 from tests.training.toy import ToySource, ToyTask, toy_config, toy_model
 from tests.training.toy_process import toy_trainer
 
@@ -207,6 +209,23 @@ def test_memory_that_is_not_there_is_explained(tmp_path) -> None:
 
     with pytest.raises(TrainingError, match=r"step 1: out of memory with \d+ tokens in 8 sequences .* batch_tokens"):
         toy_trainer(tmp_path, task=Task()).train()
+
+
+def test_memory_that_an_evaluation_lacks_is_explained(tmp_path) -> None:
+    class Task(ToyTask):
+        def predict(self, model, batch):
+            raise MemoryError
+
+    with pytest.raises(TrainingError, match=r"evaluation: out of memory with 77 tokens in a batch\. Lower eval_batch"):
+        toy_trainer(tmp_path, task=Task(valid=ToySource(5)), eval_batch_tokens=77).evaluate()
+
+
+def test_processes_that_are_gone_are_explained() -> None:
+    lost = RuntimeError("[transport/tcp/pair.cc:549] Connection closed by peer [127.0.0.1]:30153")
+    assert "another process of this run is gone" in str(lost_process(lost))
+    assert lost_process(RuntimeError("a bug")) is None
+    with pytest.raises(TrainingError, match="step 3: another process of this run is gone"), explained("step 3", str):
+        raise lost
 
 
 def test_other_errors_stay_themselves(tmp_path) -> None:

@@ -63,11 +63,9 @@ def train_together(output_dir: Path, count: int, **arguments) -> list[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(count),
-        "ACCELERATE_USE_CPU": "true",
-    }
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(count),  # as torchrun says, or accelerate takes all cores
+    }  # fmt: skip
     ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     processes = [start(output_dir, environment, **arguments) for environment in ranks]
     for process in processes:
