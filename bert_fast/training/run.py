@@ -25,6 +25,7 @@ from bert_fast.training.saved_state import (
     Progress,
     agreement,
     check_agreement,
+    check_processes,
     load_weights,
     restore_run,
     run_state,
@@ -113,6 +114,7 @@ class Run:
         if resume not in _RESUME:
             raise ValueError(f"resume: expected one of {', '.join(_RESUME)}, got {resume!r}")
         self.agreed = agreement(self.config, self.task, self.model, self.processes)
+        check_processes(self.agreed, self.processes)
         newest = self.processes.from_main(max(self.checkpoints.steps(), default=None))
         if newest is None and resume == "must":
             raise CheckpointError(f"{self.checkpoints.path}: expected a checkpoint to go on from, found none")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bert_fast.errors import CheckpointError
+from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.models.checkpoint import load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.training.checkpoints import OPTIMIZER, RANDOM, load_data, save_data
@@ -24,6 +24,7 @@ __all__ = [
     "Progress",
     "agreement",
     "check_agreement",
+    "check_processes",
     "load_weights",
     "restore_run",
     "run_state",
@@ -82,16 +83,20 @@ def agreement(config: TrainingConfig, task: Task, model: Any, processes: Process
 
 def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError that names everything on which a checkpoint and this run do not agree."""
-    differences = [
-        f"{name} is {_shown(now)} here and {_shown(then)} there"
-        for name, now, then in _pairs(present, saved, "")
-        if now != then
-    ]
+    differences = _differences(present, saved)
     if differences:
         raise CheckpointError(
-            f"{path}: was made by another run: {'; '.join(differences)}. Go on with the same settings, or begin anew "
-            "in another output_dir"
+            f"{path}: was made by another run: {differences}. Go on with the same settings, or begin anew in another "
+            "output_dir"
         )
+
+
+def check_processes(agreed: Mapping[str, Any], processes: Processes) -> None:
+    """Raises TrainingError if the processes of a run have not the same settings, model and data."""
+    for rank, theirs in enumerate(processes.gathered(agreed)):
+        differences = _differences(agreed, theirs)
+        if differences:
+            raise TrainingError(f"process {rank} trains another run than process {processes.rank}: {differences}")
 
 
 def whole_model(model: nn.Module, processes: Processes) -> nn.Module:
@@ -201,6 +206,14 @@ def _set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(states["torch"])
     if device.type == "cuda" and states["device"] is not None:
         torch.cuda.set_rng_state(states["device"], device)
+
+
+def _differences(present: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{name} is {_shown(now)} here and {_shown(then)} there"
+        for name, now, then in _pairs(present, saved, "")
+        if now != then
+    )
 
 
 def _pairs(present: Any, saved: Any, name: str) -> list[tuple[str, Any, Any]]:

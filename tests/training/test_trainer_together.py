@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bert_fast.errors import TrainingError
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.training.checkpoints import CheckpointFolder
+from bert_fast.training.saved_state import check_processes
 from tests.training.toy import toy_model
 from tests.training.toy_process import start, train_together
 
@@ -82,3 +84,22 @@ def test_a_process_that_is_gone_ends_the_other(tmp_path) -> None:
     exit_codes = train_together(tmp_path, 2, **COMMON, dies_at=3)
     assert exit_codes[1] == 9
     assert exit_codes[0] not in (0, None), "it must not wait for ever"
+
+
+def test_processes_of_different_settings_do_not_train(tmp_path) -> None:
+    assert train_together(tmp_path, 2, differs=True) == [1, 1]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_processes_do_not_agree_on_is_named() -> None:
+    class Two:
+        rank = 0
+
+        def gathered(self, value):
+            return [value, {"training": {"learning_rate": 0.002, "seed": 0}}]
+
+    with pytest.raises(
+        TrainingError, match=r"process 1 trains another .* 0: training\.learning_rate is 0\.001 here and"
+    ):
+        check_processes({"training": {"learning_rate": 0.001, "seed": 0}}, Two())
+    check_processes({"training": {"learning_rate": 0.002, "seed": 0}}, Two())

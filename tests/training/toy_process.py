@@ -40,6 +40,8 @@ def _train(output_dir: Path, environment: dict[str, str], arguments: dict[str, A
     torch.set_num_threads(1)
     dies_at = arguments.pop("dies_at", None)
     arguments.setdefault("observers", None)  # those of the library
+    if arguments.pop("differs", False) and environment["RANK"] == "1":
+        arguments["learning_rate"] = 2e-3
     if dies_at is not None and environment["RANK"] == "1":
         arguments["task"] = _Mortal(dies_at)
     trainer = toy_trainer(output_dir, **arguments)
