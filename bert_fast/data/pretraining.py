@@ -214,8 +214,9 @@ class _Packed(NamedTuple):
 def unigram_entropy(store: TokenStore, tokenizer: BertTokenizer) -> float:
     """Entropy of a store's tokens in nats, special tokens left out; 0 for a store without any.
 
-    It is the masked-LM loss of a model that knows how often each token is, and looks at nothing: what a model in
-    training falls below as soon as it uses what stands around a word.
+    It is the masked-LM loss of a model that knows how often each token is, and looks at nothing. One that also repeats
+    what it sees comes lower without any use of context, as a tenth of the words to predict stand there unmasked: by
+    about 0.5 nats in English.
     """
     size = len(tokenizer)
     counts = np.zeros(size, dtype=np.int64)
