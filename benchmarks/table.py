@@ -33,7 +33,8 @@ def newest() -> dict[str, dict[str, Any]]:
 def render() -> str:
     """Two Markdown tables: whole models of ours (real tokens per second), single pieces."""
     results = newest()
-    rows = _models("bert_fast", {case: r for case, r in results.items() if not case.startswith((_FUSED, _RUN))}, digits=1)
+    models = {case: r for case, r in results.items() if not case.startswith((_FUSED, _RUN))}
+    rows = _models("bert_fast", models, digits=1)
     rows += ["", "| piece | bert_fast | compared with | ratio |", "| --- | --- | --- | --- |"]
     rows += filter(None, map(_tokenizer, newest_lines(TOKENIZERS).values()))
     rows += filter(None, (_piece(case, r) for case, r in results.items()))
