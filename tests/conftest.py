@@ -1,6 +1,8 @@
 """Shared fixtures: seeds, real data beside the project, real weights."""
 
+import contextlib
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,13 @@ import torch
 from bert_fast.env import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    """Ctrl-C means what it does on a terminal, also where a shell started the tests behind it and ignores it."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
