@@ -24,7 +24,7 @@ class NoPage(Listener):
         pass
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_fast.training.reporting.ReportPage", NoPage)
