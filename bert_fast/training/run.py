@@ -217,8 +217,9 @@ class Run:
             asked = self.processes.sums(_summed(counts) | {"stop": float(signals.received is not None)})
             if asked["stop"]:
                 return self._interrupted(signals.received or "a signal to another process")
+            self.tally.count(batches, wait)  # before they are on the device, where counting would wait for it
             losses = self._learn(batches, counts, asked)
-            self.tally.add(losses, batches, wait)
+            self.tally.add(losses)
             self._note(number, losses, batches)
         ends_epoch, is_last = place.step + 1 == place.epoch_steps, number == self.num_steps
         self.progress.step = number

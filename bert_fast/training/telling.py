@@ -31,18 +31,21 @@ class Tally:
         self._wait = 0.0
         self._began = time.perf_counter()
 
-    def add(self, losses: Mapping[str, Tensor], batches: Sequence[MicroBatch], wait: float) -> None:
-        """One more step: its weighted parts of the loss in this process, its batches, and seconds waited for them."""
-        self.num_steps += 1
+    def count(self, batches: Sequence[MicroBatch], wait: float) -> None:
+        """The batches of one more step, still on the host, and the seconds waited for them."""
         self._wait += wait
-        for name, value in losses.items():
-            self._losses[name] = self._losses[name] + value if name in self._losses else value
         for batch in (one.batch for one in batches if not one.place.is_spare):
             lengths = batch["cu_seqlens"].diff().long()
             self._counts["tokens"] += len(batch["input_ids"])
             self._counts["squares"] += int((lengths * lengths).sum())
             self._counts["sequences"] += batch.num_sequences
             self._counts["capacity"] += self._batch_tokens or batch.num_sequences * batch["max_seqlen"]
+
+    def add(self, losses: Mapping[str, Tensor]) -> None:
+        """The step's weighted parts of the loss in this process, on its device."""
+        self.num_steps += 1
+        for name, value in losses.items():
+            self._losses[name] = self._losses[name] + value if name in self._losses else value
 
     def report(
         self, step: int, epoch: float, learning_rate: float, grad_norm: Tensor | None, paused_seconds: float

@@ -33,10 +33,6 @@ class MultipleChoiceTask(Task):
     def __init__(self, train: MultipleChoiceSource | None = None, valid: MultipleChoiceSource | None = None) -> None:
         self.train, self.valid = train, valid
 
-    def model_config(self) -> dict[str, Any]:
-        """The entries of a `BertConfig` that the task decides: none."""
-        return {}
-
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """See `Task.label_counts`: one label for a question, whose choices are several sequences."""
         return {"loss": batch.num_sequences // batch["num_choices"]}

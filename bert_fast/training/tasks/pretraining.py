@@ -51,10 +51,6 @@ class PretrainingTask(Task):
             raise ValueError(f"valid: expected next_sentence={train.next_sentence}, as in train, got the other")
         self._unigram_entropy: float | None = None
 
-    def model_config(self) -> dict[str, Any]:
-        """The entries of a `BertConfig` that the task decides: none."""
-        return {}
-
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """See `Task.label_counts`."""
         counts = {"masked_lm": len(batch["labels"])}

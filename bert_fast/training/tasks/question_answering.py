@@ -61,10 +61,6 @@ class QuestionAnsweringTask(Task):
             may_abstain = any(source.has_unanswerable for source in (train, valid) if source is not None)
         self.may_abstain = may_abstain
 
-    def model_config(self) -> dict[str, Any]:
-        """The entries of a `BertConfig` that the task decides: none."""
-        return {}
-
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """See `Task.label_counts`: windows whose answer is known; the loss leaves out the others."""
         if "start_positions" not in batch:
