@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 
 import torch
 
 from benchmarks.record import ROOT
+from bert_fast.files import write_atomically
 
 __all__ = ["DATA", "PREPARED", "minilm", "prepare"]
 
@@ -77,6 +77,4 @@ def _make_chinese_model(directory: Path) -> None:
 def _write(path: Path, data: bytes) -> None:
     if path.exists() and path.read_bytes() == data:
         return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))

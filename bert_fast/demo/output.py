@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.demo.requirements import DemoError
-from bert_fast.models.files import write_atomically
+from bert_fast.files import write_atomically
 
 __all__ = ["OutputFolder"]
 

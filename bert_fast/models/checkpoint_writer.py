@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
+from bert_fast.files import TEMPORARY_SUFFIX, create_temporary, replace_file
 from bert_fast.models.checkpoint import INDEX_SUFFIX
 from bert_fast.models.config import CONFIG_NAMES, BertConfig
-from bert_fast.models.files import TEMPORARY_SUFFIX, replace_file, temporary_path
 
 __all__ = ["save_checkpoint"]
 
@@ -83,7 +83,7 @@ def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -
     staged: list[tuple[Path, Path]] = []  # (temporary, final), in the order of renaming
 
     def stage(name: str) -> Path:
-        staged.append((temporary_path(directory / name), directory / name))
+        staged.append((create_temporary(directory / name), directory / name))
         return staged[-1][0]
 
     try:

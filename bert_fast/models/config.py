@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bert_fast.errors import CheckpointError
+from bert_fast.files import write_atomically
 from bert_fast.models.config_checks import FIELD_CHECKS, at_least
-from bert_fast.models.files import write_atomically
 from bert_fast.models.hub import fetch_first, is_hub_name, take_hub_options
 
 __all__ = ["CONFIG_NAMES", "BertConfig"]

@@ -4,14 +4,16 @@ Where files disagree: arguments of the caller, then tokenizer_config.json (with 
 added_tokens.json), then tokenizer.json, then defaults. The vocabulary is that of tokenizer.json if there is one.
 """
 
+import functools
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from bert_fast.files import write_atomically
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
-from bert_fast.tokenization.vocab import open_vocab, vocab_from_mapping, vocab_to_text, write_atomically
+from bert_fast.tokenization.vocab import open_vocab, vocab_from_mapping, vocab_to_text
 
 __all__ = ["read_tokenizer", "tokenizer_json", "write_tokenizer"]
 
@@ -213,6 +215,7 @@ def write_tokenizer(
     written = []
     for name, text in contents.items():
         path = directory / f"{prefix}{name}"
-        write_atomically(path, text if text.endswith("\n") else text + "\n")
+        content = (text if text.endswith("\n") else text + "\n").encode()
+        write_atomically(path, functools.partial(Path.write_bytes, data=content))
         written.append(str(path))
     return tuple(written)

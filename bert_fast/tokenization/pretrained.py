@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_fast.files import write_atomically
 from bert_fast.tokenization.decode import TokenDecoder
 from bert_fast.tokenization.files import VOCAB_FILE, read_tokenizer, tokenizer_json, write_tokenizer
 from bert_fast.tokenization.options import LARGE_LENGTH
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
-from bert_fast.tokenization.vocab import vocab_to_text, write_atomically
+from bert_fast.tokenization.vocab import vocab_to_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -127,5 +128,5 @@ class StoredTokenizer(TokenDecoder):
         if not Path(save_directory).is_dir():
             raise NotADirectoryError(f"save_directory: there is no directory {save_directory}")
         path = Path(save_directory) / (f"{filename_prefix}-{VOCAB_FILE}" if filename_prefix else VOCAB_FILE)
-        write_atomically(path, vocab_to_text(self._vocabulary.tokens))
+        write_atomically(path, lambda temporary: temporary.write_bytes(vocab_to_text(self._vocabulary.tokens).encode()))
         return (str(path),)

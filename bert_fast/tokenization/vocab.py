@@ -12,7 +12,6 @@ __all__ = [
     "read_vocab",
     "vocab_from_mapping",
     "vocab_to_text",
-    "write_atomically",
 ]
 
 _SHOWN = 5  # how many offenders an error message lists
@@ -188,19 +187,6 @@ def vocab_to_text(tokens: Iterable[str]) -> str:
         if "\n" in token or token.endswith("\r"):
             raise ValueError(f"vocab: token {token_id}, {token!r}, cannot be written as one line of vocab.txt")
     return "".join(f"{token}\n" for token in tokens)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes UTF-8 to a temporary name beside `path` and renames it: readers see the old file or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _split_lines(text: str) -> list[str]:

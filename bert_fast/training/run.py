@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bert_fast.data.batches import Batches
 from bert_fast.errors import CheckpointError
-from bert_fast.models.files import write_atomically
+from bert_fast.files import write_atomically
 from bert_fast.training.checkpoints import CheckpointFolder
 from bert_fast.training.events import Evaluation, Plan
 from bert_fast.training.failures import FiniteWatch, explained, smaller_steps

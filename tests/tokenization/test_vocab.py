@@ -13,7 +13,6 @@ from bert_fast.tokenization.vocab import (
     read_vocab,
     vocab_from_mapping,
     vocab_to_text,
-    write_atomically,
 )
 
 from .conftest import VOCABULARIES
@@ -214,16 +213,3 @@ def test_bad_vocabulary_arguments(tmp_path: Path) -> None:
 def test_tokens_that_no_line_can_hold() -> None:
     with pytest.raises(ValueError, match=r"token 1, 'x\\ny', cannot be written"):
         vocab_to_text(["a", "x\ny"])
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "file.txt", b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]

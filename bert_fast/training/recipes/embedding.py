@@ -14,9 +14,9 @@ from torch import Tensor
 from bert_fast.data.text_blocks import ReadOptions, Source
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.errors import CheckpointError
+from bert_fast.files import write_atomically
 from bert_fast.models import BertConfig, BertModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
-from bert_fast.models.files import write_atomically
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["POOLINGS", "Embedded", "Embedder", "Pooling", "embed_files"]

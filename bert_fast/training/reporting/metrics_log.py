@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.errors import SourceError
-from bert_fast.models.files import write_atomically
+from bert_fast.files import write_atomically
 from bert_fast.training.events import Evaluation, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
 from bert_fast.training.reporting.listener import Listener

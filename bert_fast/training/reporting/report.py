@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_fast.models.files import write_atomically
+from bert_fast.files import write_atomically
 from bert_fast.training.events import Evaluation, Plan
 from bert_fast.training.reporting import plots
 from bert_fast.training.reporting.figures import count, duration, memory, number, percent

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.errors import SourceError
-from bert_fast.models.files import write_atomically
+from bert_fast.files import write_atomically
 from bert_fast.training.events import Plan
 from bert_fast.training.reporting.listener import Listener
 from bert_fast.training.reporting.machine import available_cores, processor_name, versions

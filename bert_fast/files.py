@@ -5,14 +5,23 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["TEMPORARY_SUFFIX", "replace_file", "sync_directory", "temporary_path", "write_atomically"]
+__all__ = ["TEMPORARY_SUFFIX", "create_temporary", "replace_file", "sync_directory", "write_atomically"]
 
 TEMPORARY_SUFFIX = ".tmp"
 
 
-def temporary_path(path: Path) -> Path:
-    """A fresh hidden name beside `path` (same file system, so that renaming is atomic)."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+def create_temporary(path: Path) -> Path:
+    """Makes an empty file of a fresh hidden name beside `path` (same file system, so that renaming is atomic).
+
+    Threads and processes never share one, and a link that somebody else put there is not followed: the name is random,
+    and a name that is taken, if only by a link, is an error.
+
+    Raises:
+        OSError: no file can be made there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    open(temporary, "xb").close()
+    return temporary
 
 
 def sync_directory(directory: Path) -> None:
@@ -38,10 +47,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary file, then renames it to `path`; on any failure `path` is as it was.
 
     Args:
-        path: the file to create or replace; its directory must exist.
-        write: called with the temporary path; whatever it raises is passed on after the temporary file is removed.
+        path: the file to create or replace (a link itself, not what it points to); its directory must exist.
+        write: called with the temporary path, an empty file; whatever it raises is passed on after the temporary file
+            is removed.
     """
-    temporary = temporary_path(path)
+    temporary = create_temporary(path)
     try:
         write(temporary)
         replace_file(temporary, path)

@@ -1,0 +1,69 @@
+"""Files that are written whole: failures, links, threads."""
+
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bert_fast.files import create_temporary, write_atomically
+from bert_fast.tokenization import BertTokenizer
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.txt"
+    path.write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    for name, write in (("half a write", fail), ("no room", lambda temporary: temporary.write_bytes(b"new"))):
+        if name == "no room":
+            monkeypatch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_atomically(path, write)
+        assert path.read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that has the temporary name, nor one that has the name itself."""
+    other, path = tmp_path / "other", tmp_path / "file"
+    other.write_bytes(b"other")
+    path.symlink_to(other)
+    write_atomically(path, lambda temporary: temporary.write_bytes(b"new"))
+    assert (path.is_symlink(), path.read_bytes(), other.read_bytes()) == (False, b"new", b"other")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "00" * size)
+    planted = create_temporary(path)
+    planted.unlink()
+    for target in (other, tmp_path / "nothing"):
+        planted.symlink_to(target)
+        with pytest.raises(FileExistsError, match=planted.name):
+            write_atomically(path, lambda temporary: temporary.write_bytes(b"newer"))
+        planted.unlink()
+    assert (path.read_bytes(), other.read_bytes(), (tmp_path / "nothing").exists()) == (b"new", b"other", False)
+
+
+def test_a_tokenizer_follows_no_guessed_link(tmp_path: Path) -> None:
+    other, directory = tmp_path / "other", tmp_path / "saved"
+    other.write_bytes(b"other")
+    directory.mkdir()
+    tokenizer = BertTokenizer(VOCAB)
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (directory / f"{name}.{os.getpid()}.tmp").symlink_to(other)
+    tokenizer.save_pretrained(directory)
+    tokenizer.save_vocabulary(directory)
+    assert other.read_bytes() == b"other"
+
+
+@pytest.mark.parametrize("method", ["save_pretrained", "save_vocabulary"])
+def test_threads_save_a_tokenizer_to_one_place(method: str, tmp_path: Path) -> None:
+    tokenizer = BertTokenizer(VOCAB)
+    save = getattr(tokenizer, method)
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda _: save(tmp_path), range(40)))
+    assert {path.name for path in tmp_path.iterdir()} == {Path(name).name for name in names[0]}
+    assert BertTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
