@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import signal
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from bert_fast.env import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_TEXT_IN_A_NAME = 36
 
 
 def pytest_configure() -> None:
@@ -29,6 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
         if item.get_closest_marker("interpreter") and not SETTINGS.triton_interpret:
             item.add_marker(no_interpreter)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Parameters that give no name themselves: short, readable, the same in every process and at every time."""
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    if isinstance(val, tuple) and 0 < len(val) <= 6 and all(type(part) is int for part in val):
+        return "x".join(map(str, val))
+    if isinstance(val, bytes) or getattr(val, "__name__", None) == "<lambda>":
+        return argname  # bytes hold anything: a gzip file, the second in which it was made
+    if isinstance(val, str):
+        text = textwrap.shorten(val, LONGEST_TEXT_IN_A_NAME, placeholder="") or val[:LONGEST_TEXT_IN_A_NAME]
+        return text.replace("\\", "") if val.isascii() and val.isprintable() else argname
+    return None
 
 
 @pytest.fixture(autouse=True)

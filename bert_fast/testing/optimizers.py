@@ -1,7 +1,7 @@
 """Optimizer steps written out a second time, independently of the reference, and lists of tensors to try steps on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ class Hyper:
     bias_correction: bool = True
     grad_averaging: bool = True
     use_nvlamb: bool = False
+
+    def __str__(self) -> str:
+        """What differs from the defaults: tests are named by it."""
+        values = ((at.name, getattr(self, at.name), at.default) for at in fields(self))
+        return ", ".join(f"{name}={value}" for name, value, default in values if value != default) or "defaults"
 
     def arguments(self, kind: str) -> tuple[Any, ...]:
         """What a back-end's `<kind>_step` takes between the lists and grad_norm."""

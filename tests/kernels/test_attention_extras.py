@@ -65,7 +65,7 @@ def test_bias_that_removes_keys(kernels, form: str, dtype: torch.dtype) -> None:
     lengths=[((7, 0, 35), None), ((33, 4, 0), (5, 40, 3)), ((2, 34), (34, 2))],
     dtype=DTYPES, dropout_p=[0.0, 0.1, 1.0], causal=[False, True], holes=[False, True], cached=[False, True],
     bias=[None, "BAQK", "K"], head_mask=[None, "A", "BAQK"], relative=["absolute", *RELATIVE], head_dim=[16, 24],
-), ids=str)  # fmt: skip
+), ids=lambda features: "-".join(str(value).replace(" ", "") for value in features.values()))  # fmt: skip
 def test_pairs_of_features(kernels, features: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
     others = {name: value for name, value in features.items() if name not in ("lengths", "dtype")}
     check(kernels, AttentionCase(*features["lengths"], **others), features["dtype"])

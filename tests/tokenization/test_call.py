@@ -97,7 +97,7 @@ def same(ours: Any, theirs: Any) -> None:
             "return_tensors": "pt",
         },
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_options(options: dict[str, Any], ours: Callable[..., BertTokenizer], theirs: Callable[..., Any]) -> None:
     for text, pair in (
