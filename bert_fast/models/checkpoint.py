@@ -4,6 +4,7 @@ Reading never runs code from a file: pickles are loaded by PyTorch's weights-onl
 tensors and plain containers. All errors are `CheckpointError`s that name the file and the cause.
 """
 
+import functools
 import json
 import os
 import pickle
@@ -234,13 +235,19 @@ def load_into(
         source: named in messages.
 
     Raises:
-        CheckpointError: parameters of another shape (every one is listed), keys that contradict each other, weights of
-            another architecture, nothing that fits at all, or leftovers with `strict`. The model is untouched in all
-            these cases.
+        CheckpointError: parameters of another shape, or values that cannot be cast (every one is listed), keys that
+            contradict each other, weights of another architecture, nothing that fits at all, or leftovers with
+            `strict`.
+        TypeError: `state_dict` is no mapping from names to tensors.
+        The model is untouched in all these cases.
     """
+    _check_entries(state_dict)
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    if any(target.is_meta for target in targets.values()):
-        raise ValueError("model: expected parameters with storage, got some on the meta device (call to_empty first)")
+    for key, target in targets.items():
+        if not isinstance(target, Tensor):  # as of quantised layers
+            raise ValueError(f"model: expected a state of tensors alone, got {type(target).__name__} as {key}")
+        if target.is_meta:
+            raise ValueError(f"model: expected parameters with storage, got {key} on the meta device (call to_empty)")
     state_dict = {key: oriented(key, value) for key, value in state_dict.items()}
     try:
         match = match_keys(state_dict, targets)
@@ -279,9 +286,20 @@ def load_into(
             f"{source}: does not fit {type(model).__name__} exactly: "
             f"missing {list_names(report.missing)}; unexpected {list_names(report.unexpected)}"
         )
+    values = _apart({key: state_dict[file_key] for key, file_key in sources.items()}, targets)
     # Through the modules' own loading, so that one which stores its parameters differently can translate them.
-    model.load_state_dict({key: state_dict[file_key] for key, file_key in sources.items()}, strict=False)
+    model.load_state_dict(values, strict=False)
     return report
+
+
+def _check_entries(state_dict: Any) -> None:
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict: expected a mapping from names to tensors, got {type(state_dict).__name__}")
+    for key, value in state_dict.items():
+        if not isinstance(key, str):
+            raise TypeError(f"state_dict: expected names as keys, got {key!r}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"state_dict[{key!r}]: expected a Tensor, got {type(value).__name__}")
 
 
 def _fits_nothing(match: KeyMatch) -> bool:
@@ -291,11 +309,47 @@ def _fits_nothing(match: KeyMatch) -> bool:
 
 
 def _compare(name: str, target: Tensor, value: Tensor) -> Mismatch | None:
+    if reason := not_dense(value):
+        return Mismatch(name, "a dense tensor", reason)
     if target.shape != value.shape:
         return Mismatch(name, str(list(target.shape)), str(list(value.shape)))
     if target.is_floating_point() and not value.is_floating_point():  # quantised values mean nothing without scales
-        return Mismatch(name, "floating-point values", str(value.dtype).removeprefix("torch."))
+        return Mismatch(name, "floating-point values", _dtype_name(value))
+    if not _can_cast(value.dtype, target.dtype):
+        return Mismatch(name, f"values that become {_dtype_name(target)}", _dtype_name(value))
     return None
+
+
+def not_dense(value: Tensor) -> str | None:
+    """What a tensor is where it does not hold a number for each of its elements; None for one that does."""
+    if value.is_meta or getattr(value, "fake_mode", None) is not None:
+        return "a tensor without values (of the meta device)"
+    if value.layout is not torch.strided or value.is_nested:
+        return "a nested tensor" if value.is_nested else f"a tensor of layout {_dtype_name(value.layout)}"
+    return None
+
+
+@functools.cache
+def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
+    try:
+        torch.empty(1, dtype=source, device="cpu").to(target)
+    except (RuntimeError, NotImplementedError):  # packed numbers of four bits
+        return False
+    return True
+
+
+def _dtype_name(of: Any) -> str:
+    return str(getattr(of, "dtype", of)).removeprefix("torch.")
+
+
+def _apart(values: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values, those copied that lie in the model's own memory: an earlier one's copying would change them."""
+    written = {_memory(targets[key]) for key in values}
+    return {key: value.clone() if _memory(value) in written else value for key, value in values.items()}
+
+
+def _memory(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def _storage(tensor: Tensor) -> tuple[Any, ...]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert_fast.errors import CheckpointError
 from bert_fast.models.checkpoint import find_weights, load_checkpoint, load_into
@@ -244,6 +246,77 @@ def test_other_reasons_to_refuse(make_hf: Make) -> None:
         empty = make_hf("BertModel")
     with pytest.raises(ValueError, match="meta device"):
         load_into(empty, state)
+
+
+def _without_values(value: Tensor) -> Tensor:
+    with FakeTensorMode():
+        return torch.empty(value.shape)
+
+
+# Of the last layer's output: all that comes before it would be written first.
+UNUSABLE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "sparse": (Tensor.to_sparse, "expected a dense tensor, got a tensor of layout sparse_coo"),
+    "sparse rows": (Tensor.to_sparse_csr, "expected a dense tensor, got a tensor of layout sparse_csr"),
+    "nested": (lambda v: torch.nested.nested_tensor(list(v)), "expected a dense tensor, got a nested tensor"),
+    "meta": (lambda v: v.to("meta"), "expected a dense tensor, got a tensor without values"),
+    "fake": (_without_values, "expected a dense tensor, got a tensor without values"),
+    "complex": (lambda v: v.to(torch.complex64), "expected floating-point values, got complex64"),
+    "quantised": (
+        lambda v: torch.quantize_per_tensor(v, 0.1, 0, torch.qint8),
+        "expected floating-point values, got qint8",
+    ),
+    "four bits": (
+        lambda v: torch.zeros(v.shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "expected values that become float32, got float4",
+    ),
+    "shape": (lambda v: v[1:], r"expected \[16, 24\], got \[15, 24\]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_nothing_is_written_where_one_value_is_unusable(make_hf: Make, kind: str) -> None:
+    spoil, message = UNUSABLE[kind]
+    model, name = make_hf("BertModel"), "encoder.layer.1.output.dense.weight"
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = dict(make_hf("BertModel").state_dict())
+    state[name] = spoil(state[name])
+    with pytest.raises(CheckpointError, match=rf"{name}: {message}"):
+        load_into(model, state)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    report = load_into(model, state, ignore_mismatched_sizes=True)
+    assert [mismatch.name for mismatch in report.mismatched] == [name]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        pytest.param([], "state_dict: expected a mapping from names to tensors, got list", id="list"),
+        pytest.param({3: torch.ones(1)}, "state_dict: expected names as keys, got 3", id="number as a key"),
+        pytest.param({"x": None}, r"state_dict\['x'\]: expected a Tensor, got NoneType", id="None as a value"),
+    ],
+)
+def test_states_that_are_none(make_hf: Make, state: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        load_into(make_hf("BertModel"), state)
+
+
+def test_values_in_the_memory_of_the_model(make_hf: Make) -> None:
+    model = make_hf("BertModel")
+    query, key, value = (f"encoder.layer.1.attention.self.{name}.weight" for name in ("query", "key", "value"))
+    state = model.state_dict()
+    before = {name: value.clone() for name, value in state.items()}
+    load_into(model, {**state, query: state[key], key: state[query], value: state[value].t()})
+    after = model.state_dict()
+    assert torch.equal(after[query], before[key]) and torch.equal(after[key], before[query])
+    assert torch.equal(after[value], before[value].t())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_quantised_models_are_refused(make_hf: Make) -> None:
+    quantised = torch.ao.quantization.quantize_dynamic(make_hf("BertModel"), {nn.Linear})
+    with pytest.raises(ValueError, match=r"model: expected a state of tensors alone, got \w+ as encoder\.layer\.0\."):
+        load_into(quantised, make_hf("BertModel").state_dict())
 
 
 def test_values_are_cast_to_the_dtype_of_the_model(make_hf: Make) -> None:
