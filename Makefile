@@ -9,13 +9,14 @@ RESULTS_DIR ?= benchmarks/results
 COMMIT ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp bench gpu gpu-status plots docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-status plots docs clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
 	@echo "make test        lint, type checks, C++ tests under sanitizers, all Python tests"
 	@echo "make lint        ruff, mypy and clang-format, checks only;  make format  rewrites"
 	@echo "make cpp         the C++ tests alone, under sanitizers"
+	@echo "make sanitize    the Python extension under sanitizers, driven by the tests of ops and tokenizer"
 	@echo "make bench       benchmarks on this machine's own device"
 	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
 	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
@@ -40,6 +41,9 @@ lint: setup
 
 cpp: setup
 	@$(VENV_PYTHON) tools/check.py cpp
+
+sanitize: setup
+	@$(VENV_PYTHON) tools/check.py sanitize
 
 format: setup
 	@$(VENV_PYTHON) -m ruff check --fix

@@ -1,6 +1,8 @@
 """Runs the project's checks one after another and ends with one line that sums them up.
 
-    .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter] [gpu]      (default: all but gpu)
+    .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter] [sanitize] [gpu]
+
+Without arguments all run but the last two.
 
     lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
@@ -8,6 +10,9 @@
                  `tokenizers` makes of them (build/fuzz, written first) under both
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
+    sanitize     the Python extension under the address and undefined-behaviour sanitizers, driven by the tests of ops,
+                 back-ends and tokenizer: a module of its own in build/sanitized-module, which needs GCC. An hour of one
+                 core
     gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
 
 Every check runs even when an earlier one failed; the exit status is 1 if any did.
@@ -26,11 +31,15 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 SANITIZE_DIR = ROOT / "build" / "sanitize"
 THREAD_DIR = ROOT / "build" / "thread"
+MODULE_DIR = ROOT / "build" / "sanitized-module"  # tools/sanitized/sitecustomize.py looks for it there
 FUZZ_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # the Python tests look for it there, too
+CPP_TESTS = ("-DBERT_FAST_MODULE=OFF", "-DBERT_FAST_TESTS=ON")
 THREAD_TESTS = tuple(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api"))
+SANITIZED_TESTS = ("ops", "aten", "tokenization")
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
+WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}  # two processes share two cores
 
 # Set by a user for other runs; here they would change what is tested.
 CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "BERT_FAST_SIMD", "TRITON_INTERPRET")
@@ -64,14 +73,14 @@ def cpp() -> list[Outcome]:
     return [
         *_run_until_failure(
             {
-                "C++ configure": _configure(SANITIZE_DIR, "address"),
+                "C++ configure": _configure(SANITIZE_DIR, "address", *CPP_TESTS),
                 "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
                 "C++ tests": _ctest(SANITIZE_DIR),
             }
         ),
         *_run_until_failure(
             {
-                "threads configure": _configure(THREAD_DIR, "thread"),
+                "threads configure": _configure(THREAD_DIR, "thread", *CPP_TESTS),
                 "threads build": [_tool("cmake"), "--build", str(THREAD_DIR), "-j", str(JOBS), "-t", *THREAD_TESTS],
                 "threads tests": [*_ctest(THREAD_DIR), "-R", f"^({'|'.join(THREAD_TESTS)})$"],
             }
@@ -86,7 +95,7 @@ def cpp() -> list[Outcome]:
     ]
 
 
-def _configure(folder: Path, sanitizer: str) -> list[str]:
+def _configure(folder: Path, sanitizer: str, *options: str) -> list[str]:
     gcc = shutil.which("g++")
     return [
         _tool("cmake"),
@@ -95,9 +104,8 @@ def _configure(folder: Path, sanitizer: str) -> list[str]:
         "-GNinja",
         f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
         "-DCMAKE_BUILD_TYPE=Debug",
-        "-DBERT_FAST_MODULE=OFF",
-        "-DBERT_FAST_TESTS=ON",
         f"-DBERT_FAST_SANITIZE={sanitizer}",
+        *options,
         *([f"-DCMAKE_CXX_COMPILER={gcc}"] if gcc else []),
     ]
 
@@ -107,39 +115,60 @@ def _ctest(folder: Path) -> list[str]:
     return [_tool("ctest"), "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-j", str(JOBS)]
 
 
-def _run_until_failure(commands: dict[str, list[str]]) -> list[Outcome]:
+def _run_until_failure(commands: dict[str, list[str]], environment: dict[str, str] | None = None) -> list[Outcome]:
     outcomes = []
     for name, command in commands.items():
-        outcomes.append(_run(name, command))
+        outcomes.append(_run(name, command, environment))
         if outcomes[-1].status != 0:
             break
     return outcomes
 
 
+def _pytest(marker: str, *arguments: str) -> list[str]:
+    """Arguments of Python: the tests of this marker, shared out among processes."""
+    shared = ["-n", str(JOBS), "--dist", "worksteal"] if JOBS > 1 else []
+    return ["-m", "pytest", "-q", "-m", marker, *arguments, *shared]
+
+
 def python() -> list[Outcome]:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not interpreter", "--durations=10"]
-    if JOBS > 1:
-        command += ["-n", str(JOBS), "--dist", "worksteal"]
-    # One thread per worker: two workers share two cores.
-    return [_run("pytest", command, {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {})]
+    return [_run("pytest", [sys.executable, *_pytest("not interpreter", "--durations=10")], WORKER_VARIABLES)]
 
 
 def interpreter() -> list[Outcome]:
     folders = [f"tests/{name}" for name in ("kernels", "ops", "optim")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "interpreter", *folders]
-    if JOBS > 1:
-        command += ["-n", str(JOBS), "--dist", "worksteal"]
-    return [
-        _run("interpreter tests", command, {"TRITON_INTERPRET": "1"} | ({"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}))
-    ]
+    command = [sys.executable, *_pytest("interpreter", *folders)]
+    return [_run("interpreter tests", command, WORKER_VARIABLES | {"TRITON_INTERPRET": "1"})]
 
 
 def gpu() -> list[Outcome]:
     return [_run("GPU", [sys.executable, "-m", "benchmarks.gpu"])]
 
 
-CHECKS = {"lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter, "gpu": gpu}
-NOT_BY_DEFAULT = {"gpu"}
+def sanitize() -> list[Outcome]:
+    import pybind11  # not needed by the other checks
+
+    module_options = (
+        "-DBERT_FAST_MODULE=ON",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+    )
+    folders = [f"tests/{name}" for name in SANITIZED_TESTS]
+    sanitized_python = [sys.executable, "tools/sanitized/python.py"]
+    return _run_until_failure(
+        {
+            "module configure": _configure(MODULE_DIR, "address", *module_options),
+            "module build": [_tool("cmake"), "--build", str(MODULE_DIR), "-j", str(JOBS), "-t", "_native"],
+            "module probe": [*sanitized_python, "tools/sanitized/probe.py"],
+            "module tests": [*sanitized_python, *_pytest("not interpreter", *folders)],
+        },
+        WORKER_VARIABLES,
+    )
+
+
+CHECKS = {
+    "lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter, "sanitize": sanitize, "gpu": gpu
+}  # fmt: skip
+NOT_BY_DEFAULT = {"sanitize", "gpu"}
 
 
 def _tool(name: str) -> str:
@@ -169,7 +198,9 @@ def _run(name: str, command: list[str], environment: dict[str, str] | None = Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all but gpu")
+    parser.add_argument(
+        "checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all but the last two"
+    )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.checks if name not in CHECKS]
     if unknown:

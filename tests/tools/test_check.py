@@ -1,11 +1,17 @@
 """The check runner: one failure fails the run, the others still run, and the last line says which failed."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tools import check
+from tools.sanitized import python as sanitized
+
+SANITIZED = check.ROOT / "tools" / "sanitized"
 
 
 def outcome(code: str) -> Callable[[], list[check.Outcome]]:
@@ -56,3 +62,44 @@ def test_texts_are_written_where_the_tests_look_for_them() -> None:
     source = (check.ROOT / "tests" / "tokenization" / "fuzz_file.py").read_text(encoding="utf-8")
     assert check.FUZZ_FILE.relative_to(check.ROOT).parts == ("build", "fuzz", "wordpiece.bin")
     assert 'FULL_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"' in source
+
+
+def test_sanitized_module_is_the_one_that_python_imports() -> None:
+    code = "import sys; print(sys.meta_path[0].find_spec('bert_fast._native').origin)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(SANITIZED)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(str(check.MODULE_DIR / "_native."))
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A g++ that answers where libraries are, first on PATH."""
+    path = tmp_path / "g++"
+    path.write_text("#!/bin/sh\necho /lib/${1#-print-file-name=}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return path
+
+
+def test_sanitizers_come_before_all_other_libraries(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    environment = sanitized.environment()
+    assert environment["LD_PRELOAD"].split() == ["/lib/libasan.so", "/lib/libubsan.so", "/lib/libstdc++.so"]
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(SANITIZED), "/mine"]
+
+
+def test_compiler_without_sanitizers_is_named(compiler: Path) -> None:
+    compiler.write_text("#!/bin/sh\necho ${1#-print-file-name=}\n")
+    with pytest.raises(SystemExit, match=r"libasan\.so: g\+\+ has none"):
+        sanitized.environment()
+
+
+def test_what_takes_long_or_needs_more_is_not_run_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(
+        check, "CHECKS", {name: lambda name=name: ran.append(name) or [] for name in check.CHECKS}
+    )  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["check.py"])
+    assert check.main() == 0
+    assert ran == ["lint", "cpp", "python", "interpreter"]
