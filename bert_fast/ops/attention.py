@@ -21,6 +21,7 @@ from bert_fast.ops._attention_arguments import (
     with_dense_heads,
 )
 from bert_fast.ops._attention_checks import check_heads, check_padded_extras, check_padded_mask
+from bert_fast.ops._autocast import without_autocast
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import attention_with_probabilities as _with_probabilities
@@ -133,7 +134,7 @@ def attention_with_probabilities(
         coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
     )  # fmt: skip
     check_values(*arguments)
-    out, _, probabilities = _with_probabilities(*arguments)
+    out, _, probabilities = without_autocast(_with_probabilities)(*arguments)
     return out, probabilities
 
 
@@ -212,6 +213,7 @@ def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:
 
 
 @custom_op("attention_fwd")
+@without_autocast
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
@@ -234,6 +236,7 @@ def _(q: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @custom_op("attention_bwd")
+@without_autocast
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
     max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,

@@ -20,6 +20,7 @@ from bert_fast.ops._attention_arguments import (
     saved_arguments,
     with_dense_heads,
 )
+from bert_fast.ops._autocast import without_autocast
 from bert_fast.ops._register import custom_op, without_none
 
 __all__ = ["attention_qkv"]
@@ -86,6 +87,7 @@ def _implementation(qkv: Tensor, backend: str) -> Any:
 
 
 @custom_op("attention_qkv_fwd")
+@without_autocast
 def _forward(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
     coords: Tensor | None, site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None,
@@ -107,6 +109,7 @@ def _(qkv: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @custom_op("attention_qkv_bwd")
+@without_autocast
 def _backward(
     dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float,
     dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, causal: bool, bias: Tensor | None,

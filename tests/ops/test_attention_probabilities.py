@@ -86,3 +86,16 @@ def test_bad_arguments_are_named_here_too() -> None:
         ops.attention_with_probabilities(q, q, q, cu_seqlens_q=cu_seqlens, max_seqlen_q=3)
     with pytest.raises(ValueError, match="bias: expected at least"):
         ops.attention_with_probabilities(q, q, q, cu_seqlens_q=cu_seqlens, max_seqlen_q=4, bias=torch.zeros(1, 1, 3, 3))
+
+
+def test_autocast_casts_operands_alone() -> None:
+    """The products within are the reference's own, in fp32."""
+    case = CASES["everything"]
+    leaves, given = case.inputs(torch.float32), arguments_of(case)
+    del leaves["dout"]
+    with torch.autocast("cpu", torch.bfloat16):
+        out, probabilities = ops.attention_with_probabilities(**leaves, **given)
+    cast = {name: t.bfloat16() if name in "qkv" else t for name, t in leaves.items()}
+    wanted_out, wanted = ops.attention_with_probabilities(**cast, **given)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, wanted_out)
+    assert all(torch.equal(one, other) for one, other in zip(probabilities, wanted, strict=True))

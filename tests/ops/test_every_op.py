@@ -320,3 +320,24 @@ def test_outputs_are_laid_out_as_graphs_are_told(
         torch.library.opcheck(
             func, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
         )
+
+
+def results_of(func: Any, arguments: tuple[Any, ...]) -> list[Any]:
+    """What an op returns, and what it has written to, of copies of its arguments."""
+    arguments = pytree.tree_map_only(Tensor, lambda t: t.clone(memory_format=torch.preserve_format), arguments)
+    return pytree.tree_leaves((func(*arguments), arguments))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("back_end", ["torch", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_casts_nothing_within_an_op(name: str, back_end: str, dtype: torch.dtype) -> None:
+    """Public functions cast operands; fp32 products of the reference are its own and stay so."""
+    with backend.use_backend(back_end):
+        calls = record(SAMPLES[name], dtype)
+    for func, arguments in calls.values():
+        outside = results_of(func, arguments)
+        with torch.autocast("cpu", torch.bfloat16):
+            within = results_of(func, arguments)
+        for expected, actual in zip(outside, within, strict=True):
+            assert torch.equal(actual, expected) if isinstance(expected, Tensor) else actual == expected
