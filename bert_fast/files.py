@@ -1,13 +1,37 @@
-"""Files that are either the old one or the new one, never half of each."""
+"""Files: reading what is one, and writing so that there is the old one or the new one, never half of each."""
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["TEMPORARY_SUFFIX", "create_temporary", "replace_file", "sync_directory", "write_atomically"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "create_temporary",
+    "open_regular",
+    "replace_file",
+    "sync_directory",
+    "write_atomically",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a file for reading that is one, or a link to one: a pipe would be waited for, a device may never end.
+
+    Raises:
+        OSError: there is nothing, it may not be read, or it is a directory, pipe, socket or device.
+    """
+    # Without O_NONBLOCK a pipe is opened when somebody writes to it.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return open(descriptor, "rb")
 
 
 def create_temporary(path: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_fast.files import create_temporary, write_atomically
+from bert_fast.files import create_temporary, open_regular, write_atomically
 from bert_fast.tokenization import BertTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
@@ -67,3 +67,17 @@ def test_threads_save_a_tokenizer_to_one_place(method: str, tmp_path: Path) -> N
         names = list(pool.map(lambda _: save(tmp_path), range(40)))
     assert {path.name for path in tmp_path.iterdir()} == {Path(name).name for name in names[0]}
     assert BertTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for, a device never ends; links to files are files."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "device", tmp_path, Path("/dev/null")):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(path)
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"content"

@@ -5,10 +5,10 @@ tensors and plain containers. All errors are `CheckpointError`s that name the fi
 """
 
 import functools
-import json
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
+from bert_fast.files import open_regular
 from bert_fast.models.hub import fetch_first
+from bert_fast.models.json_file import read_json
 from bert_fast.models.keys import KeyMatch, canonical_key, match_keys, oriented
 
 __all__ = [
@@ -103,7 +105,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, dtype: torch.dtype | None =
         file until they are copied: treat them as constants.
 
     Raises:
-        CheckpointError: missing, empty, truncated or corrupt files, shards that are absent, pickles that hold code.
+        CheckpointError: missing, empty, truncated or corrupt files, pipes and devices in place of files, shards that
+            are absent, pickles that hold code, tensors without all values, archives that unpack to more than they are.
     """
     path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
@@ -122,7 +125,7 @@ def load_state_dict_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(len(_LFS_POINTER))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file or directory") from error
@@ -139,11 +142,12 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not iterable)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:  # the last two: impossible shapes
         raise CheckpointError(f"{path}: not a complete safetensors file (truncated or corrupt): {error}") from error
 
 
 def _load_torch(path: Path) -> dict[str, Tensor]:
+    _check_unpacked_size(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -167,7 +171,29 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
     strange = [key for key, value in state.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
     if strange:
         raise CheckpointError(f"{path}: expected a dictionary of tensors, but these are none: {list_names(strange)}")
+    empty = [f"{key} ({reason})" for key, value in state.items() if (reason := _not_stored(value))]
+    if empty:
+        raise CheckpointError(f"{path}: expected dense tensors with all values, but these are not: {list_names(empty)}")
     return dict(state)
+
+
+def _check_unpacked_size(path: Path) -> None:
+    # torch.save compresses nothing; what is smaller than its content could fill the memory.
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(record.file_size for record in archive.infolist())
+    except Exception:  # no archive, or a damaged one: PyTorch's reader tells what is wrong with it
+        return
+    if size > path.stat().st_size:
+        raise CheckpointError(
+            f"{path}: refused, because {path.stat().st_size} bytes unpack to {size}; torch.save compresses nothing"
+        )
+
+
+def _not_stored(value: Tensor) -> str | None:
+    if reason := not_dense(value):
+        return reason
+    return "a few values repeated" if value.numel() * value.element_size() > value.untyped_storage().nbytes() else None
 
 
 def fetch_weights(name: str, options: Mapping[str, Any]) -> Path:
@@ -197,18 +223,14 @@ def _load_shards(index_path: Path) -> dict[str, Tensor]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        index: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    index = read_json(path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: expected an object with a non-empty 'weight_map'")
     for key, name in weight_map.items():
         # A name with a path in it could make us read files outside the checkpoint.
-        if not isinstance(name, str) or not name or Path(name).name != name or name.endswith(INDEX_SUFFIX):
+        is_path = not isinstance(name, str) or name in ("", "..") or Path(name).name != name
+        if is_path or name.endswith(INDEX_SUFFIX):
             raise CheckpointError(f"{path}: weight_map[{key!r}]: expected a file name, got {name!r}")
     return weight_map
 

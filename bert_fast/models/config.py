@@ -13,8 +13,9 @@ import torch
 
 from bert_fast.errors import CheckpointError
 from bert_fast.files import write_atomically
-from bert_fast.models.config_checks import FIELD_CHECKS, at_least
+from bert_fast.models.config_checks import FIELD_CHECKS, at_least, shown
 from bert_fast.models.hub import fetch_first, is_hub_name, take_hub_options
+from bert_fast.models.json_file import read_json
 
 __all__ = ["CONFIG_NAMES", "BertConfig"]
 
@@ -35,7 +36,22 @@ _OPTIONAL_IN_FILES = (
 )
 # transformers writes null for "not said" where our field is never None.
 _NONE_IS_DEFAULT = ("id2label", "label2id", "pruned_heads", "return_dict", "output_attentions", "output_hidden_states")
+_MOST_UNNAMED = 2**20  # classes that get names; each takes some hundred bytes
 _LABEL_KEYS = {"num_labels", "id2label", "label2id"}
+
+
+def _to_json(values: Any) -> str:
+    text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    text.encode()  # half of a surrogate pair is no text
+    return text
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _to_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _default_labels(count: int) -> dict[int, str]:
@@ -90,12 +106,14 @@ class BertConfig:
         """Sets the given fields, the others to their defaults; `num_labels=n` stands for n labels named LABEL_i."""
         model_type = values.pop("model_type", None)
         if model_type not in (None, "", self.model_type):
-            raise ValueError(f"model_type: expected 'bert', got {model_type!r}")
+            raise ValueError(f"model_type: expected 'bert', got {shown(model_type)}")
         torch_dtype = values.pop("torch_dtype", None)  # the name of `dtype` before transformers 4.56
         if values.get("dtype") is None:
             values["dtype"] = torch_dtype
         values.pop("use_return_dict", None)  # derived from return_dict
         num_labels = values.pop("num_labels", None)
+        if num_labels is not None:
+            num_labels = at_least(1)("num_labels", num_labels)
         if values.get("id2label") == {}:
             del values["id2label"]
         for entry in fields(self):
@@ -138,6 +156,10 @@ class BertConfig:
     def num_labels(self, count: int) -> None:
         count = at_least(1)("num_labels", count)
         if count != len(self.id2label):
+            if count > _MOST_UNNAMED:
+                raise ValueError(
+                    f"num_labels: expected at most {_MOST_UNNAMED} classes without names (id2label), got {count}"
+                )
             self.id2label = _default_labels(count)
             self.label2id = {label: index for index, label in self.id2label.items()}
 
@@ -165,7 +187,7 @@ class BertConfig:
             if not 0 <= layer < self.num_hidden_layers or not all(0 <= h < self.num_attention_heads for h in heads):
                 raise ValueError(
                     f"pruned_heads: expected layers below {self.num_hidden_layers} and heads below "
-                    f"{self.num_attention_heads}, got {layer}: {heads}"
+                    f"{self.num_attention_heads}, got {layer}: {shown(heads)}"
                 )
         if self.problem_type == "single_label_classification" and self.num_labels == 1:
             raise ValueError("problem_type: 'single_label_classification' needs num_labels >= 2, got 1")
@@ -217,12 +239,7 @@ class BertConfig:
             CheckpointError: it is missing, not JSON, not an object, or holds a wrong value; the message names it.
         """
         path = Path(path)
-        try:
-            values = json.loads(path.read_text(encoding="utf-8-sig"))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: no such file or directory") from error
-        except (OSError, ValueError, RecursionError) as error:  # ValueError: neither UTF-8 nor JSON
-            raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+        values = read_json(path)
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: expected a JSON object, got {type(values).__name__}")
         try:
@@ -275,9 +292,10 @@ class BertConfig:
         if self.id2label != default["id2label"]:  # names and their inverse belong together
             values["label2id"] = self.label2id
         try:
-            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"config: a value cannot be written to JSON: {error}") from error
+            return _to_json(values)
+        except (TypeError, ValueError, RecursionError) as error:
+            name = next((name for name, value in values.items() if not _is_json(value)), "config")
+            raise ValueError(f"{name}: a value cannot be written to JSON: {error}") from error
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Writes config.json into `directory` (made if missing), atomically; returns the file's path.

@@ -2,12 +2,13 @@
 
 import math
 import numbers
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["ACTIVATIONS", "FIELD_CHECKS", "POSITION_EMBEDDING_TYPES", "PROBLEM_TYPES", "at_least"]
+__all__ = ["ACTIVATIONS", "FIELD_CHECKS", "POSITION_EMBEDDING_TYPES", "PROBLEM_TYPES", "at_least", "shown"]
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
@@ -16,18 +17,34 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 Check = Callable[[str, Any], Any]
 
 
+_LARGEST = 2**31 - 1  # of sizes: kernels count rows and columns in 32 bits
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxdict, _REPR.maxlist = 4, 10, 10
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its beginning, if it is long."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python writes no int of more than 4,300 digits
+        return f"a very large {type(value).__name__}"
+
+
 def _error(name: str, expected: str, value: Any) -> str:
-    return f"{name}: expected {expected}, got {value!r}"
+    return f"{name}: expected {expected}, got {shown(value)}"
 
 
 def at_least(minimum: int) -> Callable[[str, Any], int]:
-    """The check that a value is an int (not a bool) of at least `minimum`."""
+    """The check that a value is an int (not a bool) of at least `minimum` and less than 2**31."""
 
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(_error(name, f"an int >= {minimum}", value))
         if value < minimum:
             raise ValueError(_error(name, f"an int >= {minimum}", value))
+        if int(value) > _LARGEST:
+            raise ValueError(_error(name, f"an int <= {_LARGEST}", value))
         return int(value)
 
     return check
@@ -105,25 +122,39 @@ def _int_keys(name: str, value: Any, what: str) -> dict[int, Any]:
     if not all(isinstance(key, int | str) for key in value):
         raise TypeError(_error(name, what, value))
     try:
-        return {int(key): item for key, item in value.items()}
+        items = {int(key): item for key, item in value.items()}
     except ValueError as error:
         raise ValueError(_error(name, what, value)) from error
+    if len(items) < len(value):
+        raise ValueError(_error(name, what + ", each once", value))
+    return items
 
 
 def _labels(name: str, value: Any) -> dict[int, str]:
-    labels = _int_keys(name, value, "a mapping from class number to name")
+    what = "a mapping from class number to name"
+    labels = _int_keys(name, value, what)
     if not labels:
         raise ValueError(_error(name, "at least one class", value))
+    if not all(isinstance(label, str | int | float) for label in labels.values()):
+        raise TypeError(_error(name, what, value))
     return labels
 
 
 def _label_ids(name: str, value: Any) -> dict[str, int]:
+    what = "a mapping from class name to number"
     if not isinstance(value, Mapping):
-        raise TypeError(_error(name, "a mapping from class name to number", value))
+        raise TypeError(_error(name, what, value))
     try:
-        return {label: int(index) for label, index in value.items()}
-    except (TypeError, ValueError) as error:
-        raise ValueError(_error(name, "a mapping from class name to number", value)) from error
+        return {label: _whole(index) for label, index in value.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(_error(name, what, value)) from error
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if number != value and not isinstance(value, str):
+        raise ValueError
+    return number
 
 
 def _pruned_heads(name: str, value: Any) -> dict[int, list[int]]:

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ WRITERS = [
     _save_parameters_bin,
     _save_sharded_bin,
 ]
+
+
+def _entry(**changes: Any) -> dict[str, Any]:
+    """What the header of a safetensors file says of a tensor of four numbers."""
+    return {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}
 
 
 @pytest.mark.parametrize("save", WRITERS)
@@ -218,6 +224,9 @@ def test_index_decides_between_shards_that_hold_one_key(tmp_path: Path) -> None:
         ('{"weight_map": {"a": "../x.bin"}}', r"expected a file name, got '\.\./x\.bin'"),
         ('{"weight_map": {"a": "/etc/passwd"}}', "expected a file name, got '/etc/passwd'"),
         ('{"weight_map": {"a": ""}}', "expected a file name, got ''"),
+        ('{"weight_map": {"a": ".."}}', r"expected a file name, got '\.\.'"),
+        ('{"weight_map": {"a": ["x.bin"]}}', r"weight_map\['a'\]: expected a file name, got \['x\.bin'\]"),
+        ('{"weight_map": {"a": "1.bin", "a": "2.bin"}}', "cannot be read as JSON: a has two values"),
     ],
 )
 def test_broken_index(tmp_path: Path, text: str, message: str) -> None:
@@ -226,6 +235,84 @@ def test_broken_index(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         load_checkpoint(tmp_path)
     assert str(path) in str(caught.value)
+
+
+# Headers of safetensors files before 16 bytes of values, and what is said of them.
+LIES: dict[str, tuple[Any, str]] = {
+    "beyond the file": ({"a": _entry(shape=[40], data_offsets=[0, 160])}, "not fully covered"),
+    "overlap": ({"a": _entry(), "b": _entry()}, "invalid offset"),
+    "gap": ({"a": _entry(shape=[2], data_offsets=[8, 16])}, "invalid offset"),
+    "negative offset": ({"a": _entry(data_offsets=[-8, 16])}, "expected usize"),
+    "dtype": ({"a": _entry(dtype="F99")}, "unknown variant"),
+    "shape of text": ({"a": _entry(shape="4")}, "invalid type"),
+    "overflow": ({"a": _entry(shape=[2**62, 2**62])}, "overflow"),
+    "endless dimension": ({"a": _entry(shape=[0, 2**64 - 1], data_offsets=[0, 0]), "b": _entry()}, "verflow"),
+    "metadata": ({"__metadata__": {"a": 3}, "a": _entry()}, "expected a string"),
+    "not UTF-8": (b'{"\xff": 3}', "UTF-8"),
+    "deep": (b'{"a":' * 100_000, "recursion"),
+    "list": (b"[" * 100_000, "invalid type"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_headers_that_lie(tmp_path: Path, name: str) -> None:
+    header, message = LIES[name]
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [2**62, 99_999_999, 0])
+def test_header_lengths_that_lie(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + json.dumps({"a": _entry()}).encode() + bytes(16))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a complete safetensors file"):
+        load_checkpoint(path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        pytest.param(torch.eye(3).to_sparse(), "a tensor of layout sparse_coo", id="sparse"),
+        pytest.param(torch.empty(10**6, 10**6, device="meta"), "a tensor without values", id="meta"),
+        pytest.param(torch.ones(1).expand(10**6, 10**6), "a few values repeated", id="expanded"),
+    ],
+)
+def test_tensors_without_all_their_values(tmp_path: Path, value: Tensor, reason: str) -> None:
+    for content in ({"x": torch.ones(1), "y": value}, {"state_dict": {"y": value}}):
+        torch.save(content, tmp_path / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin: .* these are not: y \({reason}"):
+            load_checkpoint(tmp_path)
+
+
+def test_archives_that_unpack_to_more_than_they_are(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "plain.bin", tmp_path / "packed.bin"
+    torch.save({"x": torch.zeros(10**6)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for record in source.infolist():
+            target.writestr(record.filename.replace("plain", "packed"), source.read(record))
+    with pytest.raises(CheckpointError, match=r"packed\.bin: refused, because \d{4} bytes unpack to \d{7}"):
+        load_checkpoint(packed)
+    assert load_checkpoint(plain)["x"].numel() == 10**6
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
+def test_pipes_directories_and_devices_in_place_of_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    os.mkfifo(path)
+    for make in (lambda: None, path.mkdir, lambda: path.symlink_to("/dev/zero"), lambda: path.symlink_to(tmp_path)):
+        make()
+        with pytest.raises(CheckpointError, match="holds none of"):
+            load_checkpoint(tmp_path)  # by its directory
+        if not path.is_dir():
+            with pytest.raises(CheckpointError, match=f"{name}: cannot be read.*: .*not a regular file"):
+                load_checkpoint(path)
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def test_every_single_byte_flip_of_a_header_is_an_error_or_readable(tmp_path: Path) -> None:

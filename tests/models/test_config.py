@@ -196,6 +196,8 @@ def test_overrides(tmp_path: Path) -> None:
         (b"[" * 100_000, "cannot be read as JSON"),
         (b"[1, 2]", "expected a JSON object, got list"),
         (b'{"layer_norm_eps": NaN}', "layer_norm_eps: expected a finite number >= 0, got nan"),
+        (b'{"vocab_size": 5, "vocab_size": 6}', "cannot be read as JSON: vocab_size has two values"),
+        (b'{"note": ' + b"[" * 60 + b"]" * 60 + b"}", "cannot be read as JSON: note: expected at most 50 levels"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -204,6 +206,62 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes, message: str) ->
     with pytest.raises(CheckpointError, match=message) as caught:
         BertConfig.from_pretrained(tmp_path)
     assert str(path) in str(caught.value)
+
+
+# JSON values in place of right ones.
+MUTATIONS = [
+    *("null", "true", "false", "NaN", "Infinity", "-Infinity", "-1", "0", "1", "1.5", "1e400", "2147483648", "1" * 400),
+    *(
+        '""',
+        '"x"',
+        '"float32"',
+        '"Tensor"',
+        '"\\ud800"',
+        f'"{"x" * 10**5}"',
+        "[]",
+        "[1]",
+        "[null]",
+        "[" * 100 + "]" * 100,
+    ),
+    *("{}", '{"a":1}', '{"a":1e400}', '{"a":NaN}', '{"a":1.5}', '{"a":[]}', '{"0":null}', '{"0":[1]}', '{"0":{}}'),
+    *('{"0":[99]}', '{"0":[-1]}', '{"0":[true]}', '{"-1":"a"}', '{"1e3":"a"}', '{"0":"a","00":"b"}'),
+    json.dumps([7] * 10**5),
+]
+# Fields whose values others must fit.
+RELATED = {"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+
+
+@pytest.mark.filterwarnings("ignore:num_labels=1 is ignored")
+@pytest.mark.parametrize("field", [*vars(BertConfig()), "num_labels", "torch_dtype", "model_type", "__dict__", "note"])
+def test_mutated_files(tmp_path: Path, field: str) -> None:
+    """A field that holds anything is named in a short message, or makes a configuration that can be used and saved."""
+    path, num_refused = tmp_path / "config.json", 0
+    values = json.loads(BertConfig(pruned_heads={0: [1]}, id2label={0: "no", 1: "yes"}).to_json_string())
+    for value in MUTATIONS:
+        entries = [f"{json.dumps(name)}: {json.dumps(old)}" for name, old in values.items() if name != field]
+        path.write_text("{" + ", ".join([*entries, f"{json.dumps(field)}: {value}"]) + "}")
+        try:
+            config = BertConfig.from_pretrained(path)
+        except CheckpointError as error:
+            message, num_refused = str(error), num_refused + 1
+            assert message.startswith(f"{path}: ") and len(message) < len(str(path)) + 500
+            assert field in message or field in RELATED
+            continue
+        if field == "note" and any(part in value for part in ("NaN", "Infinity", "1e400", "ud800")):
+            with pytest.raises(ValueError, match=r"^note: a value cannot be written to JSON"):
+                config.to_json_string()
+        else:
+            assert BertConfig.from_dict(json.loads(config.to_json_string())) == config
+    assert num_refused >= (1 if field == "note" else 15)
+
+
+def test_sizes_that_nothing_has() -> None:
+    with pytest.raises(ValueError, match="vocab_size: expected an int <= 2147483647, got a very large int"):
+        BertConfig(vocab_size=10**5000)
+    with pytest.raises(
+        ValueError, match=r"num_labels: expected at most 1048576 classes without names .*got 1000000000"
+    ):
+        BertConfig(num_labels=10**9)
 
 
 def test_missing_files(tmp_path: Path) -> None:
