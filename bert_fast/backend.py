@@ -11,9 +11,9 @@ Without a request the first implementation without a reason against it is taken;
 import functools
 import importlib
 import importlib.util
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -196,11 +196,24 @@ def implementations(op: str) -> tuple[Implementation, ...]:
     return _TABLE[op]
 
 
-class _Request(threading.local):
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """One open `use_backend` context; each is equal to itself alone."""
+
+    backend: str
+
+
+# Of this thread and asyncio task, the innermost last.
+_requests: ContextVar[tuple[_Request, ...]] = ContextVar("bert_fast.backend", default=())
+
+
+class _Traced:
+    """The request of a `use_backend` within a function that is being compiled: the tracer follows plain attributes."""
+
     backend: str | None = None
 
 
-_request = _Request()
+_traced = _Traced()
 
 
 def _check_name(name: str) -> None:
@@ -210,24 +223,44 @@ def _check_name(name: str) -> None:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the context every op of this thread runs on the named back-end, or raises `BackendError`.
+    """Within the context every op of this thread or asyncio task runs on the named back-end, or raises `BackendError`.
 
-    The choice is recorded in the autograd graph: backward runs where forward ran.
+    Contexts may be closed in any order: the innermost of those still open counts. Tasks begin with what was open where
+    they were made, threads with nothing. The choice is recorded in the autograd graph, where backward runs where
+    forward ran, and by `torch.compile` when it traces.
     """
     _check_name(name)
-    previous, _request.backend = _request.backend, name
+    if torch.compiler.is_dynamo_compiling():
+        previous, _traced.backend = _traced.backend, name
+        try:
+            yield
+        finally:
+            _traced.backend = previous
+        return
+    request = _Request(name)
+    _requests.set((*_requests.get(), request))
     try:
         yield
     finally:
-        _request.backend = previous
+        _requests.set(tuple(other for other in _requests.get() if other is not request))
 
 
 def requested(argument: str | None = None) -> str:
     """The name asked for by argument, context or environment, in this order; `AUTO` when nobody asked."""
-    name = argument or _request.backend or SETTINGS.backend or AUTO
+    name = argument or _traced.backend or _requested_around()
     if name != AUTO:
         _check_name(name)
     return name
+
+
+def _requested_around() -> str:
+    requests = _requests.get()
+    return (requests[-1].backend if requests else SETTINGS.backend) or AUTO
+
+
+# What `torch.compiler.assume_constant_result` sets, which would import torch._dynamo: the tracer cannot read a context
+# variable, and takes what it holds as it traces.
+_requested_around._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def implementation(op: str, spec: OpSpec, request: str = AUTO) -> Implementation:
