@@ -10,6 +10,7 @@ from bert_fast.models.config import BertConfig
 from bert_fast.models.outputs import ModelOutput
 from bert_fast.models.pretrained import PretrainedMixin
 from bert_fast.models.resizing import padded_size, resize_rows
+from bert_fast.models.shapes import check_memory
 from bert_fast.modules.encoder import CHECKPOINT_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
                 f"config: expected a bert_fast.BertConfig, got {type(config).__module__}.{type(config).__name__}; "
                 "BertConfig.from_hf(config) makes one of transformers' configurations"
             )
+        check_memory(config)
         self.config = config
 
     def post_init(self) -> None:

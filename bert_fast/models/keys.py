@@ -9,6 +9,7 @@ module.bert.encoder.layer.0.output.LayerNorm.weight   saved from inside Distribu
 TensorFlow stores the weight of a linear layer as `kernel`, [in, out]; `oriented` turns it round.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _SAME_VALUES = {
 }
 
 
+@functools.lru_cache(4096)  # loading asks for those of the file and of the model, which are mostly the same
 def canonical_key(key: str) -> str:
     """The canonical name of one key; names that are not BERT's come back unchanged."""
     if "/" in key or key.removesuffix(":0") in _TENSORFLOW_CLASSIFIER:

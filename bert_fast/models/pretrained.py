@@ -15,6 +15,7 @@ from bert_fast.models.checkpoint import LoadReport, fetch_weights, list_names, l
 from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.models.config import BertConfig
 from bert_fast.models.hub import is_hub_name, take_hub_options
+from bert_fast.models.shapes import check_sizes
 
 __all__ = ["PretrainedMixin"]
 
@@ -42,6 +43,7 @@ class PretrainedMixin:
     ) -> ModelT:
         """Builds the model and loads its weights; parameters that the file lacks keep their random initial values.
 
+        Nothing is built before the sizes of the configuration are compared with those of the weights.
         Warns with the names of parameters that the file lacks and of its entries that the model has no use for.
 
         Args:
@@ -75,6 +77,13 @@ class PretrainedMixin:
         else:
             config = BertConfig.from_hf(config).with_overrides(**overrides)
         state_dict = load_checkpoint(fetch_weights(os.fspath(path), options) if on_hub else path)
+        check_sizes(
+            config,
+            state_dict,
+            model_name=cls.__name__,
+            source=path,
+            ignore_mismatched_sizes=ignore_mismatched_sizes,
+        )
         model = cls(config, **arguments)  # type: ignore[call-arg]
         assert isinstance(model, nn.Module)
         model.to(device=device, dtype=_resolve_dtype(dtype, config, state_dict))

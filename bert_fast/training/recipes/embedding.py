@@ -17,6 +17,7 @@ from bert_fast.errors import CheckpointError
 from bert_fast.files import write_atomically
 from bert_fast.models import BertConfig, BertModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
+from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["POOLINGS", "Embedded", "Embedder", "Pooling", "embed_files"]
@@ -91,8 +92,10 @@ class Embedder:
             CheckpointError: files are missing or broken, or a parameter of the encoder is not among them.
             ValueError, TypeError: wrong options, or files of the tokenizer.
         """
-        model = BertModel(BertConfig.from_pretrained(path), add_pooling_layer=False)
-        report = load_into(model, load_checkpoint(path), source=path)
+        config, state_dict = BertConfig.from_pretrained(path), load_checkpoint(path)
+        check_sizes(config, state_dict, model_name="BertModel", source=path)
+        model = BertModel(config, add_pooling_layer=False)
+        report = load_into(model, state_dict, source=path)
         if report.missing:
             raise CheckpointError(f"{path}: expected the whole encoder, missing: {list_names(report.missing)}")
         return cls(model.to(device, dtype).eval(), BertTokenizer.from_pretrained(path), **options)

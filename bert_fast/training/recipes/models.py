@@ -8,6 +8,7 @@ from typing import Any
 from bert_fast.errors import CheckpointError
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
+from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.recipes.settings import ModelSettings, SettingsError
 
@@ -118,8 +119,10 @@ def load_model(
     # Weights are trained in fp32, whatever they are stored in.
     config = BertConfig.from_pretrained(directory, dtype=None, **(values or {}))
     _check_fit(config, tokenizer, max_length)
+    state_dict = load_checkpoint(directory)
+    check_sizes(config, state_dict, model_name=cls.__name__, source=directory)
     model = cls(config)
-    report = load_into(model, load_checkpoint(directory), ignore_mismatched_sizes=True, source=directory)
+    report = load_into(model, state_dict, ignore_mismatched_sizes=True, source=directory)
     lost = [*report.missing, *(mismatch.name for mismatch in report.mismatched)]
     if may_lack_head:
         lost = [name for name in lost if name.startswith("bert.") and not name.startswith("bert.pooler.")]
