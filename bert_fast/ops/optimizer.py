@@ -8,70 +8,91 @@ counters of what changed go up, so that autograd notices when a saved weight was
 `bert_fast.optim` wraps these functions as `torch.optim.Optimizer`s.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_fast import backend as backends
 from bert_fast.checks import check_dtype
+from bert_fast.ops._optimizer_lists import (
+    DTYPES,
+    Lists,
+    check_device,
+    check_hyperparameters,
+    check_lists,
+    sharing,
+    with_one_layout,
+)
 from bert_fast.ops._register import custom_op
-from bert_fast.reference.optimizer import is_dense
-from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["adamw_step", "check_hyperparameters", "global_norm", "lamb_step", "step_unchecked", "unchecked_norm"]
+__all__ = ["adamw_step", "global_norm", "lamb_step", "step_unchecked", "unchecked_norm"]
 
 _OP = "optimizer"
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _CHANGED = ("params", "exp_avgs", "exp_avg_sqs", "steps", "master_params")
-Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+_PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-def _module(x: Tensor, backend: str) -> Any:
-    return backends.resolve(_OP, backends.OpSpec.of(x, tensor_class=type(x)), backend)
+def _module(tensors: Sequence[Tensor], backend: str) -> Any:
+    unusual = set(map(type, tensors)) - _PLAIN
+    tensor_class = unusual.pop() if unusual else Tensor
+    return backends.resolve(_OP, backends.OpSpec.of(tensors[0], tensor_class=tensor_class), backend)
 
 
 def _run_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str) -> Tensor:
-    return _module(grads[0], backend).global_norm(grads, grad_scale)
+    return _module(grads, backend).global_norm(grads, grad_scale)
 
 
-def _run_step(kind: str, lists: Lists, *arguments: Any) -> None:
-    """`<kind>_step(*lists, *arguments)` of the back-end that the last argument asks for."""
-    lists, copies = _with_one_layout(lists)
+def _run_step(kind: str, lists: Lists, copies: list[tuple[Tensor, Tensor]], *arguments: Any) -> None:
+    """`<kind>_step(*lists, *arguments)` of the back-end that the last argument asks for; then copies go back."""
     *arguments_of_step, backend = arguments
-    params, _, exp_avgs, exp_avg_sqs, steps, masters = lists
-    getattr(_module(params[0], backend), f"{kind}_step")(*lists, *arguments_of_step)
+    params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
+    getattr(_module([*params, *grads], backend), f"{kind}_step")(*lists, *arguments_of_step)
     for original, copy in copies:
         original.copy_(copy)
     changed = [*params, *exp_avgs, *exp_avg_sqs, *steps, *masters]
-    torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
+    if torch.is_inference_mode_enabled() or any(map(Tensor.is_inference, params)):
+        changed = [t for t in changed if not t.is_inference()]
+    torch.autograd.graph.increment_version(changed)
 
 
-def _with_one_layout(lists: Lists) -> tuple[Lists, list[tuple[Tensor, Tensor]]]:
-    """The lists with contiguous copies where the tensors of a place lie differently in memory; (original, copy) pairs.
+def _check_norm(grads: list[Tensor], grad_scale: Tensor | None) -> None:
+    if not grads:
+        raise ValueError("grads: expected at least one tensor, got an empty list")
+    for i, g in enumerate(grads):
+        check_dtype(f"grads[{i}]", g, DTYPES)
+        check_device(f"grads[{i}]", g, grads[0])
+        if g.layout != torch.strided:
+            raise ValueError(f"grads[{i}]: expected a dense tensor, got layout {g.layout}")
+    _check_scalar("grad_scale", grad_scale, grads[0])
 
-    Back-ends see memory, not shapes: any dense layout will do if parameter, gradient and state share it.
-    """
-    params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
-    columns = [grads, params, exp_avgs, exp_avg_sqs, *([masters] if masters else [])]
-    if all(t.is_contiguous() for column in columns for t in column):
-        return lists, []
-    columns = [list(column) for column in columns]
-    copies: list[tuple[Tensor, Tensor]] = []
-    for i, row in enumerate(zip(*columns, strict=True)):
-        if all(t.stride() == row[0].stride() for t in row) and is_dense(row[0]):
-            continue
-        for column in columns:
-            column[i] = column[i].clone(memory_format=torch.contiguous_format)
-        copies += zip(row[1:], (column[i] for column in columns[1:]), strict=True)
-    grads, params, exp_avgs, exp_avg_sqs, *rest = columns
-    return (params, grads, exp_avgs, exp_avg_sqs, steps, rest[0] if rest else []), copies
+
+def _check_memory(lists: Lists) -> None:
+    """Raises ValueError where two of the tensors that are written lie in the same memory."""
+    if torch.compiler.is_compiling():  # traced tensors have no addresses
+        return
+    names = ("params", None, "exp_avgs", "exp_avg_sqs", "steps", "master_params")
+    written = [(name, i, t) for name, column in zip(names, lists, strict=True) if name for i, t in enumerate(column)]
+    shared = sharing([t for _, _, t in written])
+    if shared is not None:
+        one, other = (f"{written[place][0]}[{written[place][1]}]" for place in shared)
+        raise ValueError(f"{other}: expected memory of its own, got that of {one}")
+
+
+def _check_scalar(name: str, tensor: Tensor | None, like: Tensor) -> None:
+    """Raises unless `tensor` is None or a floating-point tensor of one element on the device of `like`."""
+    if tensor is None:
+        return
+    check_dtype(name, tensor, (torch.float32, torch.float64))
+    if tensor.numel() != 1:
+        raise ValueError(f"{name}: expected shape [] or [1], got {list(tensor.shape)}")
+    check_device(name, tensor, like)
 
 
 @custom_op("global_norm")
 def _global_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str) -> Tensor:
+    _check_norm(grads, grad_scale)
     return _run_norm(grads, grad_scale, backend)
 
 
@@ -105,9 +126,9 @@ def _adamw_step(
     found_inf: Tensor | None,
     backend: str,
 ) -> None:
-    _run_step(
+    _checked_step(
         "adamw", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params), lr if lr_tensor is None else lr_tensor,
-        beta1, beta2, eps, weight_decay, grad_norm, max_grad_norm, grad_scale, found_inf, backend,
+        (beta1, beta2), eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale, found_inf, backend,
     )  # fmt: skip
 
 
@@ -134,9 +155,9 @@ def _lamb_step(
     found_inf: Tensor | None,
     backend: str,
 ) -> None:
-    _run_step(
+    _checked_step(
         "lamb", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params), lr if lr_tensor is None else lr_tensor,
-        beta1, beta2, eps, weight_decay, bias_correction, grad_averaging, use_nvlamb,
+        (beta1, beta2), eps, weight_decay, (bias_correction, grad_averaging, use_nvlamb),
         grad_norm, max_grad_norm, grad_scale, found_inf, backend,
     )  # fmt: skip
 
@@ -146,13 +167,55 @@ for _step in (_adamw_step, _lamb_step):
 _REGISTERED: dict[str, Callable[..., None]] = {"adamw": _adamw_step, "lamb": _lamb_step}
 
 
-def step_unchecked(kind: str, lists: Lists, lr: float | Tensor, *arguments: Any) -> None:
-    """One step of `kind` ("adamw" or "lamb") for callers that vouch for their lists; arguments as the op has them."""
+def step_unchecked(
+    kind: str, lists: Lists, copies: list[tuple[Tensor, Tensor]], lr: float | Tensor, *arguments: Any
+) -> None:
+    """One step of `kind` ("adamw" or "lamb"), with arguments as the op has them, for callers that asked `check_lists`.
+
+    lists, copies: of `with_one_layout`.
+    """
     if torch.compiler.is_compiling():
         is_tensor = isinstance(lr, Tensor)
         _REGISTERED[kind](*lists, 0.0 if is_tensor else lr, lr if is_tensor else None, *arguments)
     else:
-        _run_step(kind, lists, lr, *arguments)
+        _run_step(kind, lists, copies, lr, *arguments)
+
+
+def _checked_step(
+    kind: str,
+    lists: Lists,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    switches: tuple[bool, ...],
+    grad_norm: Tensor | None,
+    max_grad_norm: float | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    backend: str,
+) -> None:
+    """One step after all checks; switches: the arguments that only LAMB takes."""
+    check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+    check_lists(lists)
+    if not lists[0]:
+        return
+    _check_memory(lists)
+    first = lists[0][0]
+    if isinstance(lr, Tensor):
+        check_device("lr", lr, first)
+    if (grad_norm is None) != (max_grad_norm is None):
+        missing = "grad_norm" if grad_norm is None else "max_grad_norm"
+        raise ValueError(
+            f"{missing}: expected a value, since clipping needs both grad_norm and max_grad_norm, got None"
+        )
+    for name, tensor in (("grad_norm", grad_norm), ("grad_scale", grad_scale), ("found_inf", found_inf)):
+        _check_scalar(name, tensor, first)
+    with torch.no_grad():
+        step_unchecked(
+            kind, *with_one_layout(lists), lr, *betas, eps, weight_decay, *switches,
+            grad_norm, max_grad_norm, grad_scale, found_inf, backend,
+        )  # fmt: skip
 
 
 def unchecked_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str) -> Tensor:
@@ -172,12 +235,7 @@ def global_norm(grads: Sequence[Tensor], *, grad_scale: Tensor | None = None, ba
     Precision: sums in fp64, so no finite gradient overflows its square.
     """
     grads = list(grads)
-    if not grads:
-        raise ValueError("grads: expected at least one tensor, got an empty list")
-    for i, g in enumerate(grads):
-        check_dtype(f"grads[{i}]", g, _DTYPES)
-        _check_device(f"grads[{i}]", g, grads[0])
-    _check_scalar("grad_scale", grad_scale, grads[0])
+    _check_norm(grads, grad_scale)
     with torch.no_grad():
         return unchecked_norm(grads, grad_scale, backends.requested(backend))
 
@@ -214,20 +272,15 @@ def adamw_step(
     grad_scale, found_inf (Tensors [] or [1], fp32, or None): of `torch.amp.GradScaler`: gradients are divided by the
         first; where the second is not 0 nothing changes at all.
     Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
-    Any strides; aliasing between the tensors is undefined. Not differentiable. Deterministic. No sync on CUDA, except
-        on the reference. Precision: fp32 arithmetic (fp64 for fp64 params).
+    Any strides; what is overwritten shares no memory. Not differentiable. Deterministic. No sync on CUDA, except on the
+        reference. Precision: fp32 arithmetic (fp64 for fp64 params).
     Source: Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2, as torch.optim.AdamW.
     """
     lists = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(steps), list(master_params))
-    check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
-    _check(lists, lr, grad_norm, max_grad_norm, grad_scale, found_inf)
-    if not lists[0]:
-        return
-    with torch.no_grad():
-        step_unchecked(
-            "adamw", lists, lr, *betas, eps, weight_decay, grad_norm, max_grad_norm, grad_scale, found_inf,
-            backends.requested(backend),
-        )  # fmt: skip
+    _checked_step(
+        "adamw", lists, lr, betas, eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale, found_inf,
+        backends.requested(backend),
+    )  # fmt: skip
 
 
 def lamb_step(
@@ -260,107 +313,8 @@ def lamb_step(
     Source: You et al. 2020 (arXiv:1904.00962), algorithm 2; options and their defaults as in NVIDIA apex's FusedLAMB.
     """
     lists = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(steps), list(master_params))
-    check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
-    _check(lists, lr, grad_norm, max_grad_norm, grad_scale, found_inf)
-    if not lists[0]:
-        return
-    with torch.no_grad():
-        step_unchecked(
-            "lamb", lists, lr, *betas, eps, weight_decay, bool(bias_correction), bool(grad_averaging), bool(use_nvlamb),
-            grad_norm, max_grad_norm, grad_scale, found_inf, backends.requested(backend),
-        )  # fmt: skip
-
-
-def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: Any = None) -> None:
-    """Raises TypeError or ValueError, naming the argument, unless all are numbers in their ranges.
-
-    The value of an lr that is a tensor is not looked at: that would wait for the device.
-    """
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1 or not lr.is_floating_point():
-            raise ValueError(f"lr: expected a number or a floating-point Tensor [], got {lr.dtype} {list(lr.shape)}")
-    else:
-        _check_number("lr", lr, 0.0, math.inf)
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"betas: expected two numbers, got {betas!r}")
-    for i, beta in enumerate(betas):
-        _check_number(f"betas[{i}]", beta, 0.0, 1.0)
-    _check_number("eps", eps, 0.0, math.inf)
-    _check_number("weight_decay", weight_decay, 0.0, math.inf)
-    if max_grad_norm is not None and max_grad_norm != math.inf:
-        _check_number("max_grad_norm", max_grad_norm, 0.0, math.inf)
-        if max_grad_norm == 0:
-            raise ValueError("max_grad_norm: expected a number above 0, or None for no clipping, got 0")
-
-
-def _check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raises unless low <= value < high."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if not low <= value < high:
-        wanted = f"a number in [{low:g}, {high:g})" if high < math.inf else f"a finite number of at least {low:g}"
-        raise ValueError(f"{name}: expected {wanted}, got {value}")
-
-
-def _check_device(name: str, tensor: Tensor, other: Tensor) -> None:
-    if tensor.device != other.device:
-        raise ValueError(f"{name}: expected device {other.device} (that of the first tensor), got {tensor.device}")
-
-
-def _check_scalar(name: str, tensor: Tensor | None, like: Tensor) -> None:
-    """Raises unless `tensor` is None or a floating-point tensor of one element on the device of `like`."""
-    if tensor is None:
-        return
-    check_dtype(name, tensor, (torch.float32, torch.float64))
-    if tensor.numel() != 1:
-        raise ValueError(f"{name}: expected shape [] or [1], got {list(tensor.shape)}")
-    _check_device(name, tensor, like)
-
-
-def _check(
-    lists: Lists,
-    lr: float | Tensor,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
-    columns = {"grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "steps": steps}
-    if masters:
-        columns["master_params"] = masters
-    for name, column in columns.items():
-        if len(column) != len(params):
-            raise ValueError(f"{name}: expected {len(params)} tensors (as params), got {len(column)}")
-    if not params:
-        return
-    first = params[0]
-    check_dtype("params[0]", first, _DTYPES)
-    if masters and first.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"master_params: expected none, since params are {first.dtype}, got {len(masters)}")
-    state_dtype = (wide_dtype(first.dtype),)
-    dtypes = {
-        "grads": (grads[0].dtype,) if grads[0].dtype in (first.dtype, state_dtype[0]) else (first.dtype,),
-        "exp_avgs": state_dtype,
-        "exp_avg_sqs": state_dtype,
-        "steps": (torch.float32,),
-        "master_params": state_dtype,
-    }
-    for i, p in enumerate(params):
-        check_dtype(f"params[{i}]", p, (first.dtype,))
-        _check_device(f"params[{i}]", p, first)
-        for name, column in columns.items():
-            check_dtype(f"{name}[{i}]", column[i], dtypes[name])
-            shape = torch.Size() if name == "steps" else p.shape
-            if column[i].shape != shape:
-                raise ValueError(f"{name}[{i}]: expected shape {list(shape)}, got {list(column[i].shape)}")
-            _check_device(f"{name}[{i}]", column[i], first)
-    if isinstance(lr, Tensor):
-        _check_device("lr", lr, first)
-    if (grad_norm is None) != (max_grad_norm is None):
-        missing = "grad_norm" if grad_norm is None else "max_grad_norm"
-        raise ValueError(
-            f"{missing}: expected a value, since clipping needs both grad_norm and max_grad_norm, got None"
-        )
-    for name, tensor in (("grad_norm", grad_norm), ("grad_scale", grad_scale), ("found_inf", found_inf)):
-        _check_scalar(name, tensor, first)
+    switches = bool(bias_correction), bool(grad_averaging), bool(use_nvlamb)
+    _checked_step(
+        "lamb", lists, lr, betas, eps, weight_decay, switches, grad_norm, max_grad_norm, grad_scale, found_inf,
+        backends.requested(backend),
+    )  # fmt: skip

@@ -4,39 +4,35 @@ State of a parameter, with the names of torch.optim.AdamW: `step` (fp32 []), `ex
 fp64 parameters), all on the parameter's device; and `master_param` (fp32) for fp16 and bf16 parameters.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
-from bert_fast.ops.optimizer import check_hyperparameters, step_unchecked, unchecked_norm
+from bert_fast.ops._optimizer_lists import (
+    DTYPES,
+    Lists,
+    check_hyperparameters,
+    check_lists,
+    lists_fit,
+    sharing,
+    with_one_layout,
+)
+from bert_fast.ops.optimizer import step_unchecked, unchecked_norm
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["MultiTensorOptimizer"]
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Options of torch.optim's optimizers that change what is computed, found in their checkpoints.
 _REFUSED = ("amsgrad", "maximize", "differentiable")
 
 
-@dataclass
-class _Lists:
-    """Parameters of one group, device and pair of dtypes, with their gradients and state."""
-
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    exp_avgs: list[Tensor] = field(default_factory=list)
-    exp_avg_sqs: list[Tensor] = field(default_factory=list)
-    steps: list[Tensor] = field(default_factory=list)
-    master_params: list[Tensor] = field(default_factory=list)
-
-    @property
-    def all(self) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-        return self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps, self.master_params
+# Names in the state of a parameter of the lists of a step, for messages.
+_STATE = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "steps": "step", "master_params": "master_param"}
 
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
@@ -77,10 +73,20 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if "max_grad_norm" in param_group:
             raise ValueError("max_grad_norm: the norm is that of all groups together; give it to the optimizer")
         super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            if p.dtype not in _DTYPES:
-                self.param_groups.pop()
+        try:
+            self._check_parameters(self.param_groups[-1]["params"])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def _check_parameters(self, params: list[Tensor]) -> None:
+        for p in params:
+            if p.dtype not in DTYPES:
                 raise TypeError(f"params: expected parameters of float32, float16, bfloat16 or float64, got {p.dtype}")
+            if p.layout != torch.strided:
+                raise TypeError(f"params: expected dense parameters, got layout {p.layout}")
+        if len({id(p) for p in params}) < len(params):
+            raise ValueError("params: expected every parameter once, got one of them twice in a group")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -100,7 +106,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         Parameters without gradient are passed over. `grad_norm` is then the norm of all (unscaled) gradients before
         clipping, a Tensor [] on the first parameter's device, or None without clipping. No device sync.
 
-        Raises: ValueError for a sparse gradient.
+        Raises: TypeError, ValueError, before anything is written, where a gradient or the state does not fit its
+            parameter: one that was resized, moved or converted since, a sparse gradient, memory that two share.
         """
         loss = None
         if closure is not None:
@@ -108,43 +115,112 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 loss = closure()
         request = backends.requested(self.backend)
         work = [(group, lists) for group in self.param_groups for lists in self._lists_of(group)]
+        ready = [(group, *self._one_layout(lists)) for group, lists in work]
         scaling = _PerDevice(getattr(self, "grad_scale", None)), _PerDevice(getattr(self, "found_inf", None))
         norm = _PerDevice(self._norm([lists for _, lists in work], scaling[0], request))
         self.grad_norm = norm.tensor
-        for group, lists in work:
-            device = lists.params[0].device
+        for group, lists, copies in ready:
+            device = lists[0][0].device
             lr = group["lr"]
             if isinstance(lr, Tensor) and lr.device != device:
                 lr = float(lr) if lr.device.type == "cpu" else lr.to(device)
             step_unchecked(
-                self.kind, lists.all, lr, *self.arguments(group), norm.on(device),
+                self.kind, lists, copies, lr, *self.arguments(group), norm.on(device),
                 None if norm.tensor is None else self.max_grad_norm, *(one.on(device) for one in scaling), request,
             )  # fmt: skip
         return loss
 
-    def _lists_of(self, group: dict[str, Any]) -> Iterable[_Lists]:
-        by_kind: dict[tuple[Any, ...], _Lists] = defaultdict(_Lists)
+    def _lists_of(self, group: dict[str, Any]) -> list[Lists]:
+        """What is stepped of a group: parameters of one device, dtype and class, their gradients and state."""
+        check_hyperparameters(**_numbers(group))
+        rows = []
+        started = False
         for p in group["params"]:
             grad = p.grad
             if grad is None:
                 continue
-            if grad.layout != torch.strided:
-                raise ValueError(
-                    f"{type(self).__name__} does not support sparse gradients (got {grad.layout}): use dense ones, as "
-                    "nn.Embedding(sparse=False) gives, or torch.optim.SparseAdam for that parameter"
-                )
             state = self.state[p]
             if "exp_avg" not in state:
                 self._start(p, state)
-            lists = by_kind[p.device, p.dtype, grad.dtype, type(grad)]
-            lists.params.append(p)
-            lists.grads.append(grad)
-            lists.exp_avgs.append(state["exp_avg"])
-            lists.exp_avg_sqs.append(state["exp_avg_sq"])
-            lists.steps.append(state["step"])
-            if "master_param" in state:
-                lists.master_params.append(state["master_param"])
-        return by_kind.values()
+                started = True
+            rows.append((p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"], state.get("master_param")))
+        if started:
+            self._check_memory()
+        if not rows:
+            return []
+        lists = [_columns(rows)]
+        if not lists_fit(lists[0]) or any(len(set(map(type, column))) > 1 for column in lists[0][:2]):
+            by_kind: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
+            for row in rows:
+                p, grad, *_, master = row
+                by_kind[p.device, p.dtype, grad.dtype, type(p), type(grad), master is None].append(row)
+            lists = [_columns(rows) for rows in by_kind.values()]
+            for one in lists:
+                self._check(one)
+        for params, *_, masters in lists:
+            if not masters and self.master_weights and params[0].dtype != wide_dtype(params[0].dtype):
+                for p in params:  # converted since their first step
+                    masters.append(_master(p))
+                    self.state[p]["master_param"] = masters[-1]
+        return lists
+
+    def _check(self, lists: Lists) -> None:
+        """Raises TypeError or ValueError, which says what to do, where gradients or state do not fit parameters."""
+        try:
+            check_lists(lists, self._naming(lists))
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"{error}. If the parameter was resized, make a new optimizer (or `del optimizer.state[parameter]`) "
+                "and run backward again; if it was moved or converted, "
+                "`optimizer.load_state_dict(optimizer.state_dict())` makes the state follow"
+            ) from None
+
+    def _one_layout(self, lists: Lists) -> tuple[Lists, list[tuple[Tensor, Tensor]]]:
+        """`with_one_layout` with names that a user knows."""
+        try:
+            return with_one_layout(lists, self._naming(lists))
+        except ValueError:
+            sparse = [grad.layout for grad in lists[1] if grad.layout != torch.strided]
+            if not sparse:
+                raise
+            raise ValueError(
+                f"{type(self).__name__} does not support sparse gradients (got {sparse[0]}): use dense ones, as "
+                "nn.Embedding(sparse=False) gives, or torch.optim.SparseAdam for that parameter"
+            ) from None
+
+    def _naming(self, lists: Lists) -> Callable[[str, int], str]:
+        """What messages call the tensors of the lists: what they are of which parameter."""
+
+        def name(column: str, i: int) -> str:
+            label = self._label(lists[0][i])
+            return label if column == "params" else f"{_STATE.get(column, 'gradient')} of {label}"
+
+        return name
+
+    def _label(self, parameter: Tensor) -> str:
+        """What a message calls a parameter: its name if it was given one, and its place."""
+        for number, group in enumerate(self.param_groups):
+            for place, p in enumerate(group["params"]):
+                if p is parameter:
+                    names = group.get("param_names")
+                    return f"param_groups[{number}]['params'][{place}]" + (f" ({names[place]})" if names else "")
+        raise AssertionError("a parameter of this optimizer is in one of its groups")
+
+    def _check_memory(self) -> None:
+        """Raises ValueError where two parameters that are stepped lie in the same memory."""
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_device[p.device].append(p)
+        for params in by_device.values():
+            shared = sharing(params)
+            if shared is not None:
+                one, other = (self._label(params[place]) for place in shared)
+                raise ValueError(
+                    f"{one} and {other} share memory, which would be stepped twice: tie them as one nn.Parameter, or "
+                    "give one of them a copy"
+                )
 
     def _start(self, p: Tensor, state: dict[str, Any]) -> None:
         dtype = wide_dtype(p.dtype)
@@ -152,16 +228,16 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         state["exp_avg"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
         if self.master_weights and p.dtype != dtype:
-            state["master_param"] = p.detach().to(dtype)
+            state["master_param"] = _master(p)
 
-    def _norm(self, work: list[_Lists], grad_scale: "_PerDevice", request: str) -> Tensor | None:
+    def _norm(self, work: list[Lists], grad_scale: "_PerDevice", request: str) -> Tensor | None:
         """Norm of all gradients on the device of the first; None where nothing is clipped."""
         if self.max_grad_norm is None or not work:
             return None
-        grads: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for lists in work:
-            grads[lists.params[0].device] += lists.grads
-        norms = [unchecked_norm(tensors, grad_scale.on(device), request) for device, tensors in grads.items()]
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for _, grads, *_ in work:
+            by_device[grads[0].device] += grads
+        norms = [unchecked_norm(grads, grad_scale.on(device), request) for device, grads in by_device.items()]
         if len(norms) == 1:
             return norms[0]
         return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
@@ -172,35 +248,76 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         The state is copied, to the parameters' devices and in the dtypes named above; torch.optim would round it to
         the parameters' dtype. Missing master weights are made from the parameters.
 
-        Raises: ValueError if the checkpoint's optimizer computed something else (amsgrad, maximize), or lacks state.
+        Raises: TypeError, ValueError if the checkpoint's optimizer computed something else (amsgrad, maximize), or its
+            state lacks something or does not fit the parameters. Nothing is loaded then.
         """
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+            raise ValueError("state_dict: expected a dictionary with 'state' and 'param_groups'")
         for group in state_dict["param_groups"]:
             for name in _REFUSED:
                 if group.get(name):
                     raise ValueError(f"{name}: the checkpoint was made with {name}=True, which is not supported")
-        super().load_state_dict(state_dict)
-        for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            group_step = group.pop("step", 0)  # apex counts per group
-            for index, p in zip(saved_group["params"], group["params"], strict=True):
+        restored: dict[Tensor, dict[str, Any]] = {}
+        for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=False):
+            for index, p in zip(saved_group["params"], group["params"], strict=False):
                 saved = state_dict["state"].get(index)
                 if saved:
-                    self.state[p] = self._restored(p, saved, saved.get("step", group_step))
+                    restored[p] = self._restored(p, saved, saved.get("step", saved_group.get("step", 0)))
+        before = self.state, self.param_groups
+        try:
+            super().load_state_dict(state_dict)
+            for group in self.param_groups:
+                group.pop("step", None)  # apex counts per group
+                check_hyperparameters(**_numbers(group))
+            self.state.update(restored)
+        except BaseException:
+            self.state, self.param_groups = before
+            raise
 
+    @torch.no_grad()
     def _restored(self, p: Tensor, saved: dict[str, Any], step: float | Tensor) -> dict[str, Any]:
         state: dict[str, Any] = {}
         self._start(p, state)
-        with torch.no_grad():
-            for name, tensor in state.items():
-                if name == "step":
-                    tensor.fill_(step) if not isinstance(step, Tensor) else tensor.copy_(step.reshape(()))
-                elif name in saved and saved[name].shape == p.shape:
-                    tensor.copy_(saved[name])
-                elif name in saved:
-                    got = list(saved[name].shape)
-                    raise ValueError(f"state_dict: expected {name} of shape {list(p.shape)}, got {got}")
-                elif name != "master_param":
-                    raise ValueError(f"state_dict: expected {name} in the state of every parameter, got {list(saved)}")
+        for name, tensor in state.items():
+            if name == "step":
+                tensor.fill_(_count(step))
+            elif name in saved:
+                value, shape = saved[name], list(p.shape)
+                if not _has_numbers(value):
+                    got = f"{value.dtype}, {value.layout}, {value.device}" if isinstance(value, Tensor) else repr(value)
+                    raise TypeError(f"state_dict: expected {name} as a dense tensor of floats, got {got}")
+                if value.shape != p.shape:
+                    raise ValueError(f"state_dict: expected {name} of shape {shape}, got {list(value.shape)}")
+                tensor.copy_(value)
+            elif name != "master_param":
+                raise ValueError(f"state_dict: expected {name} in the state of every parameter, got {list(saved)}")
         return state
+
+
+def _has_numbers(value: Any) -> bool:
+    dense = isinstance(value, Tensor) and value.layout == torch.strided
+    return dense and value.is_floating_point() and not value.is_meta
+
+
+def _count(step: Any) -> float:
+    """The number of steps that a checkpoint says, as a number or a tensor of one element."""
+    if isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex():
+        step = step.item()
+    if not isinstance(step, int | float) or not 0 <= step < math.inf:
+        got = f"{step.dtype} {list(step.shape)}" if isinstance(step, Tensor) else repr(step)
+        raise ValueError(f"state_dict: expected step as a number of at least 0, got {got}")
+    return step
+
+
+def _master(p: Tensor) -> Tensor:
+    return p.detach().to(wide_dtype(p.dtype))
+
+
+def _columns(rows: list[tuple[Any, ...]]) -> Lists:
+    """(parameter, gradient, exp_avg, exp_avg_sq, step, master or None) of each parameter as the lists of a step."""
+    params, grads, exp_avgs, exp_avg_sqs, steps, masters = map(list, zip(*rows, strict=True))
+    has_masters = any(master is not None for master in masters)
+    return params, grads, exp_avgs, exp_avg_sqs, steps, masters if has_masters else []
 
 
 class _PerDevice:

@@ -258,6 +258,8 @@ def good(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
 
 
 TWO = [torch.zeros(3, 2), torch.zeros(4)]
+EXPANDED = torch.zeros(1, 2).expand(3, 2)
+ZERO = torch.zeros(())
 
 
 @pytest.mark.parametrize(
@@ -292,6 +294,10 @@ TWO = [torch.zeros(3, 2), torch.zeros(4)]
         ({"max_grad_norm": 1.0, "grad_norm": TWO[0]}, ValueError, r"grad_norm: expected shape \[\] or \[1\]"),
         ({"grad_scale": torch.ones(()).half()}, TypeError, "grad_scale: expected dtype float32 or float64"),
         ({"found_inf": torch.ones((), device="meta")}, ValueError, "found_inf: expected device cpu"),
+        ({"grads": [TWO[0].to_sparse(), TWO[1]]}, ValueError, r"grads\[0\]: expected a dense tensor, got layout"),
+        ({"params": [EXPANDED, TWO[1]]}, ValueError, r"params\[0\]: expected one place per element"),
+        ({"params": [TWO[0], TWO[0].view(-1)[:4]]}, ValueError, r"params\[1\]: expected memory .* that of params\[0\]"),
+        ({"steps": [ZERO, ZERO]}, ValueError, r"steps\[1\]: expected memory of its own, got that of steps\[0\]"),
         ({"backend": "cuda"}, BackendError, "expected one of .*, got 'cuda'"),
     ],
 )  # fmt: skip
@@ -303,6 +309,48 @@ def test_messages(kind: str, changed: dict[str, Any], error: type[Exception], me
         getattr(ops, f"{kind}_step")(**arguments)
     after = [t for t in arguments["params"] if isinstance(t, Tensor)]
     assert all(a.is_meta or torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("column", ["params", "grads", "exp_avgs", "exp_avg_sqs", "steps", "master_params"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_registered_ops_check_too(kind: str, column: str) -> None:
+    """Whoever calls them past `ops`: nothing fits, nothing is read or written."""
+    lists = random_lists([(3, 2), (4,)], torch.float16, master=True)
+    getattr(lists, column)[1] = torch.ones(1000, dtype=getattr(lists, column)[1].dtype)
+    before = lists.copy()
+    with pytest.raises(ValueError, match=r"\[1\]: expected shape"):
+        getattr(torch.ops.bert_fast, f"{kind}_step")(*lists.all, *NUMBERS[kind], None, None, None, None, "torch")
+    for one, other in zip(lists.all, before.all, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (0, torch.zeros(3), r"^grad_norm: expected shape \[\] or \[1\], got \[3\]"),
+        (1, None, "max_grad_norm: expected a value, since clipping"),
+        (3, torch.zeros(0), r"found_inf: expected shape \[\] or \[1\], got \[0\]"),
+    ],
+    ids=["norm", "no bound", "empty"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_registered_ops_check_scalars(kind: str, place: int, value: Tensor | None, message: str) -> None:
+    scalars = [torch.ones(()), 1.0, torch.ones(()), torch.zeros(1)]
+    scalars[place] = value
+    with pytest.raises(ValueError, match=message):
+        getattr(torch.ops.bert_fast, f"{kind}_step")(
+            *random_lists([(3, 2)]).all, *NUMBERS[kind], *scalars, "torch"
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="lr: expected a number or a floating-point"):
+        getattr(torch.ops.bert_fast, f"{kind}_step")(
+            *random_lists([(3, 2)]).all, 0.0, torch.zeros(2), *NUMBERS[kind][2:], None, None, None, None, "torch"
+        )  # fmt: skip
+
+
+def test_registered_norm_checks_too() -> None:
+    for grads, scale in (([], None), ([torch.ones(2).to_sparse()], None), ([torch.ones(2)], torch.ones(2))):
+        with pytest.raises(ValueError, match=r"^grads|^grad_scale"):
+            torch.ops.bert_fast.global_norm(grads, scale, "torch")
 
 
 @pytest.mark.parametrize(
