@@ -1,0 +1,108 @@
+"""CI's share of the fuzzer, and tests that it finds what it is for."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_fast.errors import CheckpointError
+
+from .planted import FAULTS
+from .rules import argument_names, objection
+from .surfaces import SURFACES, numbers_of, surface_named, surface_of
+
+ROOT = Path(__file__).resolve().parents[2]
+# Surfaces that share a process, so that workers of the test run share the time.
+GROUPS = {
+    "models": ("model files",),
+}
+
+
+def fuzz(*arguments: str) -> tuple[int, str]:
+    """The exit status and what was printed; in a fresh process, from which forks are safe."""
+    command = [sys.executable, "-m", "tests.fuzzing", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
+    assert not done.stderr.startswith("Traceback"), done.stderr
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_crash_no_hang_and_every_refusal_names_what_is_wrong(group: str) -> None:
+    status, output = fuzz(*(word for name in GROUPS[group] for word in ("--surface", name)))
+    assert status == 0, output
+    count = sum(surface_named(name).in_ci for name in GROUPS[group])
+    assert f"{count} cases, 0 findings" in output
+
+
+# --- the fuzzer itself ------------------------------------------------------------------------------------------------
+
+EXPECTED = {
+    "hangs": r"hangs: more than 0.5 seconds of processor time",
+    "crashes": r"crash: SIGSEGV",
+    "raises IndexError": r"IndexError where",
+    "raises a subclass": r"UnicodeDecodeError where",
+    "names nothing": r"ValueError that names no argument and no file",
+    "takes all memory": r"MemoryError where",
+    "lies": r"the text came back as another",
+    "exits": r"SystemExit where",
+}
+
+
+@pytest.fixture(scope="module")
+def planted() -> str:
+    status, output = fuzz("--surface", "planted faults", "--cases", str(len(FAULTS)))
+    assert status == 1
+    return output
+
+
+def test_finds_all_planted_faults_and_nothing_else(planted: str) -> None:
+    found = dict(re.findall(r"^case (\d+) \(planted faults\): (.*)$", planted, re.MULTILINE))
+    numbers = dict(zip(FAULTS, numbers_of(surface_named("planted faults"), 0, len(FAULTS)), strict=True))
+    assert set(found) == {str(numbers[name]) for name in EXPECTED}
+    for name, what in EXPECTED.items():
+        assert re.match(what, found[str(numbers[name])])
+    assert f"{len(FAULTS)} cases, {len(EXPECTED)} findings" in planted
+
+
+def test_a_finding_prints_the_calls_that_led_to_it(planted: str) -> None:
+    assert "_crash('abc')\n    Fatal Python error: Segmentation fault" in planted
+
+
+def test_one_integer_makes_the_same_case_again() -> None:
+    number = str(numbers_of(surface_named("ops"), 5, 1)[0])
+    (status, first), (_, second) = fuzz("--case", number), fuzz("--case", number)
+    assert first == second and first.startswith(f"# case {number}: ops\n") and status == 0
+
+
+def test_numbers_name_their_surface() -> None:
+    for surface in SURFACES:
+        assert all(surface_of(number) is surface for number in numbers_of(surface, 7, 3))
+
+
+def takes(text: str, k: int) -> None:
+    """Has arguments."""
+
+
+@pytest.mark.parametrize(
+    ("error", "fits"),
+    [
+        pytest.param(ValueError("text: expected another"), True, id="argument"),
+        pytest.param(ValueError("the text is another"), True, id="argument-in-a-sentence"),
+        pytest.param(ValueError("texts: expected another"), False, id="another-argument"),
+        pytest.param(ValueError("k: expected another"), True, id="short-name"),
+        pytest.param(ValueError("k is another"), False, id="short-name-in-a-sentence"),
+        pytest.param(TypeError("takes() missing 1 required positional argument: 'k'"), True, id="binding"),
+        pytest.param(TypeError("'int' object is not iterable"), False, id="unnamed"),
+        pytest.param(FileNotFoundError(2, "No such file or directory", "a.txt"), True, id="file"),
+        pytest.param(OSError("broken"), False, id="file-unnamed"),
+        pytest.param(CheckpointError("text: broken"), True, id="of-the-library"),
+        pytest.param(RuntimeError("text: broken"), False, id="runtime-error"),
+        pytest.param(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "text:"), False, id="subclass"),
+        pytest.param(KeyError("text"), False, id="key-error"),
+    ],
+)
+def test_what_counts_as_a_refusal(error: Exception, fits: bool) -> None:
+    assert (objection(error, argument_names(takes)) is None) == fits
