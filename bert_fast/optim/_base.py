@@ -27,12 +27,23 @@ from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["MultiTensorOptimizer"]
 
-# Options of torch.optim's optimizers that change what is computed, found in their checkpoints.
-_REFUSED = ("amsgrad", "maximize", "differentiable")
+# Options of torch.optim's optimizers that would change what is computed; the others choose how, which is of no account.
+_REFUSED = {
+    "amsgrad": "steps would need the maximum of all exp_avg_sq",
+    "maximize": "negate the loss instead",
+    "differentiable": "no gradient goes through a step",
+}
 
 
 # Names in the state of a parameter of the lists of a step, for messages.
 _STATE = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "steps": "step", "master_params": "master_param"}
+
+
+def check_options(options: dict[str, Any], where: str = "") -> None:
+    """Raises ValueError for what torch.optim's optimizers can and these cannot; where: what had the options."""
+    for name, reason in _REFUSED.items():
+        if options.get(name):
+            raise ValueError(f"{name}: expected False{where}, got {options[name]!r}: {reason}")
 
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
@@ -70,6 +81,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         Raises: TypeError, ValueError naming the argument or what is wrong with a parameter.
         """
         check_hyperparameters(**_numbers(self.defaults | param_group))
+        check_options(param_group, " in a group")
         if "max_grad_norm" in param_group:
             raise ValueError("max_grad_norm: the norm is that of all groups together; give it to the optimizer")
         super().add_param_group(param_group)
@@ -248,15 +260,19 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         The state is copied, to the parameters' devices and in the dtypes named above; torch.optim would round it to
         the parameters' dtype. Missing master weights are made from the parameters.
 
-        Raises: TypeError, ValueError if the checkpoint's optimizer computed something else (amsgrad, maximize), or its
-            state lacks something or does not fit the parameters. Nothing is loaded then.
+        Raises: TypeError, ValueError if the checkpoint's optimizer computed something else (amsgrad, maximize, L2 decay
+            as in torch.optim.Adam, which torch before 2.7 does not tell), or its state lacks something or does not fit
+            the parameters. Nothing is loaded then.
         """
         if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
             raise ValueError("state_dict: expected a dictionary with 'state' and 'param_groups'")
         for group in state_dict["param_groups"]:
-            for name in _REFUSED:
-                if group.get(name):
-                    raise ValueError(f"{name}: the checkpoint was made with {name}=True, which is not supported")
+            check_options(group, " in a checkpoint")
+            if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
+                raise ValueError(
+                    f"state_dict: weight_decay={group['weight_decay']} was part of the gradient (torch.optim.Adam, L2), "
+                    "here it is taken off the weights: go on with torch.optim.Adam, or with a new optimizer"
+                )
         restored: dict[Tensor, dict[str, Any]] = {}
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=False):
             for index, p in zip(saved_group["params"], group["params"], strict=False):
@@ -268,6 +284,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
             for group in self.param_groups:
                 group.pop("step", None)  # apex counts per group
+                group.pop("decoupled_weight_decay", None)  # says nothing here: decay is never part of the gradient
                 check_hyperparameters(**_numbers(group))
             self.state.update(restored)
         except BaseException:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bert_fast.optim._base import MultiTensorOptimizer
+from bert_fast.optim._base import MultiTensorOptimizer, check_options
 
 __all__ = ["AdamW"]
 
@@ -22,6 +22,8 @@ class AdamW(MultiTensorOptimizer):
     master_weights: fp16 and bf16 parameters get a copy in fp32 in the optimizer's state, on which steps are made. It is
         taken at the first step: weights loaded later need a new optimizer (or its `load_state_dict`).
     backend: "triton", "torch" or "reference"; None takes the first that can run.
+    foreach, fused, capturable: taken for the sake of code written for torch.optim.AdamW, where they choose how to
+        compute; here they change nothing. amsgrad, maximize, differentiable: likewise, but only False.
 
     State and checkpoints are those of torch.optim.AdamW, and may be exchanged with it (`master_param` comes on top for
     half-precision parameters). Under `torch.amp.GradScaler`, unscaling happens in the same pass, and a step with
@@ -43,11 +45,18 @@ class AdamW(MultiTensorOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
         *,
         max_grad_norm: float | None = None,
         master_weights: bool = True,
         backend: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
+        check_options({"amsgrad": amsgrad, "maximize": maximize, "differentiable": differentiable})
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             params, defaults, max_grad_norm=max_grad_norm, master_weights=master_weights, backend=backend

@@ -295,6 +295,31 @@ def test_bad_arguments(cls: type, arguments: dict[str, Any], error: type[Excepti
         cls(**({"params": ONE} | arguments))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"foreach": True}, {"foreach": False}, {"fused": True}, {"capturable": True}, {"amsgrad": False},
+        {"maximize": False, "differentiable": False, "fused": None, "foreach": None, "capturable": False},
+    ],
+    ids=lambda options: ",".join(f"{name}={value}" for name, value in options.items()),
+)  # fmt: skip
+def test_options_of_torch_that_change_nothing(options: dict[str, Any], make_model, train, parameters) -> None:  # type: ignore[no-untyped-def]
+    plain, one = make_model(), make_model()
+    groups = [{"params": list(one.parameters())[:3], **options}, {"params": list(one.parameters())[3:]}]
+    assert train(one, AdamW(groups, **options), range(2)) == train(plain, AdamW(plain.parameters()), range(2))
+    copied = AdamW(one.parameters(), 0.1, (0.9, 0.99), 1e-8, 0.01, False)  # in torch's order
+    assert copied.defaults["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "maximize", "differentiable"])
+def test_options_of_torch_that_would_change_something(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected False, got True: "):
+        AdamW(ONE, **{name: True})
+    for cls in (AdamW, Lamb):
+        with pytest.raises(ValueError, match=f"^{name}: expected False in a group, got True: "):
+            cls([{"params": ONE, name: True}])
+
+
 @pytest.mark.parametrize("cls", [AdamW, Lamb])
 def test_sparse_gradients_are_refused(cls: type) -> None:
     table = nn.Embedding(4, 3, sparse=True)
