@@ -15,7 +15,7 @@ struct ArrowSchema {
   std::int64_t n_children;
   ArrowSchema** children;
   ArrowSchema* dictionary;
-  void (*release)(ArrowSchema*);  // nullptr: released, or moved away
+  void (*release)(ArrowSchema*);  // nullptr: released, or moved away; what it points to may be gone
   void* private_data;
 };
 

@@ -16,6 +16,8 @@ namespace bert_fast::bindings {
 
 namespace py = pybind11;
 
+struct ArrowReader;
+
 // A str or bytes where Python keeps it: nothing is copied, and no UTF-8 copy is left behind in the str. Throws
 // py::type_error that names `argument`, with its index if that is not negative.
 wordpiece::TextView view_text(PyObject* object, const char* argument, py::ssize_t index = -1);
@@ -29,7 +31,8 @@ wordpiece::TextView view_text(PyObject* object, const char* argument, py::ssize_
 //                                                   binary views, dictionaries of these
 //     (buffer, boundaries)                          text i is buffer[boundaries[i]:boundaries[i + 1]], UTF-8
 //
-// Memory that is not Python's own (arrays, buffers) must not be written to during the call.
+// Memory that is not Python's own (arrays, buffers) must not be written to during the call, and that the buffers of an
+// Arrow column are as long as its length and offsets say is its producer's word: the interface tells no sizes.
 class Texts {
  public:
   // Throws py::type_error or py::value_error that names the argument and the index.
@@ -44,7 +47,7 @@ class Texts {
   void read_fixed_width(py::array array, bool is_unicode);
   void read_numpy_strings(const py::array& array);
   bool read_arrow(py::handle texts);  // false: no Arrow column
-  void read_arrow_array(const ArrowSchema& schema, const ArrowArray& array);
+  void read_arrow_array(const ArrowReader& reader, const ArrowArray& array);
   void read_buffer(py::handle buffer, py::handle boundaries);
   void push_utf8(const void* data, std::size_t size) {
     views_.push_back({data, size, wordpiece::TextView::Form::kUtf8});

@@ -52,14 +52,21 @@ class Stream(ctypes.Structure):
     )
 
 
-def _capsule(structure: ctypes.Structure, name: bytes) -> Any:
+def make_capsule(structure: Any, name: bytes) -> Any:
+    """A capsule that releases the structure at its end, unless somebody has taken it over."""
+
+    def destroy(_: int) -> None:
+        if structure.release:
+            structure.release(ctypes.addressof(structure))
+
+    structure.destroy = CALLBACK(destroy)
     make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return make(ctypes.addressof(structure), name, None)
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, CALLBACK]
+    return make(ctypes.addressof(structure), name, structure.destroy)
 
 
 class Column:
-    """A column that counts how many of the structures it handed out were released.
+    """A column that knows how often each of the structures that it handed out was released.
 
     Args:
         layout: Arrow's format string.
@@ -80,7 +87,7 @@ class Column:
     ) -> None:
         self.layout, self.length, self.buffers = layout.encode(), length, list(buffers)
         self.offset, self.values = offset, values
-        self.handed_out = self.released = 0
+        self.releases: list[int] = []
         self._kept: list[Any] = []
 
     def schema(self, place: Schema | None = None) -> Schema:
@@ -103,17 +110,19 @@ class Column:
         return place
 
     def _release(self, release_offset: int) -> Any:
+        index = len(self.releases)
+        self.releases.append(0)
+
         def release(address: int) -> None:
-            self.released += 1
+            self.releases[index] += 1
             ctypes.c_void_p.from_address(address + release_offset).value = None
 
-        self.handed_out += 1
         callback = CALLBACK(release)
         self._kept.append(callback)
         return callback
 
     def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
-        return _capsule(self.schema(), b"arrow_schema"), _capsule(self.array(), b"arrow_array")
+        return make_capsule(self.schema(), b"arrow_schema"), make_capsule(self.array(), b"arrow_array")
 
 
 class Chunked:
@@ -121,7 +130,8 @@ class Chunked:
 
     def __init__(self, columns: Sequence[Column], *, fails: bool = False) -> None:
         self.columns, self.fails = columns, fails
-        self._kept: list[Any] = []
+        self.handed_out: list[Stream] = []
+        self.releases = 0  # of streams
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         rest = iter(self.columns)
@@ -142,12 +152,13 @@ class Chunked:
             return 0
 
         def release(address: int) -> None:
+            self.releases += 1
             ctypes.c_void_p.from_address(address + Stream.release.offset).value = None
 
         stream.get_schema, stream.get_next = GET(get_schema), GET(get_next)
         stream.get_last_error, stream.release = GET_ERROR(lambda _: ctypes.addressof(ERROR)), CALLBACK(release)
-        self._kept.append(stream)
-        return _capsule(stream, b"arrow_array_stream")
+        self.handed_out.append(stream)
+        return make_capsule(stream, b"arrow_array_stream")
 
 
 def encoded(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
