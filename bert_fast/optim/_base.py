@@ -27,6 +27,8 @@ from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["MultiTensorOptimizer"]
 
+# What FullyShardedDataParallel sets on parameters that it flattened and sharded, and on those made of several.
+_IS_PIECE, _IS_FLAT = "_fsdp_flattened", "_is_flat_param"
 # Options of torch.optim's optimizers that would change what is computed; the others choose how, which is of no account.
 _REFUSED = {
     "amsgrad": "steps would need the maximum of all exp_avg_sq",
@@ -75,6 +77,10 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         """What the op takes between lr and grad_norm."""
         raise NotImplementedError
 
+    def has_trust_ratios(self, group: dict[str, Any]) -> bool:
+        """Whether steps of the group need norms of its parameters."""
+        return False
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, as `torch.optim.Optimizer.add_param_group`.
 
@@ -87,6 +93,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         try:
             self._check_parameters(self.param_groups[-1]["params"])
+            self._check_whole(self.param_groups[-1])
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -99,6 +106,29 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 raise TypeError(f"params: expected dense parameters, got layout {p.layout}")
         if len({id(p) for p in params}) < len(params):
             raise ValueError("params: expected every parameter once, got one of them twice in a group")
+
+    def _check_whole(self, group: dict[str, Any]) -> None:
+        """Raises ValueError where norms are wanted of parameters of which FSDP1 left this process pieces.
+
+        Those are plain Parameters that know neither the other pieces nor the processes that have them: the module does.
+        (FSDP2's are DTensors, whose norms are those of all shards.)
+        """
+        ratios = self.has_trust_ratios(group)
+        if not (ratios or self.max_grad_norm is not None) or not _is_distributed():
+            return
+        several = torch.distributed.get_world_size() > 1
+        for p in group["params"]:
+            if ratios and (getattr(p, _IS_FLAT, False) or (several and getattr(p, _IS_PIECE, False))):
+                raise ValueError(
+                    f"params: {type(self).__name__} needs norms of whole parameters, got pieces or flat ones of "
+                    "FullyShardedDataParallel; shard with torch.distributed.fsdp.fully_shard (FSDP2)"
+                )
+            if several and getattr(p, _IS_PIECE, False):
+                raise ValueError(
+                    "max_grad_norm: expected None for FullyShardedDataParallel's parameters, of whose gradients each "
+                    "process has a piece: call the module's clip_grad_norm_ before each step, or shard with "
+                    "torch.distributed.fsdp.fully_shard (FSDP2)"
+                )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -145,6 +175,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
     def _lists_of(self, group: dict[str, Any]) -> list[Lists]:
         """What is stepped of a group: parameters of one device, dtype and class, their gradients and state."""
         check_hyperparameters(**_numbers(group))
+        self._check_whole(group)
         rows = []
         started = False
         for p in group["params"]:
@@ -270,7 +301,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             check_options(group, " in a checkpoint")
             if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
                 raise ValueError(
-                    f"state_dict: weight_decay={group['weight_decay']} was part of the gradient (torch.optim.Adam, L2), "
+                    f"state_dict: weight_decay={group['weight_decay']} was part of the gradient (torch.optim.Adam), "
                     "here it is taken off the weights: go on with torch.optim.Adam, or with a new optimizer"
                 )
         restored: dict[Tensor, dict[str, Any]] = {}
@@ -348,6 +379,10 @@ class _PerDevice:
         if self.tensor is not None and device not in self._copies:
             self._copies[device] = self.tensor.to(device, non_blocking=True)
         return self._copies.get(device)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:

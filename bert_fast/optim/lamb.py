@@ -61,6 +61,10 @@ class Lamb(MultiTensorOptimizer):
         flags = bool(group["bias_correction"]), bool(group["grad_averaging"]), bool(self.use_nvlamb)
         return *group["betas"], group["eps"], group["weight_decay"], *flags
 
+    def has_trust_ratios(self, group: dict[str, Any]) -> bool:
+        """Whether the group decays, or ratios are taken everywhere."""
+        return bool(self.use_nvlamb) or group["weight_decay"] != 0.0
+
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"use_nvlamb": self.use_nvlamb}
 
