@@ -11,10 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_fast.data.token_store import TokenStore
+from bert_fast.errors import StoreError
 
 __all__ = ["Passages", "Texts", "full_sentences", "last_end"]
 
 _PART_EXAMPLES = 64  # documents are planned in parts of about so many examples, all parts at the same time
+_CHECKED_AT_ONCE = 1 << 20  # boundaries
 
 
 class Texts:
@@ -30,9 +32,12 @@ class Texts:
     def __init__(self, store: TokenStore) -> None:
         self.store = store
         bounds = np.asarray(store.boundaries)
+        _check_order(store, "documents", bounds)
         has_tokens = bounds[1:] > bounds[:-1]
         self.starts, self.stops = bounds[:-1][has_tokens], bounds[1:][has_tokens]
         sentences = store.sentence_boundaries
+        if sentences is not None:
+            _check_order(store, "sentences", sentences)
         self.sentences = np.append(self.starts, bounds[-1]) if sentences is None else sentences
 
     def parts(self, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -51,6 +56,19 @@ class Texts:
         starts = starts[starts < self.sentences[-1]]
         document = np.searchsorted(self.starts, starts, side="right") - 1
         return starts, np.append(starts[1:], self.stops[-1:]), document
+
+
+def _check_order(store: TokenStore, name: str, boundaries: np.ndarray) -> None:
+    """What is planned from boundaries that do not ascend has no end, or no sense."""
+    for start in range(0, len(boundaries), _CHECKED_AT_ONCE):
+        part = boundaries[start : start + _CHECKED_AT_ONCE + 1]
+        wrong = np.flatnonzero(part[1:] < part[:-1])
+        if len(wrong):
+            place = start + int(wrong[0]) + 1
+            raise StoreError(
+                f"{store.path}: {name}: expected ascending boundaries, got {boundaries[place]} behind "
+                f"{boundaries[place - 1]} at place {place}: the store is damaged"
+            )
 
 
 class Passages(NamedTuple):

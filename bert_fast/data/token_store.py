@@ -3,7 +3,7 @@
     tokens.bin     ids of all documents, one behind the other: uint16, or int32 for vocabularies of more than 65,536
     documents.bin  int64 [n + 1], document i has tokens[documents[i]:documents[i + 1]]
     sentences.bin  int64 [s + 1], likewise for sentences, where the source has them; sentences have at least one token
-    store.json     what is in it and how it was made; written last, so that a store that has one is complete
+    store.json     what is in it, its digests, how it was made; written last, so that a store that has one is complete
     progress.json  how far the store is, while it is written
 
 Two lines of text, a blank one and a third, tokenized to 4, 2 and 5 tokens, are two documents:
@@ -17,11 +17,14 @@ import hashlib
 import json
 import mmap
 import os
+from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_fast.data.digests import DIGESTS, check_seal, chunk_digests, data_digest
 from bert_fast.errors import StoreError
 from bert_fast.tokenization import BertTokenizer
 
@@ -31,6 +34,7 @@ FORMAT_VERSION = 1
 TOKENS, DOCUMENTS, SENTENCES = "tokens.bin", "documents.bin", "sentences.bin"
 STORE, PROGRESS = "store.json", "progress.json"
 BOUNDARY_DTYPE = "<i8"
+_TOKEN_DTYPES = ("<u2", "<i4")
 
 
 def tokenizer_hash(tokenizer: BertTokenizer) -> str:
@@ -68,7 +72,9 @@ class TokenStore:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], tokenizer: BertTokenizer | None = None) -> "TokenStore":
-        """Opens a store and sees that it is complete.
+        """Opens a store and sees that it is complete: store.json by its digest, the other files by their sizes.
+
+        What the other files hold is not read; `verify` does that.
 
         Args:
             directory: where `tokenize_files` or `bert-fast tokenize` wrote it.
@@ -126,6 +132,40 @@ class TokenStore:
         """Where all sentences of all documents begin and end in `tokens`: int64 [s + 1]; None without sentences."""
         return self._sentences
 
+    @property
+    def digest(self) -> str:
+        """A digest of what is in the store, as it was when it was written, whatever its sources are called.
+
+        Of a store without digests: of the tokenizer and of how much there is.
+        """
+        digests = self.info.get(DIGESTS) or [self.info[name] for name in ("documents", "tokens", "sentences")]
+        return data_digest(self.info["tokenizer"], self.info["dtype"], digests)
+
+    def verify(self) -> bool:
+        """Reads all files and compares them with the digests in store.json, one per GiB, on all processors.
+
+        Returns: whether there are digests; stores of earlier versions have none.
+
+        Raises:
+            StoreError: bytes have changed since they were written; the message names the file and the place.
+        """
+        chunk_bytes: int = self.info.get("chunk_bytes", 0)
+        for name, expected in self.info.get(DIGESTS, {}).items():
+            file = self.path / name
+            try:
+                found = chunk_digests(file, chunk_bytes)
+            except OSError as error:
+                raise StoreError(f"{file}: cannot be read: {error.strerror}: the store is damaged") from None
+            if found != expected:
+                number = next(number for number, pair in enumerate(zip_longest(found, expected)) if pair[0] != pair[1])
+                digests = (one[number][:16] if number < len(one) else "none" for one in (expected, found))
+                raise StoreError(
+                    "{}: is damaged from byte {:,} on, in the next {:,}: expected digest {}..., got {}...".format(
+                        file, number * chunk_bytes, chunk_bytes, *digests
+                    )
+                )
+        return DIGESTS in self.info
+
     def sentences(self, index: int) -> np.ndarray:
         """Where the sentences of a document begin and end in `tokens`: int64 [k + 1] for k sentences, k = 0 if empty.
 
@@ -154,11 +194,32 @@ def read_info(path: Path) -> dict[str, Any]:
     file = path / STORE
     try:
         content = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise StoreError(f"{file}: cannot be read: {error.strerror}") from None
         if (path / PROGRESS).is_file():
             raise StoreError(f"{path}: is not finished; run the command that began it once more") from None
         raise StoreError(f"{path}: is not a token store: there is no {STORE}") from None
-    return parse_json(file, content)
+    info = parse_json(file, content)
+    try:
+        check_counts(info, ["documents", "tokens", *(["sentences"] if info.get("sentences", 0) is not None else [])])
+        _check_digests(info)
+    except ValueError as error:
+        raise StoreError(f"{file}: is damaged: {error}") from None
+    return info
+
+
+def _check_digests(info: dict[str, Any]) -> None:
+    if DIGESTS not in info:
+        return
+    digests = info[DIGESTS]
+    if not isinstance(digests, dict) or not digests.keys() <= {TOKENS, DOCUMENTS, SENTENCES}:
+        raise ValueError(f"{DIGESTS}: expected those of {TOKENS}, {DOCUMENTS} and {SENTENCES}")
+    if not all(isinstance(chunks, list) and all(isinstance(one, str) for one in chunks) for chunks in digests.values()):
+        raise ValueError(f"{DIGESTS}: expected lists of texts")
+    check_counts(info, ["chunk_bytes"])
+    if not info["chunk_bytes"]:
+        raise ValueError("chunk_bytes: expected a number above 0")
 
 
 def parse_json(file: Path, content: bytes) -> dict[str, Any]:
@@ -169,12 +230,36 @@ def parse_json(file: Path, content: bytes) -> dict[str, Any]:
     """
     try:
         info = json.loads(content)
-        version = info["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{file}: is damaged or not of a token store: {error!r}") from None
-    if version != FORMAT_VERSION:
-        raise StoreError(f"{file}: expected format_version {FORMAT_VERSION}, got {version!r}")
+        check_seal(info)
+        if info.get("format_version") != FORMAT_VERSION:
+            raise StoreError(f"{file}: expected format_version {FORMAT_VERSION}, got {info.get('format_version')!r}")
+        _check_fields(info)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{file}: is damaged or not of a token store: {error}") from None
     return info
+
+
+def _check_fields(info: dict[str, Any]) -> None:
+    """Raises ValueError naming a field that store.json and progress.json have, and that is of a wrong kind."""
+    if info.get("dtype") not in _TOKEN_DTYPES:
+        raise ValueError(f"dtype: expected one of {_TOKEN_DTYPES}, got {info.get('dtype')!r}")
+    if not isinstance(info.get("tokenizer"), str):
+        raise ValueError(f"tokenizer: expected a text, got {info.get('tokenizer')!r}")
+    sources = info.get("sources")
+    if not isinstance(sources, list) or not all(
+        isinstance(source, dict) and isinstance(source.get("name"), str) and isinstance(source.get("format"), str)
+        for source in sources
+    ):
+        raise ValueError("sources: expected a list of objects, each with name and format")
+    check_counts(info, ["vocab_size"])
+
+
+def check_counts(info: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises ValueError unless all these are whole numbers from 0 on."""
+    for name in names:
+        value = info.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name}: expected a number from 0 on, got {value!r}")
 
 
 def check_tokenizer(path: Path, info: dict[str, Any], tokenizer: BertTokenizer | None) -> None:
@@ -198,5 +283,6 @@ def _map(file: Path, dtype: str, length: int) -> np.ndarray:
             if num_bytes == 0:  # cannot be mapped
                 return np.empty(0, dtype=dtype)
             return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)
-    except FileNotFoundError:
-        raise StoreError(f"{file}: is missing: the store is damaged") from None
+    except OSError as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise StoreError(f"{file}: {what}: the store is damaged") from None

@@ -3,6 +3,8 @@
 Data is appended and synced, then progress.json, which says how long each file is and where the sources are read on, is
 replaced in one step. Whatever the moment a run ends at, killed or by a full disk, the next one cuts the files to the
 recorded lengths and goes on there. Nothing that is written depends on how often this happens.
+
+Digests are made of the bytes on their way to the files; a run that goes on reads the last chunk of each file for them.
 """
 
 import contextlib
@@ -16,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data import digests
+from bert_fast.data.digests import DIGESTS, ChunkDigests, seal
 from bert_fast.data.text_blocks import Block, Source
 from bert_fast.data.token_store import (
     BOUNDARY_DTYPE,
@@ -25,6 +29,7 @@ from bert_fast.data.token_store import (
     SENTENCES,
     STORE,
     TOKENS,
+    check_counts,
     parse_json,
     tokenizer_hash,
 )
@@ -119,11 +124,12 @@ class StoreWriter:
             info = parse_json(record, record.read_bytes())
             check_same(self.path, info, self._description)
             try:
-                self.progress = Progress(**info["progress"])
-            except (KeyError, TypeError) as error:
-                raise StoreError(f"{record}: is damaged: {error!r}") from None
+                self.progress = _read_progress(info.get("progress"))
+            except (TypeError, ValueError) as error:
+                raise StoreError(f"{record}: is damaged: {error}") from None
+            recorded = info.get(DIGESTS, {})  # earlier versions had none
             for name, length in self._lengths().items():
-                self._files[name].cut(length)
+                self._files[name].cut(length, recorded.get(name))
             return
         for name, file in self._files.items():
             file.cut(0)
@@ -170,7 +176,7 @@ class StoreWriter:
     def record(self) -> None:
         """Makes what was added outlive a crash: a run that is interrupted later goes on from here."""
         self._sync()
-        self._replace(PROGRESS, {**self._description, "progress": asdict(self.progress)})
+        self._replace(PROGRESS, {**self._description, "progress": asdict(self.progress), DIGESTS: self._digests()})
 
     def finish(self, errors: str) -> None:
         """Makes the store complete. `errors` is for the reader of store.json."""
@@ -184,7 +190,10 @@ class StoreWriter:
             sources[int(index)] = {**sources[int(index)], "size": size, "crc32": checksum}
         counts = {"documents": now.documents, "empty_documents": now.empty_documents, "tokens": now.tokens}
         sentences = now.sentences if SENTENCES in self._files else None
-        info = {**self._description, "errors": errors, "sources": sources, **counts, "sentences": sentences}
+        info = {
+            **self._description, "errors": errors, "sources": sources, **counts, "sentences": sentences,
+            "chunk_bytes": digests.CHUNK_BYTES, DIGESTS: self._digests(),
+        }  # fmt: skip
         self._replace(STORE, info)
         (self.path / PROGRESS).unlink(missing_ok=True)
 
@@ -199,6 +208,11 @@ class StoreWriter:
         counts = {TOKENS: now.tokens, DOCUMENTS: now.documents + 1, SENTENCES: now.sentences + 1}
         return {name: counts[name] * self._dtypes[name].itemsize for name in self._files}
 
+    def _digests(self) -> dict[str, list[str]]:
+        """Of all files that hold what `progress` says; others, of a block that was added in part, are read again."""
+        lengths = self._lengths()
+        return {name: file.digests() for name, file in self._files.items() if file.num_bytes == lengths[name]}
+
     def _sync(self) -> None:
         for file in self._files.values():
             file.sync()
@@ -208,7 +222,7 @@ class StoreWriter:
         new = self.path / _UNFINISHED
         with _room_needed(self.path):
             with open(new, "wb") as file:
-                file.write(json.dumps(content, indent=1).encode() + b"\n")
+                file.write(json.dumps(seal(content), indent=1).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self.path / name)
@@ -220,6 +234,7 @@ class _GrowingFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._digests = ChunkDigests()
         with _room_needed(path.parent):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
@@ -230,22 +245,52 @@ class _GrowingFile:
         except BlockingIOError:
             raise StoreError(f"{self._path.parent}: another process is writing it") from None
 
-    def cut(self, num_bytes: int) -> None:
-        """Drops what stands behind `num_bytes` and goes on there."""
+    def cut(self, num_bytes: int, recorded: list[str] | None = None) -> None:
+        """Drops what stands behind `num_bytes` and goes on there.
+
+        Args:
+            num_bytes: that count.
+            recorded: their digests; None: they are not known, and are made of what is there.
+        """
         found = os.fstat(self._descriptor).st_size
         if found < num_bytes:
             raise StoreError(
                 f"{self._path}: expected at least {num_bytes} bytes, got {found}: the unfinished store is damaged; "
                 "remove it and begin again"
             )
+        whole = [] if recorded is None else recorded[: num_bytes // digests.CHUNK_BYTES]
+        self._digests = ChunkDigests(whole)
+        for block in self._read(len(whole) * digests.CHUNK_BYTES, num_bytes):
+            self._digests.update(block)
+        if recorded is not None and self._digests.digests() != recorded:
+            raise StoreError(
+                f"{self._path}: its last {num_bytes % digests.CHUNK_BYTES} bytes have changed since they were written: "
+                "the unfinished store is damaged; remove it and begin again"
+            )
         os.ftruncate(self._descriptor, num_bytes)
         os.lseek(self._descriptor, num_bytes, os.SEEK_SET)
 
+    def _read(self, start: int, stop: int) -> Iterator[memoryview]:
+        while start < stop:
+            block = os.pread(self._descriptor, min(stop - start, 1 << 20), start)
+            yield memoryview(block)
+            start += len(block)
+
     def append(self, values: np.ndarray) -> None:
         rest = np.ascontiguousarray(values).view(np.uint8)
+        self._digests.update(rest.data)
         with _room_needed(self._path.parent):
             while len(rest):
                 rest = rest[os.write(self._descriptor, rest.data) :]
+
+    @property
+    def num_bytes(self) -> int:
+        """How many were appended, and were there before."""
+        return self._digests.num_bytes
+
+    def digests(self) -> list[str]:
+        """Of all these."""
+        return self._digests.digests()
 
     def sync(self) -> None:
         with _room_needed(self._path.parent):
@@ -253,6 +298,17 @@ class _GrowingFile:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def _read_progress(values: Any) -> Progress:
+    """What progress.json says; raises TypeError or ValueError if it cannot be that."""
+    progress = Progress(**values)
+    check_counts(asdict(progress), ["source", "tokens", "sentences", "documents", "empty_documents"])
+    streams = progress.streams.values() if isinstance(progress.streams, dict) else [None]
+    for numbers in (progress.position, *streams):
+        if not isinstance(numbers, list) or not all(isinstance(one, int) and 0 <= one < 1 << 63 for one in numbers):
+            raise ValueError(f"position, streams: expected numbers from 0 on, got {numbers!r}")
+    return progress
 
 
 @contextlib.contextmanager

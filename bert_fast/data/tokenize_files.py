@@ -20,7 +20,7 @@ import numpy as np
 from bert_fast.data.text_blocks import Block, ReadOptions, Source
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.text_sources_lines import check_stream
-from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, read_info
+from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, check_counts, read_info
 from bert_fast.data.token_store_writer import StoreWriter, check_same, describe
 from bert_fast.errors import StoreError
 from bert_fast.tokenization import BertTokenizer
@@ -112,6 +112,10 @@ def _is_complete(path: Path, description: dict[str, object], sources: list[Sourc
     check_same(path, info, description)
     for source, found in zip(sources, info["sources"], strict=True):
         if source.is_stream:
+            try:
+                check_counts(found, ["size", "crc32"])
+            except ValueError as error:
+                raise StoreError(f"{path / STORE}: is damaged: sources: {error}") from None
             check_stream(source, found["size"], found["crc32"])
     (path / PROGRESS).unlink(missing_ok=True)  # a run was killed between its last two steps
     return True

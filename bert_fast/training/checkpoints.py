@@ -3,31 +3,35 @@
     checkpoints/step-00000100/
         model.safetensors, config.json   as `save_pretrained` writes them: from_pretrained opens the directory
         optimizer.pt                     state of the optimizer and the loss scaler; loaded as data only
-        state.json                       step, place in the data, what the run must agree on to go on
         random.pt                        states of the random number generators, process by process
+        state.json                       step, place in the data, what the run must agree on to go on; digests
+                                         of all other files and of itself
 
 Everything is written to a directory of another name, flushed to the disk, and renamed; so is what is taken away. A
-process that dies at any moment leaves every checkpoint that has its name complete.
+process that dies at any moment leaves every checkpoint that has its name complete. Bits that change afterwards are
+noticed by the digests. Checkpoints of versions that wrote none are taken as they are.
 """
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bert_fast.data.digests import HashingFile, file_digest
 from bert_fast.errors import CheckpointError
+from bert_fast.training.state_file import RunState, read_state, write_state
 
-__all__ = ["CheckpointFolder", "load_data", "replace_directory", "save_data"]
+__all__ = ["STATE", "CheckpointFolder", "check_files", "load_data", "replace_directory", "save_data"]
 
 _NAME = re.compile(r"step-(\d{8,})")
-_WRITING, _REMOVING = ".writing-", ".removing-"
+_WRITING, _REMOVING, _DAMAGED = ".writing-", ".removing-", "damaged-"
 STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.pt", "random.pt"
 
 
@@ -52,28 +56,63 @@ class CheckpointFolder:
         """Where the checkpoint of a step is."""
         return self.path / f"step-{step:08d}"
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step: int) -> RunState:
         """The content of its state.json."""
         file = self.directory(step) / STATE
-        try:
-            state = json.loads(file.read_text(encoding="utf-8"))
-            if state["step"] != step:
-                raise ValueError(f"expected step {step}, got {state['step']}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{file}: cannot be read or is damaged: {error!r}") from None
+        state = read_state(file)
+        if state.step != step:
+            raise CheckpointError(f"{file}: is damaged: step: expected {step}, got {state.step}")
         return state
 
-    def write(self, step: int, fill: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+    def newest_intact(self) -> tuple[int | None, dict[int, str]]:
+        """(the newest step whose files are as they were written, {later step: what is wrong with it}).
+
+        None: there is no checkpoint at all. All files of the checkpoints that are looked at are read.
+        """
+        damage: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            problem = self.damage(step)
+            if problem is None:
+                return step, damage
+            damage[step] = problem
+        if damage:
+            raise CheckpointError(f"no checkpoint is intact: {'; '.join(damage.values())}")
+        return None, damage
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with the files of a checkpoint; None: they are as they were written."""
+        if not self.directory(step).exists():
+            return f"{self.directory(step)}: is not there"
+        try:
+            self.state(step)
+            check_files(self.directory(step))
+        except CheckpointError as error:
+            return str(error)
+        return None
+
+    def set_aside(self, step: int, problem: str) -> str:
+        """Gives a damaged checkpoint another name, so that the run makes it anew; returns what is to be said of it."""
+        target = self.path / f"{_DAMAGED}{self.directory(step).name}"
+        if not self.directory(step).exists():
+            return problem
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(self.directory(step), target)
+        return f"{problem}; it is now {target}"
+
+    def write(self, step: int, fill: Callable[[Path], Mapping[str, str]], state: Mapping[str, Any]) -> Path:
         """Makes the checkpoint of a step: `fill` writes its files into a directory, state.json comes last.
 
+        What `fill` returns are digests of files that it hashed while it wrote them; the others are read for theirs.
         Nothing happens where there is one already.
         """
         target = self.directory(step)
         if (target / STATE).is_file():
             return target
         with replace_directory(target) as directory:
-            fill(directory)
-            (directory / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+            known = fill(directory)
+            names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
+            digests = {name: known.get(name) or file_digest(directory / name) for name in names}
+            write_state(directory / STATE, state, digests)
         return target
 
     def prune(self, best: int | None) -> None:
@@ -86,6 +125,33 @@ class CheckpointFolder:
         for entry in self.path.iterdir():
             if entry.name.startswith((_WRITING, _REMOVING)):
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def check_files(directory: Path, pattern: str = "*") -> bool:
+    """Compares the files of a checkpoint with the digests in its state.json, where that has any.
+
+    Args:
+        directory: of the checkpoint.
+        pattern: of the names of files, such as "*.safetensors".
+
+    Returns: whether it has any.
+
+    Raises:
+        CheckpointError: a file is missing or its bytes have changed; the message names it.
+    """
+    digests = read_state(directory / STATE).digests
+    for name, expected in digests.items():
+        if not fnmatchcase(name, pattern):
+            continue
+        try:
+            got = file_digest(directory / name)
+        except OSError as error:
+            raise CheckpointError(f"{directory / name}: cannot be read: {error.strerror}") from None
+        if got != expected:
+            raise CheckpointError(
+                f"{directory / name}: is damaged: expected digest {expected[:16]}..., got {got[:16]}..."
+            )
+    return bool(digests)
 
 
 @contextlib.contextmanager
@@ -122,10 +188,12 @@ def replace_directory(target: Path) -> Iterator[Path]:
         raise
 
 
-def save_data(file: Path, data: Any) -> None:
-    """Tensors and plain values in nested containers, to be read by `load_data`."""
-    with open(file, "wb") as stream:
-        torch.save(data, stream)
+def save_data(file: Path, data: Any) -> str:
+    """Tensors and plain values in nested containers, to be read by `load_data`; returns the file's digest."""
+    with open(file, "wb") as opened:
+        stream = HashingFile(opened)
+        torch.save(data, stream)  # type: ignore[arg-type]  # write and flush is all that it asks for
+    return stream.hexdigest()
 
 
 def load_data(file: Path) -> Any:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from bert_fast.training.loader import BatchLoader, MicroBatch
 from bert_fast.training.reporting import model_flops
 from bert_fast.training.reporting.machine import available_cores, processor_name
 from bert_fast.training.saved_state import (
-    Progress,
     agreement,
     check_agreement,
     check_processes,
@@ -33,6 +33,7 @@ from bert_fast.training.saved_state import (
     whole_model,
 )
 from bert_fast.training.schedules import learning_rate_schedule
+from bert_fast.training.state_file import Progress
 from bert_fast.training.stop_signals import StopSignals
 from bert_fast.training.telling import Tally, Teller
 
@@ -115,26 +116,41 @@ class Run:
             raise ValueError(f"resume: expected one of {', '.join(_RESUME)}, got {resume!r}")
         self.agreed = agreement(self.config, self.task, self.model, self.processes)
         check_processes(self.agreed, self.processes)
-        newest = self.processes.from_main(max(self.checkpoints.steps(), default=None))
-        if newest is None and resume == "must":
+        has_checkpoints = self.processes.from_main(bool(self.checkpoints.steps()))
+        if resume == "must" and not has_checkpoints:
             raise CheckpointError(f"{self.checkpoints.path}: expected a checkpoint to go on from, found none")
-        if newest is not None and resume == "never":
+        if resume == "never" and has_checkpoints:
             raise CheckpointError(
                 f"{self.checkpoints.path}: holds checkpoints of a run already; go on with resume='auto', or choose "
                 "another output_dir"
             )
         self.processes.on_main(self._make_directory)
         seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
-        state: dict[str, Any] = {}
-        if newest is not None:
-            directory, state = self.checkpoints.directory(newest), self.checkpoints.state(newest)
-            check_agreement(state["agreement"], self.agreed, directory)
-            restore_run(directory, self.model, self.optimizer, self.processes)
-            self.progress, self.metrics = Progress.from_dict(state["progress"]), state["metrics"]
+        outcome, notes = self._go_on() if has_checkpoints else (None, [])
         self.tell.start(self._plan())
-        if newest is not None:
-            self.tell.note(f"going on after step {newest}, from {self.checkpoints.directory(newest)}")
-        return state.get("outcome")
+        for note in notes:
+            self.tell.note(note)
+        return outcome
+
+    def _go_on(self) -> tuple[str | None, list[str]]:
+        """Takes up the newest checkpoint that is not damaged; returns how the run had ended, and what is to be told."""
+        folder, processes = self.checkpoints, self.processes
+        newest, damage = processes.on_main(folder.newest_intact)
+        directory, state = folder.directory(newest), folder.state(newest)
+        check_agreement(state.agreement, self.agreed, directory)
+        restore_run(directory, self.model, self.optimizer, processes)
+        self.progress, self.metrics = state.progress, state.metrics
+        notes = [processes.on_main(partial(folder.set_aside, step, problem)) for step, problem in damage.items()]
+        best = self.progress.best_step
+        if best is not None and best != newest:
+            problem = processes.on_main(partial(folder.damage, best))
+            if problem is not None:
+                notes.append(
+                    f"{processes.on_main(partial(folder.set_aside, best, problem))}. These were the best weights: the "
+                    "best of the evaluations to come will take their place, without any the last ones"
+                )
+                self.progress.forget_best()
+        return state.outcome, [*notes, f"going on after step {newest}, from {directory}"]
 
     def _make_directory(self) -> None:
         try:
@@ -148,10 +164,19 @@ class Run:
         model_dir = self.config.output_dir / "model"
         if not outcome.startswith("interrupted"):
             if best is not None and best != self.progress.step:
+                self.processes.on_main(partial(self._check_best, best))
                 load_weights(self.checkpoints.directory(best), self.model, self.processes)
             whole = whole_model(self.model, self.processes)
             self.processes.on_main(lambda: self._save_model(model_dir, whole))
         return TrainingResult(outcome, self.progress.step, self.metrics, self.progress.best_value, best, model_dir)
+
+    def _check_best(self, best: int) -> None:
+        problem = self.checkpoints.damage(best)
+        if problem is not None:
+            raise CheckpointError(
+                f"{problem}; these were the best weights, and model/ was not written: the same command leaves the last "
+                "ones there"
+            )
 
     def _save_model(self, directory: Path, whole: Any) -> None:
         whole.save_pretrained(directory)
@@ -341,9 +366,10 @@ class Run:
             "agreement": self.agreed,
         }
 
-        def fill(directory: Path) -> None:
-            write(directory)
+        def fill(directory: Path) -> dict[str, str]:
+            digests = write(directory)
             self._save_companions(directory)
+            return digests
 
         def save() -> Path:
             path = self.checkpoints.write(step, fill, state)

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from bert_fast.models.checkpoint import load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.training.checkpoints import OPTIMIZER, RANDOM, load_data, save_data
 from bert_fast.training.config import TrainingConfig
-from bert_fast.training.loader import Position
 from bert_fast.training.processes import Processes
 from bert_fast.training.task import Task
 
 __all__ = [
-    "Progress",
     "agreement",
     "check_agreement",
     "check_processes",
@@ -34,36 +31,6 @@ __all__ = [
 
 # Fields of a configuration that may change while a run is interrupted: they do not change what it computes.
 _FREE = ("output_dir", "log_every", "save_every", "keep_checkpoints", "num_workers", "eval_batch_tokens")
-
-
-@dataclass
-class Progress:
-    """How far a run is.
-
-    step: steps done. epoch, epoch_step: the next step's place in the data. best_step, best_value: of the evaluation
-    with the best metric so far. since_best: evaluations after that.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    epoch_step: int = 0
-    best_step: int | None = None
-    best_value: float | None = None
-    since_best: int = 0
-
-    @property
-    def position(self) -> Position:
-        """The next step's place in the data."""
-        return Position(self.epoch, self.epoch_step)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Progress":
-        """What `as_dict` gave."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
 def agreement(config: TrainingConfig, task: Task, model: Any, processes: Processes) -> dict[str, Any]:
@@ -132,8 +99,10 @@ def load_weights(directory: Path, model: nn.Module, processes: Processes) -> Non
     set_model_state_dict(model, whole.state_dict(), options=StateDictOptions(full_state_dict=True))
 
 
-def run_state(model: nn.Module, optimizer: Any, processes: Processes) -> Callable[[Path], None]:
+def run_state(model: nn.Module, optimizer: Any, processes: Processes) -> Callable[[Path], dict[str, str]]:
     """What writes all that `restore_run` reads into a directory, for the main process.
+
+    It returns the digests of the files that it hashed while it wrote them, for `CheckpointFolder.write`.
 
     Every process calls this; what is shared among them is gathered here, so that nothing but files is left to do.
     """
@@ -142,10 +111,13 @@ def run_state(model: nn.Module, optimizer: Any, processes: Processes) -> Callabl
     scaler = processes.accelerator.scaler
     generators = processes.gathered(_random_states(processes.device))
 
-    def write(directory: Path) -> None:
+    def write(directory: Path) -> dict[str, str]:
         save_checkpoint(directory, whole, whole.config)
-        save_data(directory / OPTIMIZER, {"optimizer": state, "scaler": scaler and scaler.state_dict()})
-        save_data(directory / RANDOM, generators)
+        optimizers = {"optimizer": state, "scaler": scaler and scaler.state_dict()}
+        return {
+            OPTIMIZER: save_data(directory / OPTIMIZER, optimizers),
+            RANDOM: save_data(directory / RANDOM, generators),
+        }
 
     return write
 
@@ -168,7 +140,7 @@ def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Pr
         if saved["scaler"] is not None and processes.accelerator.scaler is not None:
             processes.accelerator.scaler.load_state_dict(saved["scaler"])
         _set_random_states(generators[processes.rank], processes.device)
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory}: does not fit this run: {error}") from error
 
 

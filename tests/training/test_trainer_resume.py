@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -170,11 +171,13 @@ def test_another_run_does_not_go_on(tmp_path) -> None:
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "random.pt", "state.json"])
 def test_damaged_checkpoints_are_named(tmp_path, file) -> None:
     toy_trainer(tmp_path, [SignalAt(4)]).train()
-    damaged = max((tmp_path / "checkpoints").glob(f"*/{file}"))
-    content = damaged.read_bytes()
-    for broken in (content[: len(content) // 2], b""):
-        damaged.write_bytes(broken)
-        with pytest.raises(CheckpointError, match=file):
+    found = sorted((tmp_path / "checkpoints").glob(f"*/{file}"))
+    contents = [damaged.read_bytes() for damaged in found]
+    assert len(found) == 2
+    for broken in ([content[: len(content) // 2] for content in contents], [b""] * 2):
+        for damaged, content in zip(found, broken, strict=True):
+            damaged.write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"step-00000004/{file}.*step-00000003/{file}"):
             toy_trainer(tmp_path).train()
 
 
@@ -203,10 +206,15 @@ def test_a_checkpoint_that_was_cut_off_by_hand_is_written_anew(tmp_path) -> None
     folder.directory(4).mkdir()
     (folder.directory(4) / "stale").write_text("")
     assert folder.steps() == []
-    folder.write(4, lambda directory: (directory / "weights").write_text("new"), {"step": 4})
+
+    def fill(directory: Path, text: str) -> dict[str, str]:
+        (directory / "weights").write_text(text)
+        return {}
+
+    folder.write(4, partial(fill, text="new"), {"step": 4})
     assert folder.steps() == [4]
     assert sorted(path.name for path in folder.directory(4).iterdir()) == ["state.json", "weights"]
-    folder.write(4, lambda directory: (directory / "weights").write_text("newer"), {"step": 4})
+    folder.write(4, partial(fill, text="newer"), {"step": 4})
     assert (folder.directory(4) / "weights").read_text() == "new", "a complete one stays"
 
 
