@@ -1,16 +1,23 @@
 """Files: reading what is one, and writing so that there is the old one or the new one, never half of each."""
 
+import contextlib
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "TEMPORARY_SUFFIX",
     "create_temporary",
+    "only_writer",
     "open_regular",
     "replace_file",
     "sync_directory",
@@ -65,6 +72,26 @@ def replace_file(temporary: Path, path: Path) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Waits until no other thread or process is inside of this for the same directory, and keeps them out.
+
+    Where there are no such locks (Windows, some file systems of networks) nobody waits.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a process that was forked in between has the descriptor, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

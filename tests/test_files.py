@@ -2,12 +2,14 @@
 
 import os
 import secrets
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from bert_fast.files import create_temporary, open_regular, write_atomically
+from bert_fast.files import create_temporary, only_writer, open_regular, write_atomically
 from bert_fast.tokenization import BertTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
@@ -81,3 +83,44 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"content"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    """Another process keeps writers out until it is done, or dead; other directories are open."""
+    inside, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with only_writer(tmp_path):
+            os.write(tell, b"x")
+            signal.pause()
+    os.read(inside, 1)
+    done = threading.Event()
+
+    def write() -> None:
+        with only_writer(tmp_path):
+            done.set()
+
+    waiting = threading.Thread(target=write)
+    waiting.start()
+    (tmp_path / "other").mkdir()
+    with only_writer(tmp_path / "other"):
+        assert not done.wait(0.1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    waiting.join()
+    assert done.is_set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_keeps_nobody_out(tmp_path: Path) -> None:
+    with only_writer(tmp_path):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        with only_writer(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

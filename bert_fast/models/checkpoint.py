@@ -268,8 +268,8 @@ def load_into(
     for key, target in targets.items():
         if not isinstance(target, Tensor):  # as of quantised layers
             raise ValueError(f"model: expected a state of tensors alone, got {type(target).__name__} as {key}")
-        if target.is_meta:
-            raise ValueError(f"model: expected parameters with storage, got {key} on the meta device (call to_empty)")
+        if reason := not_dense(target):
+            raise ValueError(f"model: expected dense tensors to write to, got {reason} as {key}")
     state_dict = {key: oriented(key, value) for key, value in state_dict.items()}
     try:
         match = match_keys(state_dict, targets)
@@ -345,7 +345,9 @@ def _compare(name: str, target: Tensor, value: Tensor) -> Mismatch | None:
 def not_dense(value: Tensor) -> str | None:
     """What a tensor is where it does not hold a number for each of its elements; None for one that does."""
     if value.is_meta or getattr(value, "fake_mode", None) is not None:
-        return "a tensor without values (of the meta device)"
+        return "a tensor without values, of the meta device"
+    if hasattr(value, "placements"):
+        return "a part of a tensor that several processes hold"
     if value.layout is not torch.strided or value.is_nested:
         return "a nested tensor" if value.is_nested else f"a tensor of layout {_dtype_name(value.layout)}"
     return None

@@ -5,6 +5,7 @@ they were. Then names change: a single model.safetensors by one atomic rename; s
 not use, and after them the index, by one atomic rename. config.json follows; old shards are removed last.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -18,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
-from bert_fast.files import TEMPORARY_SUFFIX, create_temporary, replace_file
-from bert_fast.models.checkpoint import INDEX_SUFFIX
+from bert_fast.files import TEMPORARY_SUFFIX, create_temporary, only_writer, replace_file
+from bert_fast.models.checkpoint import INDEX_SUFFIX, not_dense
 from bert_fast.models.config import CONFIG_NAMES, BertConfig
 
 __all__ = ["save_checkpoint"]
@@ -44,7 +45,8 @@ def save_checkpoint(
     """Writes config.json and model.safetensors (or shards with an index) for bert_fast and transformers alike.
 
     Args:
-        directory: made if missing; other files in it are left alone. One process may write to it at a time.
+        directory: made if missing; other files in it are left alone. Threads and processes that save to it at the same
+            time wait for each other (see `files.only_writer`).
         model: its `state_dict()` is saved, tied parameters once; wrappers of DDP and torch.compile are taken off.
         config: a BertConfig (ours or transformers'); saved with the model's class name and dtype filled in.
         max_shard_size: bytes per file, as an int or as "5GB"; a single larger tensor gets a file of its own.
@@ -53,7 +55,7 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: a file could not be written; the old files are unchanged.
-        ValueError: `max_shard_size` or the configuration is wrong.
+        ValueError: `max_shard_size` or the configuration is wrong, or not all of the model's state is dense tensors.
     """
     limit = _bytes(max_shard_size)
     while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
@@ -68,8 +70,9 @@ def save_checkpoint(
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(directory)
-        _write(directory, _split(tensors, limit), config_text)
+        with only_writer(directory):
+            _remove_abandoned(directory)
+            _write(directory, _split(tensors, limit), config_text)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: the checkpoint could not be written: {error}") from error
     return directory
@@ -81,6 +84,7 @@ def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -
     else:
         names, weights_name = _shard_names(directory, len(shards)), _INDEX
     staged: list[tuple[Path, Path]] = []  # (temporary, final), in the order of renaming
+    unnamed = {directory / name for name in names} if weights_name == _INDEX else set()  # by any index yet
 
     def stage(name: str) -> Path:
         staged.append((create_temporary(directory / name), directory / name))
@@ -94,9 +98,11 @@ def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -
         stage(CONFIG_NAMES[0]).write_text(config_text, encoding="utf-8")
         for temporary, path in staged:
             replace_file(temporary, path)
+            if path.name == _INDEX:
+                unnamed.clear()
     finally:
-        for temporary, _ in staged:
-            temporary.unlink(missing_ok=True)
+        for path in (*(temporary for temporary, _ in staged), *unnamed):
+            path.unlink(missing_ok=True)
     # Readers prefer the single file to the index, so the one not written now must go.
     (directory / (_INDEX if weights_name == _SINGLE else _SINGLE)).unlink(missing_ok=True)
     for path in directory.iterdir():
@@ -108,16 +114,22 @@ def _tensors_to_store(state_dict: Mapping[str, Tensor], tied_once: bool) -> dict
     # Every tensor with a contiguous storage of its own, as safetensors demands. A tied parameter once, unless the
     # configuration says that nothing is tied: transformers would then miss its second name.
     owners: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()  # all of them stay alive in `kept`, so that no address is used again
     kept: dict[str, Tensor] = {}
     for key in sorted(state_dict, key=lambda key: _STORED_LAST.match(key) is not None):  # stable: else in model order
         tensor = state_dict[key]
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if not isinstance(tensor, Tensor) or (reason := not_dense(tensor)):
+            got = reason if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"model: expected dense tensors in its state, got {got} as {key}")
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         is_repeated = tensor.numel() > 0 and owners.setdefault(place, key) != key
         if is_repeated and tied_once:
             continue
         tensor = tensor.detach().cpu().contiguous()
-        if is_repeated or tensor.untyped_storage().nbytes() != tensor.nbytes:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != tensor.nbytes:
             tensor = tensor.clone()
+        storages.add(tensor.untyped_storage().data_ptr())
         kept[key] = tensor
     return kept
 
@@ -157,7 +169,7 @@ def _index_text(names: list[str], shards: list[dict[str, Tensor]]) -> str:
 
 def _bytes(size: int | str) -> int:
     if isinstance(size, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", size.strip().upper())
+        match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMG]I?B)?", size.strip().upper())
         value = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     else:
         value = size
@@ -168,7 +180,7 @@ def _bytes(size: int | str) -> int:
 
 def _remove_abandoned(directory: Path) -> None:
     for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
-        if re.fullmatch(r"\.(model.*|config)\.(safetensors|json)(\.index\.json)?\.[0-9a-f]{8}\.tmp", path.name) and (
-            time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S
-        ):
-            path.unlink(missing_ok=True)
+        if re.fullmatch(r"\.(model.*|config)\.(safetensors|json)(\.index\.json)?\.[0-9a-f]{8}\.tmp", path.name):
+            with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+                if time.time() - path.lstat().st_mtime > _ABANDONED_AFTER_S:
+                    path.unlink()

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,51 @@ def test_views_and_strides(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_size < 1000
 
 
+class _Shared(nn.Module):
+    """Values of every kind, under two names, overlapping, and as other numbers in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        bits = torch.randint(-(2**31), 2**31, (7, 4), dtype=torch.int32)  # NaNs with payloads, denormals, -0
+        self.x = nn.Parameter(bits.view(torch.float32))
+        self.again = self.x
+        self.top = nn.Parameter(self.x.data[:3])
+        self.bits = nn.Buffer(bits)
+        for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8, torch.bool):
+            name = str(dtype).removeprefix("torch.")
+            self.register_buffer(f"of_{name}", torch.randint(0, 2, (5, 8), dtype=torch.uint8).view(dtype))
+        self.scalar = nn.Buffer(torch.tensor(3))
+
+
+@pytest.mark.parametrize("max_shard_size", [10**9, 1])
+@pytest.mark.parametrize("tied", [True, False])
+def test_read_back_bit_for_bit(tmp_path: Path, tied: bool, max_shard_size: int) -> None:
+    model = _Shared()
+    save_checkpoint(tmp_path, model, BertConfig(tie_word_embeddings=tied), max_shard_size=max_shard_size)
+    stored, state = load_checkpoint(tmp_path), model.state_dict()
+    assert state.keys() - stored.keys() == ({"again"} if tied else set())
+    for name, value in stored.items():
+        assert value.dtype == state[name].dtype and value.shape == state[name].shape
+        assert bytes(value.untyped_storage()) == bytes(state[name].clone().untyped_storage()), name
+
+
+def test_models_that_hold_no_values(tmp_path: Path) -> None:
+    config = BertConfig()
+    with torch.device("meta"):
+        empty = nn.Linear(2, 2)
+    sparse, strange = nn.Module(), nn.Module()
+    sparse.register_buffer("x", torch.eye(3).to_sparse())
+    strange.register_state_dict_post_hook(lambda _, state, *__: state.update(x="text"))
+    for model, got in (
+        (empty, "a tensor without values, of the meta device as weight"),
+        (sparse, "a tensor of layout sparse_coo as x"),
+        (strange, "str as x"),
+    ):
+        with pytest.raises(ValueError, match=f"model: expected dense tensors in its state, got {got}"):
+            save_checkpoint(tmp_path / "new", model, config)
+    assert not (tmp_path / "new").exists()
+
+
 def test_other_files_stay_and_old_shards_go(make_hf: Make, tmp_path: Path) -> None:
     model = make_hf("BertModel")
     (tmp_path / "vocab.txt").write_text("[PAD]")
@@ -149,7 +196,9 @@ def test_saving_over_the_file_the_values_came_from(make_hf: Make, tmp_path: Path
     assert torch.equal(mapped["x"], model.pooler.dense.weight)
 
 
-@pytest.mark.parametrize("size", [0, -5, "", "5 apples", "GB", True, 1.5, None])
+@pytest.mark.parametrize(
+    "size", [0, -5, "", "5 apples", "GB", True, 1.5, None, pytest.param("9" * 400 + "GB", id="endless")]
+)
 def test_wrong_shard_sizes(make_hf: Make, tmp_path: Path, size: Any) -> None:
     model = make_hf("BertModel")
     with pytest.raises(ValueError, match="max_shard_size: expected a positive number of bytes"):
@@ -202,6 +251,66 @@ def test_full_disk(
     with pytest.raises(CheckpointError, match=r"could not be written: .*No space left"):
         save_checkpoint(tmp_path, other, other.config, max_shard_size=new_size)
     assert files(tmp_path) == before and holds(tmp_path, model)
+
+
+@pytest.mark.parametrize("old_size", [ONE, SHARDS])
+@pytest.mark.parametrize(("new_size", "fails_at"), [(ONE, 1), (SHARDS, 1), (SHARDS, 2)])
+def test_renaming_that_fails(
+    make_hf: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_size: int, new_size: int, fails_at: int
+) -> None:
+    """Shards that have their names already go again: no index knows them."""
+    model, other = make_hf("BertModel"), make_hf("BertModel")
+    save_checkpoint(tmp_path, model, model.config, max_shard_size=old_size)
+    before, replace, calls = files(tmp_path), os.replace, 0
+
+    def fail(source: Path, target: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise PermissionError(1, "Operation not permitted")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(CheckpointError, match="Operation not permitted"):
+        save_checkpoint(tmp_path, other, other.config, max_shard_size=new_size)
+    assert files(tmp_path) == before and holds(tmp_path, model)
+
+
+@pytest.mark.parametrize("size", [ONE, SHARDS])
+def test_threads_that_save_to_one_place(make_hf: Make, tmp_path: Path, size: int) -> None:
+    """What is there in the end is one of the models, whole, and nothing else."""
+    models = [make_hf("BertModel", hidden_size=width) for width in (16, 32)]
+    for attempt in range(8):
+        directory, together = tmp_path / str(attempt), threading.Barrier(2)
+
+        def save(model: nn.Module, directory: Path = directory, together: threading.Barrier = together) -> None:
+            together.wait()
+            save_checkpoint(directory, model, model.config, max_shard_size=size)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(save, models))
+        width = BertConfig.from_pretrained(directory).hidden_size
+        assert holds(directory, models[width // 32])
+        shards = {path.name for path in directory.glob("*.safetensors")}
+        assert len(shards) == 1 or shards == _shards_of(directory)
+        assert not list(directory.glob(".*"))
+
+
+def _shards_of(directory: Path) -> set[str]:
+    return set(json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"].values())
+
+
+def test_links_in_the_way(make_hf: Make, tmp_path: Path) -> None:
+    model, victim = make_hf("BertModel"), tmp_path / "victim"
+    victim.write_text("kept")
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name in ("config.json", "model.safetensors", ".config.json.00000000.tmp"):
+        (directory / name).symlink_to(victim)
+    (directory / ".model.safetensors.00000000.tmp").symlink_to(tmp_path / "nothing")
+    save_checkpoint(directory, model, model.config)
+    assert holds(directory, model) and victim.read_text() == "kept"
+    assert not (directory / "config.json").is_symlink() and not (directory / "model.safetensors").is_symlink()
 
 
 def _killed_at(event: int, save: Callable[[], object]) -> bool:
