@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from benchmarks import matrix_products as bert
 from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
 from bert_fast import ops
-from bert_fast.storage import join_storage
+from bert_fast.storage import join_memory
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
@@ -45,7 +45,7 @@ def _case(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool = Tr
 
 
 def make(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool, device: torch.device) -> Problem:
-    """[T, H] to [T, 3H]. Joined: the three weights are neighbours in one storage, and so are the biases, as in a model.
+    """[T, H] to [T, 3H]. Joined: the three weights are neighbours in memory, and so are the biases, as in a model.
 
     eager makes three tensors and gets three gradients: nobody has to put them side by side for attention, so the copy
     that doing so would cost is no part of its time.
@@ -55,8 +55,8 @@ def make(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool, devi
     biases = [torch.nn.Parameter(bert.bias(hidden, dtype, device).detach()) for _ in range(3)]
     one_weight, one_bias = (torch.cat([p.detach() for p in parts]).requires_grad_() for parts in (weights, biases))
     if is_joined:
-        join_storage(*weights)
-        join_storage(*biases)
+        join_memory(*weights)
+        join_memory(*biases)
     inputs = (x, *(parameter for pair in zip(weights, biases, strict=True) for parameter in pair))
     upstream = bert.normal(num_tokens, 3 * hidden, dtype=dtype, device=device)
     thirds = tuple(third.contiguous() for third in upstream.chunk(3, dim=1))

@@ -68,7 +68,7 @@ class _Heads(_Dropping):
         # Where from_pretrained ends and Trainer begins, weights that were put in place one by one meet. Not those that
         # lie in somebody's buffer (DeepSpeed, FSDP1), who would go on with the old memory.
         if all(_is_alone(layer) for layer in (self.query, self.key, self.value)):  # type: ignore[attr-defined]
-            self._join_storage()  # type: ignore[attr-defined]
+            self._join_memory()  # type: ignore[attr-defined]
         return self
 
 

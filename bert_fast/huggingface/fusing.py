@@ -27,17 +27,17 @@ def fuse(model: _M) -> _M:
         ValueError: no BERT of transformers is inside.
     """
     from bert_fast.huggingface import heads  # noqa: F401 - its classes take their places
-    from bert_fast.huggingface.swapping import join_storages, swap_in
+    from bert_fast.huggingface.swapping import join_projections, swap_in
 
     _check_module(model)
     if not swap_in(model):
         raise ValueError(f"model: expected a transformers.BertModel inside, got a {type(model).__name__} without one")
-    join_storages(model)
+    join_projections(model)
     return model
 
 
 def unfuse(model: _M) -> _M:
-    """Undoes `fuse`, in place; parameters stay, and query, key and value stay neighbours in memory.
+    """Undoes `fuse`, in place: what is left is a model of transformers like any other. Parameters stay, by identity.
 
     Returns: model; one that is not fused is left as it is.
 

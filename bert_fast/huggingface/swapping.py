@@ -9,7 +9,7 @@ from bert_fast.huggingface.classes import Fused, fused_class, is_replaced, origi
 from bert_fast.huggingface.containers import FusedContainer, clear_sites, set_sites
 from bert_fast.modules.projections import JoinedProjections
 
-__all__ = ["FusedModel", "join_storages", "swap_in", "swap_out"]
+__all__ = ["FusedModel", "join_projections", "swap_in", "swap_out"]
 
 
 class FusedModel(Fused):
@@ -35,22 +35,28 @@ def swap_in(model: nn.Module) -> bool:
     return True
 
 
-def join_storages(model: nn.Module) -> None:
+def join_projections(model: nn.Module) -> None:
     """Puts query, key and value of every fused attention side by side in memory."""
-    for module in model.modules():
-        if isinstance(module, FusedContainer) and isinstance(module, JoinedProjections):
-            module._join_storage()
+    for attention in _attentions(model):
+        attention._join_memory()
 
 
 def swap_out(model: nn.Module) -> None:
-    """Gives every fused module inside the class that it had."""
+    """Gives every fused module inside the class that it had, and its parameters ordinary memory."""
     fused = [module for module in model.modules() if isinstance(module, Fused)]
     for module in fused:
         if original_class(type(module)) is None:
             raise ValueError(f"model: expected classes that fuse made, got {type(module).__name__} derived from one")
+    for attention in _attentions(model):
+        attention._separate_memory()
     for module in fused:
         clear_sites(module)
         _change_class(module, original_class(type(module)))
+
+
+def _attentions(model: nn.Module) -> list[Any]:
+    modules = list(model.modules())
+    return [one for one in modules if isinstance(one, FusedContainer) and isinstance(one, JoinedProjections)]
 
 
 def _change_class(module: nn.Module, cls: type | None) -> None:

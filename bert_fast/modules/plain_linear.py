@@ -45,11 +45,13 @@ def product_and_bias(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor | None
 def joined_products(x: Tensor, *layers: nn.Module) -> Tensor:
     """The layers' outputs side by side, [T, sum of N_i], from x [T, K]; one product where all of them are plain.
 
-    Weights that lie side by side in one storage are not copied, unless a gradient is recorded.
+    Weights that lie side by side in memory are not copied, unless a gradient is recorded.
     """
     if not all(is_plain(layer) for layer in layers):
         return torch.cat([layer(x) for layer in layers], dim=1)
     weights, biases = zip(*map(weight_and_bias, layers), strict=True)
     if None not in biases:
+        if torch.is_grad_enabled() and x.requires_grad:  # saved for backward: what is written to frozen weights until
+            return linear(x, torch.cat(weights), torch.cat(biases))  # then must not show
         return linear(x, one_tensor(*weights), one_tensor(*biases))
     return torch.cat([linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)], dim=1)

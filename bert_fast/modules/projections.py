@@ -1,4 +1,4 @@
-"""Query, key and value of one attention: ordinary linear layers whose weights lie side by side in one storage.
+"""Query, key and value of one attention: ordinary linear layers whose weights lie side by side in memory.
 
 So do their biases, and one product makes all three (`docs/decisions/0010-qkv-storage.md`).
 """
@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.modules.plain_linear import is_plain, joined_products, weight_and_bias
+from bert_fast.ops.linear import linear
 from bert_fast.ops.qkv_projection import qkv_projection
-from bert_fast.storage import join_storage
+from bert_fast.storage import join_memory, separate_memory
 
 __all__ = ["JoinedProjections", "Projections", "join_after_loading", "keep_features"]
 
 
 class JoinedProjections:
-    """The products with `query`, `key` and `value`, for any module that has them, and the joining of their storage.
+    """The products with `query`, `key` and `value`, for any module that has them, and the joining of their memory.
 
-    What moves parameters apart is followed by `_join_storage`: here `_apply` and unpickling, and, where a module has
+    What moves parameters apart is followed by `_join_memory`: here `_apply` and unpickling, and, where a module has
     registered it, `join_after_loading`.
     """
 
@@ -38,7 +39,9 @@ class JoinedProjections:
 
     def _query(self, x: Tensor) -> Tensor:
         """x [M, H] to q [M, A, D], where only a few tokens ask or the keys are those of others."""
-        return joined_products(x, self.query).unflatten(1, (self.num_heads, self.head_dim))
+        query = self.query
+        q = linear(x, *weight_and_bias(query)) if is_plain(query) else query(x)
+        return q.unflatten(1, (self.num_heads, self.head_dim))
 
     def _key_and_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [Tk, H] to k and v [Tk, A, D], by one product."""
@@ -46,27 +49,35 @@ class JoinedProjections:
         k, v = kv.unbind(1)
         return k, v
 
-    def _join_storage(self) -> None:
+    def _join_memory(self) -> None:
         """Puts the three weights side by side, and the biases."""
+        for parameters in self._weights_and_biases():
+            join_memory(*parameters)
+
+    def _separate_memory(self) -> None:
+        """Undoes `_join_memory`."""
+        for parameters in self._weights_and_biases():
+            separate_memory(*parameters)
+
+    def _weights_and_biases(self) -> list[list[Any]]:
         projections = (self.query, self.key, self.value)
-        join_storage(*(getattr(projection, "weight", None) for projection in projections))
-        join_storage(*(getattr(projection, "bias", None) for projection in projections))
+        return [[getattr(projection, name, None) for projection in projections] for name in ("weight", "bias")]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # .to(), .half(), .cuda(), to_empty(), share_memory(): each parameter on its own.
         super()._apply(fn, recurse)  # type: ignore[misc]
-        self._join_storage()
+        self._join_memory()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Copies by copy.deepcopy and pickle: of each parameter on its own.
         super().__setstate__(state)  # type: ignore[misc]
-        self._join_storage()
+        self._join_memory()
 
 
 def join_after_loading(module: Any, _incompatible_keys: Any) -> None:
     """A hook for `register_load_state_dict_post_hook`: load_state_dict(assign=True) puts other tensors in place."""
-    module._join_storage()
+    module._join_memory()
 
 
 class Projections(JoinedProjections, nn.Module):
@@ -86,7 +97,7 @@ class Projections(JoinedProjections, nn.Module):
         self.value = nn.Linear(config.hidden_size, width)
         self.dropout_p = config.attention_probs_dropout_prob
         self.register_load_state_dict_post_hook(join_after_loading)
-        self._join_storage()
+        self._join_memory()
 
     def prune_heads(self, heads: Iterable[int]) -> Tensor:
         """Removes heads, counted as in a layer that has all; those removed before may be among them.
@@ -107,7 +118,7 @@ class Projections(JoinedProjections, nn.Module):
         for projection in (self.query, self.key, self.value):
             keep_features(projection, index, 0)
         self.pruned_heads, self.num_heads = removed, num_all - len(removed)
-        self._join_storage()
+        self._join_memory()
         return index
 
 

@@ -1,7 +1,7 @@
 """Query, key and value of self-attention from one input, as one product and one differentiable op.
 
 Registered as `bert_fast::qkv_projection_fwd` and `_bwd`. The three weights come in as they are; a back-end takes them
-for one matrix, without a copy where they are neighbours in one storage (`bert_fast/storage.py`). Backward makes one
+for one matrix, without a copy where they are neighbours in memory (`bert_fast/storage.py`). Backward makes one
 gradient of all weights and one of all biases, whose parts become the gradients of the three.
 """
 
@@ -45,7 +45,7 @@ def qkv_projection(
             biases are None. BackendError: the forced back-end cannot run the call.
 
     Differentiable once. Deterministic; no device sync. Saves the weights, and x where one of them wants a gradient.
-    Where the weights (biases) are neighbours in one storage nothing is copied; their gradients always are neighbours,
+    Where the weights (biases) are neighbours in memory nothing is copied; their gradients always are neighbours,
     so `.grad` of one keeps the memory of all three.
     Precision: sums in fp32 (fp64 for fp64), on CUDA in fp32 with TF32 as PyTorch is set.
     Autocast: as `ops.linear`.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bert_fast import backend
 from bert_fast.aten import qkv_projection as aten
 from bert_fast.reference import qkv_projection as reference
-from bert_fast.storage import are_neighbours, join_storage
+from bert_fast.storage import are_neighbours, join_memory
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
 
@@ -37,8 +37,8 @@ def make_inputs(
         values = randn(*shape, dtype=weight_dtype or dtype, scale=max(1, hidden_size) ** -0.5)
         inputs[name] = nn.Parameter(values, False) if has_bias or name[0] == "w" else None
     if are_joined:
-        join_storage(*(inputs[name] for name in PARAMETERS[::2]))
-        join_storage(*(inputs[name] for name in PARAMETERS[1::2]))
+        join_memory(*(inputs[name] for name in PARAMETERS[::2]))
+        join_memory(*(inputs[name] for name in PARAMETERS[1::2]))
     return inputs | {"dqkv": randn(tokens, 3 * width, dtype=dtype)}
 
 
@@ -62,7 +62,7 @@ def test_where_weights_lie_changes_no_bit(kernels, dtype):  # type: ignore[no-un
     apart = make_inputs(33, 40, 24, dtype, are_joined=False)
     expected = run(kernels, apart)
     for names in (PARAMETERS[::2], PARAMETERS[1::2]):
-        join_storage(*(apart[name] for name in names))
+        join_memory(*(apart[name] for name in names))
         assert are_neighbours(*(apart[name] for name in names))
     results = run(kernels, apart)
     assert all(torch.equal(results[name], expected[name]) for name in expected)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import ops
-from bert_fast.storage import join_storage
+from bert_fast.storage import are_neighbours, join_memory, one_tensor, separate_memory
 from bert_fast.testing.compare import assert_close_to_truth
 
 pytestmark = pytest.mark.gpu
@@ -33,8 +33,22 @@ def test_values_and_gradients(shape: tuple[int, int, int], dtype: torch.dtype, a
     plain = _run(inputs, dqkv, "torch")
     for name in truth:
         assert_close_to_truth("qkv_projection", name, apart[name], plain[name], truth[name])
-    join_storage(*parameters[::2])
-    join_storage(*parameters[1::2])
+    join_memory(*parameters[::2])
+    join_memory(*parameters[1::2])
     together = [_run(inputs, dqkv, "triton") for _ in range(2)]
     for results in together:
         assert all(torch.equal(results[name], apart[name]) for name in apart), "other bits, or two runs differ"
+
+
+def test_neighbours_on_a_gpu_have_storages_of_their_own() -> None:
+    projections = [nn.Linear(64, 64).cuda() for _ in range(3)]
+    weights = [projection.weight for projection in projections]
+    values = [w.detach().clone() for w in weights]
+    join_memory(*weights)
+    assert are_neighbours(*weights) and one_tensor(*(w.detach() for w in weights)).data_ptr() == weights[0].data_ptr()
+    for w, value in zip(weights, values, strict=True):
+        assert torch.equal(w, value) and w.untyped_storage().nbytes() == w.nbytes
+        w.detach().record_stream(torch.cuda.Stream())
+    separate_memory(*weights)
+    assert not are_neighbours(*weights)
+    assert all(torch.equal(w, value) for w, value in zip(weights, values, strict=True))

@@ -1,4 +1,4 @@
-"""Query, key and value in one storage: whatever happens to a module, they stay three parameters and results stay right.
+"""Query, key and value side by side in memory: whatever happens to a module, they stay three and results stay right.
 
 `is_joined` says whether the one product is free; what moves the parameters apart may cost a copy, never a wrong number.
 """
@@ -313,7 +313,11 @@ def test_gradients_are_neighbours_and_survive_zeroing():
     one = attentions(model)[0]
     output(model).square().sum().backward()
     gradients = [getattr(one, name).weight.grad for name in PROJECTIONS]
-    assert are_neighbours(*gradients)
+    assert [g.data_ptr() - gradients[0].data_ptr() for g in gradients] == [
+        0,
+        gradients[0].nbytes,
+        2 * gradients[0].nbytes,
+    ]
     first = [g.clone() for g in gradients]
     model.zero_grad(set_to_none=False)
     assert all(
@@ -378,9 +382,12 @@ def test_awkward_sizes(sizes: tuple[int, int, int], dtype: torch.dtype):
     assert_right(attentions(model)[0])
 
 
-def test_shared_memory_is_shared_as_one():
-    model = make().share_memory()
-    assert is_joined(model) and all(p.is_shared() for p in model.parameters())
+def test_shared_memory_stays_shared():
+    model = make()
+    expected = output(model)
+    model.share_memory()
+    assert all(p.is_shared() for p in model.parameters()) and not is_joined(model)
+    assert torch.allclose(output(model), expected)
     one = attentions(model)[0]
     process = torch.multiprocessing.get_context("fork").Process(target=_fill, args=(one,))
     process.start()
@@ -388,7 +395,7 @@ def test_shared_memory_is_shared_as_one():
     assert process.exitcode == 0
     assert (one.key.weight == 7.0).all() and not (one.query.weight == 7.0).any()
     model.to("cpu")
-    assert is_joined(model) and one.key.weight.is_shared()
+    assert one.key.weight.is_shared(), "what other processes see is not moved"
 
 
 def _fill(one: BertSelfAttention) -> None:

@@ -1,4 +1,4 @@
-"""Query, key and value in one storage under DDP and FSDP2: two processes make the losses and gradients of one.
+"""Query, key and value side by side in memory under DDP and FSDP2: two processes make the losses and gradients of one.
 
 Each of two processes gets half of a batch, whose halves weigh the same. What FSDP2 gathers for a layer lies elsewhere:
 there the three weights are copied together, and results are the same.

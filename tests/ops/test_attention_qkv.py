@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import ops
-from bert_fast.storage import join_storage
+from bert_fast.storage import join_memory
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
 
 CASES = {
@@ -114,8 +114,8 @@ def test_projection_and_attention_copy_nothing_between_them() -> None:
     tokens, heads, head_dim = 12, 2, 8
     width = heads * head_dim
     parameters = [nn.Parameter(torch.randn(shape)) for _ in range(3) for shape in ((width, width), (width,))]
-    join_storage(*parameters[::2])
-    join_storage(*parameters[1::2])
+    join_memory(*parameters[::2])
+    join_memory(*parameters[1::2])
     x, cu_seqlens = torch.randn(tokens, width, requires_grad=True), torch.tensor([0, 5, tokens], dtype=torch.int32)
     with Copies(tokens * width) as copies:
         qkv = ops.qkv_projection(x, *parameters)
