@@ -44,7 +44,7 @@ def attention_fwd(
         q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
         lib.attention_fwd(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), out.data_ptr(),
-            lse.data_ptr(), *rules.native_arguments(q, cu_seqlens_q, cu_seqlens_k),
+            lse.data_ptr(), *rules.native_arguments(q, k, cu_seqlens_q, cu_seqlens_k),
         )  # fmt: skip
         return out, lse
     for sequence in rules.sequences(cu_seqlens_q, cu_seqlens_k):
@@ -81,7 +81,7 @@ def attention_bwd(
         lib.attention_bwd(
             dout.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), lse.data_ptr(),
             dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
-            dq.stride(0), dk.stride(0), dv.stride(0), *rules.native_arguments(q, cu_seqlens_q, cu_seqlens_k),
+            dq.stride(0), dk.stride(0), dv.stride(0), *rules.native_arguments(q, k, cu_seqlens_q, cu_seqlens_k),
         )  # fmt: skip
         return dq, dk, dv, None, None, None
     for gradient in (dq, dk, dv):
@@ -209,12 +209,12 @@ class _Rules(NamedTuple):
         coords_q = None if self.coords_q is None else self.coords_q.contiguous()
         return self._replace(coords_q=coords_q, coords_k=None if self.coords_k is None else self.coords_k.contiguous())
 
-    def native_arguments(self, q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> tuple:
+    def native_arguments(self, q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> tuple:
         """The C++ routines' arguments from cu_q on."""
         num_tokens, num_heads, head_dim = q.shape
         return (
-            cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), cu_seqlens_q.shape[0] - 1, num_heads, head_dim,
-            self.softmax_scale, address(self.coords_q), address(self.coords_k),
+            cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), cu_seqlens_q.shape[0] - 1, num_tokens, k.shape[0],
+            num_heads, head_dim, self.softmax_scale, address(self.coords_q), address(self.coords_k),
             *dropout_arguments(self.dropout_p, self.seed, self.site), self.causal, num_tokens, torch.get_num_threads(),
         )  # fmt: skip
 

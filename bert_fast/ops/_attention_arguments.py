@@ -151,11 +151,18 @@ def with_dense_heads(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, 
 
 
 def save_arguments(ctx: Any, inputs: Any, output: Any) -> None:
-    """What autograd keeps of a forward op (out, lse): its results and all of its arguments."""
+    """What autograd keeps of a forward op (out, lse): its results and all of its arguments.
+
+    On the CPU, where offsets may lie in memory that a loader fills again before backward, a copy of them: the sequences
+    that forward has checked. B + 1 numbers.
+    """
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.is_tensor = [isinstance(argument, Tensor) for argument in inputs]
-    ctx.save_for_backward(*output, *(argument for argument in inputs if isinstance(argument, Tensor)))
+    tensors = [argument for argument in inputs if isinstance(argument, Tensor)]
+    if inputs[0].is_cpu:
+        tensors = [t.clone() if t.dtype is torch.int32 and t.dim() == 1 else t for t in tensors]
+    ctx.save_for_backward(*output, *tensors)
     ctx.others = [argument for argument in inputs if not isinstance(argument, Tensor)]
 
 

@@ -1,5 +1,7 @@
 // Binds csrc/cpu: buffers are passed by address (tensor.data_ptr()), so the extension needs no knowledge of torch.
-// An address of 0 stands for "not there". Nothing here can check what an address points to: bert_fast/aten does.
+// An address of 0 stands for "not there", and is refused where something must be. Sizes and offsets are checked against
+// one another here; that an address has as much behind it as they say, nothing here can know: bert_fast/ops checks the
+// tensors.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -110,12 +112,14 @@ void dropout_add_layer_norm_bwd(Address dy, Address kept, Address mean, Address 
                                        num_threads);
 }
 
-cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
-                               float softmax_scale, int64_t lse_stride, Address coords_q, Address coords_k,
-                               bool causal) {
+cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
+                               int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale,
+                               int64_t lse_stride, Address coords_q, Address coords_k, bool causal) {
   return {at<const int32_t>(cu_q),
           at<const int32_t>(cu_k),
           num_sequences,
+          num_q_tokens,
+          num_k_tokens,
           num_heads,
           head_dim,
           softmax_scale,
@@ -126,29 +130,31 @@ cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences
 }
 
 void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride, Address out,
-                   Address lse, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
-                   float softmax_scale, Address coords_q, Address coords_k, Seed seed, uint32_t site,
-                   uint32_t threshold, float scale, bool causal, int64_t lse_stride, int num_threads) {
-  cpu::attention_forward(
-      {at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
-      {at<float>(out), num_heads * head_dim}, at<float>(lse),
-      make_shape(cu_q, cu_k, num_sequences, num_heads, head_dim, softmax_scale, lse_stride, coords_q, coords_k, causal),
-      make_spec(seed, site, threshold, scale), num_threads);
+                   Address lse, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
+                   int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q,
+                   Address coords_k, Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal,
+                   int64_t lse_stride, int num_threads) {
+  cpu::attention_forward({at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
+                         {at<float>(out), num_heads * head_dim}, at<float>(lse),
+                         make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim,
+                                    softmax_scale, lse_stride, coords_q, coords_k, causal),
+                         make_spec(seed, site, threshold, scale), num_threads);
 }
 
 // out belongs to the arguments of every back-end's backward; this one has no use for it.
 void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, Address dq, Address dk, Address dv,
                    int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t dq_stride, int64_t dk_stride,
-                   int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_heads,
-                   int64_t head_dim, float softmax_scale, Address coords_q, Address coords_k, Seed seed, uint32_t site,
-                   uint32_t threshold, float scale, bool causal, int64_t lse_stride, int num_threads) {
+                   int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
+                   int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q,
+                   Address coords_k, Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal,
+                   int64_t lse_stride, int num_threads) {
   const int64_t token = num_heads * head_dim;
-  cpu::attention_backward(
-      {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
-      {at<const float>(v), v_stride}, at<const float>(lse),
-      {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}},
-      make_shape(cu_q, cu_k, num_sequences, num_heads, head_dim, softmax_scale, lse_stride, coords_q, coords_k, causal),
-      make_spec(seed, site, threshold, scale), num_threads);
+  cpu::attention_backward({at<const float>(dout), token}, {at<const float>(q), q_stride},
+                          {at<const float>(k), k_stride}, {at<const float>(v), v_stride}, at<const float>(lse),
+                          {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}},
+                          make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim,
+                                     softmax_scale, lse_stride, coords_q, coords_k, causal),
+                          make_spec(seed, site, threshold, scale), num_threads);
 }
 
 std::map<std::string, bool> cpu_features() {
@@ -196,17 +202,20 @@ void bind_cpu(py::module_& module) {
              "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
   module.def("attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
-             arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
-             arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
-             arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
+             arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"),
+             arg("num_q_tokens"), arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"),
+             arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"),
+             arg("lse_stride"), arg("num_threads"),
              "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T)) v, sequence by sequence (fp32 addresses).\n\n"
              "q, k, v [T, A, D], tokens *_stride floats apart, D up to 256; out contiguous;\n"
-             "cu_q, cu_k int32 [num_sequences + 1]; lse[head * lse_stride + token]. No key: out 0, lse -inf.");
+             "cu_q, cu_k int32 [num_sequences + 1], rising to num_q_tokens, num_k_tokens; lse[head * lse_stride + "
+             "token]. No key: out 0, lse -inf.");
   module.def("attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("lse"), arg("dq"),
              arg("dk"), arg("dv"), arg("q_stride"), arg("k_stride"), arg("v_stride"), arg("dq_stride"),
-             arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_heads"),
-             arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"),
-             arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
+             arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_q_tokens"),
+             arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"), arg("coords_q"),
+             arg("coords_k"), arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"),
+             arg("lse_stride"), arg("num_threads"),
              "Gradients of attention_fwd; dout [Tq, A, D] contiguous. Every element of dq, dk, dv that belongs\n"
              "to a sequence is written. The bits of the results do not depend on num_threads.");
 }

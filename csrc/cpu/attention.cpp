@@ -50,33 +50,78 @@ struct Sequence {
   int64_t cost() const { return (num_q + 8) * (num_k + 8); }
 };
 
+void require_sizes(const AttentionShape& shape) {
+  if (shape.num_heads < 1) {
+    throw std::invalid_argument("num_heads: expected at least 1, got " + std::to_string(shape.num_heads));
+  }
+  if (shape.head_dim < 1 || shape.head_dim > 256) {
+    throw std::invalid_argument("head_dim: expected 1 to 256, got " + std::to_string(shape.head_dim));
+  }
+  if (shape.num_sequences < 0) {
+    throw std::invalid_argument("num_sequences: expected at least 0, got " + std::to_string(shape.num_sequences));
+  }
+  if (shape.lse_stride < shape.num_q_tokens) {
+    throw std::invalid_argument("lse_stride: expected at least the number of queries (" +
+                                std::to_string(shape.num_q_tokens) + "), got " + std::to_string(shape.lse_stride));
+  }
+}
+
+// Walks over offsets, which must rise from 0 to num_tokens; throws std::invalid_argument where they do not.
+class Offsets {
+ public:
+  Offsets(const char* name, const int32_t* data, int64_t num_tokens) : name_(name), data_(data), last_(num_tokens) {
+    require_address(name, data, 1);
+    end_ = *data_;
+    if (end_ != 0) refuse();
+  }
+
+  // Where the sequences so far end.
+  int64_t end() const { return end_; }
+
+  // The length of the next sequence.
+  int64_t next() {
+    const int64_t begin = end_;
+    end_ = *++data_;
+    if (end_ < begin || end_ > last_) refuse();
+    return end_ - begin;
+  }
+
+  void require_end() const {
+    if (end_ != last_) refuse();
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    throw std::invalid_argument(std::string(name_) + ": expected offsets that rise from 0 to the number of tokens (" +
+                                std::to_string(last_) + "), got " + std::to_string(end_));
+  }
+
+  const char* name_;
+  const int32_t* data_;
+  int64_t last_, end_ = 0;
+};
+
 // The batch cut into (sequence, head) pieces, longest first, handed out one by one.
 class Work {
  public:
   Work(const AttentionShape& shape, const DropoutSpec& spec, int num_threads) : num_heads_(shape.num_heads) {
-    if (shape.num_heads < 1) {
-      throw std::invalid_argument("num_heads: expected at least 1, got " + std::to_string(shape.num_heads));
-    }
-    if (shape.head_dim < 1 || shape.head_dim > 256) {
-      throw std::invalid_argument("head_dim: expected 1 to 256, got " + std::to_string(shape.head_dim));
-    }
-    const bool any_q = shape.cu_seqlens_q[shape.num_sequences] > 0;
-    const bool any_k = shape.cu_seqlens_k[shape.num_sequences] > 0;
+    require_sizes(shape);
+    const bool any_q = shape.num_q_tokens > 0, any_k = shape.num_k_tokens > 0;
     if (any_q && any_k) require_attention_coords(spec, shape.coords_q, shape.coords_k, shape.causal);
     int64_t total_cost = 0;  // in the unit of kMinElementsPerThread: 4 multiply-adds count as one element
+    Offsets offsets_q("cu_seqlens_q", shape.cu_seqlens_q, shape.num_q_tokens);
+    Offsets offsets_k("cu_seqlens_k", shape.cu_seqlens_k, shape.num_k_tokens);
+    sequences_.reserve(static_cast<size_t>(shape.num_sequences));
     for (int64_t i = 0; i < shape.num_sequences; ++i) {
-      const int64_t first_q = shape.cu_seqlens_q[i], num_q = shape.cu_seqlens_q[i + 1] - first_q;
-      const int64_t first_k = shape.cu_seqlens_k[i], num_k = shape.cu_seqlens_k[i + 1] - first_k;
-      if (first_q < 0 || num_q < 0 || first_k < 0 || num_k < 0) {
-        throw std::invalid_argument("cu_seqlens: expected increasing numbers from 0 on; sequence " + std::to_string(i) +
-                                    " has " + std::to_string(num_q) + " queries and " + std::to_string(num_k) +
-                                    " keys");
-      }
+      const int64_t first_q = offsets_q.end(), num_q = offsets_q.next();
+      const int64_t first_k = offsets_k.end(), num_k = offsets_k.next();
       if (shape.causal && any_q && any_k) require_ascending(shape.coords_k, first_k, num_k);
       sequences_.push_back({first_q, num_q, first_k, num_k});
       max_keys_ = std::max(max_keys_, num_k);
       total_cost += sequences_.back().cost() * shape.num_heads * shape.head_dim / 4;
     }
+    offsets_q.require_end();
+    offsets_k.require_end();
     std::stable_sort(sequences_.begin(), sequences_.end(),
                      [](const Sequence& a, const Sequence& b) { return a.cost() > b.cost(); });
     const int64_t num_pieces = shape.num_sequences * num_heads_;
@@ -172,6 +217,11 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
                        float* lse, const AttentionShape& shape, const DropoutSpec& spec, int num_threads) {
   const Kernels& kernel = kernels();
   const int64_t d = shape.head_dim, d_width = padded(d);
+  require_address("q", q.data, shape.num_q_tokens);
+  require_address("k", k.data, shape.num_k_tokens);
+  require_address("v", v.data, shape.num_k_tokens);
+  require_address("out", out.data, shape.num_q_tokens);
+  require_address("lse", lse, shape.num_q_tokens);
   Work work(shape, spec, num_threads);
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
@@ -197,7 +247,7 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
           }
           float* row = scores.get() + i * stride;
           lse[head * shape.lse_stride + token + i] =
-              kernel.softmax_forward(row, rows.prepare(token + i, head, first_k, num_keys, width));
+              kernel.softmax_forward(row, rows.prepare(token + i, head, first_k, seen, width));
         }
         out_rows.start(token, head);
         kernel.matmul({m, d_width, seen, scores.get(), stride, 1, v_rows.get(), d_width, out_rows.data(),
@@ -213,6 +263,14 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
                         const DropoutSpec& spec, int num_threads) {
   const Kernels& kernel = kernels();
   const int64_t d = shape.head_dim, d_width = padded(d);
+  require_address("dout", dout.data, shape.num_q_tokens);
+  require_address("q", q.data, shape.num_q_tokens);
+  require_address("k", k.data, shape.num_k_tokens);
+  require_address("v", v.data, shape.num_k_tokens);
+  require_address("lse", lse, shape.num_q_tokens);
+  require_address("dq", gradients.dq.data, shape.num_q_tokens);
+  require_address("dk", gradients.dk.data, shape.num_k_tokens);
+  require_address("dv", gradients.dv.data, shape.num_k_tokens);
   Work work(shape, spec, num_threads);
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
@@ -248,7 +306,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
           }
           float* row = probs.get() + i * stride;
           kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i],
-                                  rows.prepare(token + i, head, first_k, num_keys, width));
+                                  rows.prepare(token + i, head, first_k, seen, width));
         }
         dq.start(token, head);
         kernel.matmul(

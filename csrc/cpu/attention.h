@@ -27,9 +27,11 @@ struct Packed {
 };
 
 struct AttentionShape {
-  const int32_t* cu_seqlens_q;  // [num_sequences + 1]
-  const int32_t* cu_seqlens_k;
+  const int32_t* cu_seqlens_q;  // [num_sequences + 1], rising from 0 to num_q_tokens
+  const int32_t* cu_seqlens_k;  // [num_sequences + 1], rising from 0 to num_k_tokens
   int64_t num_sequences;
+  int64_t num_q_tokens;  // Tq
+  int64_t num_k_tokens;  // Tk
   int64_t num_heads;
   int64_t head_dim;  // at most 256; multiples of 16 save a copy of every result
   float softmax_scale;
@@ -40,8 +42,9 @@ struct AttentionShape {
 };
 
 // lse: natural log of the sum of exponentials of the scaled scores; where there is no key, -inf, and out is 0.
-// Throws std::invalid_argument; std::bad_alloc, with the outputs partly written, where there is no room for a few
-// buffers of head_dim x keys floats per thread.
+// Throws std::invalid_argument, before anything is written, where sizes, offsets or addresses do not fit; offsets are
+// read once, so that they may lie where somebody else writes. std::bad_alloc, with the outputs partly written, where
+// there is no room for a few buffers of head_dim x keys floats per thread.
 void attention_forward(Packed<const float> q, Packed<const float> k, Packed<const float> v, Packed<float> out,
                        float* lse, const AttentionShape& shape, const DropoutSpec& spec, int num_threads);
 

@@ -11,6 +11,8 @@ void dropout(float* dst, const float* src, int64_t num_rows, int64_t num_cols, i
              const int32_t* coords, const DropoutSpec& spec, int num_threads) {
   require_shape(num_rows, num_cols);
   require_coords(spec, coords, num_rows);
+  require_address("dst", dst, num_rows * num_cols);
+  require_address("src", src, num_rows * num_cols);
   const Kernels& k = kernels();
   split_range(num_rows, useful_threads(num_rows * num_cols, num_threads), [&](int64_t begin, int64_t end) {
     TokenKeepBits bits(k, spec, coords, num_cols);
@@ -30,6 +32,7 @@ void keep_mask(uint8_t* mask, int64_t num_rows, int64_t num_cols, const int32_t*
                int num_threads) {
   require_shape(num_rows, num_cols);
   require_coords(spec, coords, num_rows);
+  require_address("dst", mask, num_rows * num_cols);
   const Kernels& k = kernels();
   split_range(num_rows, useful_threads(num_rows * num_cols, num_threads), [&](int64_t begin, int64_t end) {
     TokenKeepBits bits(k, spec, coords, num_cols);

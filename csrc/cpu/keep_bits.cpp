@@ -31,9 +31,17 @@ void blocks_to_keys(uint8_t* bits, int64_t num_groups) {
 }  // namespace
 
 void require_shape(int64_t num_rows, int64_t num_cols) {
-  if (num_rows < 0 || num_cols < 0) {
-    throw std::invalid_argument("num_rows, num_cols: expected sizes >= 0, got " + std::to_string(num_rows) + ", " +
-                                std::to_string(num_cols));
+  // Their product, and few times that, must be a number of bytes.
+  constexpr int64_t kMost = int64_t{1} << 56;
+  if (num_rows < 0 || num_cols < 0 || (num_cols > 0 && num_rows > kMost / num_cols)) {
+    throw std::invalid_argument("num_rows, num_cols: expected sizes >= 0 of a tensor, got " + std::to_string(num_rows) +
+                                ", " + std::to_string(num_cols));
+  }
+}
+
+void require_address(const char* name, const void* address, int64_t num_elements) {
+  if (address == nullptr && num_elements > 0) {
+    throw std::invalid_argument(std::string(name) + ": expected an address, got 0");
   }
 }
 
@@ -42,14 +50,14 @@ void require_coords(const DropoutSpec& spec, const int32_t* coords, int64_t num_
     throw std::invalid_argument("threshold: expected 0 .. 65536, got " + std::to_string(spec.threshold));
   }
   if (spec.active() && num_tokens > 0 && coords == nullptr) {
-    throw std::invalid_argument("coords: expected the (row, position) of every token, got a null address");
+    throw std::invalid_argument("coords: expected the (row, position) of every token, got address 0");
   }
 }
 
 void require_attention_coords(const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal) {
   require_coords(spec, coords_q.data, 1);
   if (causal && (coords_q.data == nullptr || coords_k.data == nullptr)) {
-    throw std::invalid_argument("coords_q, coords_k: causal needs the position of every token, got a null address");
+    throw std::invalid_argument("coords_q, coords_k: causal needs the position of every token, got address 0");
   }
 }
 

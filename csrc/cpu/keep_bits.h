@@ -19,6 +19,8 @@ struct Coords {
 
 // The checks that every routine shares; they throw std::invalid_argument.
 void require_shape(int64_t num_rows, int64_t num_cols);
+// A buffer may be missing only where it has no elements.
+void require_address(const char* name, const void* address, int64_t num_elements);
 // Without tokens no coordinates are needed: PyTorch gives tensors without elements no address.
 void require_coords(const DropoutSpec& spec, const int32_t* coords, int64_t num_tokens);
 void require_attention_coords(const DropoutSpec& spec, Coords coords_q, Coords coords_k, bool causal);

@@ -19,7 +19,12 @@ void dropout_add_layer_norm_forward(const LayerNormForward& args, const int32_t*
   require_shape(args.num_rows, args.num_cols);
   require_coords(spec, coords, args.num_rows);
   const Kernels& k = kernels();
-  const int64_t n = args.num_cols;
+  const int64_t n = args.num_cols, num_elements = args.num_rows * n;
+  require_address("x", args.x, num_elements);
+  require_address("residual", args.residual, num_elements);
+  require_address("weight", args.weight, num_elements);
+  require_address("bias", args.bias, num_elements);
+  require_address("y", args.y, num_elements);
   split_range(args.num_rows, useful_threads(args.num_rows * n, num_threads), [&](int64_t begin, int64_t end) {
     TokenKeepBits bits(k, spec, coords, n);
     for (int64_t i = begin; i < end; ++i) {
@@ -37,6 +42,8 @@ void dropout_add_layer_norm_forward(const LayerNormForward& args, const int32_t*
 
 bool output_suffices(const float* weight, const float* bias, int64_t num_cols, float min_weight, float max_weight,
                      float max_shift) {
+  require_address("weight", weight, num_cols);
+  require_address("bias", bias, num_cols);
   for (int64_t c = 0; c < num_cols; ++c) {
     const float size = std::abs(weight[c]), shift = std::abs(bias[c]);
     if (!(size >= min_weight && size <= max_weight && shift <= max_shift * size)) return false;  // NaN fails, too
@@ -49,7 +56,13 @@ void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_
   require_shape(args.num_rows, args.num_cols);
   require_coords(spec, coords, args.num_rows);
   const Kernels& k = kernels();
-  const int64_t n = args.num_cols, num_pieces = num_row_pieces(args.num_rows);
+  const int64_t n = args.num_cols, num_pieces = num_row_pieces(args.num_rows), num_elements = args.num_rows * n;
+  require_address("dy", args.dy, num_elements);
+  require_address("kept", args.kept, num_elements);
+  require_address("rstd", args.rstd, args.num_rows);
+  require_address("mean", args.mean, args.bias == nullptr ? args.num_rows : 0);
+  require_address("weight", args.weight, n);
+  require_address("dresidual", args.dresidual, num_elements);
   std::vector<float> inverse(args.bias == nullptr ? 0 : static_cast<size_t>(n));
   for (size_t c = 0; c < inverse.size(); ++c) inverse[c] = 1.0f / args.weight[c];
   std::vector<float> sums(static_cast<size_t>(3 * n * num_pieces), 0.0f);  // [num_pieces, 3, num_cols]

@@ -79,8 +79,9 @@ AttentionRun run_attention(int64_t d, bool causal, uint32_t threshold, int num_t
   run.lse.resize(num_heads * num_tokens);
   const Packed<const float> q{qkv.data(), 3 * token}, k{qkv.data() + token, 3 * token};
   const Packed<const float> v{qkv.data() + 2 * token, 3 * token};
-  const AttentionShape shape{
-      cu_seqlens, cu_seqlens, 3, num_heads, d, 0.25f, num_tokens, Coords{coords.data()}, Coords{coords.data()}, causal};
+  const Coords of_tokens{coords.data()};
+  const AttentionShape shape{cu_seqlens, cu_seqlens, 3,          num_tokens, num_tokens, num_heads,
+                             d,          0.25f,      num_tokens, of_tokens,  of_tokens,  causal};
   attention_forward(q, k, v, {run.out.data(), token}, run.lse.data(), shape, spec, num_threads);
   attention_backward({dout.data(), token}, q, k, v, run.lse.data(),
                      {{run.dq.data(), token}, {run.dk.data(), token}, {run.dv.data(), token}}, shape, spec,
@@ -151,6 +152,45 @@ void test_attention() {
   }
 }
 
+// Whether both passes refuse this shape, of 5 queries and 5 keys, before they write.
+bool is_refused(const AttentionShape& shape, bool has_q = true) {
+  const std::vector<float> x(5 * 2 * 8, 1.0f);
+  std::vector<float> y(x.size(), 7.0f), lse(2 * 5, 7.0f);
+  const std::vector<float> y_before = y, lse_before = lse;
+  const Packed<const float> in{x.data(), 16}, q{has_q ? x.data() : nullptr, 16};
+  const Packed<float> out{y.data(), 16};
+  const bool forward = throws_invalid_argument(
+      [&] { attention_forward(q, in, in, out, lse.data(), shape, DropoutSpec{0, 0, 0, 1.0f}, 1); });
+  const bool backward = throws_invalid_argument(
+      [&] { attention_backward(in, q, in, in, lse.data(), {out, out, out}, shape, DropoutSpec{0, 0, 0, 1.0f}, 1); });
+  CHECK(forward == backward && (!forward || (y == y_before && lse == lse_before)));
+  return forward;
+}
+
+void test_refusals() {
+  const int32_t good[3] = {0, 2, 5};
+  const auto shape = [](const int32_t* cu_q, const int32_t* cu_k) {
+    return AttentionShape{cu_q, cu_k, 2, 5, 5, 2, 8, 0.25f, 5, Coords{nullptr}, Coords{nullptr}, false};
+  };
+  CHECK(!is_refused(shape(good, good)));
+  CHECK(is_refused(shape(good, good), false));
+  const int32_t bad[][3] = {{0, 2, 6}, {0, 2, 4}, {1, 2, 5}, {0, -1, 5}, {0, 6, 5}, {-1, 2, 5}, {0, 2, 1 << 30}};
+  for (const int32_t (&offsets)[3] : bad) {
+    CHECK(is_refused(shape(offsets, good)));
+    CHECK(is_refused(shape(good, offsets)));
+  }
+  CHECK(is_refused(shape(nullptr, good)));
+  AttentionShape changed = shape(good, good);
+  changed.lse_stride = 4;
+  CHECK(is_refused(changed));
+  changed = shape(good, good);
+  changed.num_sequences = -1;
+  CHECK(is_refused(changed));
+  changed = shape(good, good);
+  changed.causal = true;
+  CHECK(is_refused(changed));
+}
+
 }  // namespace
 }  // namespace bert_fast::cpu::testing
 
@@ -160,6 +200,7 @@ int main() {
     test_matmul();
     test_transpose();
     test_attention();
+    test_refusals();
   });
   return 0;
 }

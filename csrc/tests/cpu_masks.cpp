@@ -79,6 +79,8 @@ void test_errors() {
   CHECK(throws_invalid_argument([&] { dropout(x, x, 1, 8, 8, nullptr, DropoutSpec{0, 0, 1, 1.0f}, 1); }));
   CHECK(throws_invalid_argument([&] { dropout(x, x, 1, 8, 8, coords, DropoutSpec{0, 0, 65537, 1.0f}, 1); }));
   CHECK(throws_invalid_argument([&] { dropout(x, x, -1, 8, 8, coords, DropoutSpec{0, 0, 1, 1.0f}, 1); }));
+  CHECK(throws_invalid_argument([&] { dropout(x, nullptr, 1, 8, 8, coords, DropoutSpec{0, 0, 1, 1.0f}, 1); }));
+  CHECK(throws_invalid_argument([&] { dropout(x, x, int64_t{1} << 60, 8, 8, coords, DropoutSpec{0, 0, 1, 1.0f}, 1); }));
   CHECK(throws_invalid_argument([&] { require_ascending(Coords{equal}, 0, 3); }));
   require_ascending(Coords{equal}, 0, 2);
   const auto draw_for = [&](int64_t keys) { ProbabilityKeepBits(kernels(), DropoutSpec{0, 0, 1, 1}, {coords}, keys); };

@@ -139,7 +139,8 @@ void test_memory_runs_out() {
 
   const int32_t cu_seqlens[2] = {0, num_rows};
   const Coords names{coords.data()};
-  const AttentionShape shape{cu_seqlens, cu_seqlens, 1, num_heads, head_dim, 0.1f, num_rows, names, names, true};
+  const AttentionShape shape{cu_seqlens, cu_seqlens, 1,        num_rows, num_rows, num_heads,
+                             head_dim,   0.1f,       num_rows, names,    names,    true};
   const Packed<const float> in{x.data(), num_cols};
   CHECK(count_failures([&] {
           attention_forward(in, in, in, {y.data(), num_cols}, lse.data(), shape, spec, num_threads);

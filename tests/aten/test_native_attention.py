@@ -120,6 +120,8 @@ def run_native(
         "out": out.data_ptr(),
         "lse": lse.data_ptr(),
         "num_sequences": len(case.cu_q) - 1,
+        "num_q_tokens": total_q,
+        "num_k_tokens": len(case.k),
         "num_heads": num_heads,
         "head_dim": head_dim,
         "softmax_scale": case.softmax_scale,
