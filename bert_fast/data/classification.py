@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
@@ -111,6 +112,10 @@ class ClassificationSource:
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
         """See `Source.batch`; labels (int64 [B], fp32 for numbers) are there where the examples have them."""
         return self.sequences.gather(indices, **({} if self.labels is None else {"labels": self.labels[indices]}))
+
+    def digest(self) -> str:
+        """See `source_digest`."""
+        return data_digest(*self.sequences.arrays().values(), self.labels)
 
     def take(self, indices: np.ndarray) -> "ClassificationSource":
         """A source of some of the examples (int [m]), in this order."""

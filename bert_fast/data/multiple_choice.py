@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
@@ -103,6 +104,10 @@ class MultipleChoiceSource:
         """See `Source.batch`; B questions are B * C sequences, the choices of the first one, of the second, ..."""
         labels = {} if self.labels is None else {"labels": self.labels[indices]}
         return self.sequences.gather(self._sequences_of(indices), num_choices=self.num_choices, **labels)
+
+    def digest(self) -> str:
+        """See `source_digest`."""
+        return data_digest(self.num_choices, *self.sequences.arrays().values(), self.labels)
 
     def take(self, indices: np.ndarray) -> "MultipleChoiceSource":
         """A source of some of the questions (int [m]), in this order."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from bert_fast.data.digests import data_digest
 from bert_fast.data.full_sentences import Texts, full_sentences
 from bert_fast.data.masking import Masking
 from bert_fast.data.sentence_pairs import check_documents, sentence_pairs
@@ -28,6 +29,9 @@ __all__ = ["PretrainingSource", "unigram_entropy"]
 
 _MAX_LENGTH = 1 << 16  # tokens that masking counts
 _TOKENS_AT_ONCE = 1 << 24  # whose ids are counted
+_OPTIONS = (
+    "max_length", "next_sentence", "whole_words", "mask_probability", "seed", "short_sequence_probability",
+)  # fmt: skip
 
 
 class PretrainingSource:
@@ -98,9 +102,7 @@ class PretrainingSource:
         self._planned: tuple[int, _Examples] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = ("max_length", "next_sentence", "whole_words", "mask_probability", "seed",
-                   "short_sequence_probability")  # fmt: skip
-        arguments = {name: getattr(self, name) for name in options}
+        arguments = {name: getattr(self, name) for name in _OPTIONS}
         return partial(PretrainingSource, **arguments), (self.store, self.tokenizer)
 
     def lengths(self, epoch: int) -> np.ndarray:
@@ -124,6 +126,11 @@ class PretrainingSource:
             arrays["next_sentence_label"] = self._examples(epoch).is_random[indices].astype(np.int64)
         entries = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return PackedBatch(**entries, max_seqlen=int(np.diff(packed.cu_seqlens).max(initial=0)))
+
+    def digest(self) -> str:
+        """See `source_digest`: that of the store, and of how examples are made of it."""
+        options = [getattr(self, name) for name in _OPTIONS]
+        return data_digest(self.store.digest, options)
 
     def max_labels(self, max_tokens: int, max_sequences: int | None = None) -> int:
         """How many tokens of a batch are to be predicted at most, for `graphs.Budget`.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.questions import Questions, read_questions
 from bert_fast.data.ranges import ranges
@@ -139,6 +140,10 @@ class QuestionAnsweringSource:
             return self._sequences.gather(indices)
         start, end = self._positions[indices].T.copy()
         return self._sequences.gather(indices, start_positions=start, end_positions=end)
+
+    def digest(self) -> str:
+        """See `source_digest`; all answers of a question count, though only the first is learned."""
+        return data_digest(*self._sequences.arrays().values(), self._positions, self.questions.answers)
 
     def take_questions(self, indices: np.ndarray) -> "QuestionAnsweringSource":
         """A source of the windows of some questions (int [m], counted in `questions`), in this order."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from bert_fast.data.conll import LabelledSentences, read_conll, sentences_from_rows
+from bert_fast.data.digests import data_digest
 from bert_fast.data.ranges import ranges
 from bert_fast.data.sequences import Sequences
 from bert_fast.errors import SourceError
@@ -145,6 +146,10 @@ class TokenClassificationSource:
         none = self.label_names.index("O") if "O" in self.label_names else 0
         found = np.append(token_labels, none)  # word_tokens is -1 where there is no token: the last
         return found[self.word_tokens].astype(np.int64)
+
+    def digest(self) -> str:
+        """See `source_digest`."""
+        return data_digest(*self._sequences.arrays().values(), self._labels, self.word_tokens)
 
     def decode(self, index: int) -> str:
         """An example as text: its tokens, each with its label behind a slash if it has one."""

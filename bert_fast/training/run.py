@@ -114,7 +114,7 @@ class Run:
         """Finds out where to begin; returns the outcome if nothing is left to do."""
         if resume not in _RESUME:
             raise ValueError(f"resume: expected one of {', '.join(_RESUME)}, got {resume!r}")
-        self.agreed = agreement(self.config, self.task, self.model, self.processes)
+        self.agreed = agreement(self.config, self.task, self.model, self.trainer.tokenizer, self.processes)
         check_processes(self.agreed, self.processes)
         has_checkpoints = self.processes.from_main(bool(self.checkpoints.steps()))
         if resume == "must" and not has_checkpoints:

@@ -10,9 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from bert_fast.data.digests import data_digest
+from bert_fast.data.source import source_digest
+from bert_fast.data.token_store import tokenizer_hash
 from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.models.checkpoint import load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
+from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.checkpoints import OPTIMIZER, RANDOM, load_data, save_data
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.processes import Processes
@@ -31,9 +35,11 @@ __all__ = [
 
 # Fields of a configuration that may change while a run is interrupted: they do not change what it computes.
 _FREE = ("output_dir", "log_every", "save_every", "keep_checkpoints", "num_workers", "eval_batch_tokens")
+_NOT_IN_EARLIER_VERSIONS = ("labels", "digests")
+_SHOWN_DIGITS = 32  # of a digest: 128 bits are enough to tell, and can be read
 
 
-def agreement(config: TrainingConfig, task: Task, model: Any, processes: Processes) -> dict[str, Any]:
+def agreement(config: TrainingConfig, task: Task, model: Any, tokenizer: Any, processes: Processes) -> dict[str, Any]:
     """What decides the course of a run, as plain values: two runs that agree on it compute the same."""
     assert task.train is not None
     lengths = task.train.lengths(0)
@@ -43,6 +49,12 @@ def agreement(config: TrainingConfig, task: Task, model: Any, processes: Process
         "training": training,
         "model": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         "data": {"examples": len(lengths), "tokens": int(lengths.sum())},
+        "labels": task.model_config().get("id2label"),
+        "digests": {
+            "train": source_digest(task.train)[:_SHOWN_DIGITS],
+            "valid": None if task.valid is None else source_digest(task.valid)[:_SHOWN_DIGITS],
+            "tokenizer": None if tokenizer is None else _tokenizer_digest(tokenizer)[:_SHOWN_DIGITS],
+        },
         "processes": processes.count,
     }
     return json.loads(json.dumps(agreed, default=str))  # as it comes back from a file
@@ -50,12 +62,21 @@ def agreement(config: TrainingConfig, task: Task, model: Any, processes: Process
 
 def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError that names everything on which a checkpoint and this run do not agree."""
-    differences = _differences(present, saved)
+    later = [name for name in _NOT_IN_EARLIER_VERSIONS if name not in saved]
+    differences = _differences({name: value for name, value in present.items() if name not in later}, saved)
     if differences:
         raise CheckpointError(
             f"{path}: was made by another run: {differences}. Go on with the same settings, or begin anew in another "
             "output_dir"
         )
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Of what decides the ids of a text; of other people's tokenizers of their vocabulary alone."""
+    if isinstance(tokenizer, BertTokenizer):
+        return tokenizer_hash(tokenizer)
+    vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    return data_digest(sorted(vocabulary.items()))
 
 
 def check_processes(agreed: Mapping[str, Any], processes: Processes) -> None:
