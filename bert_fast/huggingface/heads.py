@@ -9,6 +9,7 @@ from bert_fast.huggingface.classes import replaces
 from bert_fast.huggingface.models import IS_VERSION_4, FusedBertModel, is_fused_bert
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.huggingface.swapping import FusedModel
+from bert_fast.huggingface.token_heads import FusedBertForQuestionAnswering, FusedBertForTokenClassification
 from bert_fast.huggingface.word_heads import FusedBertForMaskedLM, FusedBertForPreTraining, FusedBertLMHeadModel
 from bert_fast.modules.call import first_rows
 
@@ -46,16 +47,6 @@ class FusedBertForNextSentencePrediction(_PooledHead, hf.BertForNextSentencePred
     @functools.wraps(hf.BertForNextSentencePrediction.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward_pooled(super().forward, *args, **kwargs)
-
-
-@replaces(hf.BertForTokenClassification)
-class FusedBertForTokenClassification(FusedModel, hf.BertForTokenClassification):
-    pass
-
-
-@replaces(hf.BertForQuestionAnswering)
-class FusedBertForQuestionAnswering(FusedModel, hf.BertForQuestionAnswering):
-    pass
 
 
 FUSED_MODELS: tuple[type, ...] = (

@@ -11,11 +11,20 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.classes import replaces
-from bert_fast.huggingface.reasons import reasons, setting
+from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.huggingface.swapping import FusedModel
 from bert_fast.models.bert import Encoded, PackedBertModel
 
-__all__ = ["IS_VERSION_4", "FusedBertModel", "by_name", "chosen", "encode_arguments", "is_fused_bert", "positional"]
+__all__ = [
+    "IS_VERSION_4",
+    "FusedBertModel",
+    "by_name",
+    "chosen",
+    "encode_arguments",
+    "is_fused_bert",
+    "kept_tokens",
+    "positional",
+]
 
 IS_VERSION_4 = int(transformers.__version__.split(".")[0]) < 5
 _ENCODE = (
@@ -62,11 +71,25 @@ class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
             if kwargs.get("cu_seqlens") is not None:
                 raise ValueError(f"cu_seqlens: expected a call without {found} (packed input has no other path)")
             kwargs.pop("rows", None)
+            if inputs is not None and found == [TRACED] and (kept := kept_tokens(inputs)) is not None:
+                return self._traced(super().forward, {k: v for k, v in inputs.items() if k != "rows"}, kept)
             return super().forward(*args, **kwargs)
         if IS_VERSION_4 and inputs.get("input_ids") is not None:
             self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
         encoded = self.encode(**encode_arguments(inputs))
         return self._output(encoded, inputs)
+
+    def _traced(self, forward: Any, inputs: dict[str, Any], kept: Tensor) -> Any:
+        """transformers' own computation, and what the packed one makes of padding, without ops of ours."""
+        output, padding = forward(**{**inputs, "return_dict": True}), ~kept.unsqueeze(-1)
+        hidden = output.last_hidden_state = output.last_hidden_state.masked_fill(padding, 0.0)
+        states = output.hidden_states
+        if states is not None:
+            output.hidden_states = tuple(None if each is None else each.masked_fill(padding, 0.0) for each in states)
+        if self.pooler is not None:
+            first = kept.int().argmax(1).view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
+            output.pooler_output = self.pooler(hidden.gather(1, first))
+        return output if setting(inputs, self.config, "return_dict") else output.to_tuple()
 
     def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)
@@ -85,6 +108,12 @@ class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
             *(() if pooled is None and not IS_VERSION_4 else (pooled,)),
             *(() if states is None else (states,)),
         )
+
+
+def kept_tokens(inputs: Mapping[str, Any]) -> Tensor | None:
+    """Which tokens of a call are no padding, bool [B, S]; None where no mask says so."""
+    mask = inputs.get("attention_mask")
+    return mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def is_fused_bert(module: Any) -> bool:

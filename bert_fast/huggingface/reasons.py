@@ -16,7 +16,7 @@ from transformers.models.bert import modeling_bert as hf
 from bert_fast.huggingface.classes import Fused
 from bert_fast.modules.plain_linear import is_watched as has_hooks
 
-__all__ = ["ARGUMENTS", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
+__all__ = ["ARGUMENTS", "TRACED", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
 
 # Arguments of BertModel.forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -26,6 +26,8 @@ ARGUMENTS = frozenset(
         "dropout_seed", "rows", "head_mask", "encoder_hidden_states", "encoder_attention_mask",
     )
 )  # fmt: skip
+# The reason of which a program is to show nothing: it gives what the packed path gives, on padding too.
+TRACED = "the call is traced, for a program that shall run without bert_fast"
 _CONTAINERS = frozenset(
     (
         "bert", "embeddings", "encoder", "pooler", "attention", "crossattention", "self", "output", "intermediate",
@@ -48,11 +50,11 @@ def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
 
 def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     """Those that lie in the arguments, the configuration and the state of PyTorch."""
-    config = model.config
+    config, plain = model.config, _plain_tensors()
     for name, value in inputs.items():
         if name not in ARGUMENTS and value is not None:
             yield f"{name}: the packed path has no such argument"
-        elif isinstance(value, Tensor) and type(value) not in _PLAIN_TENSORS:
+        elif isinstance(value, Tensor) and type(value) not in plain:
             yield f"{name}: a {type(value).__name__}, not a plain Tensor"
     given = inputs.get("input_ids")
     if given is None:
@@ -76,7 +78,7 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     if not str(config._attn_implementation).startswith(_ATTENTION):
         yield f"config._attn_implementation: {config._attn_implementation!r} is somebody's own"
     if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
-        yield "the call is traced, for a program that shall run without bert_fast"
+        yield TRACED
     elif torch.compiler.is_compiling():
         if getattr(model, "_output_capturing_hooks_installed", False):
             yield "the hooks that transformers' output_attentions left cannot be compiled"
@@ -90,6 +92,7 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
 def module_reasons(model: nn.Module) -> Iterator[str]:
     """Those that lie in the modules inside. Walked at every call, for 10 to 30 us a layer."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
+    plain = _plain_tensors()
     while waiting:
         prefix, parent = waiting.pop()
         is_list = type(parent) is nn.ModuleList
@@ -106,7 +109,7 @@ def module_reasons(model: nn.Module) -> Iterator[str]:
                 yield f"{prefix}{name}: a {type(child).__name__} which is not fused"
             elif isinstance(child, _PLAIN_LEAVES):
                 weight = child._parameters.get("weight")
-                if type(weight) not in _PLAIN_TENSORS and not _is_fully_sharded(weight, model):
+                if type(weight) not in plain and not _is_fully_sharded(weight, model):
                     yield f"{prefix}{name}: its parameters are of {type(weight).__name__}"
             elif name == "dropout":
                 if type(child) is not nn.Dropout:
@@ -121,6 +124,15 @@ def setting(inputs: Mapping[str, Any], config: Any, name: str) -> Any:
     """What a call says of `name`, and if nothing, what the configuration says."""
     given = inputs.get(name)
     return getattr(config, name, None) if given is None else given
+
+
+def _plain_tensors() -> tuple[type, ...]:
+    """Types of what the packed path takes; where a program is exported, those that stand for them."""
+    if not torch.compiler.is_exporting():
+        return _PLAIN_TENSORS
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return *_PLAIN_TENSORS, FakeTensor
 
 
 def _is_checkpointing(model: nn.Module) -> bool:

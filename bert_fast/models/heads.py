@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bert_fast.checks import check_dtype, check_ids, check_shape
 from bert_fast.models.bert import Encoded, PackedBertModel
 from bert_fast.models.forward import Inputs
-from bert_fast.models.losses import IGNORE_INDEX, class_loss, next_token_labels, pack_labels
+from bert_fast.models.losses import IGNORE_INDEX, class_loss, next_token_labels, pack_labels, span_labels
 from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.call import Call, first_rows
 from bert_fast.modules.closing import is_plain_norm
@@ -25,7 +25,14 @@ from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.packing import Packing
 
-__all__ = ["PackedPredictionHead", "PackedPredictionTransform", "drop", "pooled_sequences", "predict_words"]
+__all__ = [
+    "PackedPredictionHead",
+    "PackedPredictionTransform",
+    "drop",
+    "pooled_sequences",
+    "predict_spans",
+    "predict_words",
+]
 
 
 class PackedPredictionTransform:
@@ -143,6 +150,30 @@ def _at(positions: Tensor, encoded: Encoded) -> Tensor:
     if encoded.rows is not None:
         hidden = hidden.new_zeros(packing.coords.shape[0], hidden.shape[1]).index_copy(0, encoded.rows, hidden)
     return packing.unpack(hidden).flatten(0, -2).index_select(0, positions.long())
+
+
+def predict_spans(
+    scores: Tensor, packing: Packing, start_positions: Tensor | None, end_positions: Tensor | None
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """(loss or None, start scores, end scores) of answers, from two scores of every token, [T, 2].
+
+    start_positions, end_positions: as `span_labels` takes them; a loss needs both.
+    Returns: scores [B, S] with the most negative number on padding, so that no probability goes there ([T] for packed
+        input), and the mean of the two cross entropies.
+    """
+    batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
+    row, position = packing.coords.long().unbind(1)
+    places = row * length + position
+    padded = scores.new_full((batch_size * length, 2), torch.finfo(scores.dtype).min).index_copy(0, places, scores)
+    start_scores, end_scores = padded.view(batch_size, length, 2).unbind(-1)
+    loss = None
+    if start_positions is not None and end_positions is not None:
+        kept = torch.zeros_like(padded[:, 0], dtype=torch.bool).index_fill(0, places, True).view(batch_size, length)
+        starts = class_loss(start_scores, span_labels(start_positions, kept, "start_positions"))
+        loss = (starts + class_loss(end_scores, span_labels(end_positions, kept, "end_positions"))) / 2
+    if packing.padded_shape is None:
+        start_scores, end_scores = scores.unbind(-1)
+    return loss, start_scores.contiguous(), end_scores.contiguous()
 
 
 def pooled_sequences(bert: PackedBertModel, inputs: Inputs, dropout_p: float = 0.0) -> tuple[Tensor, Encoded]:

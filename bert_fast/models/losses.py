@@ -9,7 +9,7 @@ from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["IGNORE_INDEX", "class_loss", "next_token_labels", "pack_labels", "span_loss", "text_loss"]
+__all__ = ["IGNORE_INDEX", "class_loss", "next_token_labels", "pack_labels", "span_labels", "text_loss"]
 
 IGNORE_INDEX = -100
 _INTEGERS = (torch.int64, torch.int32)
@@ -65,14 +65,15 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tenso
     return loss(scores, targets)
 
 
-def span_loss(logits: Tensor, positions: Tensor, lengths: Tensor | int, name: str) -> Tensor:
-    """Mean cross entropy of scores [B, S] that compete over positions.
+def span_labels(positions: Tensor, kept: Tensor, name: str) -> Tensor:
+    """Positions of tokens (Tensor [B] or [B, 1], int) as classes of scores [B, S]: int [B].
 
-    positions (Tensor [B] or [B, 1], int): negative ones mean 0; those at or beyond lengths (Tensor [B], or one for all)
-        mean "not in this window" and count for nothing.
+    kept (Tensor [B, S], bool): the tokens, padding left out. Negative positions mean 0; those that are no kept token
+    mean "not in this window" and are -100.
     """
-    check_shape(name, positions, logits.shape[:1] if positions.dim() == 1 else (logits.shape[0], 1))
+    batch_size, length = kept.shape
+    check_shape(name, positions, (batch_size,) if positions.dim() == 1 else (batch_size, 1))
     check_dtype(name, positions, _INTEGERS)
-    positions = positions.flatten().clamp(min=0)
-    labels = positions.masked_fill(positions >= lengths, IGNORE_INDEX)
-    return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
+    positions = positions.flatten().clamp(0, length)
+    is_kept = F.pad(kept, (0, 1)).gather(1, positions.long().unsqueeze(1)).squeeze(1)  # position S is none
+    return positions.masked_fill(~is_kept, IGNORE_INDEX)

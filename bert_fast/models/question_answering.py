@@ -1,15 +1,13 @@
 """BERT that finds the answer to a question in a text: scores for where it starts and where it ends."""
 
-import torch
 from torch import Tensor, nn
 
 from bert_fast.models.base import BertPreTrainedModel
 from bert_fast.models.bert import BertModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
-from bert_fast.models.losses import span_loss
+from bert_fast.models.heads import predict_spans
 from bert_fast.models.outputs import QuestionAnsweringModelOutput
-from bert_fast.ops.packing import Packing
 
 __all__ = ["BertForQuestionAnswering"]
 
@@ -30,29 +28,13 @@ class BertForQuestionAnswering(BertPreTrainedModel):
         """Two scores [B, S] ([T] for packed input) and the mean of their losses; `BertModel.forward`'s arguments and:
 
         start_positions, end_positions (Tensors [B] or [B, 1], int): of the first and last token of the answer, counted
-            in its sequence. Positions at or beyond S (for packed input: beyond the sequence) mean "not in this window"
-            and count for nothing; negative ones mean 0. A loss needs both.
+            in its sequence. Positions of padding or beyond the sequence mean "not in this window" and count for
+            nothing; negative ones mean 0. A loss needs both.
 
         Scores of padding are the most negative number, so that no probability goes there.
         """
         encoded = self.bert.encode(**inputs)
-        packing = encoded.packing
-        scores = self.qa_outputs(encoded.hidden)  # [T, 2]
-        padded = _padded_scores(scores, packing)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            length = packing.cu_seqlens.diff() if packing.padded_shape is None else packing.padded_shape[1]
-            starts = span_loss(padded[..., 0], start_positions, length, "start_positions")
-            loss = (starts + span_loss(padded[..., 1], end_positions, length, "end_positions")) / 2
-        start_logits, end_logits = (scores if packing.padded_shape is None else padded).unbind(-1)
-        return QuestionAnsweringModelOutput(
-            loss, start_logits.contiguous(), end_logits.contiguous(), encoded.hidden_states, encoded.attentions
+        loss, start_logits, end_logits = predict_spans(
+            self.qa_outputs(encoded.hidden), encoded.packing, start_positions, end_positions
         )
-
-
-def _padded_scores(scores: Tensor, packing: Packing) -> Tensor:
-    """[T, 2] as [B, S, 2], S the longest sequence of packed input; the most negative number on padding."""
-    batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
-    row, position = packing.coords.long().unbind(1)
-    padded = scores.new_full((batch_size * length, 2), torch.finfo(scores.dtype).min)
-    return padded.index_copy(0, row * length + position, scores).view(batch_size, length, 2)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)

@@ -340,17 +340,21 @@ class ReferenceBertForQuestionAnswering(_HeadModel):
     ) -> ReferenceHeadOutput:
         """The arguments of `ReferenceBertModel.forward` and both positions (Tensors [B] or [B, 1], int).
 
-        Positions at or beyond S mean "not in this window" and count for nothing; negative ones mean 0.
+        Positions of padding, and those at or beyond S, mean "not in this window" and count for nothing; negative ones
+        mean 0.
         """
         output = self.bert(*args, **kwargs)
         scores = _linear(output.last_hidden_state, self.qa_outputs)
-        scores = scores.masked_fill(~output.packing.keep[:, :, None], torch.finfo(scores.dtype).min)
+        keep = output.packing.keep
+        scores = scores.masked_fill(~keep[:, :, None], torch.finfo(scores.dtype).min)
         start_logits, end_logits = scores.unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            losses = []
+            losses, length = [], keep.shape[1]
+            counts = torch.cat((keep, keep.new_zeros((len(keep), 1))), dim=1)  # position S counts for nothing
             for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
-                length = logits.shape[1]
-                losses.append(cross_entropy_fwd(logits, positions.flatten().clamp(0, length), ignore_index=length)[0])
+                labels = positions.flatten().clamp(0, length)
+                labels = torch.where(counts.gather(1, labels[:, None]).squeeze(1), labels, length)
+                losses.append(cross_entropy_fwd(logits, labels, ignore_index=length)[0])
             loss = (losses[0] + losses[1]) / 2
         return ReferenceHeadOutput(loss, output, start_logits=start_logits, end_logits=end_logits)

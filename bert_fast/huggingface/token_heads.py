@@ -1,0 +1,148 @@
+"""transformers' models with a head on every token: padding has no score, no label and no probability.
+
+What a fused BertModel returns for padding is 0, not the hidden state that transformers computes there, and means
+nothing to a head. So heads leave padding out whichever path a call takes: on the packed one they never see it, on
+transformers' own its labels are ignored and its scores replaced. The value of a call does not depend on the path.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
+from transformers.models.bert import modeling_bert as hf
+
+from bert_fast.huggingface.classes import replaces
+from bert_fast.huggingface.models import (
+    by_name,
+    chosen,
+    encode_arguments,
+    is_fused_bert,
+    kept_tokens,
+    positional,
+)
+from bert_fast.huggingface.reasons import is_watched, reasons, setting
+from bert_fast.huggingface.swapping import FusedModel
+from bert_fast.models.bert import Encoded
+from bert_fast.models.heads import drop, predict_spans
+from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
+
+__all__ = ["FusedBertForQuestionAnswering", "FusedBertForTokenClassification", "TokenModel"]
+
+_POSITIONS = ("start_positions", "end_positions")
+
+
+class TokenModel(FusedModel):
+    """What these models share."""
+
+    bert: Any
+    config: Any
+    own_arguments: tuple[str, ...] = ("labels",)  # those of forward that BertModel.forward does not have
+    parts: tuple[str, ...] = ()  # modules that the packed path does not call
+
+    def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether a call is computed here; else transformers' code runs it."""
+        if not is_fused_bert(self.bert) or any(is_watched(getattr(self, name)) for name in ("bert", *self.parts)):
+            return False
+        tokens, labels = inputs.get("input_ids"), inputs.get("labels")
+        shape = None if tokens is None else tokens.shape
+        if tokens is None and inputs.get("inputs_embeds") is not None:
+            shape = inputs["inputs_embeds"].shape[:-1]
+        if labels is not None and labels.shape != shape:
+            return False
+        return not reasons(self, {k: v for k, v in inputs.items() if k not in self.own_arguments})
+
+    def _theirs(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+        """A call by transformers' code: labels of padding do not count, and its scores are 0."""
+        kept = kept_tokens(inputs)
+        if kept is None:
+            return forward(**inputs)
+        labels = inputs.get("labels")
+        if labels is not None and labels.shape == kept.shape:
+            inputs = {**inputs, "labels": labels.masked_fill(~self._counts(kept), IGNORE_INDEX)}
+        output = forward(**{**inputs, "return_dict": True})
+        for name in ("logits", "prediction_logits"):
+            scores = output.get(name)
+            if scores is not None and scores.shape[:2] == kept.shape:
+                output[name] = scores.masked_fill(~kept.unsqueeze(-1), 0.0)
+        return self._as_asked(output, inputs)
+
+    def _counts(self, kept: Tensor) -> Tensor:
+        """Whether the label of a column counts, bool [B, S]."""
+        return kept
+
+    def _finish(self, kind: Any, inputs: Mapping[str, Any], encoded: Encoded, **fields: Any) -> Any:
+        """What forward returns on the packed path: an output class with these fields, or a tuple."""
+        states = chosen(encoded.hidden_states, setting(inputs, self.config, "output_hidden_states"))
+        return self._as_asked(kind(hidden_states=states, **fields), inputs)
+
+    def _as_asked(self, output: Any, inputs: Mapping[str, Any]) -> Any:
+        return output if setting(inputs, self.config, "return_dict") else output.to_tuple()
+
+
+def forward_of(original: Any) -> Callable[[Callable[[Any, dict[str, Any]], Any]], Callable[..., Any]]:
+    """Decorator: a forward, in place of a class's own, of what computes a packed call from its arguments by name."""
+    names = positional(original.forward)
+
+    def decorate(packed: Callable[[Any, dict[str, Any]], Any]) -> Callable[..., Any]:
+        @functools.wraps(original.forward)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = by_name(names, args, kwargs)
+            if inputs is None:
+                return original.forward(self, *args, **kwargs)  # which says what is wrong with them
+            if self._is_packed(inputs):
+                return packed(self, inputs)
+            return self._theirs(functools.partial(original.forward, self), inputs)
+
+        return forward
+
+    return decorate
+
+
+@replaces(hf.BertForTokenClassification)
+class FusedBertForTokenClassification(TokenModel, hf.BertForTokenClassification):
+    """Labels of padding do not count, and the loss where there is none is 0."""
+
+    @forward_of(hf.BertForTokenClassification)
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        """As transformers' own, with scores of 0 on padding."""
+        encoded = self.bert.encode(**encode_arguments(inputs))
+        packing, labels = encoded.packing, inputs.get("labels")
+        dropout_p = self.dropout.p if self.dropout.training else 0.0
+        logits = self.classifier(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed))
+        loss = None if labels is None else class_loss(logits, pack_labels(labels, packing))
+        return self._finish(TokenClassifierOutput, inputs, encoded, loss=loss, logits=packing.unpack(logits))
+
+
+@replaces(hf.BertForQuestionAnswering)
+class FusedBertForQuestionAnswering(TokenModel, hf.BertForQuestionAnswering):
+    """Only tokens compete for an answer; positions on padding are outside of the window, the loss without any is 0."""
+
+    own_arguments = _POSITIONS
+
+    @forward_of(hf.BertForQuestionAnswering)
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        """As transformers' own, with the most negative number as scores of padding."""
+        encoded = self.bert.encode(**encode_arguments(inputs))
+        positions = (inputs.get(name) for name in _POSITIONS)
+        loss, starts, ends = predict_spans(self.qa_outputs(encoded.hidden), encoded.packing, *positions)
+        return self._finish(
+            QuestionAnsweringModelOutput, inputs, encoded, loss=loss, start_logits=starts, end_logits=ends
+        )
+
+    def _theirs(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+        kept = kept_tokens(inputs)
+        if kept is None:
+            return forward(**inputs)
+        output = forward(**{**inputs, **dict.fromkeys(_POSITIONS), "return_dict": True})
+        lowest = torch.finfo(output.start_logits.dtype).min
+        scores = [scores.masked_fill(~kept, lowest) for scores in (output.start_logits, output.end_logits)]
+        loss = None
+        if all(inputs.get(name) is not None for name in _POSITIONS):
+            labels = [span_labels(inputs[name], kept, name) for name in _POSITIONS]
+            loss = sum(map(F.cross_entropy, scores, labels)) / 2  # its ignore_index is ours
+        output = QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
+        return self._as_asked(output, inputs)
