@@ -7,11 +7,13 @@ ways where they are different tokens: attention to a memory, cached keys, a last
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bert_fast.modules.cache import extend_cache, memory_of
 from bert_fast.modules.call import Call
 from bert_fast.modules.closing import close
+from bert_fast.modules.embeddings import is_plain_table
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.plain_linear import product_and_bias
 from bert_fast.modules.probabilities import padded_probabilities, weighted_values
@@ -65,10 +67,11 @@ class PackedSelfAttention(_PackedHeads):
     """dropout(softmax(q k^T / sqrt(D))) v with q, k, v projected from one input.
 
     With position_embedding_type "relative_key" or "relative_key_query" the scores also hold products with
-    distance_embedding (nn.Embedding [2M - 1, D]).
+    distance_embedding (nn.Embedding [2M - 1, D], or what stands in its place, M being max_position_embeddings).
     """
 
     position_embedding_type = "absolute"
+    max_position_embeddings: int
     distance_embedding: nn.Embedding
 
     def forward_packed(self, x: Tensor, *, call: Call) -> Tensor:
@@ -79,7 +82,7 @@ class PackedSelfAttention(_PackedHeads):
         qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
         if call.cache is not None:
             extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
-        table, key_term = self._relative()
+        table, key_term = self._relative(x.device)
         out = attention_qkv(
             qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
             dropout_p=call.dropout_p(self), seed=call.seed, coords=packing.coords, site=self.site, bias=call.bias,
@@ -96,18 +99,22 @@ class PackedSelfAttention(_PackedHeads):
             q, k, v = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)
             if call.cache is not None:
                 k, v, keys = extend_cache(call, self.layer_index, k, v)
-        table, key_term = self._relative()
+        table, key_term = self._relative(x.device)
         return self._attend(
             q, k, v, keys, call.attentions, call,
             causal=call.causal, bias=call.bias, distance_table=table, key_term=key_term,
         )  # fmt: skip
 
-    def _relative(self) -> tuple[Tensor | None, bool]:
+    def _relative(self, device: torch.device) -> tuple[Tensor | None, bool]:
         """The table of distances, and whether keys are multiplied with it too."""
         kind = self.position_embedding_type
         if kind == "absolute":
             return None, False
-        return self.distance_embedding.weight, kind == "relative_key_query"
+        table = self.distance_embedding
+        if is_plain_table(table):
+            return table.weight, kind == "relative_key_query"
+        distances = torch.arange(2 * self.max_position_embeddings - 1, device=device)
+        return table(distances), kind == "relative_key_query"
 
 
 class PackedCrossAttention(_PackedHeads):
@@ -172,6 +179,7 @@ class BertSelfAttention(PackedSelfAttention, Projections):
         self.layer_index, self.site = layer, dropout_site(DropoutSite.ATTENTION_PROBS, layer)
         self.position_embedding_type = getattr(config, "position_embedding_type", "absolute")
         if self.position_embedding_type != "absolute":
+            self.max_position_embeddings = config.max_position_embeddings
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.head_dim)
 
 

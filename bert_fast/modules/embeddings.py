@@ -13,7 +13,7 @@ from bert_fast.modules.plain_linear import is_watched
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.embedding import embedding
 
-__all__ = ["BertEmbeddings", "PackedEmbeddings"]
+__all__ = ["BertEmbeddings", "PackedEmbeddings", "is_plain_table"]
 
 _SITE = dropout_site(DropoutSite.EMBEDDING)
 
@@ -21,7 +21,8 @@ _SITE = dropout_site(DropoutSite.EMBEDDING)
 class PackedEmbeddings:
     """The computation of BertEmbeddings, for any module that has its parts under these names.
 
-    With relative positions the position table has no part in it.
+    With relative positions the position table has no part in it. A table that is more than its weight, or another
+    module in its place, is called with ids [T]; it needs no attributes of an `nn.Embedding`.
     """
 
     word_embeddings: nn.Embedding
@@ -55,33 +56,37 @@ class PackedEmbeddings:
             position_ids = None
         elif position_ids is None:
             position_ids = call.packing.coords[:, 1]
-        # The op checks too, but does not know what its caller's arguments are called.
+        # The op checks too, but does not know what its caller's arguments are called. A module that is called, itself.
         for name, ids, table in (
             ("input_ids", input_ids, words),
             ("position_ids", position_ids, positions),
             ("token_type_ids", token_type_ids, types),
         ):
-            if ids is not None:
+            if ids is not None and is_plain_table(table):
                 check_ids(name, ids, table.num_embeddings)
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        assert given is not None
-        if inputs_embeds is None and not _is_plain(words):
-            given = words(given)
+        given, word_table, padding_idx = inputs_embeds, None, None
+        if given is None:
+            assert input_ids is not None
+            if is_plain_table(words):
+                given, word_table, padding_idx = input_ids, words.weight, words.padding_idx
+            else:
+                given = words(input_ids)
         norm, dropout_p = self.LayerNorm, call.dropout_p(self)
-        if is_plain_norm(norm) and _is_plain(types) and (_is_plain(positions) or not is_absolute):
-            return embedding(
-                given, words.weight, types.weight, norm.weight, norm.bias, token_type_ids=token_type_ids,
-                position_ids=position_ids, position_table=positions.weight if is_absolute else None,
-                padding_idx=words.padding_idx, eps=norm.eps, dropout_p=dropout_p, seed=call.seed,
-                coords=call.packing.coords, site=_SITE,
-            )  # fmt: skip
+        if is_plain_norm(norm) and is_plain_table(types) and (is_plain_table(positions) or not is_absolute):
+            type_table, position_table = types.weight, positions.weight if is_absolute else None
+            if _are_of_one_dtype(given, word_table, type_table, position_table):
+                return embedding(
+                    given, word_table, type_table, norm.weight, norm.bias, token_type_ids=token_type_ids,
+                    position_ids=position_ids, position_table=position_table, padding_idx=padding_idx, eps=norm.eps,
+                    dropout_p=dropout_p, seed=call.seed, coords=call.packing.coords, site=_SITE,
+                )  # fmt: skip
         if not given.is_floating_point():
             given = words(given)
         if token_type_ids is None:
             token_type_ids = torch.zeros(len(given), dtype=torch.long, device=given.device)
         summed = given + types(token_type_ids)
         if position_ids is not None:
-            summed = summed + positions(position_ids)
+            summed = summed + positions(position_ids.contiguous())
         return dropout(norm(summed), dropout_p, seed=call.seed, coords=call.packing.coords, site=_SITE)
 
 
@@ -100,7 +105,7 @@ class BertEmbeddings(PackedEmbeddings, nn.Module):
         self.position_embedding_type = config.position_embedding_type
 
 
-def _is_plain(table: nn.Module) -> bool:
+def is_plain_table(table: nn.Module) -> bool:
     """Whether `table` is an `nn.Embedding` that only looks up; adapters, hooks and norms to keep want to be called."""
     return (
         type(table) is nn.Embedding
@@ -108,3 +113,12 @@ def _is_plain(table: nn.Module) -> bool:
         and not (table.sparse or table.scale_grad_by_freq)
         and not is_watched(table)
     )
+
+
+def _are_of_one_dtype(
+    given: Tensor, word_table: Tensor | None, type_table: Tensor, position_table: Tensor | None
+) -> bool:
+    """Whether the op adds these up; vectors may be of a dtype that the tables' holds."""
+    dtype = type_table.dtype
+    words = torch.promote_types(given.dtype, dtype) if word_table is None else word_table.dtype
+    return words == dtype and (position_table is None or position_table.dtype == dtype)
