@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from bert_fast.checks import check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
 from bert_fast.errors import BackendError
+from bert_fast.ops.packing import as_length, check_offsets
 
 __all__ = ["Budget", "CapturedStep", "TokenBuffers"]
 
@@ -120,12 +121,20 @@ class TokenBuffers:
         if given != self._kinds.keys():
             raise ValueError(f"batch: expected the entries {sorted(self._kinds)}, got {sorted(given)}")
         sizes = _sizes(batch)
+        # All of it before anything is written: on the device nobody looks at offsets and positions again.
+        check_offsets(
+            "batch['cu_seqlens']", batch["cu_seqlens"], "batch['max_seqlen']", batch["max_seqlen"], sizes["token"]
+        )
+        if "masked_lm_positions" in batch:
+            check_ids("batch['masked_lm_positions']", batch["masked_lm_positions"], sizes["token"])
         for name, kind in self._kinds.items():
             value, buffer = batch[name], self.batch[name]
             check_shape(f"batch[{name!r}]", value, (sizes[kind], *buffer.shape[1:]))
             if value.dtype != buffer.dtype:
                 wanted, got = (str(t.dtype).removeprefix("torch.") for t in (buffer, value))
                 raise TypeError(f"batch[{name!r}]: expected dtype {wanted} (the first batch's), got {got}")
+        for name, kind in self._kinds.items():
+            value, buffer = batch[name], self.batch[name]
             buffer[: sizes[kind]].copy_(value, non_blocking=True)
             buffer[sizes[kind] :].fill_(self._fill.get(name, 0))
         used, cu_seqlens = sizes["sequence"] + 1, self.batch["cu_seqlens"]
@@ -190,13 +199,14 @@ class CapturedStep:
             run = self._runs[budget] = _Run(TokenBuffers(budget, batch, self.device, self._fill))
         inputs = run.buffers.fill(batch)
         if run.graph is None and run.num_calls < self.num_warmup:
+            output = self._warm_up(inputs)
             run.num_calls += 1
-            return self._warm_up(inputs)
+            return output
         if run.graph is None:
-            run.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(self.device), torch.cuda.graph(run.graph, pool=self._pool):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self._pool):
                 run.output = self.step(inputs)
-            self._pool = run.graph.pool()
+            run.graph, self._pool = graph, graph.pool()  # only now: a step that raised has captured nothing
         run.graph.replay()
         return run.output
 
@@ -271,3 +281,8 @@ def _check_batch(batch: Any) -> None:
     for name, value in batch.items():
         if name != "max_seqlen":
             check_tensor(f"batch[{name!r}]", value)
+    as_length("batch['max_seqlen']", batch["max_seqlen"])
+    check_shape("batch['cu_seqlens']", batch["cu_seqlens"], ("B + 1",))
+    check_dtype("batch['cu_seqlens']", batch["cu_seqlens"], (torch.int32,))
+    if len(batch["cu_seqlens"]) == 0:
+        raise ValueError("batch['cu_seqlens']: expected at least one entry (the leading 0), got none")

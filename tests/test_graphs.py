@@ -107,6 +107,37 @@ def test_messages_of_batches(batch: dict[str, Any], message: str) -> None:
         buffers.fill(batch)
 
 
+OFFSETS = torch.tensor([0, 2, 5], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        pytest.param({"cu_seqlens": OFFSETS * 3}, ValueError, "expected offsets that rise from 0 to .*5", id="end"),
+        pytest.param({"cu_seqlens": OFFSETS - 1}, ValueError, "expected offsets that rise from 0 to .*5", id="start"),
+        pytest.param({"cu_seqlens": OFFSETS.flip(0)}, ValueError, "expected offsets that rise from 0", id="falling"),
+        pytest.param({"cu_seqlens": OFFSETS.long()}, TypeError, "cu_seqlens'.: expected dtype int32", id="dtype"),
+        pytest.param({"cu_seqlens": OFFSETS[0]}, ValueError, r"cu_seqlens'.: expected shape \[B \+ 1\]", id="number"),
+        pytest.param({"cu_seqlens": OFFSETS[:0]}, ValueError, "cu_seqlens'.: expected at least one entry", id="none"),
+        pytest.param({"max_seqlen": 2}, ValueError, "max_seqlen'.: expected at least the longest sequence", id="short"),
+        pytest.param({"max_seqlen": 2.5}, TypeError, "max_seqlen'.: expected an int", id="half"),
+        pytest.param({"masked_lm_positions": torch.tensor([0, 5])}, ValueError, r"in \[0, 5\), got 5", id="position"),
+        pytest.param({"labels": torch.zeros(2)}, TypeError, "labels'.: expected dtype int64", id="later entry"),
+    ],
+)
+def test_nothing_of_a_wrong_batch_is_copied(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A graph replays without a look at its inputs."""
+    buffers = graphs.TokenBuffers(BUDGET, packed(1, 3, per="position"), "cpu")
+    before = {
+        name: value.clone()
+        for name, value in buffers.fill(packed(3, 1, per="position")).items()
+        if name != "max_seqlen"
+    }
+    with pytest.raises(error, match=message):
+        buffers.fill({**packed(2, 3, per="position"), **changes})
+    assert all(torch.equal(buffers.batch[name], value) for name, value in before.items())
+
+
 def test_messages_of_types() -> None:
     buffers = graphs.TokenBuffers(BUDGET, packed(3, 4), "cpu")
     with pytest.raises(TypeError, match=r"batch\['labels'\]: expected dtype int64 \(the first batch's\), got float32"):
@@ -190,6 +221,24 @@ def test_a_budget_warms_up_then_captures_once_then_replays(without_cuda: list[An
     assert outputs == [6, 6, 6, 6, 16, 16, 16, 6]
     assert without_cuda == [6, 6, ("capture", None), 6, "replay", "replay", 16, 16, ("capture", "pool"), 16, "replay",
                             "replay"]  # fmt: skip
+
+
+def test_a_step_that_raises_counts_as_none(without_cuda: list[Any]) -> None:
+    """Neither as a warm-up nor as captured: the next call does it again."""
+    fails = iter([True, False, True, False])
+
+    def step(batch: dict[str, Any]) -> str:
+        without_cuda.append("step")
+        if next(fails, False):
+            raise RuntimeError("out of memory")
+        return "done"
+
+    captured = graphs.CapturedStep(step, [BUDGET], num_warmup=1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            captured(packed(2, 3))
+        assert captured(packed(2, 3)) == "done"
+    assert without_cuda == ["step", "step", ("capture", None), "step", ("capture", None), "step", "replay"]
 
 
 def test_a_batch_that_fits_no_budget_is_told_why(without_cuda: list[Any]) -> None:

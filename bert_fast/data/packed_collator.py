@@ -77,6 +77,8 @@ def _joined(features: Sequence[Mapping[str, Any]]) -> PackedBatch:
 def _kept(name: str, feature: Mapping[str, Any]) -> dict[str, Tensor]:
     """One feature's values by the names of a model's arguments: numbers [], and [S, ...] of the tokens kept."""
     values = {_NAMES.get(key, key): _tensor(f"{name}[{key!r}]", value) for key, value in feature.items()}
+    if len(values) < len(feature):
+        raise ValueError(f"{name}: expected one of labels, label and label_ids, got {sorted(feature)}")
     ids = values["input_ids"]
     if ids.dim() != 1 or ids.dtype != torch.int64:
         raise ValueError(f"{name}['input_ids']: expected one sequence of integers, got {ids.tolist()}")
@@ -84,6 +86,8 @@ def _kept(name: str, feature: Mapping[str, Any]) -> dict[str, Tensor]:
         if value.dim() and len(value) != len(ids):
             raise ValueError(f"{name}[{key!r}]: expected a number or {len(ids)} entries (the tokens), got {len(value)}")
     keep = values.pop("attention_mask", None)
+    if keep is not None and keep.dim() != 1:
+        raise ValueError(f"{name}['attention_mask']: expected {len(ids)} entries, got shape {list(keep.shape)}")
     if keep is None or keep.all():
         return values
     return {key: value[keep != 0] if value.dim() else value for key, value in values.items()}
@@ -93,7 +97,13 @@ def _column(key: str, values: list[Tensor]) -> Tensor:
     are_numbers = {value.dim() == 0 for value in values}
     if len(are_numbers) > 1:
         raise ValueError(f"{key}: expected a number in every feature or entries per token in every one, got both")
-    return torch.stack(values) if are_numbers == {True} else torch.cat(values)
+    if are_numbers == {True}:
+        return torch.stack(values)
+    for index, value in enumerate(values):
+        if value.shape[1:] != values[0].shape[1:]:
+            wanted, got = (list(v.shape[1:]) for v in (values[0], value))
+            raise ValueError(f"features[{index}][{key!r}]: expected entries of shape {wanted} as before, got {got}")
+    return torch.cat(values)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -102,6 +112,8 @@ def _tensor(name: str, value: Any) -> Tensor:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:  # words, None, lists of unequal lengths
         raise TypeError(f"{name}: expected numbers, got {type(value).__name__} ({error})") from None
+    if tensor.is_complex():
+        raise TypeError(f"{name}: expected real numbers, got complex ones")
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 

@@ -137,6 +137,15 @@ def test_a_model_takes_its_batches() -> None:
          r"features\[0\]\['labels'\]: expected a number or 2 entries \(the tokens\), got 1"),
         ([{"input_ids": [1], "labels": [1]}, {"input_ids": [1], "labels": 1}], ValueError,
          "labels: expected a number in every feature or entries per token in every one, got both"),
+        ([{"input_ids": [1], "label": 1, "labels": 2}], ValueError,
+         r"features\[0\]: expected one of labels, label and label_ids, got \['input_ids', 'label', 'labels'\]"),
+        ([{"input_ids": [1, 2], "attention_mask": 0}], ValueError,
+         r"features\[0\]\['attention_mask'\]: expected 2 entries, got shape \[\]"),
+        ([{"input_ids": [1, 2], "attention_mask": [[1, 0], [1, 1]]}], ValueError,
+         r"features\[0\]\['attention_mask'\]: expected 2 entries, got shape \[2, 2\]"),
+        ([{"input_ids": [1], "x": [[1, 2]]}, {"input_ids": [1], "x": [[1]]}], ValueError,
+         r"features\[1\]\['x'\]: expected entries of shape \[2\] as before, got \[1\]"),
+        ([{"input_ids": [1], "x": 1j}], TypeError, r"features\[0\]\['x'\]: expected real numbers, got complex"),
     ],
 )  # fmt: skip
 def test_messages(features: Any, error: type[Exception], message: str) -> None:
