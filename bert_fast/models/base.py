@@ -103,13 +103,16 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
         table, head, config = self.get_input_embeddings(), self.get_output_embeddings(), self.config
         if new_num_tokens is None and pad_to_multiple_of is None:
             return table
-        size = padded_size(config.vocab_size if new_num_tokens is None else new_num_tokens, pad_to_multiple_of)
+        old_size = config.vocab_size
+        size = padded_size("new_num_tokens", old_size if new_num_tokens is None else new_num_tokens, pad_to_multiple_of)
         parameters = [table.weight] if head is None else [table.weight, head.weight, head.bias]
         different = {id(p): p for p in parameters if p is not None}.values()  # tied ones once
         resize_rows(different, size, None if mean_resizing else config.initializer_range)
         table.num_embeddings = config.vocab_size = size
         if head is not None:
             head.out_features = size
+        if config.pad_token_id is not None and config.pad_token_id < 0:  # counted from the old end
+            config.pad_token_id += old_size
         if table.padding_idx is not None and table.padding_idx >= size:
             table.padding_idx = config.pad_token_id = None
         self.tie_weights()
@@ -127,7 +130,7 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
                 "resize_position_embeddings: expected config.position_embedding_type 'absolute', "
                 f"got {config.position_embedding_type!r}"
             )
-        size = padded_size(new_num_position_embeddings, None)
+        size = padded_size("new_num_position_embeddings", new_num_position_embeddings, None)
         resize_rows([table.weight], size, config.initializer_range)
         table.num_embeddings = config.max_position_embeddings = size
         return table

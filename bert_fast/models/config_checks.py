@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["ACTIVATIONS", "FIELD_CHECKS", "POSITION_EMBEDDING_TYPES", "PROBLEM_TYPES", "at_least", "shown"]
+__all__ = [
+    "ACTIVATIONS",
+    "FIELD_CHECKS",
+    "POSITION_EMBEDDING_TYPES",
+    "PROBLEM_TYPES",
+    "at_least",
+    "is_parameter_dtype",
+    "shown",
+]
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
@@ -106,7 +114,14 @@ def _dtype(name: str, value: Any) -> torch.dtype | None:
         value = None if value == "auto" else getattr(torch, value.removeprefix("torch."), value)
     if value is not None and not isinstance(value, torch.dtype):
         raise ValueError(_error(name, "a torch.dtype or its name", value))
+    if value is not None and not is_parameter_dtype(value):
+        raise ValueError(_error(name, "a floating-point torch.dtype of at least 16 bits", value))
     return value
+
+
+def is_parameter_dtype(value: Any) -> bool:
+    """Whether parameters can have this dtype: floating-point numbers that can be computed with."""
+    return isinstance(value, torch.dtype) and value.is_floating_point and value.itemsize > 1
 
 
 def _names(name: str, value: Any) -> list[str]:

@@ -14,6 +14,7 @@ from bert_fast.errors import CheckpointError
 from bert_fast.models.checkpoint import LoadReport, fetch_weights, list_names, load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.models.config import BertConfig
+from bert_fast.models.config_checks import is_parameter_dtype
 from bert_fast.models.hub import is_hub_name, take_hub_options
 from bert_fast.models.shapes import check_sizes
 
@@ -62,6 +63,7 @@ class PretrainedMixin:
             CheckpointError: files missing, broken or not fitting the model; the message names them.
             TypeError, ValueError: a wrong configuration or argument.
         """
+        _check_device(device)
         options, on_hub = take_hub_options(overrides), is_hub_name(path)
         if not on_hub and not os.path.exists(path):
             raise CheckpointError(f"{path}: no such file or directory")
@@ -84,9 +86,13 @@ class PretrainedMixin:
             source=path,
             ignore_mismatched_sizes=ignore_mismatched_sizes,
         )
-        model = cls(config, **arguments)  # type: ignore[call-arg]
+        resolved_dtype = _resolve_dtype(dtype, config, state_dict)
+        try:
+            model = cls(config, **arguments)  # type: ignore[call-arg]
+        except ValueError as error:  # fields that no model goes with
+            raise ValueError(f"{path}: {error}") from error
         assert isinstance(model, nn.Module)
-        model.to(device=device, dtype=_resolve_dtype(dtype, config, state_dict))
+        model.to(device=device, dtype=resolved_dtype)
         report = load_into(model, state_dict, ignore_mismatched_sizes=ignore_mismatched_sizes, source=path)
         _warn(cls.__name__, path, report)
         model.eval()
@@ -105,12 +111,19 @@ def _resolve_dtype(
     dtype: torch.dtype | str | None, config: BertConfig, state_dict: Mapping[str, Tensor]
 ) -> torch.dtype | None:
     if dtype is None or dtype == "auto":
-        stored = next((tensor.dtype for tensor in state_dict.values() if tensor.is_floating_point()), None)
-        return config.dtype or stored
+        # Stored numbers of one byte become fp32: no model computes in them.
+        return config.dtype or next((t.dtype for t in state_dict.values() if is_parameter_dtype(t.dtype)), None)
     resolved = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
+    if not is_parameter_dtype(resolved):
         raise ValueError(f"dtype: expected a floating-point torch.dtype, its name or 'auto', got {dtype!r}")
     return resolved
+
+
+def _check_device(device: Any) -> None:
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected a torch.device or its name, got {device!r}") from error
 
 
 def _warn(model_name: str, path: str | os.PathLike[str], report: LoadReport) -> None:

@@ -116,6 +116,38 @@ def test_dtype(make_hf: Make, directory: Path, tmp_path: Path) -> None:
         assert BertModel.from_pretrained(tmp_path / "half", dtype=dtype).dtype is torch.float16
 
 
+def test_dtypes_and_devices_that_no_model_has(make_hf: Make, tmp_path: Path) -> None:
+    """All of it is said before anything is built."""
+    make_hf("BertModel").save_pretrained(tmp_path)
+    for device in ("nonsense", 1.5, "cpu:x"):
+        with pytest.raises(ValueError, match=r"device: expected a torch\.device or its name, got"):
+            BertModel.from_pretrained(tmp_path / "absent", device=device)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dtype: expected a floating-point torch\.dtype"):
+        BertModel.from_pretrained(tmp_path, dtype=torch.float8_e4m3fn)
+    config_path = tmp_path / "config.json"
+    values = json.loads(config_path.read_text())
+    for dtype in ("int8", "complex64", "float8_e4m3fn", "bool"):
+        config_path.write_text(json.dumps({**values, "dtype": dtype}))
+        with pytest.raises(CheckpointError, match=rf"config\.json: dtype: expected a floating-point .* got .*{dtype}"):
+            BertModel.from_pretrained(tmp_path)
+
+
+def test_fields_that_no_model_goes_with(make_hf: Make, tmp_path: Path) -> None:
+    make_hf("BertModel").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: config\.is_decoder: expected True where add_cross_attention"):
+        BertModel.from_pretrained(tmp_path, add_cross_attention=True)
+
+
+def test_stored_numbers_of_one_byte_become_fp32(make_hf: Make, tmp_path: Path) -> None:
+    source = make_hf("BertModel")
+    BertConfig.from_hf(source.config).save_pretrained(tmp_path)
+    state = {name: value.to(torch.float8_e4m3fn) for name, value in source.state_dict().items()}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    model = BertModel.from_pretrained(tmp_path)
+    assert model.dtype is torch.float32
+    assert torch.equal(model.pooler.dense.weight, state["pooler.dense.weight"].float())
+
+
 def test_bad_directories(make_hf: Make, tmp_path: Path) -> None:
     for path in ("./bert-base-uncased", "a/b/c", tmp_path / "absent", "weights.bin", "a\0b", ""):
         with pytest.raises(CheckpointError, match=r"no such file or directory$"):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import bert_fast
 from bert_fast.models.resizing import resize_rows
+from bert_fast.testing.memory import peak_bytes
 
 Make = Callable[..., nn.Module]
 SIZES = dict(
@@ -160,3 +161,49 @@ def test_positions() -> None:
     model.config.position_embedding_type = "relative_key"
     with pytest.raises(ValueError, match="position_embedding_type 'absolute', got 'relative_key'"):
         model.resize_position_embeddings(8)
+
+
+def test_sizes_that_nothing_has() -> None:
+    model = make()
+    with pytest.raises(ValueError, match="new_num_tokens: expected an int <= 2147483647, got 2147483648"):
+        model.resize_token_embeddings(2**31 - 1, pad_to_multiple_of=2)
+    with pytest.raises(ValueError, match="new_num_position_embeddings: expected at least 1, got 0"):
+        model.resize_position_embeddings(0)
+    assert model.config.vocab_size == model.get_input_embeddings().num_embeddings == 30
+
+
+def test_nothing_is_resized_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(tie_word_embeddings=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    joined, calls = torch.cat, 0
+
+    def join(tensors: Any, *arguments: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # the second of the tables
+            raise RuntimeError("not enough memory")
+        return joined(tensors, *arguments)
+
+    monkeypatch.setattr(torch, "cat", join)
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        model.resize_token_embeddings(40)
+    monkeypatch.undo()
+    assert calls == 3 and model.config.vocab_size == 30
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_many_new_rows_take_little_memory() -> None:
+    """New rows by the thousand: never a number for each pair of an old row and a new one."""
+    table = nn.Parameter(torch.randn(3000, 2))
+    peak = peak_bytes(lambda: resize_rows([table], 23_000, None))
+    assert peak < 3000 * 20_000 and table.shape == (23_000, 2)
+    assert (table[3000:] - table[:3000].mean(0)).abs().max() < 1e-3
+
+
+def test_padding_counted_from_the_end() -> None:
+    model = make(pad_token_id=-1)
+    model.resize_token_embeddings(40)
+    assert model.get_input_embeddings().padding_idx == model.config.pad_token_id == 29
+    model = make(pad_token_id=-1)
+    model.resize_token_embeddings(20)
+    assert model.get_input_embeddings().padding_idx is None and model.config.pad_token_id is None
