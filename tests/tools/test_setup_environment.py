@@ -22,6 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(setup_environment, "CONSTRAINTS", tmp_path / "constraints.txt")
     monkeypatch.setattr(setup_environment, "COMPAT_REQUIREMENTS", tmp_path / "requirements-compat.txt")
     monkeypatch.setattr(setup_environment, "COMPAT_DIR", tmp_path / ".compat")
+    monkeypatch.setattr(setup_environment, "LOCK", tmp_path / "locks" / "this")
     monkeypatch.delenv("BERT_FAST_NATIVE", raising=False)
     return tmp_path
 
@@ -80,6 +81,33 @@ def test_packages_for_tests_contain_those_for_the_demo(project: Path, steps: lis
     assert set_up(project, steps, "demo") == ["demo", "extension"]
     assert set_up(project, steps, "test") == ["test"]
     assert set_up(project, steps, "demo") == []
+
+
+def test_a_new_lock_is_installed(project: Path, steps: list[str]) -> None:
+    set_up(project, steps)
+    (project / "requirements-compat.txt").write_text("")
+    set_up(project, steps)
+    setup_environment.LOCK.mkdir(parents=True)
+    (setup_environment.LOCK / "compat.txt").write_text("a==1 --hash=sha256:0\n")
+    assert set_up(project, steps) == ["test", "compat"]
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_packages_come_by_hash_where_there_is_a_lock(
+    locked: bool, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(setup_environment, "_pip", lambda python, arguments, *_: calls.append([*map(str, arguments)]))
+    if locked:
+        setup_environment.LOCK.mkdir(parents=True)
+    setup_environment._install_packages(Path(sys.executable), "test")
+    setup_environment._install_compat(Path(sys.executable))
+    by_hash = [call for call in calls if "--require-hashes" in call]
+    assert [Path(call[-1]).stem for call in by_hash] == (["build", "demo", "test", "compat"] if locked else [])
+    assert all("--no-deps" in call for call in by_hash)
+    rest = [call for call in calls if call not in by_hash]
+    assert len(rest) == (1 if locked else 4), "the project itself; build tools, weights and compat without a lock"
+    assert ("no locks/this: versions by constraints.txt and ranges, no hashes" in capsys.readouterr().out) != locked
 
 
 def test_a_failed_step_is_tried_again_by_the_next_call(
