@@ -11,6 +11,16 @@ import torch
 
 from bert_fast.env import SETTINGS
 
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # The same examples every time, however busy the machine is; `--hypothesis-profile=default` draws others.
+    settings.register_profile(
+        "repeatable", derandomize=True, database=None, deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )  # fmt: skip
+    settings.load_profile("repeatable")
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_TEXT_IN_A_NAME = 36
 

@@ -1,6 +1,6 @@
 """Runs the project's checks one after another and ends with one line that sums them up.
 
-    .venv/bin/python tools/check.py [lint] [cpp] [python] [interpreter] [sanitize] [gpu]
+    .venv/bin/python tools/check.py [lint] [cpp] [names] [python] [interpreter] [sanitize] [gpu]
 
 Without arguments all run but the last two.
 
@@ -8,6 +8,7 @@ Without arguments all run but the last two.
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
                  the tokenizer's threads under the thread sanitizer; two million texts with the tokens that Hugging Face
                  `tokenizers` makes of them (build/fuzz, written first) under both
+    names        `python -m tools.suite_names`: any two processes find tests of the same names, which can be read
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
     sanitize     the Python extension under the address and undefined-behaviour sanitizers, driven by the tests of ops,
@@ -15,6 +16,7 @@ Without arguments all run but the last two.
                  core
     gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
 
+After cpp, python and interpreter, `python -m tools.suite_counts compare` fails if fewer tests ran than are on record.
 Every check runs even when an earlier one failed; the exit status is 1 if any did.
 """
 
@@ -33,6 +35,7 @@ SANITIZE_DIR = ROOT / "build" / "sanitize"
 THREAD_DIR = ROOT / "build" / "thread"
 MODULE_DIR = ROOT / "build" / "sanitized-module"  # tools/sanitized/sitecustomize.py looks for it there
 FUZZ_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # the Python tests look for it there, too
+REPORT_DIR = ROOT / "build" / "test_reports"  # tools/suite_counts.py looks for them there
 CPP_TESTS = ("-DBERT_FAST_MODULE=OFF", "-DBERT_FAST_TESTS=ON")
 THREAD_TESTS = tuple(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api"))
 SANITIZED_TESTS = ("ops", "aten", "tokenization")
@@ -42,7 +45,9 @@ JOBS = min(2, os.cpu_count() or 1)
 WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}  # two processes share two cores
 
 # Set by a user for other runs; here they would change what is tested.
-CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "BERT_FAST_SIMD", "TRITON_INTERPRET")
+CLEARED_VARIABLES = (
+    "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "BERT_FAST_SIMD", "TRITON_INTERPRET", "PYTEST_ADDOPTS"
+)  # fmt: skip
 
 
 @dataclass
@@ -70,12 +75,14 @@ def lint() -> list[Outcome]:
 def cpp() -> list[Outcome]:
     write_texts = [sys.executable, "-m", "tests.tokenization.fuzz_file", "write", str(FUZZ_FILE)]
     identity = "wordpiece_identity"
+    REPORT_DIR.mkdir(parents=True, exist_ok=True)
     return [
         *_run_until_failure(
             {
                 "C++ configure": _configure(SANITIZE_DIR, "address", *CPP_TESTS),
                 "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
-                "C++ tests": _ctest(SANITIZE_DIR),
+                "C++ tests": [*_ctest(SANITIZE_DIR), "--output-junit", str(REPORT_DIR / "cpp.xml")],
+                "C++ counts": _counts("cpp"),
             }
         ),
         *_run_until_failure(
@@ -130,14 +137,28 @@ def _pytest(marker: str, *arguments: str) -> list[str]:
     return ["-m", "pytest", "-q", "-m", marker, *arguments, *shared]
 
 
+def _counts(report: str) -> list[str]:
+    return [sys.executable, "-m", "tools.suite_counts", "compare", report]
+
+
+def names() -> list[Outcome]:
+    return [_run("names of tests", [sys.executable, "-m", "tools.suite_names"])]
+
+
 def python() -> list[Outcome]:
-    return [_run("pytest", [sys.executable, *_pytest("not interpreter", "--durations=10")], WORKER_VARIABLES)]
+    tests = _pytest("not interpreter", "--durations=10", f"--junitxml={REPORT_DIR / 'python.xml'}")
+    return _run_until_failure(
+        {"pytest": [sys.executable, *tests], "pytest counts": _counts("python")}, WORKER_VARIABLES
+    )
 
 
 def interpreter() -> list[Outcome]:
     folders = [f"tests/{name}" for name in ("kernels", "ops", "optim")]
-    command = [sys.executable, *_pytest("interpreter", *folders)]
-    return [_run("interpreter tests", command, WORKER_VARIABLES | {"TRITON_INTERPRET": "1"})]
+    tests = _pytest("interpreter", *folders, f"--junitxml={REPORT_DIR / 'interpreter.xml'}")
+    return _run_until_failure(
+        {"interpreter tests": [sys.executable, *tests], "interpreter counts": _counts("interpreter")},
+        WORKER_VARIABLES | {"TRITON_INTERPRET": "1"},
+    )
 
 
 def gpu() -> list[Outcome]:
@@ -166,7 +187,8 @@ def sanitize() -> list[Outcome]:
 
 
 CHECKS = {
-    "lint": lint, "cpp": cpp, "python": python, "interpreter": interpreter, "sanitize": sanitize, "gpu": gpu
+    "lint": lint, "cpp": cpp, "names": names, "python": python, "interpreter": interpreter, "sanitize": sanitize,
+    "gpu": gpu,
 }  # fmt: skip
 NOT_BY_DEFAULT = {"sanitize", "gpu"}
 

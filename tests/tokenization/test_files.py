@@ -33,7 +33,7 @@ def changed(tokenizer: Any, added_token: Any) -> Any:
         ("bert-base-multilingual-cased", {"do_lower_case": False, "strip_accents": True, "model_max_length": 512}),
         ("bert-base-uncased", {"strip_accents": False, "padding_side": "left", "truncation_side": "left"}),
     ],
-    ids=str,
+    ids=["uncased", "cased", "chinese", "multilingual", "left"],
 )
 def test_round_trips(
     vocabulary: str, options: dict[str, Any], ours: Callable[..., BertTokenizer], shared_data: Path, tmp_path: Path

@@ -102,4 +102,4 @@ def test_what_takes_long_or_needs_more_is_not_run_by_default(monkeypatch: pytest
     )  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["check.py"])
     assert check.main() == 0
-    assert ran == ["lint", "cpp", "python", "interpreter"]
+    assert ran == ["lint", "cpp", "names", "python", "interpreter"]
