@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_fast.cli import main, predict
+from tests.patience import PATIENCE_S
 
 
 @contextlib.contextmanager
@@ -81,7 +82,7 @@ def test_answers_come_before_the_input_ends(classify_run: Path) -> None:
             row = json.loads(process.stdout.readline())
             assert (row["index"], row["label"]) == (index, label)
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_reader_that_leaves(classify_run: Path, reviews: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_reader_that_leaves(classify_run: Path, reviews: Path) -> None:
         process.stdout.close()
         process.stdin.write(b"good\n")
         process.stdin.close()
-        assert process.wait(timeout=60) == 141
+        assert process.wait(timeout=PATIENCE_S) == 141
         assert process.stderr.read() == b""
 
 

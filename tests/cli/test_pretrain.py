@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from bert_fast import BertConfig, BertForMaskedLM, BertForPreTraining, BertTokenizer
 from bert_fast.cli import main
 from bert_fast.data import tokenize_files
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +157,12 @@ def test_a_signal_ends_with_a_checkpoint_and_the_same_command_goes_on(
         [sys.executable, "-m", "bert_fast", *command], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 3:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == status, err
     assert f"interrupted: {number.name} after ".encode() in out and b"Traceback" not in err
     assert not (tmp_path / "run" / "model").exists()

@@ -17,6 +17,7 @@ import pytest
 from bert_fast import BertTokenizer
 from bert_fast.cli import main, progress
 from bert_fast.data import TokenStore
+from tests.patience import PATIENCE_S
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "text", "##s", "Short", "."]
 COMMAND = [sys.executable, "-m", "bert_fast.cli.main", "tokenize"]
@@ -162,7 +163,7 @@ def test_ctrl_c_while_stdin_says_nothing(folder: Path) -> None:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(b"a short text\n" * 400_000)  # more than a block
     process.stdin.flush()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         with contextlib.suppress(FileNotFoundError):
             if json.loads(Path("store/progress.json").read_bytes())["progress"]["tokens"] > 0:
@@ -170,7 +171,7 @@ def test_ctrl_c_while_stdin_says_nothing(folder: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=PATIENCE_S) == 130
     assert process.stderr.read() == b"bert-fast tokenize: interrupted; the same command goes on from here\n"
     for pipe in (process.stdin, process.stdout, process.stderr):
         pipe.close()

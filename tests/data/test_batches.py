@@ -140,9 +140,9 @@ def test_batches_of_real_lengths_are_full(shared_data: Path, max_tokens: int) ->
         lengths = histogram_lengths(path, 512, 200 * max_tokens)
         if lengths is None:
             continue
-        begin = time.perf_counter()
+        begin = time.thread_time()
         plan = Batches(Numbers(lengths), max_tokens=max_tokens).plan(0)
-        seconds = time.perf_counter() - begin
+        seconds = time.thread_time() - begin  # of the processor: others may be using it
         check(plan, lengths, max_tokens, None)
         assert plan.fill >= HARD.get((path.stem, max_tokens), 0.98), path.stem
         assert seconds < 30e-6 * len(lengths) + 0.05, f"{path.stem}: ten times as slow as it should be"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import bert_fast
 from bert_fast.testing.tolerances import RELATIVE
+from tests.patience import PATIENCE_S
 from tests.two_processes import WORLD_SIZE, run_two_processes, share
 
 SIZES = dict(
@@ -213,6 +214,6 @@ def test_forked_workers_run_tokenizer_and_model_after_the_parent_did():
     tokenizer(["a b"] * 500)
     wanted = torch.stack([examples[0], examples[1]])
     loader = torch.utils.data.DataLoader(
-        examples, batch_size=2, num_workers=1, multiprocessing_context="fork", timeout=30
+        examples, batch_size=2, num_workers=1, multiprocessing_context="fork", timeout=PATIENCE_S
     )
     assert torch.allclose(next(iter(loader)), wanted)

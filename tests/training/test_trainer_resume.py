@@ -107,30 +107,35 @@ def test_workers_and_new_logging_change_nothing(uninterrupted, tmp_path) -> None
     assert_same(final_state(tmp_path), uninterrupted)
 
 
-def test_killed_ten_times(uninterrupted, tmp_path) -> None:
-    """kill -9 from outside at moments that nobody chose, checkpoints being written among them."""
-    draw = random.Random(1)
-    kills = 0
-    folder = CheckpointFolder(tmp_path / "checkpoints", 2)
-    while kills < 10:
+def kill_ten_times(run, draw) -> int:
+    """Kills runs into one directory, each a few steps after the one before; returns how often there was one to kill."""
+    folder = CheckpointFolder(run / "checkpoints", 2)
+    for kills in range(10):
         before = max(folder.steps(), default=0)
-        process = start(tmp_path, steps=STEPS, save_every=1)
+        process = start(run, steps=STEPS, save_every=1)
         goal = min(before + draw.randint(1, 2), STEPS - 1)
         while max(folder.steps(), default=0) < goal and process.is_alive():
             time.sleep(0.002)
         time.sleep(draw.random() * 0.05)
-        if max(folder.steps(), default=0) < STEPS:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        process.join()
         if max(folder.steps(), default=0) == STEPS:
-            break
-    assert kills >= 8, "the run was over before it was killed often enough"
-    process = start(tmp_path, steps=STEPS, save_every=1)
+            process.join()
+            return kills
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    return 10
+
+
+def test_killed_ten_times(uninterrupted, tmp_path) -> None:
+    """kill -9 from outside at moments that nobody chose, checkpoints being written among them."""
+    draw = random.Random(1)
+    # Where this process has to wait for a processor, the run may be over before: once more then.
+    run = next((run for run in (tmp_path / str(n) for n in range(5)) if kill_ten_times(run, draw) >= 8), None)
+    assert run is not None, "the run was over before it was killed often enough"
+    process = start(run, steps=STEPS, save_every=1)
     process.join()
     assert process.exitcode == 0
-    assert_same(final_state(tmp_path), uninterrupted)
-    assert not [entry for entry in (tmp_path / "checkpoints").iterdir() if entry.name.startswith(".")]
+    assert_same(final_state(run), uninterrupted)
+    assert not [entry for entry in (run / "checkpoints").iterdir() if entry.name.startswith(".")]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path) -> None:

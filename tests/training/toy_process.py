@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bert_fast.training.trainer import Trainer
+from tests.patience import PATIENCE_S
 from tests.training.toy import ToySource, ToyTask, toy_config, toy_model
 
 # A server that has everything imported: its children begin at once, without the threads of this process.
@@ -71,5 +72,5 @@ def train_together(output_dir: Path, count: int, **arguments) -> list[int]:
     ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     processes = [start(output_dir, environment, **arguments) for environment in ranks]
     for process in processes:
-        process.join(120)
+        process.join(PATIENCE_S)
     return [process.exitcode for process in processes]
