@@ -70,7 +70,7 @@ std::optional<AddedTokenFinder::Match> AddedTokenFinder::find(std::string_view t
 }
 
 std::optional<AddedTokenFinder::Piece> AddedTokenFinder::accept(std::string_view text, const Match& match,
-                                                                std::size_t done) const {
+                                                                std::size_t done, Run& whitespace) const {
   const AddedToken& token = tokens_[match.token];
   Piece piece{match.start, match.stop, token.id};
   std::size_t before = 0;
@@ -82,8 +82,15 @@ std::optional<AddedTokenFinder::Piece> AddedTokenFinder::accept(std::string_view
     while (piece.start > done && is_whitespace(code_point_before(text, piece.start, before))) piece.start = before;
     piece.start = std::max(piece.start, done);
   }
-  while (token.rstrip && piece.stop < text.size() && is_whitespace(code_point_at(text, piece.stop))) {
-    piece.stop += utf8_length(static_cast<unsigned char>(text[piece.stop]));
+  if (token.rstrip) {
+    if (piece.stop < whitespace.start || piece.stop > whitespace.stop) {
+      std::size_t stop = piece.stop;
+      while (stop < text.size() && is_whitespace(code_point_at(text, stop))) {
+        stop += utf8_length(static_cast<unsigned char>(text[stop]));
+      }
+      whitespace = {piece.stop, stop};
+    }
+    piece.stop = whitespace.stop;
   }
   if (piece.start >= piece.stop) return std::nullopt;  // whitespace that the token before has taken already
   return piece;

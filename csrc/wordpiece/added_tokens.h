@@ -56,9 +56,10 @@ class AddedTokenFinder {
   template <typename Function>
   void split(std::string_view text, Function piece) const {
     std::size_t done = 0;
+    Run whitespace;
     for (std::size_t from = 0; const std::optional<Match> match = find(text, from);) {
       from = match->stop;
-      const std::optional<Piece> token = accept(text, *match, done);
+      const std::optional<Piece> token = accept(text, *match, done, whitespace);
       if (!token) continue;
       if (done < token->start) piece(Piece{done, token->start, -1});
       piece(*token);
@@ -73,9 +74,13 @@ class AddedTokenFinder {
     std::size_t stop;
     std::size_t token;
   };
-  struct Index;
+  // Whitespace behind a token, up to where it ends: many tokens may take it, one after the other.
+  struct Run {
+    std::size_t start = 1;
+    std::size_t stop = 0;
+  };
   std::optional<Match> find(std::string_view text, std::size_t from) const;
-  std::optional<Piece> accept(std::string_view text, const Match& match, std::size_t done) const;
+  std::optional<Piece> accept(std::string_view text, const Match& match, std::size_t done, Run& whitespace) const;
   std::size_t next_candidate(std::string_view text, std::size_t from) const;
 
   std::vector<AddedToken> tokens_;

@@ -84,6 +84,35 @@ NormalizedText slice(const NormalizedText& text, std::size_t start, std::size_t 
   return part;
 }
 
+// A place in a text, in bytes and in code points.
+struct Place {
+  std::size_t bytes = 0;
+  std::size_t chars = 0;
+
+  // Costs as much as the way is long.
+  void move(std::string_view text, std::size_t to) {
+    const std::size_t from = bytes;
+    bytes = to;
+    if (to >= from) {
+      chars += count_code_points(text.substr(from, to - from));
+    } else {
+      chars -= count_code_points(text.substr(to, from - to));
+    }
+  }
+};
+
+// Where a piece starts and stops. Pieces follow one another, except that whitespace may be in several: moving each end
+// from where it was takes linear time even then.
+struct PiecePlaces {
+  Place start, stop;
+
+  void move(std::string_view text, const AddedTokenFinder::Piece& piece) {
+    if (piece.start >= stop.bytes) start = stop;
+    start.move(text, piece.start);
+    stop.move(text, piece.stop);
+  }
+};
+
 // Calls word(start, stop) for each word of the code points: split at whitespace, around punctuation.
 template <typename Function>
 void split_words(const std::vector<char32_t>& chars, std::size_t start, std::size_t stop, Function word) {
@@ -187,28 +216,19 @@ void Tokenizer::encode_text(std::string_view text, std::uint32_t first_source, c
   const TextRules rules = {chars_, ascii_, options_.normalizer, kernels(), options_.max_word_chars};
   const std::size_t max_tokens = token_limit(out, wanted);
   const bool in_stages = options_.stage_by_stage || !normalized_tokens_.empty() || !never_split_.empty();
-  std::uint32_t source = first_source;
-  std::size_t counted = 0;  // bytes in front of `source`; only a whitespace taken twice makes a piece start before it
+  PiecePlaces places;  // moved only for those who ask
   raw_tokens_.split(text, [&](const AddedTokenFinder::Piece& piece) {
     const std::string_view part = text.substr(piece.start, piece.stop - piece.start);
-    std::uint32_t num_chars = 0;
-    if (kOffsets) {
-      const auto count = [&](std::size_t a, std::size_t b) {
-        return static_cast<std::uint32_t>(count_code_points(text.substr(a, b - a)));
-      };
-      source = piece.start >= counted ? source + count(counted, piece.start) : source - count(piece.start, counted);
-      num_chars = count(piece.start, piece.stop);
-    }
+    if (kOffsets) places.move(text, piece);
+    const std::uint32_t source = first_source + static_cast<std::uint32_t>(places.start.chars);
     if (piece.id >= 0) {
-      sink.token(piece.id, source, source + num_chars - 1);
+      sink.token(piece.id, source, first_source + static_cast<std::uint32_t>(places.stop.chars) - 1);
     } else if (in_stages) {
       encode_stages(part, source, sink);
     } else {
       TextEncoder<Utf8Units, kOffsets>(rules, scratch.area, scratch.marks, sink)
           .encode(reinterpret_cast<const unsigned char*>(part.data()), part.size(), source, max_tokens);
     }
-    source += num_chars;
-    counted = piece.stop;
   });
 }
 
@@ -234,19 +254,10 @@ void Tokenizer::encode_cleaned(const NormalizedText& cleaned, WordSink<kOffsets>
   const NormalizedText text = fold(cleaned, options_.normalizer);
   if (normalized_tokens_.empty()) return encode_normalized(text, sink);
   const std::string utf8 = text.to_utf8();
-  std::size_t chars = 0, bytes = 0;  // the same place, in code points and in bytes
-  const auto to_chars = [&](std::size_t position) {
-    const std::string_view view = utf8;
-    if (position >= bytes) {
-      chars += count_code_points(view.substr(bytes, position - bytes));
-    } else {
-      chars -= count_code_points(view.substr(position, bytes - position));
-    }
-    bytes = position;
-    return chars;
-  };
+  PiecePlaces places;
   normalized_tokens_.split(utf8, [&](const AddedTokenFinder::Piece& piece) {
-    const std::size_t start = to_chars(piece.start), stop = to_chars(piece.stop);
+    places.move(utf8, piece);
+    const std::size_t start = places.start.chars, stop = places.stop.chars;
     if (piece.id >= 0) {
       sink.token(piece.id, text.sources[start], text.sources[stop - 1]);
     } else {

@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,24 @@ def test_extreme_text(text: str) -> None:
     added = [("[MASK]", 1, False, True, False, False), ("[CLS]", 2, False, False, False, False)]
     ours, theirs = (make(SMALL_VOCAB, added_tokens=added) for make in (make_native, make_hugging_face))
     assert_same(ours, theirs, [text, text + "!"])
+
+
+@pytest.mark.parametrize("normalized", [False, True], ids=["raw", "normalized"])
+@pytest.mark.parametrize("rstrip", [False, True], ids=["", "rstrip"])
+@pytest.mark.parametrize("lstrip", [False, True], ids=["", "lstrip"])
+@pytest.mark.parametrize("content", [" ", "\u3000", " a", "a "], ids=["space", "wide space", "before", "behind"])
+def test_whitespace_that_tokens_take(content: str, lstrip: bool, rstrip: bool, normalized: bool) -> None:
+    """As in the library where it can be in several tokens; in time that grows as the text does."""
+    added = [(content, len(SMALL_VOCAB), False, lstrip, rstrip, normalized)]
+    options = {"added_tokens": added, "clean_text": not normalized}
+    ours, theirs = (make(SMALL_VOCAB, **options) for make in (make_native, make_hugging_face))
+    pieces = (" ", " ", "\u3000", "a", "b ", "é")
+    generator = random.Random(0)
+    texts = ["".join(generator.choices(pieces, k=generator.randint(0, 12))) for _ in range(300)]
+    assert_same(ours, theirs, [*texts, content * 50, " " * 50 + "a"])
+    start = time.process_time()
+    ours.encode([content * 200_000, " " * 200_000], offsets=True, word_ids=True, num_threads=1)
+    assert time.process_time() - start < 10  # a second; minutes where every token goes over all that follows
 
 
 def test_ten_megabytes(shared_data: Path) -> None:
