@@ -8,9 +8,17 @@ namespace py = pybind11;
 void bind_wordpiece(py::module_& module);
 void bind_cpu(py::module_& module);
 
-PYBIND11_MODULE(_native, module) {
+PYBIND11_MODULE(_native_main, module) {
   module.doc() = "C++ core of bert_fast: WordPiece tokenizer, and the CPU routines of back-end \"torch\".";
   module.attr("__version__") = BERT_FAST_VERSION;
   bind_wordpiece(module);
   bind_cpu(module);
+}
+
+// What an import calls. A sub-interpreter is refused before pybind11 is asked for anything: it would wait forever
+// there.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__native() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__native_main();
+  PyErr_SetString(PyExc_ImportError, "bert_fast._native works in the main interpreter only, not in a sub-interpreter");
+  return nullptr;
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 
+#include "bindings/gil.h"
 #include "bindings/wordpiece_inputs.h"
 #include "wordpiece/utf8.h"
 
@@ -18,6 +19,15 @@ using wordpiece::TokenizerOptions;
 
 std::string item_name(const char* argument, py::ssize_t index) {
   return index < 0 ? argument : std::string(argument) + "[" + std::to_string(index) + "]";
+}
+
+Engine& engine_of(py::handle self) {
+  static PyObject* const type = py::type::of<Engine>().release().ptr();  // looking it up costs 100 instructions
+  if (reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())) != type) raise_type("self", "WordPiece", self);
+  // The class is final, so there are no others, and instances have pybind11's simple layout.
+  auto* engine = static_cast<Engine*>(reinterpret_cast<py::detail::instance*>(self.ptr())->simple_value_holder[0]);
+  if (engine == nullptr) throw py::type_error("WordPiece: __init__() was not called");
+  return *engine;
 }
 
 void raise_type(const std::string& argument, const char* expected, py::handle actual) {
@@ -144,7 +154,7 @@ std::unique_ptr<Engine> make_engine(py::handle vocab, py::handle unk_token, py::
   }
   // Ids of added tokens may be far apart: those beyond this many get a new int each time.
   const std::size_t num_shared_ints = tokens.size() + 4096;
-  const py::gil_scoped_release released;
+  const WithoutGil released;
   return std::make_unique<Engine>(tokens, std::move(options), num_shared_ints);
 }
 
@@ -153,12 +163,13 @@ std::string_view single_text(py::handle text, std::string& storage) {
   return wordpiece::to_utf8(view_text(text.ptr(), "text"), storage);
 }
 
-py::str normalize(const Engine& engine, py::handle text) {
+py::str normalize(py::handle self, py::handle text) {
   std::string storage;
-  return engine.tokenizer.normalize(single_text(text, storage));
+  return engine_of(self).tokenizer.normalize(single_text(text, storage));
 }
 
-py::list pre_tokenize(const Engine&, py::handle text) {
+py::list pre_tokenize(py::handle self, py::handle text) {
+  engine_of(self);
   std::string storage;
   py::list words;
   for (const Tokenizer::Word& word : Tokenizer::pre_tokenize(single_text(text, storage))) {
@@ -184,5 +195,8 @@ void bind_wordpiece(pybind11::module_& module) {
            py::arg("added_tokens") = py::tuple(), py::arg("never_split") = py::tuple())
       .def("normalize", &normalize, py::arg("text"), "The text as BertNormalizer leaves it.")
       .def("pre_tokenize", &pre_tokenize, py::arg("text"), "Words and their (start, stop), as BertPreTokenizer gives.");
+  // Without it, the oldest protocols of pickle would make an object of pybind11's base class, which ends the process.
+  engine.def("__reduce_ex__",
+             [](py::handle, py::handle) -> py::object { throw py::type_error("cannot pickle or copy a WordPiece"); });
   bind_calls(engine);
 }

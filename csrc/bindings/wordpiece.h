@@ -29,6 +29,10 @@ struct Engine {
   IntObjects ints;  // for lists
 };
 
+// The engine of an object. Raises TypeError if it is of another class, or made by __new__ alone. To be used in place of
+// an argument `Engine&`: for an object without an engine pybind11 passes memory that nothing was written to.
+Engine& engine_of(py::handle self);
+
 // --- arguments: taken as they come and checked here, so that messages name them
 // ---------------------------------------
 

@@ -4,6 +4,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "bindings/gil.h"
 #include "bindings/wordpiece.h"
 #include "bindings/wordpiece_inputs.h"
 #include "wordpiece/batch.h"
@@ -57,13 +58,14 @@ std::size_t read_max_tokens(py::handle object) {
 
 Batch run_batch(const Engine& engine, const Texts& texts, const BatchOptions& options) {
   Batch batch;
-  const py::gil_scoped_release released;
+  const WithoutGil released;
   wordpiece::encode_batch(engine.tokenizer, texts.views().data(), texts.size(), options, batch);
   return batch;
 }
 
-py::tuple encode(const Engine& engine, py::handle texts, py::handle offsets, py::handle word_ids,
-                 py::handle num_threads, py::handle dtype, py::handle around, py::handle max_tokens) {
+py::tuple encode(py::handle self, py::handle texts, py::handle offsets, py::handle word_ids, py::handle num_threads,
+                 py::handle dtype, py::handle around, py::handle max_tokens) {
+  const Engine& engine = engine_of(self);
   BatchOptions options;
   options.encode.offsets = read_bool("offsets", offsets);
   options.encode.word_ids = read_bool("word_ids", word_ids);
@@ -113,10 +115,11 @@ const bool* read_has_pair(const py::object& object, std::size_t num_texts, std::
   return has_pair;
 }
 
-py::object encode_rows(const Engine& engine, py::handle texts, py::handle around, py::handle pad,
-                       const py::object& has_pair, py::handle pad_type, py::handle max_length, py::handle truncation,
-                       py::handle truncate_left, py::handle width, py::handle multiple_of, py::handle pad_left,
-                       py::handle types, py::handle mask, py::handle num_threads) {
+py::object encode_rows(py::handle self, py::handle texts, py::handle around, py::handle pad, const py::object& has_pair,
+                       py::handle pad_type, py::handle max_length, py::handle truncation, py::handle truncate_left,
+                       py::handle width, py::handle multiple_of, py::handle pad_left, py::handle types, py::handle mask,
+                       py::handle num_threads) {
+  const Engine& engine = engine_of(self);
   constexpr long long kMaxWidth = PY_SSIZE_T_MAX / 64;
   RowOptions options;
   const Around specials = read_around(around);
@@ -140,7 +143,7 @@ py::object encode_rows(const Engine& engine, py::handle texts, py::handle around
   Rows rows;
   bool is_done = false;
   {
-    const py::gil_scoped_release released;
+    const WithoutGil released;
     is_done =
         wordpiece::encode_rows(engine.tokenizer, held.views().data(), pairs, num_rows, options, max_threads, rows);
   }
@@ -170,13 +173,6 @@ struct AroundObjects {
     raise_type("around", "a tuple of two ints or None", object);
   }
 };
-
-Engine& engine_of(PyObject* self) {
-  // The class is final, so instances have pybind11's simple layout; the descriptor has checked the type.
-  auto* engine = static_cast<Engine*>(reinterpret_cast<py::detail::instance*>(self)->simple_value_holder[0]);
-  if (engine == nullptr) throw py::type_error("WordPiece: __init__() was not called");
-  return *engine;
-}
 
 void check_num_args(const char* function, Py_ssize_t num_args, Py_ssize_t least, Py_ssize_t most) {
   if (num_args >= least && num_args <= most) return;
@@ -223,7 +219,7 @@ PyObject* encode_one(PyObject* self, PyObject* const* args, Py_ssize_t num_args)
   }
   Batch batch;
   {
-    const py::gil_scoped_release released;  // the caller holds `args` for us
+    const WithoutGil released;  // the caller holds `args` for us
     wordpiece::encode_batch(engine.tokenizer, &text, 1, options, batch);
   }
   return engine.ints.make_list(batch.tokens.ids.data(), batch.tokens.ids.size(), around.cls, around.sep);
