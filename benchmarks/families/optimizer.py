@@ -89,7 +89,7 @@ def make(kind: str, shapes: Shapes, dtype: torch.dtype, device: torch.device) ->
 
     elements, e = sum(p.numel() for p in lists.params), lists.grads[0].element_size()
     floor = 24 + e if kind == "adamw" else 36 + e
-    floor += (e if lists.master_params else 0) + (0 if hyper.max_grad_norm is None else e)
+    floor += (2 * e if lists.master_params else 0) + (0 if hyper.max_grad_norm is None else e)
     return Problem(
         tuple(t for column in lists.all for t in column), None, fast, _stock(kind, lists, hyper),
         bytes_moved={"step": floor * elements}, verify=verify, peers=_peers(kind, lists, hyper),
@@ -206,8 +206,8 @@ def aot_cases() -> Iterator[AotCase]:
             copy = dtype.itemsize if has_master else 0
             moved = {
                 "_global_norm_partial_kernel": grad,
-                "adamw_step_kernel": grad + 2 * weight + 16 + copy,
-                "lamb_moments_kernel": grad + weight + 16,
+                "adamw_step_kernel": grad + 2 * weight + 16 + 2 * copy,
+                "lamb_moments_kernel": grad + weight + 16 + copy,
                 "lamb_update_kernel": 2 * weight + 8 + copy,
             }
             yield AotCase(

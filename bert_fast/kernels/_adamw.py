@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, direction, load, moments, store, whole_vectors
+from bert_fast.kernels._multi_tensor import (
+    VECTOR,
+    address,
+    chunk,
+    current,
+    direction,
+    load,
+    moments,
+    store,
+    whole_vectors,
+)
 
 __all__ = ["adamw_step_kernel"]
 
@@ -16,6 +26,8 @@ def _adamw_tile(
 ):  # fmt: skip
     m, v = moments(g_ptr, m_ptr, v_ptr, offs, limit, factor, beta1, weight1, weight2)
     p = load(master_ptr, offs, limit)
+    if HAS_MASTER:
+        p, _ = current(p, p_ptr, offs, limit)
     # One subtraction from p: it is rounded once, however small the step.
     p -= decay_rate * p + rate * direction(m, v, eps)
     store(m_ptr, offs, m, limit)

@@ -7,6 +7,7 @@ from bert_fast.kernels._multi_tensor import (
     VECTOR,
     address,
     chunk,
+    current,
     direction,
     load,
     moments,
@@ -20,12 +21,16 @@ __all__ = ["lamb_moments_kernel", "lamb_ratio_kernel", "lamb_update_kernel"]
 
 @triton.jit
 def _lamb_moments_tile(
-    p_ptr, g_ptr, m_ptr, v_ptr, offs, limit,
+    p_ptr, g_ptr, m_ptr, v_ptr, master_ptr, offs, limit,
     factor, correction, beta1, weight1, weight2, eps, decay,
+    HAS_MASTER: tl.constexpr,
 ):  # fmt: skip
-    """Stores m and v; returns p and u, both 0 past the limit."""
+    """Stores m and v, and masters of parameters that were written to; returns p and u, both 0 past the limit."""
     m, v = moments(g_ptr, m_ptr, v_ptr, offs, limit, factor, beta1, weight1, weight2)
-    p = load(p_ptr, offs, limit)
+    p = load(master_ptr, offs, limit)
+    if HAS_MASTER:
+        p, written = current(p, p_ptr, offs, limit)
+        tl.store(master_ptr + offs, p, mask=written & (offs < limit))
     store(m_ptr, offs, m, limit)
     store(v_ptr, offs, v, limit)
     # Past the limit m is 0, but 0 / eps is no number where eps is 0.
@@ -37,19 +42,20 @@ def _lamb_moments_tile(
 def lamb_moments_kernel(
     grads_ptr, state_ptr, entries_ptr, sizes_ptr, scalars_ptr, shared_ptr, partial_ptr,
     n_tensors, beta1, weight1, weight2, eps, decay,
-    PARAM_TYPE: tl.constexpr, GRAD_TYPE: tl.constexpr, PARAM_LIST: tl.constexpr, ALIGNED: tl.constexpr,
+    PARAM_TYPE: tl.constexpr, GRAD_TYPE: tl.constexpr, HAS_MASTER: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """m and v of a chunk, and its sums of p^2 and u^2 (partial, fp64 [chunks, 2]); from the last chunk to the first.
-
-    PARAM_TYPE, PARAM_LIST: dtype and place in the state table of the weights that are read: parameters or masters.
-    """
+    """m and v of a chunk, and its sums of p^2 and u^2 (partial, fp64 [chunks, 2]); from the last chunk to the first."""
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor, start, length = chunk(entries_ptr, sizes_ptr, index, CHUNK)
     g_ptr = address(grads_ptr, tensor, GRAD_TYPE, ALIGNED) + start
-    p_ptr = address(state_ptr + PARAM_LIST * n_tensors, tensor, PARAM_TYPE, ALIGNED) + start
+    p_ptr = address(state_ptr, tensor, PARAM_TYPE, ALIGNED) + start
     m_ptr = address(state_ptr + n_tensors, tensor, tl.float32, ALIGNED) + start
     v_ptr = address(state_ptr + 2 * n_tensors, tensor, tl.float32, ALIGNED) + start
+    if HAS_MASTER:
+        master_ptr = address(state_ptr + 3 * n_tensors, tensor, tl.float32, ALIGNED) + start
+    else:
+        master_ptr = p_ptr
     correction = tl.load(scalars_ptr + tensor * 2)
     eps *= tl.load(scalars_ptr + tensor * 2 + 1)
     factor = tl.load(shared_ptr)
@@ -59,8 +65,8 @@ def lamb_moments_kernel(
     u_squares = tl.zeros([BLOCK // 4], tl.float64)
     for block in tl.range(0, vectors, BLOCK):
         p, u = _lamb_moments_tile(
-            p_ptr, g_ptr, m_ptr, v_ptr, block + tl.arange(0, BLOCK), vectors,
-            factor, correction, beta1, weight1, weight2, eps, decay,
+            p_ptr, g_ptr, m_ptr, v_ptr, master_ptr, block + tl.arange(0, BLOCK), vectors,
+            factor, correction, beta1, weight1, weight2, eps, decay, HAS_MASTER,
         )  # fmt: skip
         p_squares += sums_of_squares(p)
         u_squares += sums_of_squares(u)
@@ -68,8 +74,8 @@ def lamb_moments_kernel(
     u_sum = tl.sum(u_squares)
     if vectors < length:
         p, u = _lamb_moments_tile(
-            p_ptr, g_ptr, m_ptr, v_ptr, vectors + tl.arange(0, VECTOR), length,
-            factor, correction, beta1, weight1, weight2, eps, decay,
+            p_ptr, g_ptr, m_ptr, v_ptr, master_ptr, vectors + tl.arange(0, VECTOR), length,
+            factor, correction, beta1, weight1, weight2, eps, decay, HAS_MASTER,
         )  # fmt: skip
         p_sum += tl.sum(p * p)
         u_sum += tl.sum(u * u)

@@ -8,7 +8,18 @@ whatever its size.
 import triton
 import triton.language as tl
 
-__all__ = ["VECTOR", "address", "chunk", "direction", "load", "moments", "store", "sums_of_squares", "whole_vectors"]
+__all__ = [
+    "VECTOR",
+    "address",
+    "chunk",
+    "current",
+    "direction",
+    "load",
+    "moments",
+    "store",
+    "sums_of_squares",
+    "whole_vectors",
+]
 
 VECTOR = tl.constexpr(8)  # elements: 128 bits of fp16 and bf16, twice that of fp32
 
@@ -39,6 +50,17 @@ def load(ptr, offs, limit):
 @triton.jit
 def store(ptr, offs, x, limit):
     tl.store(ptr + offs, x.to(ptr.dtype.element_ty), mask=offs < limit)
+
+
+@triton.jit
+def current(master, p_ptr, offs, limit):
+    """The weights of a tile, and whether they are not the masters.
+
+    A parameter that is no longer its rounded master was written to since: its value is what counts.
+    """
+    p = load(p_ptr, offs, limit)
+    written = master.to(p_ptr.dtype.element_ty).to(tl.float32) != p
+    return tl.where(written, p, master), written
 
 
 @triton.jit

@@ -13,7 +13,8 @@ Bytes moved per element (the floor, and what the kernels do), with gradients of 
     AdamW                  reads grad, p, m, v; writes p, m, v: 24 + e                              28 in fp32
     LAMB, first pass       reads grad, p, m, v; writes m, v: 20 + e
     LAMB, second pass      reads p, m, v; writes p: 16                                              40 in fp32
-    p here are master weights where there are some; the last pass then also writes the parameter: + 2
+    p here are master weights where there are some; then the first pass also reads the parameter, which somebody may
+    have written to since the last step (its value takes the master's place), and the last pass writes it: + 4
     p in half precision without master weights: 4 less in AdamW, 2 and 4 less in the passes of LAMB
     groups that LAMB treats without trust ratio (weight_decay = 0) cost what AdamW costs
 plus, per chunk of 8,192 elements, about 80 bytes of tables and 16 of partial sums.
@@ -156,10 +157,6 @@ class _Lists:
     steps: list[Tensor]
     masters: list[Tensor]
     aligned: bool
-
-    @property
-    def weights(self) -> list[Tensor]:
-        return self.masters or self.params
 
     def take(self, places: Sequence[int], aligned: bool) -> "_Lists":
         lists = (self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps, self.masters)
@@ -381,9 +378,9 @@ def _lamb_passes(lists: _Lists, step: _Step) -> None:
         partial,
         len(lists.params),
         *step.moment_arguments,
-        PARAM_TYPE=_TYPES[lists.weights[0].dtype],
+        PARAM_TYPE=_TYPES[lists.params[0].dtype],
         GRAD_TYPE=_TYPES[lists.grads[0].dtype],
-        PARAM_LIST=3 if lists.masters else 0,
+        HAS_MASTER=bool(lists.masters),
         **sizes,
         **launch,
     )

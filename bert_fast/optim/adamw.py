@@ -19,8 +19,9 @@ class AdamW(MultiTensorOptimizer):
     betas, eps, weight_decay: as torch.optim.AdamW.
     max_grad_norm (float or None): gradients are clipped to this norm, taken over all parameters together, while the
         step reads them; `param.grad` stays as it is. `grad_norm` then holds the norm before clipping, on the device.
-    master_weights: fp16 and bf16 parameters get a copy in fp32 in the optimizer's state, on which steps are made. It is
-        taken at the first step: weights loaded later need a new optimizer (or its `load_state_dict`).
+    master_weights: fp16 and bf16 parameters get a copy in fp32 in the optimizer's state, on which steps are made. What
+        is written to a parameter between steps (a checkpoint, an average) takes the copy's place at the next one,
+        element by element.
     backend: "triton", "torch" or "reference"; None takes the first that can run.
     foreach, fused, capturable: taken for the sake of code written for torch.optim.AdamW, where they choose how to
         compute; here they change nothing. amsgrad, maximize, differentiable: likewise, but only False.

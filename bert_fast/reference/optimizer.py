@@ -22,7 +22,8 @@ LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2; variants as NVIDIA apex's 
 
 The paper's phi is the identity. `norm` is that of all gradients together, unscaled; no epsilon is added to it.
 
-Half-precision parameters may have master weights in fp32: the step is made on those and p is their rounded copy. Where
+Half-precision parameters may have master weights in fp32: the step is made on those and p is their rounded copy. An
+element of p that is not that any more was written to since (loaded, averaged, set) and takes the master's place. Where
 found_inf is not 0 nothing changes, t included.
 
 Precision: a tensor's arithmetic is that of its moments, fp32 or (for fp64 parameters) fp64; norms are fp64.
@@ -156,7 +157,12 @@ def _rows(
 ) -> Iterator[tuple[Tensor, ...]]:
     """(parameter, weight to step, gradient, m, v, step) of every tensor; the weight is a new one if none is wide."""
     for i, p in enumerate(params):
-        yield p, master_params[i] if master_params else wide(p), grads[i], exp_avgs[i], exp_avg_sqs[i], steps[i]
+        if master_params:
+            weight = master_params[i]
+            weight.copy_(torch.where(weight.to(p.dtype) == p, weight, wide(p)))
+        else:
+            weight = wide(p)
+        yield p, weight, grads[i], exp_avgs[i], exp_avg_sqs[i], steps[i]
 
 
 def _moments(

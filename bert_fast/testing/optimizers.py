@@ -74,14 +74,21 @@ def random_lists(
     grad_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> Lists:
-    """Parameters some steps into training, each at another step; masters lie off their rounded copies."""
+    """Parameters some steps into training, each at another step; masters lie off their rounded copies.
+
+    They lie on the far side from 0, so that parameters are their rounded and their truncated copies: Triton's
+    interpreter truncates to bf16, and what is not a copy would be taken for a parameter that somebody wrote to.
+    """
     state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
 
     def normal(scale: float, to: torch.dtype) -> list[Tensor]:
         return [(torch.randn(*shape, device=device) * scale).to(to) for shape in shapes]
 
-    masters = normal(1.0, torch.float32) if master else []
-    params = [t.to(dtype) for t in masters] if master else normal(1.0, dtype)
+    params = normal(1.0, dtype)
+    # Half a unit in the last place is at least a quarter of eps, relatively.
+    masters = (
+        [p.float() * (1 + torch.rand_like(p.float()) * torch.finfo(dtype).eps / 4) for p in params] if master else []
+    )
     # Away from 0: the square root of a moment that never saw a gradient would make one element outweigh all others.
     squares = [t.square() + 1e-2 for t in normal(0.1, state_dtype)]
     steps = [torch.tensor(float(i), device=device) for i in range(len(shapes))]

@@ -271,7 +271,7 @@ def test_bytes_are_those_of_the_docstring(kernels, kind: str, dtype: tuple[torch
     with traffic() as passes:
         function = {"adamw": kernels.adamw_step, "lamb": kernels.lamb_step}[kind]
         function(*lists.all, *Hyper().arguments(kind), norm, 1.0, None, None)
-    weight, copy = (4, e) if lists.master_params else (lists.params[0].element_size(), 0)
+    weight, copy = (4, 2 * e) if lists.master_params else (lists.params[0].element_size(), 0)
     floor = {"adamw": 16 + e + 2 * weight + copy, "lamb": 16 + e + weight + 8 + 2 * weight + copy}[kind]
     assert_traffic(norm_pass, e * elements)
     assert_traffic(passes, floor * elements)
@@ -286,6 +286,7 @@ def test_bytes_are_those_of_the_docstring(kernels, kind: str, dtype: tuple[torch
         assert passes.times_loaded(t) == {1 + twice} and passes.times_stored(t) == {1}
     for t in lists.params:
         assert passes.times_stored(t) == {1}
+        assert not lists.master_params or passes.times_loaded(t) == {1}, "for whoever wrote to it"
     no_decay = random_lists([(200, 128)], dtype[0], master=dtype[1])
     with traffic() as passes:
         function(*no_decay.all, *Hyper(weight_decay=0.0).arguments(kind), None, None, None, None)

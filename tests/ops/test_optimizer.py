@@ -146,6 +146,45 @@ def test_repeats_bit_for_bit(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_written_between_steps_take_the_place_of_masters(kind: str, name: str, dtype: torch.dtype) -> None:
+    """Some elements of a tensor, all of another and none of a third: as if masters had been written, too."""
+    actual = random_lists([(30, 32), (77,), (8193,)], dtype, master=True)
+    expected = actual.copy()
+    for lists in (actual, expected):
+        torch.manual_seed(4)
+        lists.params[0][3:9, ::3] += torch.randn(6, 11).to(dtype)
+        lists.params[1].copy_(torch.randn(77))
+    untouched = [m.to(dtype) == p for m, p in zip(expected.master_params, expected.params, strict=True)]
+    assert [bool(t.all()) for t in untouched] == [False, False, True] and untouched[0].any()
+    expected.master_params = [
+        torch.where(same, m, p.float())
+        for same, m, p in zip(untouched, expected.master_params, expected.params, strict=True)
+    ]
+    for lists in (actual, expected):
+        step(kind, lists, Hyper(weight_decay=0.1), name)
+    for one, other in zip(actual.all, expected.all, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_moves_nothing_keeps_what_was_written(kind: str, name: str) -> None:
+    """The least and the greatest numbers, too, and an infinity that the master rounds to."""
+    lists = random_lists([(8,)], torch.float16, master=True)
+    tiny = 2.0**-24
+    lists.params[0].copy_(torch.tensor([0.0, -0.0, tiny, -tiny, 65504.0, -65504.0, 1.5, float("inf")]))
+    lists.master_params[0].copy_(torch.tensor([1e-9, 1e-9, 2.0, tiny, 7e4, -6e4, 1.5001, 7e4]))
+    written = lists.params[0].clone()
+    kept = torch.tensor([True, True, False, False, False, False, True, True])
+    masters = torch.where(kept, lists.master_params[0], written.float())
+    step(kind, lists, Hyper(lr=0.0), name)
+    assert torch.equal(lists.params[0], written)
+    assert torch.equal(lists.master_params[0], masters)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_found_inf(name: str, kind: str) -> None:
     lists = random_lists(SHAPES)
     lists.grads[0].fill_(float("nan"))

@@ -105,6 +105,45 @@ def test_master_weights_keep_what_half_precision_loses(cls: type, dtype: torch.d
     assert "master_param" not in optimizers[1].state[alone]
 
 
+def loaded(model: nn.Module, values: dict[str, Tensor]) -> None:
+    model.load_state_dict(values)
+
+
+def copied(model: nn.Module, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(values[name])
+
+
+def through_data(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """No version counter notices."""
+    for name, p in model.named_parameters():
+        p.data.copy_(values[name])
+
+
+def other_memory(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, p in model.named_parameters():
+        p.data = values[name].clone()
+
+
+@pytest.mark.parametrize("write", [loaded, copied, through_data, other_memory], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("cls", [AdamW, Lamb])
+def test_weights_written_between_steps_stay(cls: type, name: str, write, make_model, train, parameters) -> None:  # type: ignore[no-untyped-def]
+    """A best checkpoint, an average: the next step starts from it, not from the masters of the weights before."""
+    model = make_model(torch.float16)
+    best = {name: p * 2 + 1 for name, p in model.state_dict().items()}
+    optimizer = cls(model.parameters(), lr=0.01, backend=name)
+    train(model, optimizer, range(2))
+    write(model, best)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    train(model, optimizer, range(2, 3))
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach(), best[name])
+        assert torch.equal(optimizer.state[p]["master_param"], best[name].float())
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("cls", [AdamW, Lamb])
 def test_mixed_dtypes_are_clipped_together(cls: type, name: str) -> None:
