@@ -301,8 +301,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             check_options(group, " in a checkpoint")
             if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
                 raise ValueError(
-                    f"state_dict: weight_decay={group['weight_decay']} was part of the gradient (torch.optim.Adam), "
-                    "here it is taken off the weights: go on with torch.optim.Adam, or with a new optimizer"
+                    f"state_dict: weight_decay={group['weight_decay']} is part of the gradient (torch.optim.Adam, L2); "
+                    "here it would be taken off the weights: go on with torch.optim.Adam, or with a new optimizer"
                 )
         restored: dict[Tensor, dict[str, Any]] = {}
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=False):

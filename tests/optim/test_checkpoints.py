@@ -91,7 +91,7 @@ def test_decay_within_the_gradient_is_another_optimizer(cls, make_model, train, 
     optimizer = cls(model.parameters(), lr=0.5, max_grad_norm=None)
     adam = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
     train(model, adam, range(2))
-    with pytest.raises(ValueError, match=r"weight_decay=0\.1 was part of the gradient \(torch\.optim\.Adam, L2\)"):
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1 is part of the gradient \(torch\.optim\.Adam, L2\)"):
         optimizer.load_state_dict(adam.state_dict())
     assert not optimizer.state and optimizer.param_groups[0]["lr"] == 0.5
 
