@@ -22,6 +22,7 @@ from bert_fast.ops._attention_checks import (
     check_qkv,
 )
 from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout import check_coords, check_dropout_state
 from bert_fast.ops.packing import as_length, check_offsets, counted_coords
 from bert_fast.reference.dropout import dropout_threshold
@@ -29,6 +30,7 @@ from bert_fast.reference.dropout import dropout_threshold
 __all__ = [
     "arguments_of",
     "arguments_of_qkv",
+    "check_registered",
     "check_values",
     "looks_up",
     "save_arguments",
@@ -124,6 +126,23 @@ def _scale(softmax_scale: float | None, head_dim: int) -> float:
     if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, int | float):
         raise TypeError(f"softmax_scale: expected a number, got {type(softmax_scale).__name__}")
     return float(softmax_scale)
+
+
+def check_registered(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
+    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
+    key_term: bool, sequence_order: Tensor | None, *_: Any, suffixes: tuple[str, str] = ("_q", "_k"),
+) -> None:  # fmt: skip
+    """Raises where arguments of the registered op, each of which is right, do not go together.
+
+    suffixes: how the caller's arguments are called.
+    """
+    check_extras(q, bias, head_mask, distance_table, key_term, sequence_order, cu_seqlens_q.shape[0] - 1)
+    check_dropout_lengths(f"max_seqlen{suffixes[1]}", max_seqlen_k, dropout_p)
+    if looks_up(causal, bias, head_mask, distance_table):
+        check_given(f"coords{suffixes[0]}", coords_q, is_needed=True)
+        check_given(f"coords{suffixes[1]}", coords_k, is_needed=True)
 
 
 def check_values(

@@ -8,7 +8,8 @@ a call goes around it: the implementation runs as it stands, or within one `torc
 formula (`docs/decisions/0012-around-the-dispatcher.md`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from torch._C import (
 )
 from torch._C._autograd import _profiler_enabled
 
+from bert_fast.ops._signature import checker
+
 __all__ = ["Op", "custom_op", "without_none"]
 
 _NAMESPACE = "bert_fast"
@@ -34,12 +37,21 @@ _PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None), bool, int, float, st
 class Op:
     """A registered op: callable, and the place where its fake implementation and its autograd formula are added."""
 
-    def __init__(self, name: str, function: Callable[..., Any], mutates_args: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        tensors: Mapping[str, str],
+        check: Callable[..., None] | None,
+        check_values: Callable[..., None] | None,
+        mutates_args: tuple[str, ...],
+    ) -> None:
         self._qualified_name = f"{_NAMESPACE}::{name}"
         self._implementation = function
+        self._check = checker(function, tensors, check)
         self._formula: type[torch.autograd.Function] | None = None
         _library.define(name + torch.library.infer_schema(function, mutates_args=mutates_args))
-        _library.impl(name, function, "CompositeExplicitAutograd")
+        _library.impl(name, self._checked(function, check_values), "CompositeExplicitAutograd")
         self._overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
         if name.endswith("_bwd"):  # a formula of first derivatives: nothing differentiates it again
             self.register_autograd(self._refuse_backward, setup_context=lambda ctx, inputs, output: None)
@@ -52,6 +64,19 @@ class Op:
             return self._formula.apply(*arguments)
         return self._implementation(*arguments)
 
+    def _checked(
+        self, function: Callable[..., Any], check_values: Callable[..., None] | None = None
+    ) -> Callable[..., Any]:
+        """The function as PyTorch's dispatcher may call it: for anybody, with anything that the schema allows."""
+
+        def run(*arguments: Any) -> Any:
+            self._check(*arguments)
+            if check_values is not None:
+                check_values(*arguments)
+            return function(*arguments)
+
+        return run
+
     def _dispatch(self, *arguments: Any) -> Any:
         """Runs the op through PyTorch's dispatcher."""
         return self._overload(*arguments)
@@ -62,7 +87,7 @@ class Op:
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the implementation that knows shapes and dtypes only; usable as a decorator."""
-        return torch.library.register_fake(self._qualified_name, function, lib=_library)
+        return torch.library.register_fake(self._qualified_name, self._checked(function), lib=_library)
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """Adds the backward formula: `backward(ctx, *doutputs)`, `setup_context(ctx, inputs, output)`."""
@@ -99,13 +124,23 @@ def _are_plain(arguments: tuple[Any, ...]) -> bool:
     return not arguments[0].is_meta
 
 
-def custom_op(name: str, *, mutates_args: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
+def custom_op(
+    name: str,
+    *,
+    tensors: Mapping[str, str] = MappingProxyType({}),
+    check: Callable[..., None] | None = None,
+    check_values: Callable[..., None] | None = None,
+    mutates_args: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Any]], Op]:
     """Registers the decorated function as `bert_fast::<name>`; its annotations become the schema.
 
+    tensors: what is expected of its tensors (`_signature.py`). check: called with all arguments after that;
+    check_values: too, but not where tensors have no values. All are for calls through PyTorch's dispatcher: public
+    functions, and the formulas that they lead to, pass what fits.
     Outputs must not share memory with inputs or with one another. An op named `..._bwd` refuses to be differentiated.
     Tensors that it writes to stand in lists.
     """
-    return lambda function: Op(name, function, mutates_args)
+    return lambda function: Op(name, function, tensors, check, check_values, mutates_args)
 
 
 def without_none(tensors: tuple[Tensor | None, ...], like: Tensor) -> Any:

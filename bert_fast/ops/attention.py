@@ -15,6 +15,7 @@ from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_shape
 from bert_fast.ops._attention_arguments import (
     arguments_of,
+    check_registered,
     check_values,
     save_arguments,
     saved_arguments,
@@ -212,7 +213,14 @@ def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:
     return torch.nn.functional.pad(batched, (0, 0, first_position, 0))
 
 
-@custom_op("attention_fwd")
+_TENSORS = {
+    "q": "x Tq A+ D+", "k": "x Tk A D", "v": "x Tk A D", "cu_seqlens_q": "int32 O+", "cu_seqlens_k": "int32 O",
+    "seed": "int64 1", "coords_q": "int32 Tq 2", "coords_k": "int32 Tk 2", "bias": "f _ _ _ _",
+    "head_mask": "f _ _ _ _", "distance_table": "f _ D", "sequence_order": "int32 _",
+}  # fmt: skip
+
+
+@custom_op("attention_fwd", tensors=_TENSORS, check=check_registered)
 @without_autocast
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
@@ -235,7 +243,12 @@ def _(q: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=statistics)
 
 
-@custom_op("attention_bwd")
+@custom_op(
+    "attention_bwd",
+    tensors=_TENSORS | {"dout": "x Tq A D", "out": "x Tq A D", "lse": "s A Tq"},
+    check=lambda dout, q, k, v, out, lse, *rest: check_registered(q, k, v, *rest),
+    check_values=lambda dout, q, k, v, out, lse, *rest: check_values(q, k, v, *rest),
+)
 @without_autocast
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._attention_arguments import (
     arguments_of_qkv,
+    check_registered,
     check_values,
     looks_up,
     save_arguments,
@@ -86,7 +87,25 @@ def _implementation(qkv: Tensor, backend: str) -> Any:
     return resolve("attention", OpSpec.of(qkv, head_dim=qkv.shape[3]), backend)
 
 
-@custom_op("attention_qkv_fwd")
+_TENSORS = {
+    "qkv": "x T 3 A+ D+", "cu_seqlens": "int32 O+", "seed": "int64 1", "coords": "int32 T 2", "bias": "f _ _ _ _",
+    "head_mask": "f _ _ _ _", "distance_table": "f _ D", "sequence_order": "int32 _",
+}  # fmt: skip
+
+
+def _check(*arguments: Any) -> None:
+    check_registered(*_of_three(*arguments), suffixes=("", ""))
+
+
+def _check_values(*arguments: Any) -> None:
+    check_values(*_of_three(*arguments), names=("qkv", "qkv"), suffixes=("", ""))
+
+
+@custom_op(
+    "attention_qkv_fwd",
+    tensors=_TENSORS,
+    check=lambda *arguments: _check(*arguments[:-1]),
+)
 @without_autocast
 def _forward(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
@@ -108,7 +127,12 @@ def _(qkv: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
     return qkv.new_empty((num_tokens, num_heads, head_dim)), qkv.new_empty((num_heads, num_tokens), dtype=statistics)
 
 
-@custom_op("attention_qkv_bwd")
+@custom_op(
+    "attention_qkv_bwd",
+    tensors=_TENSORS | {"dout": "x T A D", "out": "x T A D", "lse": "s A T"},
+    check=lambda dout, qkv, out, lse, *rest: _check(qkv, *rest[:13]),
+    check_values=lambda dout, qkv, out, lse, *rest: _check_values(qkv, *rest[:13]),
+)
 @without_autocast
 def _backward(
     dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float,

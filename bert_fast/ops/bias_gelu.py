@@ -21,7 +21,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HIDDEN_ACT = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}
 
 
-@custom_op("bias_gelu_fwd")
+@custom_op("bias_gelu_fwd", tensors={"x": "x T N", "bias": "p N"})
 def _fwd(x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> Tensor:
     module = backends.resolve(_OP, backends.OpSpec.of(x), backend)
     # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.
@@ -33,7 +33,7 @@ def _(x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@custom_op("bias_gelu_bwd")
+@custom_op("bias_gelu_bwd", tensors={"x": "x T N", "dy": "x T N", "bias": "p N"})
 def _bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> tuple[Tensor, Tensor]:
     module = backends.resolve(_OP, backends.OpSpec.of(x), backend)
     dx, dbias = module.bias_gelu_bwd(dy, x, bias, hidden_act)

@@ -19,7 +19,7 @@ _OP = "cross_entropy"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-@custom_op("cross_entropy_fwd")
+@custom_op("cross_entropy_fwd", tensors={"logits": "x N C+", "labels": "int N"})
 def _fwd(
     logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, backend: str
 ) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def _(logits, labels, ignore_index, label_smoothing, backend):  # type: ignore[n
     return logits.new_empty((), dtype=dtype), logits.new_empty(logits.shape[:1], dtype=dtype)
 
 
-@custom_op("cross_entropy_bwd")
+@custom_op("cross_entropy_bwd", tensors={"logits": "x N C+", "labels": "int N", "lse": "s N", "dloss": "s"})
 def _bwd(
     dloss: Tensor,
     logits: Tensor,

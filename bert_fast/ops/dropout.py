@@ -72,7 +72,7 @@ def dropout(
     return _forward(x, dropout_p, seed, coords, site, requested(backend))
 
 
-@custom_op("dropout")
+@custom_op("dropout", tensors={"x": "x T H", "seed": "int64 1", "coords": "int32 T 2"})
 def _forward(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, backend: str) -> Tensor:
     y = resolve("dropout", OpSpec.of(x), backend).dropout_fwd(x, dropout_p, seed, coords, site)
     # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.

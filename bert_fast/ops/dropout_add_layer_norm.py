@@ -14,9 +14,10 @@ from bert_fast import native
 from bert_fast.checks import check_dtype, check_like, check_same_device, check_shape, is_alike
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
+from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, max_shift, output_suffices
+from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, SAVES, max_shift, output_suffices
 
 __all__ = ["dropout_add_layer_norm"]
 
@@ -26,7 +27,27 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WIDE = (torch.float32, torch.float64)
 
 
-@custom_op("dropout_add_layer_norm_fwd")
+def _check_saves(saves: str) -> None:
+    if saves not in SAVES:
+        raise ValueError(f"saves: expected one of {', '.join(SAVES)}, got {saves!r}")
+
+
+def _check_saved(y: Tensor | None, h: Tensor | None, mean: Tensor | None, saves: str) -> None:
+    """Raises unless what backward reads is there."""
+    _check_saves(saves)
+    check_given("y", y, saves != "input")
+    check_given("h", h, saves != "output")
+    check_given("mean", mean, saves != "output")
+
+
+@custom_op(
+    "dropout_add_layer_norm_fwd",
+    tensors={
+        "x": "x T H+", "residual": "x T H", "x_bias": "p H", "weight": "p H", "bias": "p H", "seed": "int64 1",
+        "coords": "int32 T 2",
+    },
+    check=lambda *arguments: _check_saves(arguments[-2]),
+)  # fmt: skip
 def _fwd(
     x: Tensor,
     residual: Tensor,
@@ -58,7 +79,14 @@ def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, sav
     return y, h, mean, rstd
 
 
-@custom_op("dropout_add_layer_norm_bwd")
+@custom_op(
+    "dropout_add_layer_norm_bwd",
+    tensors={
+        "dy": "x T H+", "y": "x T H", "h": "x T H", "mean": "s T", "rstd": "s T", "weight": "p H", "bias": "p H",
+        "seed": "int64 1", "coords": "int32 T 2",
+    },
+    check=lambda dy, y, h, mean, *rest: _check_saved(y, h, mean, rest[-2]),
+)  # fmt: skip
 def _bwd(
     dy: Tensor,
     y: Tensor | None,

@@ -5,6 +5,8 @@ ids, mean and rstd besides parameters, seed and coords: nothing of size T * H. T
 last argument: backward runs where forward was asked to run.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,46 @@ _INTEGERS = (torch.int64, torch.int32)
 _WORDS, _POSITIONS, _TYPES = 1, 2, 4  # bits of `needs`: gradients that are wanted
 
 
-@custom_op("embedding_fwd")
+def _check_forward(
+    words: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, word_table: Tensor | None,
+    position_table: Tensor | None, type_table: Tensor, padding_idx: int | None, weight: Tensor, bias: Tensor,
+    eps: float, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, *_: Any,
+) -> None:  # fmt: skip
+    _check(
+        words, word_table, type_table, weight, bias, token_type_ids, position_ids, position_table, padding_idx,
+        dropout_p, seed, coords, site,
+    )  # fmt: skip
+
+
+def _check_backward(
+    dy: Tensor, words: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, word_table: Tensor | None,
+    position_table: Tensor | None, type_table: Tensor, padding_idx: int | None, weight: Tensor, mean: Tensor,
+    rstd: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, *_: Any,
+) -> None:  # fmt: skip
+    _check(
+        words, word_table, type_table, weight, weight, token_type_ids, position_ids, position_table, padding_idx,
+        dropout_p, seed, coords, site,
+    )  # fmt: skip
+
+
+def _check_all_ids(
+    words: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, word_table: Tensor | None,
+    position_table: Tensor | None, type_table: Tensor, *_: Any,
+) -> None:  # fmt: skip
+    """Raises ValueError where an id is no row of its table; where that can be seen at no cost, see `check_ids`."""
+    for name, ids, table in (
+        ("words", words, word_table),
+        ("token_type_ids", token_type_ids, type_table),
+        ("position_ids", position_ids, position_table),
+    ):
+        if ids is not None and table is not None and not ids.is_floating_point():
+            check_ids(name, ids, len(table))
+
+
+_TABLES = {"type_table": "x K+ H+", "word_table": "x V H", "position_table": "x M H", "weight": "p H"}
+
+
+@custom_op("embedding_fwd", tensors=_TABLES | {"bias": "p H"}, check=_check_forward)
 def _fwd(
     words: Tensor,
     token_type_ids: Tensor | None,
@@ -42,13 +83,7 @@ def _fwd(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Here, not in the public function, so that compiled graphs check their ids too.
-    for name, ids, table in (
-        ("words", words, word_table),
-        ("token_type_ids", token_type_ids, type_table),
-        ("position_ids", position_ids, position_table),
-    ):
-        if ids is not None and table is not None and not ids.is_floating_point():
-            check_ids(name, ids, len(table))
+    _check_all_ids(words, token_type_ids, position_ids, word_table, position_table, type_table)
     module = backends.resolve(_OP, backends.OpSpec.of(type_table, hidden_size=type_table.shape[1]), backend)
     y, mean, rstd = module.embedding_fwd(
         words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias, eps,
@@ -68,7 +103,12 @@ def _(  # type: ignore[no-untyped-def]
     return y, mean, rstd
 
 
-@custom_op("embedding_bwd")
+@custom_op(
+    "embedding_bwd",
+    tensors=_TABLES | {"dy": "f T H", "mean": "s T", "rstd": "s T"},
+    check=_check_backward,
+    check_values=lambda dy, *saved: _check_all_ids(*saved),
+)
 def _bwd(
     dy: Tensor,
     words: Tensor,

@@ -19,7 +19,7 @@ _OP = "layer_norm"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-@custom_op("layer_norm_fwd")
+@custom_op("layer_norm_fwd", tensors={"x": "x T H+", "weight": "p H", "bias": "p H"})
 def _fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float, backend: str) -> tuple[Tensor, Tensor, Tensor]:
     module = backends.resolve(_OP, backends.OpSpec.of(x, hidden_size=x.shape[1]), backend)
     y, mean, rstd = module.layer_norm_fwd(x, weight, bias, eps)
@@ -34,7 +34,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, backend: str) -> tupl
     return x.new_empty(x.shape), mean, rstd
 
 
-@custom_op("layer_norm_bwd")
+@custom_op("layer_norm_bwd", tensors={"x": "x T H+", "dy": "x T H", "weight": "p H", "mean": "s T", "rstd": "s T"})
 def _bwd(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:

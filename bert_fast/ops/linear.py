@@ -12,6 +12,7 @@ from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._linear_checks import check_input, check_parameters
 from bert_fast.ops._register import custom_op, without_none
+from bert_fast.ops._signature import check_given
 
 __all__ = ["linear"]
 
@@ -39,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: st
     return _forward(x, weight, bias, requested(backend))
 
 
-@custom_op("linear_fwd")
+@custom_op("linear_fwd", tensors={"x": "x T K", "weight": "p N K", "bias": "p N"})
 @without_autocast
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
     return resolve("linear", OpSpec.of(x), backend).linear_fwd(x, weight, bias)
@@ -50,7 +51,11 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
-@custom_op("linear_bwd")
+@custom_op(
+    "linear_bwd",
+    tensors={"dy": "x T N", "x": "x T K", "weight": "p N K"},
+    check=lambda dy, x, weight, wants_dx, wants_dweight, *_: check_given("x", x, wants_dweight),
+)
 @without_autocast
 def _backward(
     dy: Tensor, x: Tensor | None, weight: Tensor, wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str

@@ -69,7 +69,7 @@ def linear_cross_entropy(
     return _forward(x, weight, bias, labels, ignore_index, smoothing, *wants, backend)[0]
 
 
-@custom_op("linear_cross_entropy_fwd")
+@custom_op("linear_cross_entropy_fwd", tensors={"x": "x M H", "weight": "p V+ H", "bias": "p V", "labels": "int M"})
 @without_autocast
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int, label_smoothing: float,
@@ -93,7 +93,13 @@ def _(
     return loss, *without_none((dx, dweight, dbias), loss)
 
 
-@custom_op("linear_cross_entropy_bwd")
+@custom_op(
+    "linear_cross_entropy_bwd",
+    tensors={
+        "x": "x M H", "weight": "p V+ H", "dloss": "s", "labels": "int M", "dx": "s M H", "dweight": "s V H",
+        "dbias": "s V",
+    },
+)  # fmt: skip
 @without_autocast
 def _backward(
     dloss: Tensor, labels: Tensor, dx: Tensor | None, dweight: Tensor | None, dbias: Tensor | None, x: Tensor,

@@ -12,6 +12,7 @@ from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._linear_checks import check_activation, check_flag, check_input, check_parameters
 from bert_fast.ops._register import custom_op, without_none
+from bert_fast.ops._signature import check_given
 
 __all__ = ["linear_activation", "linear_gelu"]
 
@@ -77,7 +78,7 @@ def linear_gelu(
     return linear_activation(x, weight, bias, hidden_act=_HIDDEN_ACT[approximate], save_pre=save_pre, backend=backend)
 
 
-@custom_op("linear_gelu_fwd")
+@custom_op("linear_gelu_fwd", tensors={"x": "x T K", "weight": "p N K", "bias": "p N"})
 @without_autocast
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool, backend: str
@@ -94,7 +95,13 @@ def _(
     return x.new_empty(shape), x.new_empty(shape if save_pre else 0)
 
 
-@custom_op("linear_gelu_bwd")
+@custom_op(
+    "linear_gelu_bwd",
+    tensors={"dy": "x T N", "x": "x T K", "weight": "p N K", "bias": "p N", "pre": "x T N"},
+    check=lambda dy, x, weight, bias, pre, hidden_act, wants_dx, wants_dweight, *_: check_given(
+        "x", x, pre is None or wants_dweight
+    ),
+)
 @without_autocast
 def _backward(
     dy: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor | None, pre: Tensor | None, hidden_act: str,

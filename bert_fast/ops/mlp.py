@@ -13,6 +13,7 @@ from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._linear_checks import check_activation, check_flag, check_input, check_parameters
 from bert_fast.ops._register import custom_op, without_none
+from bert_fast.ops._signature import check_given
 
 __all__ = ["mlp"]
 
@@ -65,7 +66,10 @@ def mlp(
     return _forward(x, up_weight, up_bias, down_weight, down_bias, hidden_act, saves_pre, requested(backend))[0]
 
 
-@custom_op("mlp_fwd")
+@custom_op(
+    "mlp_fwd",
+    tensors={"x": "x T H", "up_weight": "p I H", "up_bias": "p I", "down_weight": "p N I", "down_bias": "p N"},
+)
 @without_autocast
 def _forward(
     x: Tensor, up_weight: Tensor, up_bias: Tensor | None, down_weight: Tensor, down_bias: Tensor | None,
@@ -86,7 +90,13 @@ def _(
     return x.new_empty((x.shape[0], down_weight.shape[0])), pre
 
 
-@custom_op("mlp_bwd")
+@custom_op(
+    "mlp_bwd",
+    tensors={
+        "dy": "x T N", "x": "x T H", "pre": "x T I", "up_weight": "p I H", "up_bias": "p I", "down_weight": "p N I",
+    },
+    check=lambda dy, x, pre, *rest: check_given("x", x, rest[5] or (pre is None and any(rest[4:8]))),
+)  # fmt: skip
 @without_autocast
 def _backward(
     dy: Tensor, x: Tensor | None, pre: Tensor | None, up_weight: Tensor, up_bias: Tensor | None, down_weight: Tensor,

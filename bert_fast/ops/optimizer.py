@@ -127,8 +127,9 @@ def _adamw_step(
     backend: str,
 ) -> None:
     _checked_step(
-        "adamw", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params), lr if lr_tensor is None else lr_tensor,
-        (beta1, beta2), eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale, found_inf, backend,
+        _run_step, "adamw", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params),
+        lr if lr_tensor is None else lr_tensor, (beta1, beta2), eps, weight_decay, (),
+        grad_norm, max_grad_norm, grad_scale, found_inf, backend,
     )  # fmt: skip
 
 
@@ -156,9 +157,9 @@ def _lamb_step(
     backend: str,
 ) -> None:
     _checked_step(
-        "lamb", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params), lr if lr_tensor is None else lr_tensor,
-        (beta1, beta2), eps, weight_decay, (bias_correction, grad_averaging, use_nvlamb),
-        grad_norm, max_grad_norm, grad_scale, found_inf, backend,
+        _run_step, "lamb", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params),
+        lr if lr_tensor is None else lr_tensor, (beta1, beta2), eps, weight_decay,
+        (bias_correction, grad_averaging, use_nvlamb), grad_norm, max_grad_norm, grad_scale, found_inf, backend,
     )  # fmt: skip
 
 
@@ -182,6 +183,7 @@ def step_unchecked(
 
 
 def _checked_step(
+    run: Callable[..., None],
     kind: str,
     lists: Lists,
     lr: float | Tensor,
@@ -195,7 +197,10 @@ def _checked_step(
     found_inf: Tensor | None,
     backend: str,
 ) -> None:
-    """One step after all checks; switches: the arguments that only LAMB takes."""
+    """`run` (`step_unchecked` or, in a registered op, what it leads to) after all checks.
+
+    switches: the arguments that only LAMB takes.
+    """
     check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
     check_lists(lists)
     if not lists[0]:
@@ -212,7 +217,7 @@ def _checked_step(
     for name, tensor in (("grad_norm", grad_norm), ("grad_scale", grad_scale), ("found_inf", found_inf)):
         _check_scalar(name, tensor, first)
     with torch.no_grad():
-        step_unchecked(
+        run(
             kind, *with_one_layout(lists), lr, *betas, eps, weight_decay, *switches,
             grad_norm, max_grad_norm, grad_scale, found_inf, backend,
         )  # fmt: skip
@@ -278,8 +283,8 @@ def adamw_step(
     """
     lists = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(steps), list(master_params))
     _checked_step(
-        "adamw", lists, lr, betas, eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale, found_inf,
-        backends.requested(backend),
+        step_unchecked, "adamw", lists, lr, betas, eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale,
+        found_inf, backends.requested(backend),
     )  # fmt: skip
 
 
@@ -315,6 +320,6 @@ def lamb_step(
     lists = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(steps), list(master_params))
     switches = bool(bias_correction), bool(grad_averaging), bool(use_nvlamb)
     _checked_step(
-        "lamb", lists, lr, betas, eps, weight_decay, switches, grad_norm, max_grad_norm, grad_scale, found_inf,
-        backends.requested(backend),
+        step_unchecked, "lamb", lists, lr, betas, eps, weight_decay, switches, grad_norm, max_grad_norm, grad_scale,
+        found_inf, backends.requested(backend),
     )  # fmt: skip

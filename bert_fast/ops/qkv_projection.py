@@ -14,6 +14,7 @@ from bert_fast.checks import is_alike
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._linear_checks import check_input, check_parameters
 from bert_fast.ops._register import custom_op, without_none
+from bert_fast.ops._signature import check_given
 
 __all__ = ["qkv_projection"]
 
@@ -70,7 +71,10 @@ def _refuse(name: str, weight: Any, bias: Any, wq: Tensor, bq: Tensor | None, x:
     raise TypeError(f"w{name}: expected dtype {wanted} (that of wq), got {got}")
 
 
-@custom_op("qkv_projection_fwd")
+@custom_op(
+    "qkv_projection_fwd",
+    tensors={"x": "x T H", **dict.fromkeys(("wq", "wk", "wv"), "p N H"), **dict.fromkeys(("bq", "bk", "bv"), "p N")},
+)
 @without_autocast
 def _forward(
     x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None, backend: str
@@ -85,7 +89,11 @@ def _(
     return x.new_empty((x.shape[0], 3 * wq.shape[0]))
 
 
-@custom_op("qkv_projection_bwd")
+@custom_op(
+    "qkv_projection_bwd",
+    tensors={"dqkv": "x T 3N", "x": "x T H", "wq": "p N H", "wk": "p N H", "wv": "p N H"},
+    check=lambda dqkv, x, wq, wk, wv, wants_dx, wants_dweight, *_: check_given("x", x, wants_dweight),
+)
 @without_autocast
 def _backward(
     dqkv: Tensor, x: Tensor | None, wq: Tensor, wk: Tensor, wv: Tensor, wants_dx: bool, wants_dweight: bool,

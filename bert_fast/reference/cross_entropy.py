@@ -20,10 +20,15 @@ from bert_fast.reference.precision import wide
 __all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
 
 
-def _labelled(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """labels with 0 for ignored rows, which rows count [N] (bool), their number (at least 1, so that 0 / it is 0)."""
+def _labelled(z: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of every row: a class, that of its label if it is one; whether it counts; 1, or NaN where its label is no class.
+
+    Last the number of rows that count, at least 1, so that 0 / it is 0.
+    """
     valid = labels != ignore_index
-    return labels.masked_fill(~valid, 0).long(), valid, valid.sum().clamp(min=1)
+    classes = labels.clamp(0, z.shape[1] - 1)
+    factor = torch.ones_like(z[:, 0]).masked_fill((classes != labels) & valid, torch.nan)
+    return classes.long(), valid, factor, valid.sum().clamp(min=1)
 
 
 def cross_entropy_fwd(
@@ -31,16 +36,17 @@ def cross_entropy_fwd(
 ) -> tuple[Tensor, Tensor]:
     """The mean cross entropy of labelled rows.
 
-    logits (Tensor [N, C]); labels (Tensor [N], int): a class, or ignore_index.
+    logits (Tensor [N, C]); labels (Tensor [N], int): a class, or ignore_index; any other makes the
+        loss, and the gradient of its row, NaN.
     Returns: loss (Tensor [], fp32; fp64 for fp64 logits); lse (Tensor [N], likewise).
     """
     z = wide(logits)
-    classes, valid, number = _labelled(labels, ignore_index)
+    classes, valid, factor, number = _labelled(z, labels, ignore_index)
     lse = torch.logsumexp(z, dim=1)
     rows = lse - (1.0 - label_smoothing) * z.gather(1, classes[:, None]).squeeze(1)
     if label_smoothing > 0.0:
         rows = rows - label_smoothing * z.mean(dim=1)
-    return torch.where(valid, rows, 0.0).sum() / number, lse
+    return torch.where(valid, rows * factor, 0.0).sum() / number, lse
 
 
 def cross_entropy_bwd(
@@ -53,7 +59,7 @@ def cross_entropy_bwd(
 ) -> Tensor:
     """dlogits (Tensor [N, C], dtype of logits) for dloss (Tensor [])."""
     z = wide(logits)
-    classes, valid, number = _labelled(labels, ignore_index)
+    classes, valid, factor, number = _labelled(z, labels, ignore_index)
     onehot = torch.zeros_like(z).scatter_(1, classes[:, None], 1.0)
     dz = torch.exp(z - lse[:, None]) - (1.0 - label_smoothing) * onehot - label_smoothing / z.shape[1]
-    return (torch.where(valid[:, None], dz, 0.0) * (dloss / number)).to(logits.dtype)
+    return (torch.where(valid[:, None], dz * factor[:, None], 0.0) * (dloss / number)).to(logits.dtype)
