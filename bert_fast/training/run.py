@@ -22,6 +22,7 @@ from bert_fast.training.failures import FiniteWatch, explained, smaller_steps
 from bert_fast.training.loader import BatchLoader, MicroBatch
 from bert_fast.training.reporting import model_flops
 from bert_fast.training.reporting.machine import available_cores, processor_name
+from bert_fast.training.run_lock import RunLock
 from bert_fast.training.saved_state import (
     agreement,
     check_agreement,
@@ -87,6 +88,7 @@ class Run:
             config.schedule, config.learning_rate, self.num_steps, config.warmup, config.schedule_power
         )
         self.checkpoints = CheckpointFolder(config.output_dir / "checkpoints", config.keep_checkpoints)
+        self.lock = RunLock(config.output_dir)
         self.tell = Teller(trainer.observers)
         self.tally = Tally(self.processes, config.batch_tokens)
         self.watch = FiniteWatch(config.output_dir / "failed_batch", self.processes, self._examples)
@@ -105,8 +107,11 @@ class Run:
             with contextlib.suppress(Exception):  # an observer that fails, too, would hide the error
                 self.tell.end(f"failed: {error}" if str(error) else f"failed: {type(error).__name__}")
             raise
-        self.tell.end(result.outcome)
-        return result
+        else:
+            self.tell.end(result.outcome)
+            return result
+        finally:
+            self.lock.release()
 
     # Beginning and end
 
@@ -116,6 +121,7 @@ class Run:
             raise ValueError(f"resume: expected one of {', '.join(_RESUME)}, got {resume!r}")
         self.agreed = agreement(self.config, self.task, self.model, self.trainer.tokenizer, self.processes)
         check_processes(self.agreed, self.processes)
+        self.processes.on_main(self.lock.acquire)
         has_checkpoints = self.processes.from_main(bool(self.checkpoints.steps()))
         if resume == "must" and not has_checkpoints:
             raise CheckpointError(f"{self.checkpoints.path}: expected a checkpoint to go on from, found none")
@@ -124,7 +130,6 @@ class Run:
                 f"{self.checkpoints.path}: holds checkpoints of a run already; go on with resume='auto', or choose "
                 "another output_dir"
             )
-        self.processes.on_main(self._make_directory)
         seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
         outcome, notes = self._go_on() if has_checkpoints else (None, [])
         self.tell.start(self._plan())
@@ -151,12 +156,6 @@ class Run:
                 )
                 self.progress.forget_best()
         return state.outcome, [*notes, f"going on after step {newest}, from {directory}"]
-
-    def _make_directory(self) -> None:
-        try:
-            self.config.output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"output_dir: {self.config.output_dir} cannot be made: {error}") from error
 
     def _finish(self, outcome: str) -> TrainingResult:
         """Leaves the best weights in the model and in `model/`."""

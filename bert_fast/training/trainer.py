@@ -93,7 +93,8 @@ class Trainer:
 
         Raises:
             CheckpointError: a checkpoint is damaged, of another run, or cannot be written.
-            TrainingError: the loss is not a number, memory ran out, or another process is gone.
+            TrainingError: another run writes into output_dir; the loss is not a number, memory ran out, or another
+                process is gone.
             ValueError: the task has no examples to train on.
         """
         return Run(self).train(resume)

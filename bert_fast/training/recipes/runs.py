@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bert_fast.training.config import TrainingConfig
@@ -11,6 +12,7 @@ from bert_fast.training.recipes.build import Parts, build, settings_at_fault
 from bert_fast.training.recipes.settings import PretrainData, Settings, SettingsError
 from bert_fast.training.reporting import default_observers
 from bert_fast.training.run import Run, TrainingResult
+from bert_fast.training.run_lock import RunLock
 from bert_fast.training.trainer import Trainer
 
 __all__ = ["phases", "plan_text", "run"]
@@ -75,23 +77,37 @@ def run(settings: Settings, *, resume: str = "auto", quiet: bool = False) -> Tra
 def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingResult]:
     tokens_dir = settings.training.output_dir / "tokens"
     longest = _longest(settings)
-    for phase in phases(settings):
-        with settings_at_fault():  # a precision, say, that the device does not have
-            on_main = Processes(phase.training).on_main
-        parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
-        trainer = _trainer(parts, quiet)
-        result = trainer.train(resume)
-        resume = "auto" if resume == "must" else resume  # there is something to go on with, maybe not of every phase
-        yield result
-        if result.outcome.startswith("interrupted"):
-            return
-        valid = parts.task.valid
-        if valid is not None:
-            predictions = trainer.predict(valid)
-            if trainer.is_main:
-                directory = phase.training.output_dir / "predictions"
-                directory.mkdir(exist_ok=True)
-                parts.task.write_predictions(directory / "valid", valid, predictions)
+    planned = phases(settings)
+    lock = RunLock(settings.training.output_dir)
+    try:
+        for phase in planned:
+            with settings_at_fault():  # a precision, say, that the device does not have
+                on_main = Processes(phase.training).on_main
+            if phase is planned[0] and len(planned) > 1:  # each takes one of its own, too
+                on_main(lock.acquire)
+            parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
+            trainer = _trainer(parts, quiet)
+            result = trainer.train(resume)
+            resume = (
+                "auto" if resume == "must" else resume
+            )  # there is something to go on with, maybe not of every phase
+            yield result
+            if result.outcome.startswith("interrupted"):
+                return
+            _write_predictions(trainer, parts, phase.training.output_dir / "predictions")
+    finally:
+        lock.release()
+
+
+def _write_predictions(trainer: Trainer, parts: Parts, directory: Path) -> None:
+    """What the model says about the examples to judge by, where there are any."""
+    valid = parts.task.valid
+    if valid is None:
+        return
+    predictions = trainer.predict(valid)
+    if trainer.is_main:
+        directory.mkdir(exist_ok=True)
+        parts.task.write_predictions(directory / "valid", valid, predictions)
 
 
 def _longest(settings: Settings) -> int:
