@@ -8,6 +8,7 @@ from bert_fast.cli.arguments import find_device, positive, seed
 from bert_fast.demo.requirements import DemoError
 from bert_fast.demo.settings import QUESTIONS, Settings
 from bert_fast.errors import BackendError, CheckpointError
+from bert_fast.terminal import printable
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except (DemoError, CheckpointError, BackendError, OSError) as error:
-        print(f"bert-fast demo: {error}", file=sys.stderr)
+        print(printable(f"bert-fast demo: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("bert-fast demo: interrupted", file=sys.stderr)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bert_fast.cli.arguments import find_device, positive
 from bert_fast.cli.progress import progress
+from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
     from bert_fast.training.recipes.embedding import Embedded
@@ -88,9 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
                 report=report,
             )
     except (OSError, ValueError, ImportError) as error:
-        print(f"bert-fast embed: {error}", file=sys.stderr)
+        print(printable(f"bert-fast embed: {error}"), file=sys.stderr)
         return 1
-    print(f"{arguments.output}: {done.texts:,} x {embedder.model.config.hidden_size}; {_line(done)}")
+    print(printable(f"{arguments.output}: {done.texts:,} x {embedder.model.config.hidden_size}; {_line(done)}"))
     return 0
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 
 from bert_fast.cli import trained
+from bert_fast.terminal import printable
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,6 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
         metrics = model.evaluate(arguments.files)
         if model.processes.is_main:
             lines = [f"{name:24} {value:.6g}" for name, value in metrics.items()]
-            print(json.dumps(metrics) if arguments.json else "\n".join(lines))
+            print(json.dumps(metrics) if arguments.json else printable("\n".join(lines)))
             sys.stdout.flush()
     return 1 if problems else 0

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from bert_fast._version import __version__
 from bert_fast.cli.arguments import is_main_process
 from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError, TrainingError
+from bert_fast.terminal import printable
 
 __all__ = ["COMMANDS", "main"]
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BackendError, CheckpointError, SourceError, StoreError, TrainingError) as error:
         # Wrong files are wrong for all processes of a run: one says so. What fails in another one only, says it itself.
         if is_main_process() or not isinstance(error, SourceError | StoreError):
-            print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
+            print(printable(f"bert-fast {arguments.command}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_fast.cli import trained
 from bert_fast.errors import SourceError
+from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
     from bert_fast.training.recipes.inference import TrainedModel
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
                 examples = arguments.file
             for path in model.write_answers(model.read(examples), Path(arguments.output)):
                 if model.processes.is_main:
-                    print(path)
+                    print(printable(str(path)))
         elif arguments.file == "-":
             done = 0
             for rows in _stdin(model):
@@ -62,7 +63,7 @@ def _print(model: "TrainedModel", examples: Any, done: int = 0) -> None:
         if "index" in answer:
             answer["index"] += done
         if model.processes.is_main:
-            sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            sys.stdout.write(printable(json.dumps(answer, ensure_ascii=False)) + "\n")
     sys.stdout.flush()
 
 
@@ -99,7 +100,7 @@ def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
         row = json.loads(text)
         if not isinstance(row, dict):
             raise ValueError(f"got {type(row).__name__}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{place}: expected a JSON object: {error}") from None
     if isinstance(data, QaData):
         row.setdefault("id", str(number - 1))  # of all lines, not of those that came together

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from bert_fast.terminal import printable
+
 __all__ = ["add_arguments", "run"]
 
 
@@ -19,5 +21,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the page and says where it is; returns 0."""
     from bert_fast.training.reporting import write_report
 
-    print(write_report(arguments.run_dir))
+    print(printable(str(write_report(arguments.run_dir))))
     return 0

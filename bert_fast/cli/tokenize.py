@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bert_fast.cli.arguments import natural, seconds
 from bert_fast.cli.progress import progress
+from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
     from bert_fast.data.tokenize_files import Report
@@ -78,13 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
                 report=report,
             )
     except (OSError, ValueError) as error:
-        print(f"bert-fast tokenize: {error}", file=sys.stderr)
+        print(printable(f"bert-fast tokenize: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("bert-fast tokenize: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     how = f"{_line(done[0])} in {done[0].seconds:.1f} s" if done else "was complete already"
-    print(f"{store.path}: {len(store):,} documents, {len(store.tokens):,} tokens; {how}")
+    print(printable(f"{store.path}: {len(store):,} documents, {len(store.tokens):,} tokens; {how}"))
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.cli.arguments import is_main_process
+from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
     from bert_fast.training.recipes.inference import TrainedModel
@@ -50,7 +51,7 @@ def problems(command: str) -> Iterator[list[str]]:
     except (SettingsError, OSError, ImportError) as error:
         found.append(str(error))
         if is_main_process():
-            print(f"bert-fast {command}: {error}", file=sys.stderr)
+            print(printable(f"bert-fast {command}: {error}"), file=sys.stderr)
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -61,6 +62,6 @@ def _change(text: str) -> tuple[str, Any]:
     if value in ("true", "false", "null") or value.startswith("["):
         try:
             return name.replace("-", "_"), json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise argparse.ArgumentTypeError(f"{value!r} is no list as in JSON: {error}") from None
     return name.replace("-", "_"), value

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.cli.arguments import is_main_process
+from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
     from bert_fast.training.recipes.fields import Field
@@ -93,12 +94,12 @@ def run(arguments: argparse.Namespace, task: str) -> int:
         if arguments.dry_run:
             text = plan_text(settings)
             if is_main_process():
-                print(text)
+                print(printable(text))
             return 0
         result = run_settings(settings, resume=arguments.resume, quiet=arguments.quiet or not is_main_process())
     except (SettingsError, OSError, ImportError) as error:
         if is_main_process():
-            print(f"bert-fast {arguments.command}: {error}", file=sys.stderr)
+            print(printable(f"bert-fast {arguments.command}: {error}"), file=sys.stderr)
         return 1
     if is_main_process():
         parts = [f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps"]
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace, task: str) -> int:
             parts[0] += ": " + ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
         if not result.outcome.startswith("interrupted"):
             parts.append(f"model in {result.model_dir}")
-        print("; ".join(parts))
+        print(printable("; ".join(parts)))
     if not result.outcome.startswith("interrupted"):
         return 0
     return _INTERRUPTED.get(result.outcome.rpartition(" ")[2], 143)

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_fast.errors import CheckpointError, StoreError
+from bert_fast.terminal import printable
 
 __all__ = ["add_arguments", "run"]
+
+_AS_WRITTEN, _UNKNOWN = "as it was written", "has no digests: nothing is known of it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,16 +28,16 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.paths:
         found = list(_parts(path))
         if not found:
-            print(f"bert-fast verify: {path}: holds no token store and no checkpoint", file=sys.stderr)
+            print(printable(f"bert-fast verify: {path}: holds no token store and no checkpoint"), file=sys.stderr)
             status = 1
         for part, is_store in found:
             try:
                 has_digests = _verify(part, is_store)
             except (CheckpointError, StoreError) as error:
-                print(f"bert-fast verify: {error}", file=sys.stderr)
+                print(printable(f"bert-fast verify: {error}"), file=sys.stderr)
                 status = 1
             else:
-                print(f"{part}: {'as it was written' if has_digests else 'has no digests: nothing is known of it'}")
+                print(printable(f"{part}: {_AS_WRITTEN if has_digests else _UNKNOWN}"))
     return status
 
 

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "bert_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a folder of bert_fast or a file directly in it. part -> the other parts that it may import.
-BASE = {"_version", "checks", "env", "errors", "files", "native", "storage"}
+BASE = {"_version", "checks", "env", "errors", "files", "native", "storage", "terminal"}
 OPS = BASE | {"backend", "reference"}
 MODULES = OPS | {"ops"}
 MODELS = MODULES | {"modules", "optim"}
@@ -27,6 +27,7 @@ ALLOWED = {
     "errors": set(),
     "env": set(),
     "files": set(),
+    "terminal": set(),
     "checks": {"errors", "env"},
     "storage": {"errors", "env"},
     "native": {"errors", "env"},

@@ -67,6 +67,12 @@ class TrainedModel:
         model = load_model(model_class(data), directory, tokenizer, data.max_length, may_lack_head=False)
         has_labels = isinstance(data, NerData) or (isinstance(data, ClassifyData) and not data.regression)
         id2label = model.config.id2label
+        nameless = [number for number in range(len(id2label)) if number not in id2label]
+        if has_labels and nameless:
+            raise CheckpointError(
+                f"{directory / 'config.json'}: id2label: expected names of 0 to {len(id2label) - 1}, got none of "
+                f"{nameless[0]}"
+            )
         labels = [id2label[number] for number in range(len(id2label))] if has_labels else None
         if labels is not None and isinstance(data, ClassifyData | NerData) and data.labels is not None:
             labels = list(data.labels)
@@ -139,7 +145,7 @@ def _settings(directory: Path, changes: dict[str, Any], precision: str) -> Setti
             stored = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(stored, dict):
                 raise ValueError(f"expected an object, got {type(stored).__name__}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: cannot be read or is damaged: {error}") from None
         if changes.get("task", stored.get("task")) != stored.get("task"):
             raise SettingsError(f"task: expected {stored.get('task')}, as the model was trained, got {changes['task']}")

@@ -13,7 +13,7 @@ Names in the file and of the flags are the same, and flags win: with a file run.
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +140,8 @@ _FINETUNE = {"learning_rate": 3e-5, "warmup": 0.1, "epochs": 3}
 # Where one of each is said, the other's default is not meant.
 _DURATION = ("epochs", "steps")
 _BATCH = ("batch_size", "batch_tokens")
+_TOP_LEVEL = 3  # of YAML's events: within the stream, the document, the mapping of names
+_MAX_NESTING = 20
 
 
 def settings_fields(task: str) -> dict[str, Field]:
@@ -241,7 +243,9 @@ def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
     except ImportError as error:
         raise ImportError(f"settings in YAML need PyYAML: pip install bert_fast[train] ({error})") from error
     try:
-        values = yaml.safe_load(Path(file).read_text(encoding="utf-8-sig"))
+        text = Path(file).read_text(encoding="utf-8-sig")
+        _check_nesting(yaml.parse(text, Loader=yaml.SafeLoader))
+        values = yaml.safe_load(text)
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -251,6 +255,21 @@ def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise SettingsError(f"{file}: expected lines of the form name: value, got {type(values).__name__}")
     return values
+
+
+def _check_nesting(events: Iterable[Any]) -> None:
+    """Refuses what a few lines of YAML can make endless: lists within lists, and aliases (*name) in them.
+
+    Raises:
+        ValueError: the message says where.
+    """
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if depth > _MAX_NESTING or (kind == "AliasEvent" and depth > _TOP_LEVEL):
+            what = "an alias within a list" if kind == "AliasEvent" else "nested too deeply"
+            raise ValueError(f"line {event.start_mark.line + 1}: {what}: expected lines of the form name: value")
 
 
 def _read(task: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             line = json.loads(row)
             if not isinstance(line, dict) or not {"kind", "step", "time"} <= line.keys():
                 raise ValueError("expected an object with kind, step and time")
-        except ValueError as error:  # neither UTF-8 nor JSON, or another shape
+        except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or another shape
             if number == len(rows):  # no line end follows: it was being written
                 break
             raise SourceError(f"{path}: line {number}: {error}") from error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from bert_fast.terminal import printable
 from bert_fast.training.events import Evaluation, Plan, Step
 from bert_fast.training.reporting.figures import count, duration, losses, memory, number, percent, rate
 from bert_fast.training.reporting.flops import model_flops_utilisation
@@ -190,10 +191,10 @@ class ProgressLine(Listener):
         from rich.text import Text
 
         console = Console(file=self._stream) if self._live is None else self._live.console
-        console.print(Text(text, style))
+        console.print(Text(printable(text), style))
 
     def _write(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
 
 def _devices(plan: Plan) -> str:

@@ -142,7 +142,7 @@ class RunDirectory(Listener):
                 raise ValueError("expected an object with plan and starts")
         except FileNotFoundError as error:
             raise SourceError(f"{self.path}: expected the directory of a run, but it holds no run.json") from error
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise SourceError(f"{self.run_json}: cannot be read: {error}") from error
         return stored
 
