@@ -28,12 +28,11 @@ sizes of the tensors alone.
 Passes go through the list in alternating directions: each begins with what the one before left in the L2 cache.
 """
 
-import functools
 import math
 import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -172,11 +171,14 @@ def _groups(lists: _Lists) -> Iterator[_Lists]:
         lists.exp_avg_sqs,
         *([lists.masters] if lists.masters else []),
     ]
-    addresses = zip(*([t.data_ptr() for t in column] for column in columns), strict=True)
-    unions = [functools.reduce(operator.or_, row) for row in addresses]  # bits that any address of a place has
+    unions = [0] * len(lists.params)  # bits that any address of a place has
+    for column in columns:
+        unions = list(map(operator.or_, unions, map(Tensor.data_ptr, column)))
     for aligned in (True, False):
         places = [i for i, union in enumerate(unions) if (union % 16 == 0) == aligned]
-        if places:
+        if len(places) == len(unions):
+            yield replace(lists, aligned=aligned)
+        elif places:
             yield lists.take(places, aligned)
 
 

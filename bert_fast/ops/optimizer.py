@@ -52,7 +52,7 @@ def _run_step(kind: str, lists: Lists, copies: list[tuple[Tensor, Tensor]], *arg
     for original, copy in copies:
         original.copy_(copy)
     changed = [*params, *exp_avgs, *exp_avg_sqs, *steps, *masters]
-    if torch.is_inference_mode_enabled() or any(map(Tensor.is_inference, params)):
+    if torch.is_inference_mode_enabled() or params[0].is_inference():
         changed = [t for t in changed if not t.is_inference()]
     torch.autograd.graph.increment_version(changed)
 
