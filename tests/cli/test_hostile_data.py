@@ -1,4 +1,4 @@
-"""Files made to mislead: nothing in them reaches the terminal as a command, and none of them makes a command endless."""
+"""Files made to mislead: nothing in them commands the terminal, and none of them makes a command endless."""
 
 import json
 import shutil

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Sequence
@@ -70,13 +71,18 @@ class Field:
         try:
             result = _READERS[self.kind](value)
         except (TypeError, ValueError):
-            raise ValueError(f"{self.name}: expected {self._expected()}, got {value!r}") from None
+            raise ValueError(f"{self.name}: expected {self._expected()}, got {_shown(value)}") from None
         if self.choices and result not in self.choices:
-            raise ValueError(f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}")
+            raise ValueError(f"{self.name}: expected one of {', '.join(self.choices)}, got {_shown(value)}")
         return result
 
     def _expected(self) -> str:
         return ("a list, each " if self.is_list else "") + _NAMES[self.kind]
+
+
+def _shown(value: Any) -> str:
+    """For a message; lists in part, as they may have no end."""
+    return repr(value) if isinstance(value, str | int | float) else reprlib.repr(value)
 
 
 def fields_of(cls: type, choices: dict[str, tuple[str, ...]] | None = None) -> dict[str, Field]:
