@@ -35,6 +35,7 @@ __all__ = [
     "load_checkpoint",
     "load_into",
     "load_state_dict_file",
+    "not_dense",
 ]
 
 INDEX_SUFFIX = ".index.json"
