@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.classes import Fused
@@ -85,6 +86,8 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     else:
         if torch._C._are_functorch_transforms_active():
             yield "the call is under a transformation of torch.func"
+        elif forward_ad._current_level >= 0:
+            yield "derivatives are taken in forward mode"
         if _is_collecting():
             yield "a model around this one collects the layers' outputs"
 

@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch._C import (
     _any_requires_grad,
     _are_functorch_transforms_active,
+    _functorch,
     _get_tracing_state,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
 from torch._C._autograd import _profiler_enabled
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import forward_ad
 
 from bert_fast.ops._signature import checker
 
@@ -78,7 +81,12 @@ class Op:
         return run
 
     def _dispatch(self, *arguments: Any) -> Any:
-        """Runs the op through PyTorch's dispatcher."""
+        """Runs the op through PyTorch's dispatcher, which would leave the tangents of dual tensors behind."""
+        if forward_ad._current_level >= 0 and any(isinstance(a, Tensor) and _has_tangent(a) for a in arguments):
+            name = self._qualified_name.replace("::", ".")
+            raise NotImplementedError(
+                f"{name}: derivatives in forward mode (jvp, jacfwd, dual tensors) are not implemented, only backward is"
+            )
         return self._overload(*arguments)
 
     def _refuse_backward(self, ctx: Any, *_: Any) -> None:
@@ -104,15 +112,29 @@ class Op:
 
 
 def _is_watched() -> bool:
-    """Whether something wants to see each op: tracing, modes, `torch.func`, a profiler."""
+    """Whether something wants to see each op: tracing, modes, `torch.func`, forward-mode derivatives, a profiler."""
     return (
         torch.compiler.is_compiling()
         or _len_torch_dispatch_stack() > 0
         or _len_torch_function_stack() > 0
         or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
         or _get_tracing_state() is not None
         or _profiler_enabled()
     )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    """Whether a tensor is dual, at any level of `torch.func`."""
+    level = _functorch.maybe_current_level()
+    if level is None:
+        return forward_ad.unpack_dual(tensor, level=0).tangent is not None
+    if _functorch.maybe_get_level(tensor) == level:
+        if _functorch.is_gradtrackingtensor(tensor) and forward_ad.unpack_dual(tensor, level=0).tangent is not None:
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    with temporarily_pop_interpreter_stack():
+        return _has_tangent(tensor)
 
 
 def _are_plain(arguments: tuple[Any, ...]) -> bool:

@@ -195,7 +195,8 @@ def _saves(x: Tensor, weight: Tensor, bias: Tensor) -> str:
     # On the CPU looking at the weights takes 3 microseconds (14 without the extension). Elsewhere it would wait for the
     # device; and a graph, or a stand-in for a tensor, cannot be asked.
     is_plain = type(weight) in _PLAIN_TENSORS and type(bias) in _PLAIN_TENSORS
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not is_plain:
+    is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if x.device.type != "cpu" or is_transformed or not is_plain:
         return "device"
     if x.dtype in _WIDE and not torch.is_grad_enabled():
         return "output"  # nobody will read h, and y is the same to the bit

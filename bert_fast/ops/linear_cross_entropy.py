@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
@@ -175,9 +176,9 @@ class _Eager(torch.autograd.Function):
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
-    """Whether these are plain tensors, and nobody traces what happens to them."""
+    """Whether these are plain tensors, and nobody traces what happens to them or follows tangents."""
     are_plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors if t is not None)
-    return are_plain and not torch.compiler.is_compiling()
+    return are_plain and not torch.compiler.is_compiling() and forward_ad._current_level < 0
 
 
 def _is_last_use() -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from bert_fast.huggingface import fuse, unfuse, why_not
 
@@ -178,6 +179,52 @@ def test_transformations_run_the_untouched_code(make, batch) -> None:
     output, kept = traced(ids, batch["attention_mask"])["last_hidden_state"], batch["attention_mask"] != 0
     torch.testing.assert_close(output, model(ids, batch["attention_mask"])[0])
     torch.testing.assert_close(output[kept], unfuse(model)(ids, batch["attention_mask"])[0][kept])
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"])
+def test_forward_mode_derivatives_are_those_of_the_untouched(make, batch, name) -> None:
+    """By jvp of torch.func, and by dual numbers in the place of a parameter."""
+    model, untouched = (make(name, attn_implementation="eager").double() for _ in range(2))
+    untouched.load_state_dict(fuse(model).state_dict())
+    kept, key = batch["attention_mask"].bool(), "encoder.layer.1.attention.self.value.weight"
+    key = key if name == "BertModel" else f"bert.{key}"
+    weight = model.get_parameter(key).detach()
+    direction = torch.randn_like(weight)
+
+    def output(of: Any, weight: Tensor) -> Tensor:
+        first = torch.func.functional_call(of, {key: weight}, (batch["input_ids"], batch["attention_mask"]))[0]
+        return first[kept] if first.dim() == 3 else first
+
+    expected = torch.func.jvp(lambda w: output(untouched, w), (weight,), (direction,))
+    assert expected[1].abs().max() > 1e-3
+    torch.testing.assert_close(torch.func.jvp(lambda w: output(model, w), (weight,), (direction,)), expected)
+    with forward_ad.dual_level():
+        assert why_not(model, **batch) == ["derivatives are taken in forward mode"]
+        dual = forward_ad.unpack_dual(output(model, forward_ad.make_dual(weight, direction)))
+        torch.testing.assert_close((dual.primal, dual.tangent), expected)
+    assert why_not(model, **batch) == []
+
+
+def test_hessian_of_a_head(make, batch) -> None:
+    """Forward over reverse, through the loss of answers, which is the one that is trained on."""
+    model = fuse(make("BertForQuestionAnswering", num_labels=2, attn_implementation="eager").double())
+    labels = {"start_positions": torch.tensor([1, 0, 3]), "end_positions": torch.tensor([8, 4, 3])}
+    first = model.qa_outputs.weight.detach()[0, :3]
+
+    def loss(part: Tensor) -> Tensor:
+        weight = model.qa_outputs.weight.detach()
+        weight = torch.cat((torch.cat((part, weight[0, 3:]))[None], weight[1:]))
+        return torch.func.functional_call(model, {"qa_outputs.weight": weight}, (), {**batch, **labels}).loss
+
+    hessian, step = torch.func.hessian(loss)(first), 1e-4
+    assert why_not(model, **batch) == []
+    for index, offset in enumerate(torch.eye(3).double() * step):
+        values = []
+        for part in (first + offset, first - offset):
+            part = part.clone().requires_grad_()
+            values.append(torch.autograd.grad(loss(part), part)[0])  # on the packed path
+        difference = (values[0] - values[1]) / (2 * step)
+        assert (difference - hessian[index]).abs().max() < 1e-6
 
 
 def test_wrong_arguments_raise_as_ever(make, batch) -> None:
