@@ -15,6 +15,7 @@ __all__ = [
     "check_like",
     "check_same_device",
     "check_shape",
+    "check_size",
     "check_tensor",
     "is_alike",
 ]
@@ -92,6 +93,14 @@ def check_dropout_p(name: str, p: float) -> None:
         raise TypeError(f"{name}: expected a number, got {type(p).__name__}")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"{name}: expected a probability in [0, 1], got {p}")
+
+
+def check_size(name: str, size: Any) -> None:
+    """Raises TypeError unless size is an int, ValueError unless it is at least 1."""
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name}: expected an int, got {type(size).__name__}")
+    if size < 1:
+        raise ValueError(f"{name}: expected at least 1, got {size}")
 
 
 def check_ids(name: str, ids: torch.Tensor, count: int) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from bert_fast.checks import check_dropout_p, check_size, check_tensor
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
@@ -18,6 +19,8 @@ class DropoutAddLayerNorm(nn.Module):
 
     def __init__(self, hidden_size: int, eps: float = 1e-12, dropout_p: float = 0.0) -> None:
         super().__init__()
+        check_size("hidden_size", hidden_size)
+        check_dropout_p("dropout_p", dropout_p)
         self.hidden_size = hidden_size
         self.eps = eps
         self.dropout_p = dropout_p
@@ -41,6 +44,7 @@ class DropoutAddLayerNorm(nn.Module):
         """
         dropout_p = self.dropout_p if self.training else 0.0
         if dropout_p > 0.0:
+            check_tensor("x", x)
             if seed is None:
                 seed = draw_seed(x.device)
             if coords is None:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from bert_fast.checks import check_size
 from bert_fast.ops.layer_norm import layer_norm
 
 __all__ = ["LayerNorm"]
@@ -14,6 +15,7 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def __init__(self, hidden_size: int, eps: float = 1e-12) -> None:
+        check_size("hidden_size", hidden_size)
         super().__init__(hidden_size, eps=eps)
 
     def forward(self, input: Tensor) -> Tensor:

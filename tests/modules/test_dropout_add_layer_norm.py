@@ -1,5 +1,8 @@
 """The module DropoutAddLayerNorm: its parameters, its dropout, its agreement with the modules that it replaces."""
 
+from typing import Any
+
+import pytest
 import torch
 
 from bert_fast.modules.dropout_add_layer_norm import DropoutAddLayerNorm
@@ -53,3 +56,23 @@ def test_given_seed_and_coords_name_the_mask() -> None:
 
 def test_repr_says_what_it_is() -> None:
     assert repr(DropoutAddLayerNorm(8, 1e-5, 0.1)) == "DropoutAddLayerNorm(8, eps=1e-05, dropout_p=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        pytest.param({"hidden_size": 0}, ValueError, "hidden_size: expected at least 1, got 0", id="no-columns"),
+        pytest.param({"hidden_size": -2}, ValueError, "hidden_size: expected at least 1, got -2", id="negative"),
+        pytest.param({"hidden_size": (8,)}, TypeError, "hidden_size: expected an int, got tuple", id="shape"),
+        pytest.param({"hidden_size": 8, "dropout_p": 2.0}, ValueError, "dropout_p: expected a prob", id="probability"),
+        pytest.param({"hidden_size": 8, "dropout_p": "a"}, TypeError, "dropout_p: expected a number", id="text"),
+    ],
+)
+def test_the_constructor_refuses_what_no_call_could_use(arguments: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        DropoutAddLayerNorm(**arguments)
+
+
+def test_x_is_named_where_a_seed_would_be_drawn_for_it() -> None:
+    with pytest.raises(TypeError, match=r"^x: expected a Tensor, got list"):
+        DropoutAddLayerNorm(2, dropout_p=0.5)([1.0, 2.0], torch.zeros(1, 2))

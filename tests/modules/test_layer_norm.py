@@ -1,5 +1,8 @@
 """The module LayerNorm: its parameters, and its agreement with `nn.LayerNorm`."""
 
+from typing import Any
+
+import pytest
 import torch
 
 from bert_fast.modules.layer_norm import LayerNorm
@@ -42,3 +45,9 @@ def test_tools_see_a_layer_norm() -> None:
     """Those that keep weight decay off LayerNorm, or wrap modules by type, ask for the class."""
     assert isinstance(LayerNorm(8), torch.nn.LayerNorm)
     assert "(8,), eps=1e-12" in repr(LayerNorm(8))
+
+
+@pytest.mark.parametrize(("hidden_size", "error"), [(0, ValueError), (-1, ValueError), ("8", TypeError)])
+def test_the_constructor_refuses_what_is_no_size(hidden_size: Any, error: type) -> None:
+    with pytest.raises(error, match=r"^hidden_size: expected"):
+        LayerNorm(hidden_size)
