@@ -14,7 +14,7 @@ import torch
 
 from .rules import argument_names, objection
 
-__all__ = ["Case", "Finding", "Refused", "describe"]
+__all__ = ["Case", "Finding", "Refused", "describe", "place_of"]
 
 
 class Refused(Exception):
@@ -103,7 +103,7 @@ class Case:
             self.say(f"# {type(error).__name__}: {str(error)[:500]}")
             if problem is None:
                 raise Refused(error) from None
-            raise Finding(f"{problem} (at {_place_of(error)})") from error
+            raise Finding(f"{problem} (at {place_of(error)})") from error
 
     def expect(self, condition: Any, what: str) -> None:
         """A finding unless the condition holds."""
@@ -111,7 +111,7 @@ class Case:
             raise Finding(what)
 
 
-def _place_of(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """The innermost line of the library that the error went through."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if "/bert_fast/" in frame.filename]
     return f"{lines[-1].filename.rpartition('/bert_fast/')[2]}:{lines[-1].lineno}" if lines else "the call"
@@ -119,7 +119,7 @@ def _place_of(error: BaseException) -> str:
 
 def _name_of(function: Callable[..., Any]) -> str:
     bound = getattr(function, "__self__", None)
-    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or str(function)
+    name = getattr(function, "__qualname__", None) or f"<{type(function).__name__}>"
     return name if bound is None or isinstance(bound, type) else f"<{type(bound).__name__}>.{name.split('.')[-1]}"
 
 

@@ -1,6 +1,6 @@
 """What a refusal must be: an exception of a kind that a caller can expect, whose message names what was wrong.
 
-Allowed kinds: the exceptions of `bert_fast.errors`, and TypeError, ValueError and the OSErrors that the operating
+Allowed kinds: the exceptions that the library defines, and TypeError, ValueError and the OSErrors that the operating
 system gives for files, exactly these. Subclasses such as UnicodeDecodeError or json's JSONDecodeError know of bytes and
 columns but not of arguments and files, and a caller who reads one has to guess; RuntimeError, IndexError, KeyError,
 AttributeError, AssertionError, RecursionError, MemoryError, OverflowError and NotImplementedError say that something
@@ -16,12 +16,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bert_fast import errors
-
 __all__ = ["argument_names", "objection"]
 
 _FILE_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-_KINDS = {TypeError, ValueError, OSError, *_FILE_ERRORS, *(getattr(errors, name) for name in errors.__all__)}
+_KINDS = {TypeError, ValueError, OSError, *_FILE_ERRORS}
 # `f() missing 1 required positional argument: 'x'`, `f() takes 2 positional arguments but 3 were given`; a schema's.
 _BINDING = re.compile(
     r"[\w.<>]+\(\) (missing|takes|got (an unexpected|multiple values|some positional))"
@@ -35,10 +33,8 @@ def objection(error: BaseException, names: Iterable[str]) -> str | None:
     message = str(error)
     if isinstance(error, TypeError | RuntimeError) and _BINDING.match(message):
         return None  # an op's schema refuses with RuntimeErrors, before the op is reached
-    if type(error) not in _KINDS:
-        return (
-            f"{_kind(error)} where TypeError, ValueError, OSError or an exception of bert_fast.errors is due: {message}"
-        )
+    if type(error) not in _KINDS and not type(error).__module__.startswith("bert_fast."):
+        return f"{_kind(error)} where TypeError, ValueError, OSError or an exception of bert_fast is due: {message}"
     if isinstance(error, OSError) and error.filename:
         return None
     if any(_is_named(name, message) for name in names):

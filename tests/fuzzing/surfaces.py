@@ -7,7 +7,7 @@ whatever mix of surfaces a run makes; new surfaces are added at the end.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import model_files, ops, planted, tokenizers
+from . import examples, model_files, modelling, ops, optimizers, planted, runs, tokenizers
 from .case import Case
 
 __all__ = ["SURFACES", "Surface", "numbers_of", "surface_named", "surface_of"]
@@ -41,6 +41,17 @@ SURFACES = (
     Surface("tokenizer files", model_files.run_tokenizer_files, share=8, in_ci=500),
     Surface("model files", model_files.run_model_files, share=8, in_ci=500),
     Surface("configurations", model_files.run_configurations, share=8, in_ci=500),
+    Surface("optimizers", optimizers.run, share=8, in_ci=400),
+    Surface("models", modelling.run_models, share=6, in_ci=300),
+    Surface("modules", modelling.run_modules, share=6, in_ci=200),
+    Surface("fused models", modelling.run_fused, share=4, in_ci=200),
+    Surface("tables", examples.run_tables, share=6, in_ci=300),
+    Surface("text sources", examples.run_sources, share=4, in_ci=200),
+    Surface("token stores", examples.run_stores, share=4, in_ci=200),
+    Surface("collators", examples.run_collators, share=10, in_ci=300),
+    Surface("resumed runs", runs.run_resumed, share=0.5, in_ci=60, seconds=60),
+    Surface("training settings", runs.run_settings, share=4, in_ci=200),
+    Surface("commands", runs.run_commands, share=0.5, in_ci=60, seconds=60),
 )
 
 
