@@ -34,12 +34,15 @@ class AddedToken:
         """From a string, a dict as files hold it, or anything with these attributes (`tokenizers.AddedToken`).
 
         Raises:
-            TypeError: `value`, called `name` in the message, is none of these.
+            TypeError: `value`, called `name` in the message, is none of these, or a switch of the dict is no bool.
         """
         if isinstance(value, str):
             return cls(value, normalized=not special, special=special)
         if isinstance(value, dict) and isinstance(value.get("content"), str):
             fields = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
+            for key, switch in fields.items():
+                if key != "content" and not isinstance(switch, bool):
+                    raise TypeError(f"{name}: {key}: expected a bool, got {type(switch).__name__}")
             return cls(**{"special": special, "normalized": not special, **fields})
         if isinstance(getattr(value, "content", None), str):
             read = {key: getattr(value, key) for key in cls.__dataclass_fields__}

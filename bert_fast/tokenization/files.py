@@ -7,11 +7,23 @@ added_tokens.json), then tokenizer.json, then defaults. The vocabulary is that o
 import functools
 import json
 import os
+import reprlib
 from pathlib import Path
 from typing import Any
 
 from bert_fast.files import write_atomically
 from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.json_files import (
+    CONFIG_KINDS,
+    ID,
+    MODEL_KINDS,
+    NORMALIZER_KINDS,
+    OBJECT,
+    TEXT_OR_NULL,
+    TOKENIZER_KINDS,
+    check_kinds,
+    read_json_object,
+)
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 from bert_fast.tokenization.vocab import open_vocab, vocab_from_mapping, vocab_to_text
 
@@ -22,6 +34,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
+_MOST_DIGITS = 10  # of an id
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, AddedToken]]:
@@ -53,51 +66,64 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
         options, added = {"vocab": open_vocab(path / VOCAB_FILE)}, {}
     else:
         raise FileNotFoundError(f"{path} holds neither {TOKENIZER_FILE} nor {VOCAB_FILE}")
-    config = _read_json(path / CONFIG_FILE)
+    config = read_json_object(path / CONFIG_FILE)
+    check_kinds(path / CONFIG_FILE, config, CONFIG_KINDS)
     added_decoder = config.pop("added_tokens_decoder", None)
     if added_decoder is None:
-        config.update(_read_json(path / SPECIAL_TOKENS_FILE))
+        older = read_json_object(path / SPECIAL_TOKENS_FILE)
+        check_kinds(path / SPECIAL_TOKENS_FILE, older, CONFIG_KINDS)
+        config.update(older)
     for token_id, value in (added_decoder or {}).items():
-        added[int(token_id)] = AddedToken.from_any(value, False, f"added_tokens_decoder[{token_id}]")
+        name = f"{path / CONFIG_FILE}: added_tokens_decoder[{token_id!r:.20}]"
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _MOST_DIGITS):
+            raise ValueError(f"{name}: expected ids as keys")
+        added[int(token_id)] = AddedToken.from_any(value, False, name)
     named = {_content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None}
-    for token, token_id in _read_json(path / ADDED_TOKENS_FILE).items():
+    older_added = read_json_object(path / ADDED_TOKENS_FILE)
+    check_kinds(path / ADDED_TOKENS_FILE, older_added, dict.fromkeys(older_added, ID))
+    for token, token_id in older_added.items():
         added.setdefault(token_id, AddedToken.from_any(token, token in named, ADDED_TOKENS_FILE))
-    return {**options, **config}, added
+    return {**options, **config, "vocab": options["vocab"]}, added
 
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
-    state = _read_json(path)
+    state = read_json_object(path)
+    check_kinds(path, state, TOKENIZER_KINDS)
     model = state.get("model") or {}
     # Older files leave the type out; only WordPiece has max_input_chars_per_word and a mapping as vocabulary.
     if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
-        raise ValueError(f"{path}: expected a WordPiece model, got {model.get('type')}")
-    added = {
-        int(entry["id"]): AddedToken.from_any(entry, False, f"{path.name}: added_tokens")
-        for entry in state.get("added_tokens") or []
-    }
-    options: dict[str, Any] = {"vocab": vocab_from_mapping(model["vocab"])}
-    for option, key in (
-        ("unk_token", "unk_token"),
-        ("max_input_chars_per_word", "max_input_chars_per_word"),
-        ("continuing_subword_prefix", "continuing_subword_prefix"),
-    ):
+        raise ValueError(f"{path}: expected a WordPiece model, got {_type_of(model)}")
+    check_kinds(path, model, MODEL_KINDS, "model: ")
+    added = {}
+    for index, entry in enumerate(state.get("added_tokens") or []):
+        name = f"added_tokens[{index}]"
+        check_kinds(path, {name: entry}, {name: OBJECT})
+        check_kinds(path, {"id": None, **entry}, {"id": ID}, f"{name}: ")
+        added[entry["id"]] = AddedToken.from_any(entry, False, f"{path}: {name}")
+    try:
+        options: dict[str, Any] = {"vocab": vocab_from_mapping(model["vocab"])}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    for key in ("unk_token", "max_input_chars_per_word", "continuing_subword_prefix"):
         if model.get(key) is not None:
-            options[option] = model[key]
+            options[key] = model[key]
     options.update(_read_normalizer(path, state.get("normalizer")))
-    pre_tokenizer = (state.get("pre_tokenizer") or {}).get("type")
+    pre_tokenizer = _type_of(state.get("pre_tokenizer") or {})
     if pre_tokenizer != "BertPreTokenizer":
         raise ValueError(f"{path}: expected the pre-tokenizer BertPreTokenizer, got {pre_tokenizer}")
     options.update(_read_post_processor(path, state.get("post_processor")))
     padding = state.get("padding") or {}
+    check_kinds(path, padding, {"direction": TEXT_OR_NULL}, "padding: ")
     if padding.get("direction"):
         options["padding_side"] = padding["direction"].lower()
     return options, added
 
 
 def _read_normalizer(path: Path, normalizer: dict[str, Any] | None) -> dict[str, Any]:
-    kind = (normalizer or {}).get("type")
+    kind = _type_of(normalizer or {})
     if normalizer is None or kind != "BertNormalizer":
         raise ValueError(f"{path}: expected the normalizer BertNormalizer, got {kind}")
+    check_kinds(path, normalizer, NORMALIZER_KINDS, "normalizer: ")
     names = {
         "do_lower_case": "lowercase",
         "strip_accents": "strip_accents",
@@ -111,25 +137,26 @@ def _read_post_processor(path: Path, processor: dict[str, Any] | None) -> dict[s
     """The names of [CLS] and [SEP], from either form in which the library writes BERT's template."""
     if processor is None:
         return {}
-    if processor.get("type") == "BertProcessing":
-        return {"cls_token": processor["cls"][0], "sep_token": processor["sep"][0]}
-    pieces = [next(iter(piece.items())) for piece in processor.get("single") or []]
-    if [kind for kind, _ in pieces] != ["SpecialToken", "Sequence", "SpecialToken"]:
-        raise ValueError(f"{path}: expected a post-processor that makes [CLS] A [SEP], got {processor.get('type')}")
-    return {"cls_token": pieces[0][1]["id"], "sep_token": pieces[2][1]["id"]}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+        if processor.get("type") == "BertProcessing":
+            names = {"cls_token": processor["cls"][0], "sep_token": processor["sep"][0]}
+        else:
+            ((first, cls),), ((second, _),), ((third, sep),) = (piece.items() for piece in processor["single"])
+            if [first, second, third] != ["SpecialToken", "Sequence", "SpecialToken"]:
+                raise KeyError(first)
+            names = {"cls_token": cls["id"], "sep_token": sep["id"]}
+        if all(isinstance(name, str) for name in names.values()):
+            return names
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        pass
+    kind = _type_of(processor)
+    raise ValueError(f"{path}: expected a post-processor that makes [CLS] A [SEP], got {kind}")
+
+
+def _type_of(part: dict[str, Any]) -> str:
+    """What a part of a tokenizer.json says that it is, for messages."""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) and kind.isidentifier() else reprlib.repr(kind)
 
 
 def _content(token: Any) -> Any:

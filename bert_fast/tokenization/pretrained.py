@@ -72,7 +72,13 @@ class StoredTokenizer(TokenDecoder):
         config = {key: arguments.pop(key) for key in list(arguments) if key not in known}
         given = {key: value for key, value in options.items() if key not in _FETCHING}
         arguments.update(added_tokens=added, name_or_path=str(pretrained_model_name_or_path))
-        tokenizer = cls(**{**arguments, **given})
+        try:
+            tokenizer = cls(**{**arguments, **given})
+        except (TypeError, ValueError) as error:
+            path = str(pretrained_model_name_or_path)
+            if path in str(error):
+                raise
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{path}: {error}") from error
         tokenizer._config = {key: value for key, value in config.items() if key not in _NOT_SAVED}
         return tokenizer
 

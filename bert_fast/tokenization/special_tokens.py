@@ -82,7 +82,9 @@ class TokenTable:
             self._register(token_id, token)
         wanted = {name: value for name, value in named.items() if value is not None}
         special = {name: AddedToken.from_any(value, True, name) for name, value in wanted.items()}
-        missing = [f"{name} {token.content!r}" for name, token in special.items() if self._find(token.content) is None]
+        missing = [
+            f"{name} {token.content!r:.80}" for name, token in special.items() if self._find(token.content) is None
+        ]
         missing += [f"{name} (None)" for name in _REQUIRED if name not in special]
         if missing:
             raise ValueError(f"vocab: special tokens are missing from the vocabulary: {', '.join(missing)}")
@@ -358,10 +360,10 @@ class TokenTable:
         if owner is None and token_id < self.vocab_size and self._find(token.content) != token_id:
             owner = self._vocabulary.tokens[token_id]
         if owner not in (None, token.content):
-            raise ValueError(f"added token {token.content!r}: id {token_id} belongs to {owner!r}")
+            raise ValueError(f"added token {token.content!r:.80}: id {token_id} belongs to {owner!r:.80}")
         known_id = self._find(token.content)
         if known_id not in (None, token_id):
-            raise ValueError(f"added token {token.content!r}: has id {known_id}, not {token_id}")
+            raise ValueError(f"added token {token.content!r:.80}: has id {known_id}, not {token_id}")
         self._num_ids = max(self._num_ids, token_id + 1)
         self._added[token_id] = token
         self._added_ids[token.content] = token_id

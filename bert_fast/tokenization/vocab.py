@@ -1,6 +1,7 @@
 """Vocabularies: a list of token strings in which the position is the id, read from vocab.txt or a mapping."""
 
 import os
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,14 +141,16 @@ def vocab_from_mapping(mapping: Mapping[str, int]) -> list[str]:
     tokens: list[str | None] = [None] * len(mapping)
     for token, token_id in mapping.items():
         if not isinstance(token, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise TypeError(f"vocab: expected str -> int, got {token!r} -> {token_id!r}")
+            raise TypeError(f"vocab: expected str -> int, got {reprlib.repr(token)} -> {reprlib.repr(token_id)}")
         if not 0 <= token_id < len(mapping):
             raise ValueError(
                 f"vocab: ids must be 0 to {len(mapping) - 1}, without gaps, for {len(mapping)} tokens; "
-                f"{token!r} has {token_id}"
+                f"{reprlib.repr(token)} has {reprlib.repr(token_id)}"
             )
         if tokens[token_id] is not None:
-            raise ValueError(f"vocab: id {token_id} is given to both {tokens[token_id]!r} and {token!r}")
+            raise ValueError(
+                f"vocab: id {token_id} is given to both {reprlib.repr(tokens[token_id])} and {reprlib.repr(token)}"
+            )
         tokens[token_id] = token
     return [token for token in tokens if token is not None]
 
@@ -199,7 +202,7 @@ def _check_distinct(tokens: list[str], source: str) -> None:
     repeated = []
     for line, token in enumerate(tokens, start=1):
         if first_line.setdefault(token, line) != line:
-            repeated.append(f"{token!r} on lines {first_line[token]} and {line}")
+            repeated.append(f"{token!r:.80} on lines {first_line[token]} and {line}")
     if repeated:
         more = f" and {len(repeated) - _SHOWN} more" if len(repeated) > _SHOWN else ""
         raise ValueError(f"vocab: {source} repeats tokens: {'; '.join(repeated[:_SHOWN])}{more}")
