@@ -46,7 +46,7 @@ class RunLock:
 
     def _take(self, path: Path) -> int | None:
         """The open file with the lock; None: whoever had the lock removed the file meanwhile."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,7 +67,8 @@ class RunLock:
     def release(self) -> None:
         """Gives up the lock, if this process has it."""
         if self._descriptor is not None:
-            (self._directory / _NAME).unlink(missing_ok=True)  # before others can take it: theirs is a new file
+            with contextlib.suppress(OSError):  # before others can take it: theirs is a new file
+                (self._directory / _NAME).unlink()
             self.forget()
 
     def forget(self) -> None:

@@ -114,6 +114,21 @@ def test_a_lock_file_that_was_removed_guards_nothing(tmp_path: Path, monkeypatch
     lock.release()
 
 
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "run.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"cannot be made or written: .*symbolic link"):
+        RunLock(tmp_path).acquire()
+    assert (tmp_path / "other").read_text() == "precious"
+
+
+def test_a_directory_that_is_gone_ends_no_run(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "run")
+    lock.acquire()
+    shutil.rmtree(tmp_path / "run")
+    lock.release()
+
+
 def test_where_there_are_no_locks_nothing_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
