@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "bindings/gil.h"
 #include "cpu/attention.h"
 #include "cpu/dropout.h"
 #include "cpu/kernels.h"
@@ -167,7 +168,7 @@ std::map<std::string, bool> cpu_features() {
 
 void bind_cpu(py::module_& module) {
   using py::arg;
-  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  const auto no_gil = py::call_guard<bert_fast::bindings::WithoutGil>();
 
   module.def("simd_levels", &cpu::simd_levels,
              "Names of the instruction sets that these routines can use here, fastest first; the last is portable.");
