@@ -1,5 +1,6 @@
 """Checks of arguments at the public boundary: the message names the argument, the expected and the actual."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ __all__ = [
     "check_dtype",
     "check_floating",
     "check_ids",
+    "check_integer",
     "check_like",
     "check_same_device",
     "check_shape",
+    "check_site",
     "check_size",
     "check_tensor",
     "is_alike",
@@ -101,6 +104,33 @@ def check_size(name: str, size: Any) -> None:
         raise TypeError(f"{name}: expected an int, got {type(size).__name__}")
     if size < 1:
         raise ValueError(f"{name}: expected at least 1, got {size}")
+
+
+def check_integer(name: str, value: Any) -> int:
+    """`value` as an int; NumPy's integers and tensors that hold one (which sync) will do, a graph's symbolic one too.
+
+    Raises:
+        TypeError: not an integer; a bool is none.
+        ValueError: of more than 64 bits.
+    """
+    if type(value) is not int:
+        if isinstance(value, torch.SymInt):
+            return value  # type: ignore[return-value]  # its value is the graph's business
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: expected an int of at most 64 bits, got {value}")
+    return value
+
+
+def check_site(site: Any) -> None:
+    """Raises TypeError unless site, which names a call of dropout, is an int, ValueError unless it is in [0, 2**31)."""
+    if not 0 <= check_integer("site", site) < 2**31:
+        raise ValueError(f"site: expected a number in [0, 2**31), got {site}")
 
 
 def check_ids(name: str, ids: torch.Tensor, count: int) -> None:

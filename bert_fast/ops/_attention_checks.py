@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape, check_tensor
+from bert_fast.checks import (
+    check_dtype,
+    check_floating,
+    check_integer,
+    check_like,
+    check_same_device,
+    check_shape,
+    check_tensor,
+)
 from bert_fast.env import SETTINGS
 from bert_fast.ops.dropout import check_coords
 from bert_fast.reference.dropout import HEAD_STRIDE
@@ -145,10 +153,10 @@ def check_padded_mask(name: str, mask: Tensor | None, batch_size: int, length: i
 
 def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **extras: Tensor | None) -> None:
     """Raises unless first_position is an int of at least 0 and extras broadcast to full = [B, A, Sq, Sk]."""
-    if not isinstance(first_position, int) or isinstance(first_position, bool):
-        raise TypeError(f"first_position: expected an int, got {type(first_position).__name__}")
-    if first_position < 0:
+    if check_integer("first_position", first_position) < 0:
         raise ValueError(f"first_position: expected at least 0, got {first_position}")
+    if first_position + full[2] > MAX_TOKENS:
+        raise ValueError(f"first_position: expected positions of at most {MAX_TOKENS}, got {first_position}")
     for name, extra in extras.items():
         if extra is None:
             continue

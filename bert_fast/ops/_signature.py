@@ -25,7 +25,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dropout_p, check_dtype, check_floating, check_same_device, check_shape, check_tensor
+from bert_fast.checks import (
+    check_dropout_p,
+    check_dtype,
+    check_floating,
+    check_same_device,
+    check_shape,
+    check_site,
+    check_tensor,
+)
 from bert_fast.ops._linear_checks import check_activation
 from bert_fast.reference.precision import wide_dtype
 
@@ -141,7 +149,6 @@ def _check_numbers(arguments: tuple[Any, ...], places: dict[str, int]) -> None:
         if given["dropout_p"]:
             for name in ("seed", "coords" if "coords" in given else "coords_q"):
                 check_given(name, given[name], is_needed=True)
-        if not 0 <= given["site"] < 2**31:
-            raise ValueError(f"site: expected a number in [0, 2**31), got {given['site']}")
+        check_site(given["site"])
     if "hidden_act" in given:
         check_activation(given["hidden_act"])

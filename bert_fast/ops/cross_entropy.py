@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dtype, check_same_device, check_shape
+from bert_fast.checks import check_dtype, check_integer, check_same_device, check_shape
 from bert_fast.env import SETTINGS
 from bert_fast.ops._register import custom_op
 from bert_fast.reference.precision import wide_dtype
@@ -103,7 +103,7 @@ def cross_entropy(
     check_ignore_index(ignore_index)
     check_labels("labels", labels, "logits", logits, logits.shape[1], ignore_index)
     check_label_smoothing(label_smoothing)
-    return _fwd(logits, labels, ignore_index, float(label_smoothing), backends.requested(backend))[0]
+    return _fwd(logits, labels, int(ignore_index), float(label_smoothing), backends.requested(backend))[0]
 
 
 def check_labels(
@@ -135,9 +135,8 @@ def check_labels(
 
 
 def check_ignore_index(value: int) -> None:
-    """Raises TypeError unless it is an int."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"ignore_index: expected an int, got {type(value).__name__}")
+    """Raises TypeError unless it is an int, ValueError where it has more than 64 bits."""
+    check_integer("ignore_index", value)
 
 
 def check_label_smoothing(value: float) -> None:

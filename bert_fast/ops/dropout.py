@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_dropout_p, check_dtype, check_floating, check_same_device, check_shape
+from bert_fast.checks import (
+    check_dropout_p,
+    check_dtype,
+    check_floating,
+    check_same_device,
+    check_shape,
+    check_site,
+)
 from bert_fast.ops._register import custom_op
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 
@@ -21,11 +28,13 @@ def draw_seed(device: torch.device) -> Tensor:
 def check_dropout_state(
     dropout_p: float, seed: Tensor | None, coords: Tensor | None, x: Tensor, site: int, names: tuple[str, str]
 ) -> None:
-    """Raises unless dropout_p is a probability and, where it is not 0, seed, coords and site fit the tokens of x.
+    """Raises unless dropout_p is a probability, site is in [0, 2**31) and, where p is not 0, seed and coords fit x.
 
-    seed: int64 [1]; coords: int32 [T, 2], T = len(x); site: in [0, 2**31); all on x's device. names: of coords and x.
+    seed: int64 [1]; coords: int32 [T, 2], T = len(x); both on x's device. names: of coords and x.
     """
     coords_name, x_name = names
+    if type(site) is not int or not 0 <= site < 2**31:  # here, since a call costs more than this
+        check_site(site)
     check_dropout_p("dropout_p", dropout_p)
     if dropout_p == 0.0:
         return
@@ -36,8 +45,6 @@ def check_dropout_state(
     check_dtype("seed", seed, (torch.int64,))
     check_same_device("seed", seed, x_name, x)
     check_coords(coords_name, coords, x, x_name)
-    if not 0 <= site < 2**31:
-        raise ValueError(f"site: expected a number in [0, 2**31), got {site}")
 
 
 def check_coords(name: str, coords: Tensor, x: Tensor, x_name: str) -> None:
@@ -69,7 +76,7 @@ def dropout(
     check_dropout_state(dropout_p, seed, coords, x, site, ("coords", "x"))
     if dropout_p == 0.0:
         return x
-    return _forward(x, dropout_p, seed, coords, site, requested(backend))
+    return _forward(x, dropout_p, seed, coords, int(site), requested(backend))
 
 
 @custom_op("dropout", tensors={"x": "x T H", "seed": "int64 1", "coords": "int32 T 2"})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dtype, check_ids, check_like, check_same_device, check_shape
+from bert_fast.checks import check_dtype, check_ids, check_integer, check_like, check_same_device, check_shape
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
@@ -239,6 +239,7 @@ def embedding(
         dropout_p, seed, coords = 0.0, None, None
     if words.is_floating_point():
         word_table = padding_idx = None
+    padding_idx = None if padding_idx is None else int(padding_idx)
     out_dtype, device_type = type_table.dtype, type_table.device.type
     if torch.is_autocast_enabled(device_type) and out_dtype != torch.float64:
         out_dtype = torch.get_autocast_dtype(device_type)
@@ -278,7 +279,7 @@ def _check(
         check_dtype("words", words, _INTEGERS)
         check_like("word_table", word_table, ("V", hidden_size), "type_table", type_table)
         num_words = word_table.shape[0]  # type: ignore[union-attr]
-        if padding_idx is not None and not 0 <= padding_idx < num_words:
+        if padding_idx is not None and not 0 <= check_integer("padding_idx", padding_idx) < num_words:
             raise ValueError(f"padding_idx: expected a row of word_table, in [0, {num_words}), got {padding_idx}")
     check_same_device("words", words, "type_table", type_table)
     num_tokens = words.shape[0]

@@ -64,7 +64,7 @@ def linear_cross_entropy(
     check_label_smoothing(label_smoothing)
     grad = torch.is_grad_enabled()
     wants = [grad and t is not None and t.requires_grad for t in (x, weight, bias)]
-    smoothing, backend = float(label_smoothing), requested(backend)
+    ignore_index, smoothing, backend = int(ignore_index), float(label_smoothing), requested(backend)
     if any(wants) and _is_eager(x, weight, bias):
         return _Eager.apply(x, weight, bias, labels, ignore_index, smoothing, backend)
     return _forward(x, weight, bias, labels, ignore_index, smoothing, *wants, backend)[0]

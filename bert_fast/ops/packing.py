@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_same_device, check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_integer, check_same_device, check_shape, check_tensor
 from bert_fast.env import SETTINGS
 
 __all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first", "repad", "unpad"]
@@ -68,6 +68,7 @@ class Packing:
     @classmethod
     def full(cls, batch_size: int, length: int, device: torch.device) -> "Packing":
         """Packing of a batch without padding: [B, S, ...] is only reshaped."""
+        batch_size, length = as_length("batch_size", batch_size), as_length("length", length)
         cu_seqlens = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * length
         rows = torch.arange(batch_size, dtype=torch.int32, device=device)
         positions = torch.arange(length, dtype=torch.int32, device=device)
@@ -89,6 +90,7 @@ class Packing:
         if len(cu_seqlens) == 0:
             raise ValueError("cu_seqlens: expected at least one entry (the leading 0), got none")
         max_seqlen = as_length("max_seqlen", max_seqlen)
+        num_tokens = as_length("num_tokens", num_tokens)
         if not torch.compiler.is_compiling():  # compiled, the attention op checks them
             check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
         coords = counted_coords(cu_seqlens, num_tokens)
@@ -204,13 +206,11 @@ def _nonzero(kept: Tensor, count: int) -> Tensor:
 
 
 def as_length(name: str, value: Any) -> int:
-    """`value` as an int: NumPy's integers and tensors that hold one (which sync) will do, others are a TypeError."""
-    if isinstance(value, int | torch.SymInt):
-        return value  # type: ignore[return-value]  # a graph's symbolic number passes for one
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+    """`value` as an int of at least 0: as `check_integer`."""
+    length = check_integer(name, value)
+    if not isinstance(length, torch.SymInt) and length < 0:
+        raise ValueError(f"{name}: expected at least 0, got {length}")
+    return length
 
 
 def check_offsets(name: str, cu_seqlens: Tensor, max_name: str, max_seqlen: int, num_tokens: int) -> None:
