@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Inputs", "as_list", "is_column", "parse_inputs"]
+__all__ = ["Inputs", "as_list", "is_column", "own_texts", "parse_inputs"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,23 @@ def is_column(value: Any) -> bool:
     if isinstance(value, tuple):
         return len(value) == 2 and isinstance(value[1], np.ndarray) and value[1].dtype == np.int64
     return hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
+
+
+def own_texts(texts: Any) -> Any:
+    """The same texts where nobody changes them later. Arrow columns are taken to be what they are: never changed."""
+    if isinstance(texts, (list, np.ndarray)):
+        return texts.copy()
+    if not isinstance(texts, tuple):
+        return texts
+    buffer, boundaries = texts
+    if not isinstance(buffer, bytes):
+        try:
+            view = memoryview(buffer)
+        except (TypeError, ValueError):  # no buffer, or closed: the engine says so
+            return texts
+        if view.itemsize == 1 and view.c_contiguous:
+            buffer = bytes(view)
+    return buffer, boundaries.copy()
 
 
 def as_list(column: Any) -> list[Any]:

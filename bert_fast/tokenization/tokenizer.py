@@ -5,13 +5,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.batch import encode_batch, later_encodings
 from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
-from bert_fast.tokenization.inputs import is_column, parse_inputs
+from bert_fast.tokenization.inputs import is_column, own_texts, parse_inputs
 from bert_fast.tokenization.options import Returned, Shape, tensor_kind
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
@@ -365,7 +363,7 @@ class BertTokenizer(UnpaddedTokenizer):
     def _encode_texts(self, texts: Any, shape: Shape, returned: Returned) -> BatchEncoding | None:
         """A call on a str, or a list or column of single texts, if the engine makes what is asked for; else None."""
         engine, specials = self._engine, self._specials()
-        kept = texts.copy() if isinstance(texts, (list, np.ndarray)) else texts  # arrays and lists may change later
+        kept = own_texts(texts)  # the caller's may change later
         if returned.tensors is None:
             entries = direct_lists(engine, kept, shape, returned, specials.around)
         else:

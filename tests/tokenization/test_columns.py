@@ -126,6 +126,22 @@ def test_arrays_may_change_after_a_call(ours: Callable[..., BertTokenizer]) -> N
         assert encoding.tokens(0) == plain.tokens(0) == ["[CLS]", "a", "b", "[SEP]"]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [bytearray, lambda data: np.frombuffer(data, np.uint8).copy(), lambda data: memoryview(bytearray(data))],
+    ids=["bytearray", "numpy", "memoryview"],
+)
+def test_buffers_may_change_after_a_call(make: Callable[[bytes], Any], ours: Callable[..., BertTokenizer]) -> None:
+    tokenizer = ours()
+    for options in ({}, {"padding": True, "return_tensors": "np"}, {"return_offsets_mapping": True}):
+        buffer, boundaries = make(b"a bc"), np.array([0, 3, 4])
+        encoding = tokenizer((buffer, boundaries), **options)
+        want = tokenizer(["a b", "c"], **options)
+        buffer[0], boundaries[1] = ord("x"), 1
+        assert [row.tokens for row in encoding.encodings] == [row.tokens for row in want.encodings]
+        assert [row.offsets for row in encoding.encodings] == [row.offsets for row in want.encodings]
+
+
 @needs_native
 def test_a_file_in_memory(tmp_path: Path) -> None:
     data, boundaries = arrow.encoded(TEXTS)
