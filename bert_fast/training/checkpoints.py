@@ -28,11 +28,12 @@ from bert_fast.data.digests import HashingFile, file_digest
 from bert_fast.errors import CheckpointError
 from bert_fast.training.state_file import RunState, read_state, write_state
 
-__all__ = ["STATE", "CheckpointFolder", "check_files", "load_data", "replace_directory", "save_data"]
+__all__ = ["STATE", "WEIGHTS", "CheckpointFolder", "check_files", "load_data", "replace_directory", "save_data"]
 
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REMOVING, _DAMAGED = ".writing-", ".removing-", "damaged-"
 STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.pt", "random.pt"
+WEIGHTS = "*.safetensors"  # all that counts of the best checkpoint, and of one that a model is made of
 
 
 class CheckpointFolder:
@@ -79,13 +80,13 @@ class CheckpointFolder:
             raise CheckpointError(f"no checkpoint is intact: {'; '.join(damage.values())}")
         return None, damage
 
-    def damage(self, step: int) -> str | None:
-        """What is wrong with the files of a checkpoint; None: they are as they were written."""
+    def damage(self, step: int, pattern: str = "*") -> str | None:
+        """What is wrong with the files of a checkpoint, or with some (see `check_files`); None: nothing."""
         if not self.directory(step).exists():
             return f"{self.directory(step)}: is not there"
         try:
             self.state(step)
-            check_files(self.directory(step))
+            check_files(self.directory(step), pattern)
         except CheckpointError as error:
             return str(error)
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 from bert_fast.data.batches import Batches
 from bert_fast.errors import CheckpointError
 from bert_fast.files import write_atomically
-from bert_fast.training.checkpoints import CheckpointFolder
+from bert_fast.training.checkpoints import WEIGHTS, CheckpointFolder
 from bert_fast.training.events import Evaluation, Plan
 from bert_fast.training.failures import FiniteWatch, explained, smaller_steps
 from bert_fast.training.loader import BatchLoader, MicroBatch
@@ -148,7 +148,7 @@ class Run:
         notes = [processes.on_main(partial(folder.set_aside, step, problem)) for step, problem in damage.items()]
         best = self.progress.best_step
         if best is not None and best != newest:
-            problem = processes.on_main(partial(folder.damage, best))
+            problem = processes.on_main(partial(folder.damage, best, WEIGHTS))
             if problem is not None:
                 notes.append(
                     f"{processes.on_main(partial(folder.set_aside, best, problem))}. These were the best weights: the "
@@ -170,7 +170,7 @@ class Run:
         return TrainingResult(outcome, self.progress.step, self.metrics, self.progress.best_value, best, model_dir)
 
     def _check_best(self, best: int) -> None:
-        problem = self.checkpoints.damage(best)
+        problem = self.checkpoints.damage(best, WEIGHTS)
         if problem is not None:
             raise CheckpointError(
                 f"{problem}; these were the best weights, and model/ was not written: the same command leaves the last "

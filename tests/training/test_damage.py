@@ -144,6 +144,10 @@ def worse() -> ToyTask:
 
 def test_the_best_weights_are_damaged(tmp_path: Path) -> None:
     assert toy_trainer(tmp_path / "run", task=worse()).train().best_step == 4
+    run = shutil.copytree(tmp_path / "run", tmp_path / "of the optimizer")
+    flip(checkpoint(run, 4) / "optimizer.pt", 5000)  # which nobody needs
+    assert len(notes(run, task=worse())) == 1
+    assert_same(final_state(run, 12), final_state(tmp_path / "run", 12))
     run = shutil.copytree(tmp_path / "run", tmp_path / "at the end")
     flip(checkpoint(run, 4) / "model.safetensors", 5000)
     first, second = notes(run, task=worse())

@@ -10,7 +10,7 @@ from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
 from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.checkpoints import STATE, check_files
+from bert_fast.training.checkpoints import STATE, WEIGHTS, check_files
 from bert_fast.training.recipes.settings import ModelSettings, SettingsError
 
 __all__ = ["SIZES", "load_model", "load_tokenizer", "make_config", "new_model"]
@@ -118,7 +118,7 @@ def load_model(
     if not os.path.isdir(directory):
         raise SettingsError(f"model: expected a checkpoint directory, got {os.fspath(directory)!r}")
     if os.path.isfile(os.path.join(directory, STATE)):  # a checkpoint of a run: it knows its digests
-        check_files(Path(directory), "*.safetensors")
+        check_files(Path(directory), WEIGHTS)
     # Weights are trained in fp32, whatever they are stored in.
     config = BertConfig.from_pretrained(directory, dtype=None, **(values or {}))
     _check_fit(config, tokenizer, max_length)
