@@ -61,7 +61,7 @@ void dropout_add_layer_norm_backward(const LayerNormBackward& args, const int32_
   require_address("kept", args.kept, num_elements);
   require_address("rstd", args.rstd, args.num_rows);
   require_address("mean", args.mean, args.bias == nullptr ? args.num_rows : 0);
-  require_address("weight", args.weight, n);
+  require_address("weight", args.weight, args.bias == nullptr ? num_elements : n);  // inverted below, rows or not
   require_address("dresidual", args.dresidual, num_elements);
   std::vector<float> inverse(args.bias == nullptr ? 0 : static_cast<size_t>(n));
   for (size_t c = 0; c < inverse.size(); ++c) inverse[c] = 1.0f / args.weight[c];
