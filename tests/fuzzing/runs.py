@@ -75,8 +75,12 @@ def run_resumed(case: Case) -> None:
     result = case.call(trainer.train, mode, names=("resume", "output_dir", *changes))
     case.expect(result.step == _STEPS, f"a run of {_STEPS} steps ended after {result.step}")
     if changes.keys() <= {"keep_checkpoints"}:
-        for name in ("model/model.safetensors", f"checkpoints/step-{_STEPS:08d}/model.safetensors"):
-            mine, expected = load((case.folder / name).read_bytes()), load(_finished_run(_STEPS)[name])
+        whole, last = _finished_run(_STEPS), f"checkpoints/step-{_STEPS:08d}"
+        best = json.loads(whole[f"{last}/state.json"])["progress"]["best_step"]
+        # Where the best weights are damaged the run says so, and the last ones take their place.
+        chosen = "model" if result.best_step == best else last
+        for name, source in (("model/model.safetensors", chosen), (f"{last}/model.safetensors", last)):
+            mine, expected = load((case.folder / name).read_bytes()), load(whole[f"{source}/model.safetensors"])
             same = mine.keys() == expected.keys() and all(torch.equal(mine[key], expected[key]) for key in mine)
             case.expect(same, f"after damage of {changed}, {name} ended with other weights")
 
