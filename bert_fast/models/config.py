@@ -105,7 +105,7 @@ class BertConfig:
     def __init__(self, **values: Any) -> None:
         """Sets the given fields, the others to their defaults; `num_labels=n` stands for n labels named LABEL_i."""
         model_type = values.pop("model_type", None)
-        if model_type not in (None, "", self.model_type):
+        if model_type is not None and not (isinstance(model_type, str) and model_type in ("", self.model_type)):
             raise ValueError(f"model_type: expected 'bert', got {shown(model_type)}")
         torch_dtype = values.pop("torch_dtype", None)  # the name of `dtype` before transformers 4.56
         if values.get("dtype") is None:
@@ -289,8 +289,8 @@ class BertConfig:
         }
         if self.dtype is not None:
             values["dtype"] = str(self.dtype).removeprefix("torch.")
-        if self.id2label != default["id2label"]:  # names and their inverse belong together
-            values["label2id"] = self.label2id
+        if {"id2label", "label2id"} & values.keys():  # names and their inverse belong together
+            values |= {"id2label": self.id2label, "label2id": self.label2id}
         try:
             return _to_json(values)
         except (TypeError, ValueError, RecursionError) as error:

@@ -145,6 +145,11 @@ def test_wrong_values_are_named(tmp_path: Path, values: dict[str, Any], error: t
     assert next(iter(values)) in str(caught.value)
 
 
+def test_a_model_type_that_is_no_text_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^model_type: expected 'bert', got array"):
+        BertConfig(model_type=np.zeros(2))
+
+
 def test_values_are_checked_when_set_later() -> None:
     config = BertConfig()
     with pytest.raises(ValueError, match=r"hidden_dropout_prob: .*got 7"):
@@ -174,6 +179,13 @@ def test_labels() -> None:
     assert config.num_labels == len(config.label2id) == 5
     with pytest.warns(UserWarning, match="num_labels=7 is ignored"):
         assert BertConfig(num_labels=7, id2label={0: "a"}).num_labels == 1
+
+
+def test_labels_that_only_one_mapping_names_come_back(tmp_path: Path) -> None:
+    """id2label as it is by default used to be left out of the file, and the count was then that of label2id."""
+    config = BertConfig(id2label={0: "LABEL_0", 1: "LABEL_1"}, label2id={"a": 0})
+    config.save_pretrained(tmp_path)
+    assert BertConfig.from_pretrained(tmp_path) == config
 
 
 def test_overrides(tmp_path: Path) -> None:
