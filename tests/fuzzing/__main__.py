@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="how many, shared out among the surfaces; default: what CI makes")
     parser.add_argument("--seed", type=int, default=0, help="the first case of each surface; CI makes those from 0")
     parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
+    parser.add_argument("--accept-poor-refusals", action="store_true", help="count exceptions of any kind as refusals")
     parser.add_argument("--list", action="store_true", help="name the surfaces")
     arguments = parser.parse_args()
     if arguments.list:
@@ -96,7 +97,7 @@ def main() -> int:
     chosen = [surface_named(name) for name in arguments.surface or ()] or list(SURFACES)
     plan = shares(chosen, arguments.cases)
     progress = _Progress(sum(count for _, count in plan))
-    report = run_cases(batches(plan, arguments.seed), arguments.jobs, progress)
+    report = run_cases(batches(plan, arguments.seed), arguments.jobs, progress, arguments.accept_poor_refusals)
     print(table(report))
     for trouble in report.troubles:
         print(trouble)

@@ -14,7 +14,7 @@ import torch
 
 from .rules import argument_names, objection
 
-__all__ = ["Case", "Finding", "Refused", "describe", "place_of"]
+__all__ = ["Case", "Finding", "PoorRefusal", "Refused", "describe", "place_of"]
 
 
 class Refused(Exception):
@@ -27,6 +27,10 @@ class Refused(Exception):
 
 class Finding(Exception):
     """Something that the library must not do: the reason why the case failed."""
+
+
+class PoorRefusal(Finding):
+    """The library refused, and not as it should: with another exception, or without saying what was wrong."""
 
 
 class Case:
@@ -103,7 +107,9 @@ class Case:
             self.say(f"# {type(error).__name__}: {str(error)[:500]}")
             if problem is None:
                 raise Refused(error) from None
-            raise Finding(f"{problem} (at {place_of(error)})") from error
+            is_out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+            kind = PoorRefusal if isinstance(error, Exception) and not is_out_of_memory else Finding
+            raise kind(f"{problem} (at {place_of(error)})") from error
 
     def expect(self, condition: Any, what: str) -> None:
         """A finding unless the condition holds."""

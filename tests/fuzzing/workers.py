@@ -34,7 +34,7 @@ import bert_fast.aten
 import bert_fast.reference
 from bert_fast import errors
 
-from .case import Case, Finding, Refused
+from .case import Case, Finding, PoorRefusal, Refused
 from .surfaces import surface_of
 
 __all__ = ["Report", "Trouble", "prepare_parent", "run_case", "run_cases", "tell_case"]
@@ -44,9 +44,9 @@ WALL_SECONDS = 300.0  # for a case that waits without computing: a deadlock
 FILE_BYTES = 1 << 28
 TOLD = 2  # of findings that seem to have one cause
 _IMPORTED_LATE = ("torch._dynamo", "torch._refs", "torch._meta_registrations")  # by PyTorch, on first use
-_OUTCOMES = ["unknown", "returned", "finding", "TypeError", "ValueError", "OSError", "RuntimeError", "SystemExit"]
+_OUTCOMES = ["unknown", "returned", "finding", "TypeError", "ValueError", "OSError", "RuntimeError"]
 _OUTCOMES += [*errors.__all__, "FileNotFoundError", "FileExistsError", "IsADirectoryError", "NotADirectoryError"]
-_OUTCOMES += ["PermissionError", "another exception"]
+_OUTCOMES += ["PermissionError", "poor refusal", "another exception"]
 
 
 @dataclass
@@ -122,11 +122,15 @@ def run_case(number: int, talks: bool = False) -> str:
 
 
 def run_cases(
-    batches: Iterable[list[int]], jobs: int = 1, progress: Callable[[Report], None] = lambda report: None
+    batches: Iterable[list[int]],
+    jobs: int = 1,
+    progress: Callable[[Report], None] = lambda report: None,
+    accepts_poor_refusals: bool = False,
 ) -> Report:
     """Makes all cases, in `jobs` workers at a time.
 
-    batches: each of cases of one surface. progress: called after every batch.
+    batches: each of cases of one surface. progress: called after every batch. accepts_poor_refusals: they are counted,
+    and are no findings.
     """
     report = Report()
     waiting, coming = deque[list[int]](), iter(batches)
@@ -136,7 +140,7 @@ def run_cases(
                 numbers = waiting.popleft() if waiting else next(coming, None)
                 if numbers is None:
                     break
-                worker = _Worker(numbers)
+                worker = _Worker(numbers, accepts_poor_refusals=accepts_poor_refusals)
                 selector.register(worker.pipe, selectors.EVENT_READ, worker)
             if not selector.get_map():
                 return report
@@ -172,8 +176,8 @@ def _tried_alone(trouble: Trouble) -> Trouble:
 class _Worker:
     """A forked process that makes the cases of a batch, seen from the parent."""
 
-    def __init__(self, numbers: list[int], talks: bool = False) -> None:
-        self._numbers, self._talks = numbers, talks
+    def __init__(self, numbers: list[int], *, talks: bool = False, accepts_poor_refusals: bool = False) -> None:
+        self._numbers, self._talks, self._accepts = numbers, talks, accepts_poor_refusals
         self._surface = surface_of(numbers[0])
         self._outcomes = mmap.mmap(-1, len(numbers))  # one byte for each case, seen by both processes
         self._folder = tempfile.mkdtemp(prefix="fuzzing-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
@@ -261,9 +265,11 @@ class _Worker:
             try:
                 kind = run_case(number, self._talks)
             except BaseException as error:
-                kind = "finding"
+                is_accepted = self._accepts and isinstance(error, PoorRefusal)
+                kind = "poor refusal" if is_accepted else "finding"
                 what = str(error) if isinstance(error, Finding) else f"fault of the fuzzer: {error!r}"
-                notes.write(f"\x1e{number} {_shortened(' '.join(what.split()))}\n")
+                if not is_accepted:
+                    notes.write(f"\x1e{number} {_shortened(' '.join(what.split()))}\n")
                 if self._talks:
                     _print_traceback(error)
             self._outcomes[place] = _OUTCOMES.index(kind if kind in _OUTCOMES else _OUTCOMES[-1])
