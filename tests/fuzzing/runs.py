@@ -75,20 +75,14 @@ def run_resumed(case: Case) -> None:
     result = case.call(trainer.train, mode, names=("resume", "output_dir", *changes))
     case.expect(result.step == _STEPS, f"a run of {_STEPS} steps ended after {result.step}")
     if changes.keys() <= {"keep_checkpoints"}:
-        last, best = f"checkpoints/step-{_STEPS:08d}/model.safetensors", "model/model.safetensors"
-        case.expect(_are_weights(case, last, (last,)), f"after damage of {changed}, other weights than without")
-        # Where the best step is lost, which the run says, the model is that of the last one.
-        allowed = (best, last) if changed else (best,)
-        case.expect(_are_weights(case, best, allowed), f"after damage of {changed}, another model than without")
-
-
-def _are_weights(case: Case, name: str, allowed: tuple[str, ...]) -> bool:
-    """Whether a file of the run's folder holds what one of these holds after a run without damage."""
-    mine = load((case.folder / name).read_bytes())
-    for other in (load(_finished_run(_STEPS)[name]) for name in allowed):
-        if mine.keys() == other.keys() and all(torch.equal(mine[key], other[key]) for key in mine):
-            return True
-    return False
+        whole, last = _finished_run(_STEPS), f"checkpoints/step-{_STEPS:08d}"
+        best = json.loads(whole[f"{last}/state.json"])["progress"]["best_step"]
+        # Where the best weights are damaged the run says so, and the last ones take their place.
+        chosen = "model" if result.best_step == best else last
+        for name, source in (("model/model.safetensors", chosen), (f"{last}/model.safetensors", last)):
+            mine, expected = load((case.folder / name).read_bytes()), load(whole[f"{source}/model.safetensors"])
+            same = mine.keys() == expected.keys() and all(torch.equal(mine[key], expected[key]) for key in mine)
+            case.expect(same, f"after damage of {changed}, {name} ended with other weights")
 
 
 def run_settings(case: Case) -> None:
