@@ -22,7 +22,7 @@ __all__ = ["run_public", "run_registered"]
 _BACKENDS = (None, None, "torch", "torch", "reference")
 # Of the error that the table allows. A million cases reach sizes, scales and cancellations that the tests of accuracy,
 # for which the table is made, do not; here a result is to be seen as another one.
-_SLACK = 50.0
+_SLACK = 500.0
 _STATE = ("params", "exp_avgs", "exp_avg_sqs", "steps", "master_params")  # what a step overwrites
 
 

@@ -282,8 +282,13 @@ def _ask_encoding(case: Case, encoding: BatchEncoding) -> None:
     numbers = [
         rng.choice((0, 0, 0, 1, 2, 5)) for _ in range(1 if name in ("tokens", "word_ids", "sequence_ids") else 2)
     ]
-    with contextlib.suppress(IndexError, ValueError):  # a row or token that is not there: as from a list
-        getattr(encoding, name)(*numbers)
+
+    def ask(*indices: int) -> None:
+        with contextlib.suppress(IndexError, ValueError):  # a row or token that is not there: as from a list
+            getattr(encoding, name)(*indices)
+
+    case.say(f"encoding.{name}(...)")
+    case.call(ask, *numbers)  # what the call took, it can answer questions about
     if case.chance(0.3):
         case.call(encoding.to, "cpu")
 
