@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.backend import use_backend
-from bert_fast.testing.tolerances import tolerance
+from bert_fast.testing.tolerances import FUZZING_SLACK, tolerance
 
 from .case import Case
 from .op_arguments import OPS, STEPS, Arguments
@@ -20,9 +20,6 @@ from .tensors import Tensors, relaid, spoil
 __all__ = ["run_public", "run_registered"]
 
 _BACKENDS = (None, None, "torch", "torch", "reference")
-# Of the error that the table allows. A million cases reach sizes, scales and cancellations that the tests of accuracy,
-# for which the table is made, do not; here a result is to be seen as another one.
-_SLACK = 500.0
 _STATE = ("params", "exp_avgs", "exp_avg_sqs", "steps", "master_params")  # what a step overwrites
 
 
@@ -198,7 +195,7 @@ def _expect_close(
     bound = tolerance(name, what, dtype)
     mine, theirs = (float((t.double() - exact).abs().max()) for t in (actual, plain))
     size = max(1.0, float(exact.abs().max()))
-    allowed = _SLACK * (bound.factor * theirs + bound.floor * size)
+    allowed = FUZZING_SLACK * (bound.factor * theirs + bound.floor * size)
     case.expect(
         mine <= allowed and not math.isnan(mine),
         f"{name}: {what} differs from the reference in fp64 by {mine:.3g}, allowed {allowed:.3g} ({actual.dtype})",
