@@ -34,20 +34,27 @@ class AddedToken:
         """From a string, a dict as files hold it, or anything with these attributes (`tokenizers.AddedToken`).
 
         Raises:
-            TypeError: `value`, called `name` in the message, is none of these, or a switch of the dict is no bool.
+            TypeError: `value`, called `name` in the message, is none of these, or a switch is no bool.
+            ValueError: the content has lone surrogates, which UTF-8 cannot hold.
         """
+        fields: dict[str, Any]
         if isinstance(value, str):
-            return cls(value, normalized=not special, special=special)
-        if isinstance(value, dict) and isinstance(value.get("content"), str):
+            fields = {"content": value}
+        elif isinstance(value, dict) and isinstance(value.get("content"), str):
             fields = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
-            for key, switch in fields.items():
-                if key != "content" and not isinstance(switch, bool):
-                    raise TypeError(f"{name}: {key}: expected a bool, got {type(switch).__name__}")
-            return cls(**{"special": special, "normalized": not special, **fields})
-        if isinstance(getattr(value, "content", None), str):
-            read = {key: getattr(value, key) for key in cls.__dataclass_fields__}
-            return cls(**{**read, "special": special or read["special"]})
-        raise TypeError(f"{name}: expected a str or an AddedToken, got {type(value).__name__}")
+        elif isinstance(getattr(value, "content", None), str):
+            fields = {key: getattr(value, key) for key in cls.__dataclass_fields__ if hasattr(value, key)}
+            fields["special"] = special or fields.get("special", False)
+        else:
+            raise TypeError(f"{name}: expected a str or an AddedToken, got {type(value).__name__}")
+        for key, switch in fields.items():
+            if key != "content" and not isinstance(switch, bool):
+                raise TypeError(f"{name}: {key}: expected a bool, got {type(switch).__name__}")
+        try:
+            fields["content"].encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name}: expected a str without lone surrogates, got {fields['content']!r:.80}") from None
+        return cls(**{"special": special, "normalized": not special, **fields})
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, as configuration files hold them."""

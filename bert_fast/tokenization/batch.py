@@ -28,7 +28,7 @@ class Segments(NamedTuple):
 
 def tokenize_segments(engine: Engine, inputs: Inputs, origins: bool) -> Segments:
     """Tokenizes everything in one call of the engine; `origins` asks for offsets and word ids too."""
-    ids, cu_seqlens, offsets, word_ids = engine.encode(inputs.strings, offsets=origins, word_ids=origins)
+    ids, cu_seqlens, offsets, word_ids = engine.encode(inputs.strings, offsets=bool(origins), word_ids=bool(origins))
     if inputs.words_per_segment is None:
         return Segments(ids, cu_seqlens, offsets, word_ids)
     # The engine saw words: a segment is several of its texts, and the number of a word is its place in the segment.

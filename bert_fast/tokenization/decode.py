@@ -1,8 +1,10 @@
 """From tokens back to text."""
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bert_fast.tokenization.arguments import members, plain
 from bert_fast.tokenization.special_tokens import TokenTable
 
 __all__ = ["TokenDecoder", "clean_up", "join_tokens"]
@@ -30,20 +32,16 @@ class TokenDecoder(TokenTable):
         Raises:
             ValueError: an id is not in the vocabulary.
         """
-        if hasattr(token_ids, "tolist"):
-            token_ids = token_ids.tolist()
+        token_ids = plain("token_ids", token_ids)
         if isinstance(token_ids, Mapping):
+            if "input_ids" not in token_ids:
+                raise ValueError("token_ids: expected an entry input_ids in the mapping")
             token_ids = token_ids["input_ids"]
-        if isinstance(token_ids, int):
-            token_ids = [token_ids]
-        token_ids = list(token_ids)
+        token_ids = [token_ids] if isinstance(token_ids, int) else members("token_ids", token_ids)
         if token_ids and (isinstance(token_ids[0], (list, tuple)) or getattr(token_ids[0], "ndim", 0)):
             return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in token_ids]
         skipped = {token_id for token_id, token in self._added.items() if token.special} if skip_special_tokens else ()
-        tokens = [
-            self._token_of(token_id, index) for index, token_id in enumerate(token_ids) if token_id not in skipped
-        ]
-        text = self.convert_tokens_to_string(tokens)
+        text = self.convert_tokens_to_string(self._tokens_of("token_ids", token_ids, skipped))
         if clean_up_tokenization_spaces is None:
             clean_up_tokenization_spaces = self.clean_up_tokenization_spaces
         return clean_up(text) if clean_up_tokenization_spaces else text
@@ -52,11 +50,21 @@ class TokenDecoder(TokenTable):
         self, sequences: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> list[str]:
         """The texts of several sequences of ids."""
-        return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in sequences]
+        texts: list[str] = []
+        for row in members("sequences", sequences):
+            try:
+                texts.append(self.decode(row, skip_special_tokens, clean_up_tokenization_spaces))
+            except (TypeError, ValueError) as error:
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"sequences[{len(texts)}]: {error}") from None
+        return texts
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """The text of a list of tokens."""
-        return join_tokens(tokens, self._engine_options["continuing_prefix"])
+        try:
+            return join_tokens(tokens, self._engine_options["continuing_prefix"])
+        except (AttributeError, RuntimeError, TypeError):  # what has not the methods of a str
+            raise TypeError(f"tokens: expected a list of str, got {reprlib.repr(tokens)}") from None
 
 
 def join_tokens(tokens: Sequence[str], prefix: str = "##") -> str:

@@ -27,7 +27,7 @@ from bert_fast.tokenization.json_files import (
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 from bert_fast.tokenization.vocab import open_vocab, vocab_from_mapping, vocab_to_text
 
-__all__ = ["read_tokenizer", "tokenizer_json", "write_tokenizer"]
+__all__ = ["as_path", "read_tokenizer", "tokenizer_json", "write_tokenizer"]
 
 VOCAB_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
@@ -35,6 +35,26 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 _MOST_DIGITS = 10  # of an id
+
+
+def as_path(name: str, value: Any) -> Path:
+    """The path that `value` is.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: no file can have it.
+    """
+    try:
+        path = Path(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected a path, got {type(value).__name__}") from None
+    try:
+        is_possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise ValueError(f"{name}: no file can be called {value!r}")
+    return path
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, AddedToken]]:
@@ -49,7 +69,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
         FileNotFoundError: nothing there, or neither vocab.txt nor tokenizer.json in the directory.
         ValueError: a file is not what its name says, or holds a tokenizer that is not BERT's.
     """
-    path = Path(path)
+    path = as_path("pretrained_model_name_or_path", path)
     if path.is_file():
         if path.suffix == ".json":
             return _read_tokenizer_json(path)
@@ -229,7 +249,8 @@ def write_tokenizer(
     Raises:
         NotADirectoryError: `directory` is a file.
     """
-    directory = Path(directory)
+    directory = as_path("save_directory", directory)
+    as_path("filename_prefix", prefix)
     if directory.is_file():
         raise NotADirectoryError(f"save_directory: {directory} is a file")
     directory.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.tokenization.arguments import members
+
 __all__ = ["Inputs", "as_list", "is_column", "own_texts", "parse_inputs"]
 
 
@@ -35,39 +37,49 @@ class Inputs:
         return Inputs(self.strings[:num_strings], None, self.has_pair[:count], self.is_batched)
 
 
-def parse_inputs(text: Any, text_pair: Any = None, is_split_into_words: bool = False) -> Inputs:
+def parse_inputs(
+    text: Any,
+    text_pair: Any = None,
+    is_split_into_words: bool = False,
+    names: tuple[str, str] = ("text", "text_pair"),
+) -> Inputs:
     """Checks and flattens the arguments `text` and `text_pair` of a call.
 
     Accepted are a string (or UTF-8 bytes), a list of strings, a list of pairs of strings; with `is_split_into_words` a
     list of words in place of each string; and a column (`is_column`) in place of a list of strings. As in
     `transformers`, an empty second text beside a single first one counts as none, while in a batch it is an empty
-    second segment.
+    second segment. Messages call the two arguments by their `names`.
 
     Raises:
         TypeError: something else was passed; the message names its index.
         ValueError: `text` and `text_pair` are batches of different lengths, or a pair has not two members.
     """
-    text, text_pair = (as_list(value) if is_column(value) else value for value in (text, text_pair))
+    name, pair_name = names
+    if is_column(text):
+        text = as_list(text, name)
+    if is_column(text_pair):
+        text_pair = as_list(text_pair, pair_name)
     is_batched = _is_list(text)
     if is_split_into_words:
         if not is_batched:
-            raise TypeError(f"text: with is_split_into_words=True, expected a list of words, got {_kind(text)}")
+            raise TypeError(f"{name}: with is_split_into_words=True, expected a list of words, got {_kind(text)}")
         text = list(text)
         is_batched = bool(text) and _is_list(text[0])
     if not is_batched:
-        is_nothing = text_pair is None or (hasattr(text_pair, "__len__") and len(text_pair) == 0)
+        may_be_empty = isinstance(text_pair, (str, bytes)) or _is_list(text_pair)
+        is_nothing = text_pair is None or (may_be_empty and len(text_pair) == 0)
         samples = [(text,)] if is_nothing else [(text, text_pair)]
-        return _flatten(samples, "text", is_split_into_words, is_batched=False)
+        return _flatten(samples, names, is_split_into_words, is_batched=False)
     texts = list(text)
     if text_pair is None:
-        samples = [_as_sample(item, index, is_split_into_words) for index, item in enumerate(texts)]
-        return _flatten(samples, "text", is_split_into_words, is_batched=True)
+        samples = [_as_sample(item, name, index, is_split_into_words) for index, item in enumerate(texts)]
+        return _flatten(samples, names, is_split_into_words, is_batched=True)
     if not _is_list(text_pair):
-        raise TypeError(f"text_pair: expected a list, as text is one, got {_kind(text_pair)}")
+        raise TypeError(f"{pair_name}: expected a list, as {name} is one, got {_kind(text_pair)}")
     pairs = list(text_pair)
     if len(pairs) != len(texts):
-        raise ValueError(f"text_pair: expected {len(texts)} texts, one for each of text, got {len(pairs)}")
-    return _flatten(list(zip(texts, pairs, strict=True)), "text", is_split_into_words, is_batched=True)
+        raise ValueError(f"{pair_name}: expected {len(texts)} texts, one for each of {name}, got {len(pairs)}")
+    return _flatten(list(zip(texts, pairs, strict=True)), names, is_split_into_words, is_batched=True)
 
 
 def is_column(value: Any) -> bool:
@@ -101,18 +113,25 @@ def own_texts(texts: Any) -> Any:
     return buffer, boundaries.copy()
 
 
-def as_list(column: Any) -> list[Any]:
-    """The texts of a column."""
+def as_list(column: Any, name: str = "text") -> list[Any]:
+    """The texts of a column; messages call it `name`.
+
+    Raises:
+        TypeError: it holds none that Python can get at.
+    """
     if isinstance(column, tuple):
-        data, starts = memoryview(column[0]).cast("B"), column[1].tolist()
+        try:
+            data, starts = memoryview(column[0]).cast("B"), column[1].tolist()
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected (buffer, boundaries): {error}") from None
         return [bytes(data[start:stop]) for start, stop in itertools.pairwise(starts)]
-    for name in ("to_pylist", "to_list", "tolist"):  # of Arrow's libraries, of NumPy
-        if hasattr(column, name):
-            return list(getattr(column, name)())
-    return list(column)
+    for method in ("to_pylist", "to_list", "tolist"):  # of Arrow's libraries, of NumPy
+        if hasattr(column, method):
+            return list(getattr(column, method)())
+    return members(name, column)
 
 
-def _as_sample(item: Any, index: int, is_split_into_words: bool) -> tuple[Any, ...]:
+def _as_sample(item: Any, name: str, index: int, is_split_into_words: bool) -> tuple[Any, ...]:
     """A member of a batch as (text,) or (text, pair)."""
     if is_split_into_words:
         is_pair = _is_list(item) and len(item) > 0 and _is_list(item[0])
@@ -122,11 +141,13 @@ def _as_sample(item: Any, index: int, is_split_into_words: bool) -> tuple[Any, .
         return (item,)
     if len(item) != 2:
         hint = "" if is_split_into_words else " (a list of words needs is_split_into_words=True)"
-        raise ValueError(f"text[{index}]: expected a pair of texts, got {len(item)} members{hint}")
+        raise ValueError(f"{name}[{index}]: expected a pair of texts, got {len(item)} members{hint}")
     return tuple(item)
 
 
-def _flatten(samples: Sequence[tuple[Any, ...]], name: str, is_split_into_words: bool, is_batched: bool) -> Inputs:
+def _flatten(
+    samples: Sequence[tuple[Any, ...]], names: tuple[str, str], is_split_into_words: bool, is_batched: bool
+) -> Inputs:
     has_pair = np.fromiter((len(sample) == 2 for sample in samples), dtype=bool, count=len(samples))
     segments = [segment for sample in samples for segment in sample]
 
@@ -134,7 +155,7 @@ def _flatten(samples: Sequence[tuple[Any, ...]], name: str, is_split_into_words:
         place = 0
         for index, sample in enumerate(samples):
             if segment_index < place + len(sample):
-                label = name if segment_index == place else "text_pair"
+                label = names[segment_index != place]
                 return f"{label}[{index}]" if is_batched else label
             place += len(sample)
         raise AssertionError(segment_index)
@@ -158,7 +179,10 @@ def _flatten(samples: Sequence[tuple[Any, ...]], name: str, is_split_into_words:
 def _is_list(value: Any) -> bool:
     """Whether this is a list of something, of whatever type (list, tuple, array, column of a table)."""
     return isinstance(value, (list, tuple)) or (
-        isinstance(value, Iterable) and hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping))
+        isinstance(value, Iterable)
+        and hasattr(value, "__len__")
+        and not isinstance(value, (str, bytes, Mapping))
+        and getattr(value, "ndim", 1) != 0
     )
 
 

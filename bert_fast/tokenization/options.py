@@ -63,10 +63,11 @@ def resolve_shape(
         ValueError: a value out of range or an unknown strategy; padding without a padding token; truncation to a length
             that is not a multiple of `pad_to_multiple_of`.
     """
+    add_special_tokens = True if add_special_tokens else False  # noqa: SIM210 (a call of bool takes thrice as long)
     max_length = check_int("max_length", max_length, 0)
     stride = check_int("stride", stride, 0) or 0
     pad_to_multiple_of = check_int("pad_to_multiple_of", pad_to_multiple_of, 1)
-    if padding_side not in ("right", "left"):
+    if not isinstance(padding_side, str) or padding_side not in ("right", "left"):
         raise ValueError(f"padding_side: expected 'right' or 'left', got {padding_side!r}")
     fill = _strategy("padding", padding, _PADDING, "longest", "do_not_pad")
     if truncation is None and max_length is not None and fill == "do_not_pad":
@@ -112,7 +113,7 @@ def tensor_kind(return_tensors: Any) -> str | None:
         ValueError: it names another.
     """
     kind = getattr(return_tensors, "value", return_tensors)
-    if kind not in (None, "pt", "np"):
+    if kind is not None and not (isinstance(kind, str) and kind in ("pt", "np")):
         raise ValueError(f"return_tensors: expected 'pt', 'np' or None, got {return_tensors!r}")
     return kind
 
@@ -139,6 +140,6 @@ def _strategy(name: str, value: Any, known: tuple[str, ...], if_true: str, if_fa
         return if_false
     if value is True:
         return if_true
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}: expected True, False or one of {', '.join(known)}, got {value!r}")
     return str(value)

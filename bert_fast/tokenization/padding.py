@@ -69,7 +69,10 @@ def pad_features(
         ValueError: no `input_ids`, or entries of different batch sizes.
     """
     if isinstance(features, (list, tuple)) and features and isinstance(features[0], Mapping):
-        entries: dict[str, Any] = {key: [row[key] for row in features] for key in features[0]}
+        try:
+            entries: dict[str, Any] = {key: [row[key] for row in features] for key in features[0]}
+        except (IndexError, KeyError, TypeError):
+            raise ValueError(f"encoded_inputs: expected mappings with the entries {list(features[0])} each") from None
     elif isinstance(features, Mapping):
         entries = dict(features)
     else:
@@ -77,6 +80,8 @@ def pad_features(
     if "input_ids" not in entries:
         raise ValueError(f"encoded_inputs: expected an entry input_ids, got {sorted(entries)}")
     first = entries["input_ids"]
+    if not hasattr(first, "__len__") or (hasattr(first, "ndim") and first.ndim == 0):
+        raise TypeError(f"encoded_inputs: expected a list in input_ids, got {type(first).__name__}")
     if return_tensors is None:
         return_tensors = _kind_of(first)
     entries = {key: _to_lists(value) for key, value in entries.items()}
@@ -86,11 +91,17 @@ def pad_features(
         entries = {key: [value] for key, value in entries.items()}
         rows = entries["input_ids"]
     for key, value in entries.items():
+        if not hasattr(value, "__len__"):
+            raise TypeError(f"encoded_inputs: expected a list in {key}, got {type(value).__name__}")
         if len(value) != len(rows):
             raise ValueError(f"encoded_inputs: {key} has {len(value)} rows, input_ids {len(rows)}")
+    try:
+        longest = max(map(len, rows), default=0)
+    except TypeError:
+        raise TypeError("encoded_inputs: expected lists of ints in input_ids") from None
     if return_attention_mask and "attention_mask" not in entries:
         entries["attention_mask"] = [[1] * len(row) for row in rows]
-    width = padded_width(max(map(len, rows), default=0), strategy, max_length, pad_to_multiple_of)
+    width = padded_width(longest, strategy, max_length, pad_to_multiple_of)
     for key in entries.keys() & fills.keys():
         entries[key] = [
             _pad_row(row, max(width, len(rows[i])), fills[key], padding_side, key) for i, row in enumerate(entries[key])

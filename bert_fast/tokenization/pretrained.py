@@ -2,12 +2,11 @@
 
 import inspect
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.files import write_atomically
 from bert_fast.tokenization.decode import TokenDecoder
-from bert_fast.tokenization.files import VOCAB_FILE, read_tokenizer, tokenizer_json, write_tokenizer
+from bert_fast.tokenization.files import VOCAB_FILE, as_path, read_tokenizer, tokenizer_json, write_tokenizer
 from bert_fast.tokenization.options import LARGE_LENGTH
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 from bert_fast.tokenization.vocab import vocab_to_text
@@ -131,8 +130,10 @@ class StoredTokenizer(TokenDecoder):
 
     def save_vocabulary(self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None) -> tuple[str]:
         """Writes vocab.txt into an existing directory; returns its path."""
-        if not Path(save_directory).is_dir():
+        directory = as_path("save_directory", save_directory)
+        if not directory.is_dir():
             raise NotADirectoryError(f"save_directory: there is no directory {save_directory}")
-        path = Path(save_directory) / (f"{filename_prefix}-{VOCAB_FILE}" if filename_prefix else VOCAB_FILE)
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        path = directory / as_path("filename_prefix", f"{prefix}{VOCAB_FILE}")
         write_atomically(path, lambda temporary: temporary.write_bytes(vocab_to_text(self._vocabulary.tokens).encode()))
         return (str(path),)

@@ -1,10 +1,12 @@
 """The vocabulary side of the tokenizer: special and added tokens, ids and tokens, sequences with special tokens."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.arguments import members, plain
 from bert_fast.tokenization.engine import Engine, make_engine
 from bert_fast.tokenization.vocab import Vocabulary
 
@@ -12,6 +14,12 @@ __all__ = ["NAMED_TOKENS", "TokenTable"]
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REQUIRED = ("unk_token", "sep_token", "cls_token")
+_CONSTRUCTOR_NAMES = {  # of options that the engine calls otherwise
+    "lowercase": "do_lower_case",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+    "max_word_chars": "max_input_chars_per_word",
+    "continuing_prefix": "continuing_subword_prefix",
+}
 
 
 def _named_token(name: str) -> Any:
@@ -33,7 +41,7 @@ def _named_token_id(name: str) -> Any:
         return self._id_of_named(name)
 
     def write(self: "TokenTable", value: Any) -> None:
-        self._set_named(name, None if value is None else self._token_of(value))
+        self._set_named(name, None if value is None else self._token_of(value, f"{name}_id"))
 
     return property(read, write)
 
@@ -78,6 +86,10 @@ class TokenTable:
         self._update_special_ids()
 
     def _register_all(self, named: Mapping[str, Any], extra: Sequence[Any], added: Mapping[int, AddedToken]) -> None:
+        if not isinstance(added, Mapping) or not all(
+            isinstance(token_id, int) and isinstance(token, AddedToken) for token_id, token in added.items()
+        ):
+            raise TypeError(f"added_tokens: expected a mapping from ids to AddedTokens, got {reprlib.repr(added)}")
         for token_id, token in sorted(added.items()):
             self._register(token_id, token)
         wanted = {name: value for name, value in named.items() if value is not None}
@@ -141,7 +153,10 @@ class TokenTable:
         ids, unk_id = self._ids, self._id_of_named("unk_token")
         if isinstance(tokens, str):
             return ids.get(tokens, unk_id)
-        return [ids.get(token, unk_id) for token in tokens]
+        try:
+            return [ids.get(token, unk_id) for token in tokens]
+        except TypeError:  # nothing to go through, or members that no dictionary can hold
+            raise TypeError(f"tokens: expected a str or a list of them, got {reprlib.repr(tokens)}") from None
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
         """The token of an id (int), or the tokens of several.
@@ -149,24 +164,34 @@ class TokenTable:
         Raises:
             ValueError: an id is not in the vocabulary.
         """
-        if hasattr(ids, "tolist"):
-            ids = ids.tolist()
+        ids = plain("ids", ids)
         if isinstance(ids, int):
             return self._token_of(ids)
-        skip = set(self.all_special_ids) if skip_special_tokens else set()
-        return [self._token_of(token_id, index) for index, token_id in enumerate(ids) if token_id not in skip]
+        skipped = set(self.all_special_ids) if skip_special_tokens else ()
+        return self._tokens_of("ids", members("ids", ids), skipped)
 
-    def _token_of(self, token_id: int, index: int | None = None) -> str:
-        if hasattr(token_id, "item"):
-            token_id = token_id.item()
-        added = self._added.get(token_id)
-        if added is not None:
-            # On the way back the library shows added tokens as they look in normalized text.
-            return self._engine.normalize(added.content) if added.normalized else added.content
-        if not 0 <= token_id < self.vocab_size:
-            where = "id" if index is None else f"ids[{index}]"
-            raise ValueError(f"{where}: {token_id} is not in the vocabulary (0 to {self._num_ids - 1})")
-        return self._vocabulary.tokens[token_id]
+    def _tokens_of(self, name: str, ids: Iterable[Any], skipped: Container[int] = ()) -> list[str]:
+        """The tokens of several ids, without the `skipped` ones; messages call the ids `name`."""
+        try:
+            return [self._token_of(token_id) for token_id in ids if token_id not in skipped]
+        except (TypeError, ValueError):
+            for index, token_id in enumerate(ids):
+                self._token_of(token_id, f"{name}[{index}]")
+            raise
+
+    def _token_of(self, token_id: Any, name: str = "ids") -> str:
+        try:
+            if hasattr(token_id, "item"):
+                token_id = token_id.item()
+            added = self._added.get(token_id)
+            if added is not None:
+                # On the way back the library shows added tokens as they look in normalized text.
+                return self._engine.normalize(added.content) if added.normalized else added.content
+            if 0 <= token_id < self.vocab_size:
+                return self._vocabulary.tokens[token_id]
+        except (RuntimeError, TypeError, ValueError):  # no number; an array or a tensor of several
+            raise TypeError(f"{name}: expected an int, got {reprlib.repr(token_id)}") from None
+        raise ValueError(f"{name}: {token_id} is not in the vocabulary (0 to {self._num_ids - 1})")
 
     # Special tokens.
 
@@ -241,6 +266,9 @@ class TokenTable:
         Raises:
             ValueError: there is no special token of that name.
         """
+        if not isinstance(special_tokens_dict, Mapping):
+            kind = type(special_tokens_dict).__name__
+            raise TypeError(f"special_tokens_dict: expected a mapping from names to tokens, got {kind}")
         named, extra = {}, None
         for name, value in special_tokens_dict.items():
             if name in ("extra_special_tokens", "additional_special_tokens"):
@@ -271,15 +299,15 @@ class TokenTable:
     ) -> list[int]:
         """[CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
         cls_id, sep_id = self._id_of_named("cls_token"), self._id_of_named("sep_token")
-        first = [cls_id, *token_ids_0, sep_id]
-        return first if token_ids_1 is None else [*first, *token_ids_1, sep_id]
+        first = [cls_id, *members("token_ids_0", token_ids_0), sep_id]
+        return first if token_ids_1 is None else [*first, *members("token_ids_1", token_ids_1), sep_id]
 
     def create_token_type_ids_from_sequences(
         self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
     ) -> list[int]:
         """0 for [CLS] A [SEP], 1 for B [SEP]."""
-        first = [0] * (len(token_ids_0) + 2)
-        return first if token_ids_1 is None else first + [1] * (len(token_ids_1) + 1)
+        first = [0] * (len(members("token_ids_0", token_ids_0)) + 2)
+        return first if token_ids_1 is None else first + [1] * (len(members("token_ids_1", token_ids_1)) + 1)
 
     def get_special_tokens_mask(
         self,
@@ -298,9 +326,13 @@ class TokenTable:
             if token_ids_1 is not None:
                 raise ValueError("token_ids_1: a sequence that has its special tokens already comes alone")
             special = set(self.all_special_ids)
-            return [int(token_id in special) for token_id in map(int, token_ids_0)]
-        first = [1, *[0] * len(token_ids_0), 1]
-        return first if token_ids_1 is None else [*first, *[0] * len(token_ids_1), 1]
+            ids = members("token_ids_0", token_ids_0)
+            try:
+                return [int(token_id in special) for token_id in map(int, ids)]
+            except (OverflowError, RuntimeError, TypeError, ValueError):
+                raise TypeError(f"token_ids_0: expected a list of ints, got {reprlib.repr(ids)}") from None
+        first = [1, *[0] * len(members("token_ids_0", token_ids_0)), 1]
+        return first if token_ids_1 is None else [*first, *[0] * len(members("token_ids_1", token_ids_1)), 1]
 
     # Engines are immutable and cannot be pickled: copies share them, other processes build their own.
 
@@ -360,10 +392,10 @@ class TokenTable:
         if owner is None and token_id < self.vocab_size and self._find(token.content) != token_id:
             owner = self._vocabulary.tokens[token_id]
         if owner not in (None, token.content):
-            raise ValueError(f"added token {token.content!r:.80}: id {token_id} belongs to {owner!r:.80}")
+            raise ValueError(f"added_tokens: {token.content!r:.80}: id {token_id} belongs to {owner!r:.80}")
         known_id = self._find(token.content)
         if known_id not in (None, token_id):
-            raise ValueError(f"added token {token.content!r:.80}: has id {known_id}, not {token_id}")
+            raise ValueError(f"added_tokens: {token.content!r:.80}: has id {known_id}, not {token_id}")
         self._num_ids = max(self._num_ids, token_id + 1)
         self._added[token_id] = token
         self._added_ids[token.content] = token_id
@@ -372,9 +404,16 @@ class TokenTable:
     def _build_engine(self) -> Engine:
         # Of contents that are equal after normalization the first wins: special ones, then the lowest id.
         in_order = sorted(self._added.items(), key=lambda item: (not item[1].special, item[0]))
-        return make_engine(
-            self._vocabulary.source,
-            unk_token=self._named["unk_token"],
-            added_tokens=[token.for_engine(token_id) for token_id, token in in_order],
-            **self._engine_options,
-        )
+        try:
+            return make_engine(
+                self._vocabulary.source,
+                unk_token=self._named["unk_token"],
+                added_tokens=[token.for_engine(token_id) for token_id, token in in_order],
+                **self._engine_options,
+            )
+        except (TypeError, ValueError) as error:
+            option, _, rest = str(error).partition(":")
+            if option not in _CONSTRUCTOR_NAMES:
+                raise
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{_CONSTRUCTOR_NAMES[option]}:{rest}") from None

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.arguments import check_flags, members, strings
 from bert_fast.tokenization.batch import encode_batch, later_encodings
 from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
 from bert_fast.tokenization.inputs import is_column, own_texts, parse_inputs
-from bert_fast.tokenization.options import Returned, Shape, tensor_kind
+from bert_fast.tokenization.options import Returned, Shape, check_int, tensor_kind
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import load_vocab
@@ -85,32 +86,43 @@ class BertTokenizer(UnpaddedTokenizer):
         added_tokens: Mapping[int, AddedToken] | None = None,
         name_or_path: str = "",
     ) -> None:
+        check_flags(do_basic_tokenize=do_basic_tokenize, clean_up_tokenization_spaces=clean_up_tokenization_spaces)
         if not do_basic_tokenize:
             raise ValueError(
                 "do_basic_tokenize: only True is supported (text that is split already: is_split_into_words)"
             )
         for name, side in (("padding_side", padding_side), ("truncation_side", truncation_side)):
-            if side not in ("right", "left"):
+            if not isinstance(side, str) or side not in ("right", "left"):
                 raise ValueError(f"{name}: expected 'right' or 'left', got {side!r}")
         self.do_lower_case = do_lower_case
         self.strip_accents = strip_accents
         self.tokenize_chinese_chars = tokenize_chinese_chars
-        self.never_split = list(never_split or [])
-        self.model_max_length = NO_LIMIT if model_max_length is None else int(model_max_length)
+        self.never_split = strings("never_split", never_split)
+        try:
+            self.model_max_length = NO_LIMIT if model_max_length is None else int(model_max_length)
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            raise TypeError(f"model_max_length: expected an int or None, got {model_max_length!r}") from None
         self.padding_side = padding_side
         self.truncation_side = truncation_side
-        self.model_input_names = list(model_input_names)
+        self.model_input_names = strings("model_input_names", model_input_names)
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
-        self.pad_token_type_id = pad_token_type_id
+        self.pad_token_type_id = check_int("pad_token_type_id", pad_token_type_id, -(2**31)) or 0
         self.name_or_path = name_or_path
         self.deprecation_warnings: dict[str, bool] = {}  # data collators of transformers look for it
         self._config: dict[str, Any] = {}  # keys of tokenizer_config.json that mean nothing here, kept for saving
+        extra: list[Any] = []
+        for name, tokens in (
+            ("extra_special_tokens", extra_special_tokens),
+            ("additional_special_tokens", additional_special_tokens),
+        ):
+            if tokens is not None:
+                extra = extra or members(name, tokens)
         named = {"unk_token": unk_token, "sep_token": sep_token, "pad_token": pad_token, "cls_token": cls_token}
         super().__init__(
             load_vocab(vocab, vocab_file),
             {**named, "mask_token": mask_token, "bos_token": bos_token, "eos_token": eos_token},
-            extra_special_tokens or additional_special_tokens or (),
-            added_tokens or {},
+            extra,
+            {} if added_tokens is None else added_tokens,
             {
                 "lowercase": do_lower_case,
                 "strip_accents": strip_accents,
@@ -192,33 +204,47 @@ class BertTokenizer(UnpaddedTokenizer):
             and type(text) is str
         ):
             return self._encode_text(text)
-        shape = self._shape(
-            add_special_tokens, padding, truncation, max_length, stride, pad_to_multiple_of, padding_side
-        )
-        if verbose and shape.padding == "longest" and max_length is not None and shape.truncation is None:
-            warnings.warn(
-                "max_length has no effect with padding=True and no truncation; padding='max_length' pads to it",
-                UserWarning,
-                stacklevel=2,
+        try:
+            shape = self._shape(
+                add_special_tokens, padding, truncation, max_length, stride, pad_to_multiple_of, padding_side
             )
-        returned = Returned(
-            "token_type_ids" in self.model_input_names if return_token_type_ids is None else return_token_type_ids,
-            "attention_mask" in self.model_input_names if return_attention_mask is None else return_attention_mask,
-            return_special_tokens_mask,
-            return_offsets_mapping,
-            return_length,
-            return_overflowing_tokens,
-            tensor_kind(return_tensors),
-        )
-        encoding = None
-        if text_pair is None and not is_split_into_words and (type(text) in (str, list) or is_column(text)):
-            encoding = self._encode_texts(text, shape, returned)
-        if encoding is None:
-            inputs = parse_inputs(text, text_pair, is_split_into_words)
-            encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
-        if verbose and max_length is None and self._longest is not None:
-            self._warn_if_too_long(encoding["input_ids"])
-        return encoding
+            if verbose and shape.padding == "longest" and max_length is not None and shape.truncation is None:
+                warnings.warn(
+                    "max_length has no effect with padding=True and no truncation; padding='max_length' pads to it",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            returned = Returned(
+                "token_type_ids" in self.model_input_names if return_token_type_ids is None else return_token_type_ids,
+                "attention_mask" in self.model_input_names if return_attention_mask is None else return_attention_mask,
+                return_special_tokens_mask,
+                return_offsets_mapping,
+                return_length,
+                return_overflowing_tokens,
+                tensor_kind(return_tensors),
+            )
+            encoding = None
+            if text_pair is None and not is_split_into_words and (type(text) in (str, list) or is_column(text)):
+                encoding = self._encode_texts(text, shape, returned)
+            if encoding is None:
+                inputs = parse_inputs(text, text_pair, is_split_into_words)
+                encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+            if verbose and max_length is None and self._longest is not None:
+                self._warn_if_too_long(encoding["input_ids"])
+            return encoding
+        except (RuntimeError, TypeError, ValueError):
+            check_flags(
+                add_special_tokens=add_special_tokens,
+                is_split_into_words=is_split_into_words,
+                return_token_type_ids=return_token_type_ids,
+                return_attention_mask=return_attention_mask,
+                return_overflowing_tokens=return_overflowing_tokens,
+                return_special_tokens_mask=return_special_tokens_mask,
+                return_offsets_mapping=return_offsets_mapping,
+                return_length=return_length,
+                verbose=verbose,
+            )
+            raise
 
     def encode(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
         """The `input_ids` of a call."""
@@ -254,7 +280,10 @@ class BertTokenizer(UnpaddedTokenizer):
 
     def tokenize(self, text: Any, pair: Any = None, add_special_tokens: bool = False, **options: Any) -> list[str]:
         """The token strings of a text."""
-        return self(text, pair, add_special_tokens, **options).tokens()
+        encoding = self(text, pair, add_special_tokens, **options)
+        if not encoding.encodings:
+            raise ValueError("text: expected a text, got an empty batch")
+        return encoding.tokens()
 
     def pad(
         self,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bert_fast.tokenization.arguments import check_flags
 from bert_fast.tokenization.direct import Specials
 from bert_fast.tokenization.inputs import parse_inputs
 from bert_fast.tokenization.options import Shape, check_int, resolve_shape, tensor_kind
@@ -48,7 +49,17 @@ class UnpaddedTokenizer(StoredTokenizer):
         Raises:
             TypeError, ValueError: bad arguments; the message names the argument, and the index of the text.
         """
-        num_special = 2 if add_special_tokens else 0
+        try:
+            num_special = 2 if add_special_tokens else 0
+            offsets = True if return_offsets_mapping else False  # noqa: SIM210 (bool() takes thrice as long)
+            word_ids = True if return_word_ids else False  # noqa: SIM210
+        except (RuntimeError, TypeError, ValueError):
+            check_flags(
+                add_special_tokens=add_special_tokens,
+                return_offsets_mapping=return_offsets_mapping,
+                return_word_ids=return_word_ids,
+            )
+            raise
         max_length = check_int("max_length", max_length, 0)
         if max_length is not None and max_length < num_special:
             raise ValueError(f"max_length: {max_length} leaves no room for the 2 special tokens of a text")
@@ -59,8 +70,8 @@ class UnpaddedTokenizer(StoredTokenizer):
         batch = RaggedBatch(
             *self._engine.encode(
                 texts,
-                offsets=return_offsets_mapping,
-                word_ids=return_word_ids,
+                offsets=offsets,
+                word_ids=word_ids,
                 num_threads=num_threads,
                 dtype=dtype,
                 around=self._around if add_special_tokens else None,
@@ -91,7 +102,7 @@ class UnpaddedTokenizer(StoredTokenizer):
         Raises:
             ValueError: the first text alone has more than `max_tokens`.
         """
-        parsed = parse_inputs(texts, pairs)
+        parsed = parse_inputs(texts, pairs, names=("texts", "pairs"))
         if not parsed.is_batched:
             raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
         max_tokens = check_int("max_tokens", max_tokens, 1)

@@ -174,6 +174,8 @@ def load_vocab(vocab: Any, vocab_file: Any) -> Vocabulary:
 def _numbered(tokens: Sequence[str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
+        if not isinstance(token, str):
+            raise TypeError(f"vocab[{token_id}]: expected a str, got {reprlib.repr(token)}")
         if numbers.setdefault(token, token_id) != token_id:
             raise ValueError(f"vocab: the token {token!r} stands at {numbers[token]} and at {token_id}")
     return numbers

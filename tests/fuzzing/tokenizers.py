@@ -151,9 +151,8 @@ def _ask(case: Case, tokenizer: BertTokenizer, texts: Texts) -> None:
     }
     if case.chance(0.15):
         name = rng.choice(_NAMED) + rng.choice(("", "_id"))
-        case.call(
-            setattr, tokenizer, name, rng.choice((rng.choice(texts.vocab), 3, -1, 10**6, garbage(rng))), names=_NAMES
-        )
+        value = rng.choice((rng.choice(texts.vocab), 3, -1, 10**6, garbage(rng)))
+        case.call(setattr, tokenizer, name, value, names=(name,))
         return
     name = rng.choice(sorted(questions))
     case.call(getattr(tokenizer, name), *questions[name](), names=(*_NAMES, "vocab"))
@@ -329,6 +328,7 @@ def _run_pack(case: Case, tokenizer: BertTokenizer, texts: Texts) -> None:
         name = rng.choice(sorted(options))
         options[name] = spoil(rng, options[name])
     pairs = texts.batch() if case.chance(0.3) else None
-    packed = case.call(tokenizer.pack, texts.batch() if case.chance(0.8) else texts.anything(), pairs, **options)
+    batch = texts.batch() if case.chance(0.8) else texts.anything()
+    packed = case.call(tokenizer.pack, batch, pairs, **options, names=("text",))  # of an iterator's own error
     case.expect(int(packed.cu_seqlens[-1]) == len(packed.input_ids), "cu_seqlens do not end at the number of tokens")
     case.expect(len(packed.position_ids) == len(packed.input_ids), "position_ids are not as many as input_ids")

@@ -123,7 +123,7 @@ def test_ids_out_of_range(ours: Callable[..., BertTokenizer]) -> None:
         tokenizer.decode([101, 30522])
     with pytest.raises(ValueError, match=r"ids\[0\]: -100 is not in the vocabulary"):
         tokenizer.convert_ids_to_tokens([-100])
-    with pytest.raises(ValueError, match="id: 99999 is not in the vocabulary"):
+    with pytest.raises(ValueError, match="ids: 99999 is not in the vocabulary"):
         tokenizer.convert_ids_to_tokens(99999)
 
 

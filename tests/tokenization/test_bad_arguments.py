@@ -1,0 +1,142 @@
+"""Arguments of the wrong kind: TypeErrors and ValueErrors that name the argument of the called function."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bert_fast.tokenization import BertTokenizer
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
+SCALAR, FLAGS, META = torch.tensor(5), torch.ones(2, dtype=torch.bool), torch.ones(2, device="meta")
+
+
+@pytest.fixture
+def tokenizer() -> BertTokenizer:
+    return BertTokenizer(VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("never_split", SCALAR),
+        ("never_split", [1]),
+        ("model_input_names", 5),
+        ("model_max_length", float("inf")),
+        ("model_max_length", FLAGS),
+        ("max_input_chars_per_word", 1.5),
+        ("max_input_chars_per_word", -1),
+        ("tokenize_chinese_chars", 1),
+        ("do_lower_case", 1),
+        ("continuing_subword_prefix", 5),
+        ("do_basic_tokenize", FLAGS),
+        ("clean_up_tokenization_spaces", FLAGS),
+        ("padding_side", np.array(["left", "right"])),
+        ("pad_token_type_id", [0]),
+        ("extra_special_tokens", FLAGS),
+        ("extra_special_tokens", ["\ud800"]),
+        ("added_tokens", 5),
+        ("added_tokens", {9: "x"}),
+        ("vocab", ["[PAD]", ["[UNK]"]]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_constructor(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}\b"):
+        BertTokenizer(**{"vocab": VOCAB, name: value})
+
+
+METHODS: list[tuple[str, tuple[Any, ...], str]] = [
+    ("decode", (5.5,), "token_ids"),
+    ("decode", ([5, "a"],), "token_ids[1]"),
+    ("decode", ([5, FLAGS], True), "token_ids[1]"),
+    ("decode", ([8],), "token_ids[0]"),
+    ("decode", ({"ids": [5]},), "token_ids"),
+    ("decode", (META,), "token_ids"),
+    ("batch_decode", (5,), "sequences"),
+    ("batch_decode", ([[5], [8]],), "sequences[1]: token_ids[0]"),
+    ("convert_ids_to_tokens", (None,), "ids"),
+    ("convert_ids_to_tokens", (8,), "ids"),
+    ("convert_ids_to_tokens", ([5, 1.5],), "ids[1]"),
+    ("convert_ids_to_tokens", ([[5]], True), "ids[0]"),
+    ("convert_tokens_to_ids", (5,), "tokens"),
+    ("convert_tokens_to_ids", ([["a"]],), "tokens"),
+    ("convert_tokens_to_string", ([5],), "tokens"),
+    ("convert_tokens_to_string", (SCALAR,), "tokens"),
+    ("add_tokens", (["new", "\ud800"],), "new_tokens[1]"),
+    ("add_special_tokens", (5,), "special_tokens_dict"),
+    ("build_inputs_with_special_tokens", (5,), "token_ids_0"),
+    ("build_inputs_with_special_tokens", ([5], SCALAR), "token_ids_1"),
+    ("create_token_type_ids_from_sequences", (5,), "token_ids_0"),
+    ("get_special_tokens_mask", (5,), "token_ids_0"),
+    ("get_special_tokens_mask", ([[5]], None, True), "token_ids_0"),
+    ("tokenize", ([],), "text"),
+    ("pad", ([{"input_ids": [5], "labels": 1}, {"input_ids": [5]}],), "encoded_inputs"),
+    ("pad", ({"input_ids": 5},), "encoded_inputs"),
+    ("pad", ({"input_ids": [[5], 5]},), "encoded_inputs"),
+    ("pad", ({"input_ids": [[5]], "labels": 1},), "encoded_inputs"),
+    ("pack", (["a", 5],), "texts[1]"),
+    ("pack", (["a", "b"], ["a"]), "pairs"),
+    ("save_pretrained", ("\0",), "save_directory"),
+    ("save_vocabulary", (5,), "save_directory"),
+    ("save_vocabulary", (".", "\0"), "filename_prefix"),
+    ("from_pretrained", (5,), "pretrained_model_name_or_path"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "name"), METHODS, ids=[f"{method} {name}" for method, _, name in METHODS]
+)
+def test_methods(tokenizer: BertTokenizer, method: str, arguments: tuple[Any, ...], name: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(name)}: "):
+        getattr(tokenizer, method)(*arguments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"add_special_tokens": FLAGS},
+        {"verbose": FLAGS},
+        {"return_length": FLAGS},
+        {"return_offsets_mapping": FLAGS},
+        {"is_split_into_words": FLAGS},
+        {"padding_side": np.array(["left", "right"])},
+        {"padding": np.array(["longest", "longest"])},
+        {"return_tensors": np.array(["pt", "np"])},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_calls(tokenizer: BertTokenizer, options: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+        tokenizer(["a", "b"], **options)
+
+
+@pytest.mark.parametrize("text", [SCALAR, np.array("a"), (None, np.array([0, 1]))], ids=["tensor", "array", "buffer"])
+def test_texts(tokenizer: BertTokenizer, text: Any) -> None:
+    with pytest.raises(TypeError, match=r"^text: expected"):
+        tokenizer(text)
+
+
+def test_flags_are_truth_values(tokenizer: BertTokenizer) -> None:
+    flags: dict[str, Any] = {"add_special_tokens": 2, "return_offsets_mapping": 1}
+    assert tokenizer(["a b"], max_length=3, **flags)["input_ids"] == [[2, 5, 3]]
+    assert tokenizer.encode_ragged(["a b"], **flags).offsets is not None
+    with pytest.raises(TypeError, match="return_word_ids"):
+        tokenizer.encode_ragged(["a"], return_word_ids=FLAGS)  # type: ignore[arg-type]
+
+
+def test_assigned_ids(tokenizer: BertTokenizer) -> None:
+    for value in (-1, 8, [], "a", FLAGS):
+        with pytest.raises((TypeError, ValueError), match=r"^mask_token_id: "):
+            tokenizer.mask_token_id = value
+    assert tokenizer.mask_token_id == 4
+
+
+def test_refused_tokens_are_not_added(tokenizer: BertTokenizer) -> None:
+    before = tokenizer.get_vocab()
+    with pytest.raises(ValueError, match=r"^new_tokens\[1\]"):
+        tokenizer.add_tokens(["new", "\ud800"])
+    assert tokenizer.get_vocab() == before
+    assert tokenizer.add_tokens("new") == 1
