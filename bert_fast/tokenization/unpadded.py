@@ -13,6 +13,7 @@ from bert_fast.tokenization.ragged import RaggedBatch, cut_left
 
 __all__ = ["UnpaddedTokenizer"]
 
+_MOST_TOKENS = 2**62  # a max_length above it cuts nothing either, and fits into no int64
 _SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as would fit at this length
 
 
@@ -63,6 +64,8 @@ class UnpaddedTokenizer(StoredTokenizer):
         max_length = check_int("max_length", max_length, 0)
         if max_length is not None and max_length < num_special:
             raise ValueError(f"max_length: {max_length} leaves no room for the 2 special tokens of a text")
+        if max_length is not None:
+            max_length = min(max_length, _MOST_TOKENS)
         kind = tensor_kind(return_tensors)
         if kind is None:
             raise ValueError("return_tensors: expected 'pt' or 'np', got None")

@@ -140,3 +140,9 @@ def test_refused_tokens_are_not_added(tokenizer: BertTokenizer) -> None:
         tokenizer.add_tokens(["new", "\ud800"])
     assert tokenizer.get_vocab() == before
     assert tokenizer.add_tokens("new") == 1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_huge_max_length_cuts_nothing(side: str) -> None:
+    tokenizer = BertTokenizer(VOCAB, truncation_side=side)
+    assert tokenizer.encode_ragged(["a b"], max_length=10**30).ids.tolist() == [2, 5, 6, 3]
