@@ -7,7 +7,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 try:
     import fcntl
@@ -19,6 +19,7 @@ __all__ = [
     "create_temporary",
     "only_writer",
     "open_regular",
+    "path_name",
     "replace_file",
     "sync_directory",
     "write_atomically",
@@ -39,6 +40,20 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return open(descriptor, "rb")
+
+
+def path_name(argument: str, path: Any) -> str:
+    """`os.fspath(path)` of an argument that is to be a path.
+
+    Raises:
+        TypeError: it is neither a str nor a path. ValueError: no file can have this name.
+    """
+    name = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
+    if not isinstance(name, str):
+        raise TypeError(f"{argument}: expected a str or a path, got {type(path).__name__}")
+    if "\0" in name:
+        raise ValueError(f"{argument}: expected the name of a file, got one with a NUL character, {name!r}")
+    return name
 
 
 def create_temporary(path: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from bert_fast.checks import check_integer
 from bert_fast.data.counter_random import CounterRandom
 from bert_fast.data.source import Source
 from bert_fast.graphs import Budget
@@ -96,7 +97,7 @@ class Batches:
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = check_integer("seed", seed)
         self._planned: tuple[int, BatchPlan] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import numpy as np
 from bert_fast.data.ranges import ranges
 from bert_fast.data.text_file import read_text_file
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 
 __all__ = ["LabelledSentences", "read_conll", "sentences_from_rows"]
 
@@ -95,7 +96,8 @@ def read_conll(
         SourceError: it is empty or not UTF-8, has no words, a row has another number of columns than the first, columns
             are missing, or a word or label is empty; the message names file and line.
     """
-    return _parse(os.fspath(path), read_text_file(path).encode(), word_column, label_column)
+    name = path_name("path", path)
+    return _parse(name, read_text_file(name).encode(), word_column, label_column)
 
 
 def sentences_from_rows(

@@ -39,6 +39,8 @@ class PackedCollator:
     """
 
     def __init__(self, collator: Callable[[list[Any]], Mapping[str, Any]] | None = None) -> None:
+        if collator is not None and not callable(collator):
+            raise TypeError(f"collator: expected a function of features, got {type(collator).__name__}")
         self.collator = collator
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> PackedBatch:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from bert_fast.checks import check_integer
 from bert_fast.data.digests import data_digest
 from bert_fast.data.full_sentences import Texts, full_sentences
 from bert_fast.data.masking import Masking
@@ -91,7 +92,7 @@ class PretrainingSource:
         self.next_sentence = next_sentence
         self.whole_words = whole_words
         self.mask_probability = mask_probability
-        self.seed = seed
+        self.seed = check_integer("seed", seed)
         self.short_sequence_probability = short_sequence_probability
         self._masking = Masking(tokenizer, mask_probability=mask_probability, whole_words=whole_words)
         self._texts = Texts(store)

@@ -44,7 +44,11 @@ class Sequences:
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("boundaries", np.int64), ("token_type_ids", np.uint8)):
             array = getattr(self, name)
-            if array is not None and (array.dtype != dtype or array.ndim != 1):
+            if array is None and name == "token_type_ids":
+                continue
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
+            if array.dtype != dtype or array.ndim != 1:
                 raise TypeError(f"{name}: expected {np.dtype(dtype)} [n], got {array.dtype} {list(array.shape)}")
         ends = self.boundaries
         if len(ends) == 0 or ends[0] != 0 or ends[-1] != len(self.ids) or (np.diff(ends) < 0).any():

@@ -85,6 +85,8 @@ class Table:
     def check(self, *columns: str) -> None:
         """Raises SourceError if one of these columns is not there; the message lists those that are."""
         for column in columns:
+            if not isinstance(column, str):
+                raise TypeError(f"columns: expected names of columns, got {type(column).__name__}")
             if column not in self.names:
                 is_mixed = column.isdecimal() and not all(name.isdecimal() for name in self.names)
                 hint = " (a file without a header has columns 0, 1, ...)" if is_mixed else ""
@@ -105,7 +107,7 @@ def read_table(source: Any, columns: Sequence[str] = ()) -> Table:
             more or fewer fields than the header; Parquet without pyarrow.
         TypeError: another kind of source.
     """
-    has_header = not columns or not all(name.isdecimal() for name in columns)
+    has_header = not columns or not all(isinstance(name, str) and name.isdecimal() for name in columns)
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         ending = os.path.splitext(name)[1].lower()

@@ -2,12 +2,13 @@
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_fast.data import text_sources_dataset, text_sources_json, text_sources_lines, text_sources_parquet
 from bert_fast.data.text_blocks import Block, ReadOptions, Source
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 
 __all__ = ["FORMATS", "find_sources", "read_blocks"]
 
@@ -41,12 +42,14 @@ def find_sources(names: Sequence[Any], format: str = "auto", field: str = "text"
         SourceError: a directory; a Parquet file or data set without the column; stdin twice.
         ValueError: another format.
     """
-    if format != "auto" and format not in FORMATS:
+    if not isinstance(names, Iterable) or isinstance(names, str | bytes):
+        raise TypeError(f"names: expected a list of paths and data sets, got {type(names).__name__}")
+    if format != "auto" and (not isinstance(format, str) or format not in FORMATS):
         raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {format!r}")
     sources = [
         text_sources_dataset.find(name, field)
         if text_sources_dataset.is_dataset(name)
-        else _find(os.fspath(name), format)
+        else _find(path_name("names", name), format)
         for name in names
     ]
     if sum(source.name == "-" for source in sources) > 1:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert_fast.checks import check_integer
 from bert_fast.data.conll import LabelledSentences, read_conll, sentences_from_rows
 from bert_fast.data.digests import data_digest
 from bert_fast.data.ranges import ranges
@@ -65,7 +66,7 @@ class TokenClassificationSource:
         max_length: int = 128,
         truncate: bool = False,
     ) -> None:
-        if max_length < 3:
+        if check_integer("max_length", max_length) < 3:
             raise ValueError(f"max_length: expected at least 3, room for a word and 2 special tokens, got {max_length}")
         if labels is None and sentences.label_ids is None:
             raise ValueError("labels: expected the names of the labels, as the sentences have none, got None")

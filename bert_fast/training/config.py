@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from bert_fast.files import path_name
+
 __all__ = ["TrainingConfig"]
 
 OPTIMIZERS = ("adamw", "lamb")
@@ -52,7 +54,9 @@ class TrainingConfig:
     early_stopping: int | None = None  # evaluations without a better metric
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "output_dir", Path(self.output_dir))
+        object.__setattr__(self, "output_dir", Path(path_name("output_dir", self.output_dir)))
+        if not isinstance(self.betas, tuple | list):
+            raise TypeError(f"betas: expected two numbers, got {type(self.betas).__name__}")
         object.__setattr__(self, "betas", tuple(self.betas))
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs, steps: expected one of them, got epochs={self.epochs}, steps={self.steps}")
