@@ -86,7 +86,7 @@ class Table:
         """Raises SourceError if one of these columns is not there; the message lists those that are."""
         for column in columns:
             if not isinstance(column, str):
-                raise TypeError(f"columns: expected names of columns, got {type(column).__name__}")
+                raise TypeError(f"{self.name}: expected the name of a column, got {type(column).__name__}")
             if column not in self.names:
                 is_mixed = column.isdecimal() and not all(name.isdecimal() for name in self.names)
                 hint = " (a file without a header has columns 0, 1, ...)" if is_mixed else ""

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bert_fast.data import text_sources_dataset, text_sources_json, text_sources_lines, text_sources_parquet
@@ -29,7 +29,7 @@ _READERS = {
 }
 
 
-def find_sources(names: Sequence[Any], format: str = "auto", field: str = "text") -> list[Source]:
+def find_sources(names: Any, format: str = "auto", field: str = "text") -> list[Source]:
     """Looks at all files before any is read.
 
     Args:
@@ -40,16 +40,20 @@ def find_sources(names: Sequence[Any], format: str = "auto", field: str = "text"
     Raises:
         OSError: a file is not there or may not be read.
         SourceError: a directory; a Parquet file or data set without the column; stdin twice.
-        ValueError: another format.
+        TypeError: names is no list. ValueError: another format.
     """
-    if not isinstance(names, Iterable) or isinstance(names, str | bytes):
-        raise TypeError(f"names: expected a list of paths and data sets, got {type(names).__name__}")
+    try:
+        names = None if isinstance(names, str | bytes) else list(names)
+    except TypeError:
+        names = None
+    if names is None:
+        raise TypeError("files: expected a list of paths and data sets")
     if format != "auto" and (not isinstance(format, str) or format not in FORMATS):
         raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {format!r}")
     sources = [
         text_sources_dataset.find(name, field)
         if text_sources_dataset.is_dataset(name)
-        else _find(path_name("names", name), format)
+        else _find(path_name("files", name), format)
         for name in names
     ]
     if sum(source.name == "-" for source in sources) > 1:

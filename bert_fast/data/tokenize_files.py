@@ -90,6 +90,8 @@ def tokenize_files(
             tokenizer; another process writes it; it cannot be written (disk full). What was finished is kept.
         ValueError: a wrong argument; an added token that the format's line ends would change.
     """
+    if not isinstance(checkpoint_seconds, int | float):
+        raise TypeError(f"checkpoint_seconds: expected a number, got {type(checkpoint_seconds).__name__}")
     sources = find_sources(files, format, field)
     options = ReadOptions(field, errors, block_bytes)
     _check_added_tokens(tokenizer, sources)
