@@ -216,8 +216,8 @@ class _Traced:
 _traced = _Traced()
 
 
-def _check_name(name: str) -> None:
-    if name not in BACKENDS:
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise BackendError(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
 
 
@@ -247,8 +247,8 @@ def use_backend(name: str) -> Iterator[None]:
 
 def requested(argument: str | None = None) -> str:
     """The name asked for by argument, context or environment, in this order; `AUTO` when nobody asked."""
-    name = argument or _traced.backend or _requested_around()
-    if name != AUTO:
+    name = _traced.backend or _requested_around() if argument is None else argument
+    if not isinstance(name, str) or name != AUTO:  # an array would answer for each of its elements
         _check_name(name)
     return name
 

@@ -1,5 +1,7 @@
 """Checks of arguments at the public boundary: the message names the argument, the expected and the actual."""
 
+import math
+import numbers
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +13,12 @@ from bert_fast.env import SETTINGS
 __all__ = [
     "check_dropout_p",
     "check_dtype",
+    "check_flag",
     "check_floating",
     "check_ids",
     "check_integer",
     "check_like",
+    "check_number",
     "check_same_device",
     "check_shape",
     "check_site",
@@ -23,21 +27,27 @@ __all__ = [
     "is_alike",
 ]
 
+_STRIDED = torch.strided
+
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Raises TypeError unless `tensor` is a tensor."""
+    """Raises TypeError unless `tensor` is a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
+    if tensor.layout is not _STRIDED:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name}: expected a dense Tensor, got layout {layout}")
 
 
 def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
     """Raises unless `tensor` has the expected shape; a string stands for any size and documents its meaning.
 
     Raises:
-        TypeError: `tensor` is not a tensor.
+        TypeError: `tensor` is not a dense tensor.
         ValueError: wrong rank or size.
     """
-    check_tensor(name, tensor)
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not _STRIDED:  # here: a call costs more than this
+        check_tensor(name, tensor)
     shape = tensor.shape
     if len(shape) == len(expected):
         for size, want in zip(shape, expected):  # noqa: B905 (checked; a generator would take twice as long)
@@ -87,7 +97,12 @@ def is_alike(tensor: Any, checked: torch.Tensor | None) -> bool:
     """
     if checked is None or not isinstance(tensor, torch.Tensor):
         return tensor is checked
-    return tensor.shape == checked.shape and tensor.dtype is checked.dtype and tensor.device == checked.device
+    return (
+        tensor.shape == checked.shape
+        and tensor.dtype is checked.dtype
+        and tensor.device == checked.device
+        and tensor.layout is _STRIDED
+    )
 
 
 def check_dropout_p(name: str, p: float) -> None:
@@ -96,6 +111,31 @@ def check_dropout_p(name: str, p: float) -> None:
         raise TypeError(f"{name}: expected a number, got {type(p).__name__}")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"{name}: expected a probability in [0, 1], got {p}")
+
+
+def check_number(name: str, value: Any) -> float:
+    """`value` as a float; any real number will do that is finite as one.
+
+    Raises:
+        TypeError: not a real number; a bool is none.
+        ValueError: infinite or NaN.
+    """
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real | torch.SymInt | torch.SymFloat):
+            raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if not -math.inf < value < math.inf:
+        raise ValueError(f"{name}: expected a finite number, got {value}")
+    return value
+
+
+def check_flag(name: str, flag: Any) -> None:
+    """Raises TypeError unless flag is a bool."""
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(flag).__name__}")
 
 
 def check_size(name: str, size: Any) -> None:

@@ -53,6 +53,8 @@ def dropout_add_layer_norm_bwd(
     assert kept is not None
     lib = routines(dy, kept, rstd, weight, bias)
     num_tokens, hidden_size = dy.shape
+    _check_length("weight", weight, hidden_size)
+    _check_length("bias", bias, hidden_size)
     if lib is not None and num_tokens:
         dy, kept, weight, bias = dy.contiguous(), kept.contiguous(), weight.contiguous(), bias.contiguous()
         coords = None if coords is None else coords.contiguous()
@@ -85,6 +87,14 @@ def dropout_add_layer_norm_bwd(
         dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if num_tokens else torch.empty_like(dy)
     dx_bias = dx.sum(0, dtype=wide_weight.dtype).to(weight.dtype)
     return dx, dresidual, dx_bias, dweight.to(weight.dtype), dbias.to(weight.dtype)
+
+
+def _check_length(name: str, parameter: Tensor, hidden_size: int) -> None:
+    """Raises ValueError for a parameter that was given other `data` since forward, which autograd does not notice."""
+    if parameter.numel() != hidden_size:
+        raise ValueError(
+            f"{name}: expected {hidden_size} elements in backward, as in forward, got shape {list(parameter.shape)}"
+        )
 
 
 def _layer_norm_backward(

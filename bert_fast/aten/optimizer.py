@@ -205,7 +205,7 @@ def _equal_on_host(rounded: Tensor, p: Tensor) -> bool:
     """Whether all bits are equal, where asking costs no device sync: the quick answer nearly always."""
     if p.device.type != "cpu" or hasattr(p, "full_tensor"):
         return False
-    four = p.is_contiguous() and p.dim() > 0 and p.shape[-1] % 4 == 0 and p.storage_offset() % 4 == 0
+    four = p.numel() > 0 and p.is_contiguous() and p.dim() > 0 and p.shape[-1] % 4 == 0 and p.storage_offset() % 4 == 0
     dtype = torch.int64 if four else torch.int16  # in fours: a third of the time
     return torch.equal(rounded.view(dtype), p.detach().view(dtype))
 

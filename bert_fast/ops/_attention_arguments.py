@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.checks import check_flag, check_number
 from bert_fast.ops._attention_checks import (
     check_coords_of_both,
     check_cu_seqlens,
@@ -67,6 +68,8 @@ def arguments_of(
     if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
         dropout_p, seed = 0.0, None
     check_dropout_lengths("max_seqlen_k", max_seqlen_k, dropout_p)
+    if type(causal) is not bool:  # here, since a call costs more than this
+        check_flag("causal", causal)
     if looks_up(causal, bias, head_mask, distance_table):
         if is_self and coords_q is None and coords_k is None:
             coords_q = coords_k = counted_coords(cu_seqlens_q, q.shape[0])
@@ -75,8 +78,8 @@ def arguments_of(
         coords_q, coords_k = None if seed is None else coords_q, None
     return (
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, _scale(softmax_scale, q.shape[2]),
-        float(dropout_p), seed, coords_q, coords_k, int(site), bool(causal), bias, head_mask, distance_table,
-        bool(key_term), sequence_order,
+        float(dropout_p), seed, coords_q, coords_k, int(site), causal, bias, head_mask, distance_table,
+        key_term, sequence_order,
     )  # fmt: skip
 
 
@@ -97,6 +100,8 @@ def arguments_of_qkv(
     if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
         dropout_p, seed = 0.0, None
     check_dropout_lengths("max_seqlen", max_seqlen, dropout_p)
+    if type(causal) is not bool:  # here, since a call costs more than this
+        check_flag("causal", causal)
     if looks_up(causal, bias, head_mask, distance_table):
         if coords is None:
             coords = counted_coords(cu_seqlens, qkv.shape[0])
@@ -105,7 +110,7 @@ def arguments_of_qkv(
         coords = None
     return (
         qkv, cu_seqlens, max_seqlen, _scale(softmax_scale, qkv.shape[3]), float(dropout_p), seed, coords, int(site),
-        bool(causal), bias, head_mask, distance_table, bool(key_term), sequence_order,
+        causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
 
 
@@ -123,9 +128,7 @@ def _autocast_table(distance_table: Any) -> Any:
 def _scale(softmax_scale: float | None, head_dim: int) -> float:
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, int | float):
-        raise TypeError(f"softmax_scale: expected a number, got {type(softmax_scale).__name__}")
-    return float(softmax_scale)
+    return check_number("softmax_scale", softmax_scale)
 
 
 def check_registered(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bert_fast.checks import (
     check_dtype,
+    check_flag,
     check_floating,
     check_integer,
     check_like,
@@ -89,6 +90,8 @@ def check_extras(
     q_name: str = "q",
 ) -> None:
     """Raises unless what attention is given beside q, k and v fits q [..., A, D] in rank, shape, dtype and device."""
+    if type(key_term) is not bool:
+        check_flag("key_term", key_term)
     if bias is None and head_mask is None and distance_table is None and sequence_order is None and not key_term:
         return
     num_heads, head_dim = q.shape[-2:]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
-__all__ = ["autocast_linear_operands", "autocast_operands", "without_autocast"]
+__all__ = ["autocast_dtype", "autocast_linear_operands", "autocast_operands", "without_autocast"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -18,7 +18,7 @@ def _is_on(device_type: str) -> bool:
     return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
-def _asked_dtype(x: Any) -> torch.dtype | None:
+def autocast_dtype(x: Any) -> torch.dtype | None:
     """What autocast asks of an op led by x; None where it is off or x is no tensor that it casts."""
     if not _is_any_autocast_enabled():  # of any device: what is asked most often, and at the least cost
         return None
@@ -37,7 +37,7 @@ def autocast_operands(*operands: Any) -> tuple[Any, ...]:
     Only floating-point tensors are cast, and nothing where the first is fp64; whatever else stands among the operands
     is left to the checks that follow.
     """
-    dtype = _asked_dtype(operands[0])
+    dtype = autocast_dtype(operands[0])
     return operands if dtype is None else tuple(_cast(t, dtype) for t in operands)
 
 
@@ -48,7 +48,7 @@ def autocast_linear_operands(x: Any, *parameters: Any) -> tuple[Any, ...]:
     gradients come out in fp32. Only where parameters are of several dtypes are all of them cast here, as
     `torch.nn.functional.linear` casts them.
     """
-    dtype = _asked_dtype(x)
+    dtype = autocast_dtype(x)
     if dtype is None:
         return x, *parameters
     dtypes = {p.dtype for p in parameters if isinstance(p, Tensor)}

@@ -8,7 +8,7 @@ from torch import Tensor
 from bert_fast.checks import check_dtype, check_floating, check_same_device, check_shape
 from bert_fast.reference.activations import ACTIVATIONS
 
-__all__ = ["check_activation", "check_flag", "check_input", "check_parameters"]
+__all__ = ["check_activation", "check_input", "check_parameters"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
@@ -16,7 +16,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def check_input(name: str, x: Any) -> None:
     """Raises unless x is a Tensor [T, K] of fp32, fp16, bf16 or fp64."""
-    if isinstance(x, Tensor) and x.dim() == 2 and x.dtype in _DTYPES:
+    if isinstance(x, Tensor) and x.dim() == 2 and x.dtype in _DTYPES and x.layout is torch.strided:
         return
     check_shape(name, x, ("T", "K"))
     check_floating(name, x)
@@ -51,12 +51,6 @@ def check_activation(hidden_act: Any) -> None:
         raise TypeError(f"hidden_act: expected a string, got {type(hidden_act).__name__}")
     if hidden_act not in ACTIVATIONS:
         raise ValueError(f"hidden_act: expected one of {sorted(ACTIVATIONS)}, got {hidden_act!r}")
-
-
-def check_flag(name: str, flag: Any) -> None:
-    """Raises TypeError unless flag is a bool."""
-    if not isinstance(flag, bool):
-        raise TypeError(f"{name}: expected a bool, got {type(flag).__name__}")
 
 
 def _name(dtype: torch.dtype) -> str:

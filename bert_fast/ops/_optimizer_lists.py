@@ -20,9 +20,12 @@ from bert_fast.reference.precision import wide_dtype
 __all__ = [
     "DTYPES",
     "Lists",
+    "as_list",
+    "as_lists",
     "check_device",
     "check_hyperparameters",
     "check_lists",
+    "has_view_bits",
     "lists_fit",
     "sharing",
     "with_one_layout",
@@ -41,6 +44,23 @@ def _indexed(name: str, i: int) -> str:
     return f"{name}[{i}]"
 
 
+def as_list(name: str, tensors: Any) -> list[Tensor]:
+    """What the argument holds; raises TypeError where that cannot be asked."""
+    try:
+        each = iter(tensors)
+    except TypeError:
+        raise TypeError(f"{name}: expected a sequence of Tensors, got {type(tensors).__name__}") from None
+    return list(each)
+
+
+def as_lists(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, steps: Any, master_params: Any) -> Lists:
+    """The arguments of a step of these names as lists."""
+    return (
+        as_list("params", params), as_list("grads", grads), as_list("exp_avgs", exp_avgs),
+        as_list("exp_avg_sqs", exp_avg_sqs), as_list("steps", steps), as_list("master_params", master_params),
+    )  # fmt: skip
+
+
 def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: Any = None) -> None:
     """Raises TypeError or ValueError, naming the argument, unless all are numbers in their ranges.
 
@@ -49,6 +69,8 @@ def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, m
     if isinstance(lr, Tensor):
         if lr.numel() != 1 or not lr.is_floating_point():
             raise ValueError(f"lr: expected a number or a floating-point Tensor [], got {lr.dtype} {list(lr.shape)}")
+        if lr.layout != torch.strided:
+            raise ValueError(f"lr: expected a dense Tensor, got layout {lr.layout}")
     else:
         _check_number("lr", lr, 0.0, math.inf)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
@@ -57,7 +79,7 @@ def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, m
         _check_number(f"betas[{i}]", beta, 0.0, 1.0)
     _check_number("eps", eps, 0.0, math.inf)
     _check_number("weight_decay", weight_decay, 0.0, math.inf)
-    if max_grad_norm is not None and max_grad_norm != math.inf:
+    if max_grad_norm is not None and not (isinstance(max_grad_norm, float) and max_grad_norm == math.inf):
         _check_number("max_grad_norm", max_grad_norm, 0.0, math.inf)
         if max_grad_norm == 0:
             raise ValueError("max_grad_norm: expected a number above 0, or None for no clipping, got 0")
@@ -67,6 +89,8 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
     """Raises unless low <= value < high."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    if isinstance(value, int) and value >= 2**63:
+        raise ValueError(f"{name}: expected an int of at most 64 bits or a float, got {value}")
     if not low <= value < high:
         wanted = f"a number in [{low:g}, {high:g})" if high < math.inf else f"a finite number of at least {low:g}"
         raise ValueError(f"{name}: expected {wanted}, got {value}")
@@ -158,6 +182,11 @@ def sharing(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
         if start < end:
             return min(i, j), max(i, j)
     return None
+
+
+def has_view_bits(tensor: Tensor) -> bool:
+    """Whether a tensor's memory does not hold its values: zeros without memory, negated views."""
+    return tensor._is_zerotensor() or tensor.is_neg()
 
 
 def _spans(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:

@@ -134,6 +134,10 @@ def attention_with_probabilities(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
         coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
     )  # fmt: skip
+    if q.is_meta:
+        raise ValueError(
+            "q: expected a Tensor with values, since the number of outputs depends on them, got one on meta"
+        )
     check_values(*arguments)
     out, _, probabilities = without_autocast(_with_probabilities)(*arguments)
     return out, probabilities

@@ -95,7 +95,7 @@ def bias_gelu(
     x (Tensor [..., N]); bias (Tensor [N] or None); approximate: "none" (erf, BERT's default) or "tanh". All else as for
     `bias_activation`, of which this is a case.
     """
-    if approximate not in _HIDDEN_ACT:
+    if not isinstance(approximate, str) or approximate not in _HIDDEN_ACT:
         raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
     return bias_activation(x, bias, hidden_act=_HIDDEN_ACT[approximate], backend=backend)
 

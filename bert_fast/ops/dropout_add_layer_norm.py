@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bert_fast import backend as backends
 from bert_fast import native
-from bert_fast.checks import check_dtype, check_like, check_same_device, check_shape, is_alike
+from bert_fast.checks import check_dtype, check_like, check_number, check_same_device, check_shape, is_alike
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
 from bert_fast.ops._signature import check_given
@@ -186,8 +186,9 @@ def dropout_add_layer_norm(
         dropout_p, seed, coords = 0.0, None, None  # nothing to replay, nothing to save
     request, saves = backends.requested(backend), _saves(x, weight, bias)
     return _fwd(
-        x, residual, x_bias, weight, bias, float(eps), float(dropout_p), seed, coords, int(site), saves, request
-    )[0]
+        x, residual, x_bias, weight, bias, check_number("eps", eps), float(dropout_p), seed, coords, int(site), saves,
+        request,
+    )[0]  # fmt: skip
 
 
 def _saves(x: Tensor, weight: Tensor, bias: Tensor) -> str:
@@ -208,8 +209,10 @@ def _output_suffices(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:
     lib = native.load()
     if lib is None or weight.dtype != torch.float32 or not (weight.is_contiguous() and bias.is_contiguous()):
         return bool(output_suffices(weight, bias, dtype))
-    limits = (MIN_WEIGHT, MAX_WEIGHT, max_shift(dtype))
-    return bool(lib.output_suffices(weight.data_ptr(), bias.data_ptr(), len(weight), *limits))
+    weight_place, bias_place = weight.data_ptr(), bias.data_ptr()
+    if not (weight_place and bias_place):  # of PyTorch's own tensors of zeros, which have no memory
+        return bool(output_suffices(weight, bias, dtype))
+    return bool(lib.output_suffices(weight_place, bias_place, len(weight), MIN_WEIGHT, MAX_WEIGHT, max_shift(dtype)))
 
 
 def _check(

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dtype, check_ids, check_integer, check_like, check_same_device, check_shape
+from bert_fast.checks import (
+    check_dtype,
+    check_ids,
+    check_integer,
+    check_like,
+    check_number,
+    check_same_device,
+    check_shape,
+)
+from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._register import custom_op
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
@@ -240,12 +249,10 @@ def embedding(
     if words.is_floating_point():
         word_table = padding_idx = None
     padding_idx = None if padding_idx is None else int(padding_idx)
-    out_dtype, device_type = type_table.dtype, type_table.device.type
-    if torch.is_autocast_enabled(device_type) and out_dtype != torch.float64:
-        out_dtype = torch.get_autocast_dtype(device_type)
+    out_dtype = autocast_dtype(type_table) or type_table.dtype
     return _fwd(
         words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias,
-        float(eps), float(dropout_p), seed, coords, int(site), out_dtype, backends.requested(backend),
+        check_number("eps", eps), float(dropout_p), seed, coords, int(site), out_dtype, backends.requested(backend),
     )[0]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dtype, check_same_device, check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_number, check_same_device, check_shape, check_tensor
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._register import custom_op
 
@@ -86,7 +86,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-12, b
     (x,) = autocast_operands(x)
     _check(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
-    return _fwd(rows, weight, bias, float(eps), backends.requested(backend))[0].view(x.shape)
+    return _fwd(rows, weight, bias, check_number("eps", eps), backends.requested(backend))[0].view(x.shape)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import check_flag
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
-from bert_fast.ops._linear_checks import check_activation, check_flag, check_input, check_parameters
+from bert_fast.ops._linear_checks import check_activation, check_input, check_parameters
 from bert_fast.ops._register import custom_op, without_none
 from bert_fast.ops._signature import check_given
 

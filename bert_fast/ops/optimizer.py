@@ -15,13 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dtype
+from bert_fast.checks import check_dtype, check_flag
 from bert_fast.ops._optimizer_lists import (
     DTYPES,
     Lists,
+    as_list,
+    as_lists,
     check_device,
     check_hyperparameters,
     check_lists,
+    has_view_bits,
     sharing,
     with_one_layout,
 )
@@ -69,9 +72,13 @@ def _check_norm(grads: list[Tensor], grad_scale: Tensor | None) -> None:
 
 
 def _check_memory(lists: Lists) -> None:
-    """Raises ValueError where two of the tensors that are written lie in the same memory."""
+    """Raises ValueError where two of the tensors that are written lie in the same memory, or one of all in none."""
     if torch.compiler.is_compiling():  # traced tensors have no addresses
         return
+    for name, column in zip(("params", "grads", *_CHANGED[1:]), lists, strict=True):
+        for i, t in enumerate(column):
+            if has_view_bits(t):
+                raise ValueError(f"{name}[{i}]: expected memory with its values, got zeros without or a negated view")
     names = ("params", None, "exp_avgs", "exp_avg_sqs", "steps", "master_params")
     written = [(name, i, t) for name, column in zip(names, lists, strict=True) if name for i, t in enumerate(column)]
     shared = sharing([t for _, _, t in written])
@@ -216,6 +223,8 @@ def _checked_step(
         )
     for name, tensor in (("grad_norm", grad_norm), ("grad_scale", grad_scale), ("found_inf", found_inf)):
         _check_scalar(name, tensor, first)
+    if first.is_meta:  # nothing there to change
+        return
     with torch.no_grad():
         run(
             kind, *with_one_layout(lists), lr, *betas, eps, weight_decay, *switches,
@@ -239,7 +248,7 @@ def global_norm(grads: Sequence[Tensor], *, grad_scale: Tensor | None = None, ba
     Not differentiable. Deterministic: two-stage sums, no atomics. No sync on CUDA, except on the reference.
     Precision: sums in fp64, so no finite gradient overflows its square.
     """
-    grads = list(grads)
+    grads = as_list("grads", grads)
     _check_norm(grads, grad_scale)
     with torch.no_grad():
         return unchecked_norm(grads, grad_scale, backends.requested(backend))
@@ -281,7 +290,7 @@ def adamw_step(
         reference. Precision: fp32 arithmetic (fp64 for fp64 params).
     Source: Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2, as torch.optim.AdamW.
     """
-    lists = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(steps), list(master_params))
+    lists = as_lists(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
     _checked_step(
         step_unchecked, "adamw", lists, lr, betas, eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale,
         found_inf, backends.requested(backend),
@@ -317,8 +326,11 @@ def lamb_step(
     Everything else: as for `adamw_step`. Norms are summed in fp64, in a fixed order.
     Source: You et al. 2020 (arXiv:1904.00962), algorithm 2; options and their defaults as in NVIDIA apex's FusedLAMB.
     """
-    lists = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs), list(steps), list(master_params))
-    switches = bool(bias_correction), bool(grad_averaging), bool(use_nvlamb)
+    lists = as_lists(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+    check_flag("bias_correction", bias_correction)
+    check_flag("grad_averaging", grad_averaging)
+    check_flag("use_nvlamb", use_nvlamb)
+    switches = bias_correction, grad_averaging, use_nvlamb
     _checked_step(
         step_unchecked, "lamb", lists, lr, betas, eps, weight_decay, switches, grad_norm, max_grad_norm, grad_scale,
         found_inf, backends.requested(backend),

@@ -50,6 +50,8 @@ class Packing:
         keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; padding may stand anywhere.
         """
         check_shape("keep_mask", keep_mask, ("B", "S"))
+        if keep_mask.is_meta:
+            raise ValueError("keep_mask: expected a Tensor with values, since they are counted, got one on meta")
         batch_size, length = keep_mask.shape
         kept = keep_mask != 0
         lengths = kept.sum(1)

@@ -4,20 +4,22 @@ State of a parameter, with the names of torch.optim.AdamW: `step` (fp32 []), `ex
 fp64 parameters), all on the parameter's device; and `master_param` (fp32) for fp16 and bf16 parameters.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_fast import backend as backends
+from bert_fast.checks import check_flag
 from bert_fast.ops._optimizer_lists import (
     DTYPES,
     Lists,
+    as_list,
     check_hyperparameters,
     check_lists,
+    has_view_bits,
     lists_fit,
     sharing,
     with_one_layout,
@@ -71,7 +73,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         self.grad_norm: Tensor | None = None
         backends.requested(backend)  # an unknown name is an error now, not at the first step
         check_hyperparameters(**_numbers(defaults), max_grad_norm=max_grad_norm)
-        super().__init__(params, defaults)
+        check_flag("master_weights", master_weights)
+        super().__init__(params if isinstance(params, Tensor) else as_list("params", params), defaults)
 
     def arguments(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """What the op takes between lr and grad_norm."""
@@ -86,11 +89,17 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
 
         Raises: TypeError, ValueError naming the argument or what is wrong with a parameter.
         """
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            got = list(param_group) if isinstance(param_group, dict) else type(param_group).__name__
+            raise TypeError(f"param_group: expected a dict with 'params', got {got}")
         check_hyperparameters(**_numbers(self.defaults | param_group))
         check_options(param_group, " in a group")
         if "max_grad_norm" in param_group:
             raise ValueError("max_grad_norm: the norm is that of all groups together; give it to the optimizer")
-        super().add_param_group(param_group)
+        try:
+            super().add_param_group(param_group)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"params: {error}") from None
         try:
             self._check_parameters(self.param_groups[-1]["params"])
             self._check_whole(self.param_groups[-1])
@@ -104,6 +113,10 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 raise TypeError(f"params: expected parameters of float32, float16, bfloat16 or float64, got {p.dtype}")
             if p.layout != torch.strided:
                 raise TypeError(f"params: expected dense parameters, got layout {p.layout}")
+            if has_view_bits(p):
+                raise ValueError(
+                    "params: expected parameters with memory of their own, got zeros without or a negated view"
+                )
         if len({id(p) for p in params}) < len(params):
             raise ValueError("params: expected every parameter once, got one of them twice in a group")
 
@@ -165,6 +178,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             device = lists[0][0].device
             lr = group["lr"]
             if isinstance(lr, Tensor) and lr.device != device:
+                if lr.is_meta:
+                    raise ValueError("lr: expected a Tensor with a value, got one on meta")
                 lr = float(lr) if lr.device.type == "cpu" else lr.to(device)
             step_unchecked(
                 self.kind, lists, copies, lr, *self.arguments(group), norm.on(device),
@@ -297,6 +312,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
             raise ValueError("state_dict: expected a dictionary with 'state' and 'param_groups'")
+        _check_structure(state_dict)
         for group in state_dict["param_groups"]:
             check_options(group, " in a checkpoint")
             if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
@@ -342,6 +358,20 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         return state
 
 
+def _check_structure(state_dict: dict[str, Any]) -> None:
+    """Raises ValueError unless groups are dictionaries with a list of keys, and states dictionaries under keys."""
+    groups, states = state_dict["param_groups"], state_dict["state"]
+    if not isinstance(groups, list | tuple) or not all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list | tuple)
+        and all(isinstance(key, int | str) for key in group["params"])
+        for group in groups
+    ):
+        raise ValueError("state_dict: expected 'param_groups' as a list of dictionaries with a list 'params'")
+    if not isinstance(states, Mapping) or not all(isinstance(state, Mapping) for state in states.values()):
+        raise ValueError("state_dict: expected 'state' as a dictionary of dictionaries")
+
+
 def _has_numbers(value: Any) -> bool:
     dense = isinstance(value, Tensor) and value.layout == torch.strided
     return dense and value.is_floating_point() and not value.is_meta
@@ -351,9 +381,9 @@ def _count(step: Any) -> float:
     """The number of steps that a checkpoint says, as a number or a tensor of one element."""
     if isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex():
         step = step.item()
-    if not isinstance(step, int | float) or not 0 <= step < math.inf:
+    if not isinstance(step, int | float) or not 0 <= step < 2**63:
         got = f"{step.dtype} {list(step.shape)}" if isinstance(step, Tensor) else repr(step)
-        raise ValueError(f"state_dict: expected step as a number of at least 0, got {got}")
+        raise ValueError(f"state_dict: expected step as a number of at least 0, got {got}; at most 2**63 are counted")
     return step
 
 

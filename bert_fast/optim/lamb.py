@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.checks import check_flag
 from bert_fast.optim._base import MultiTensorOptimizer
 
 __all__ = ["Lamb", "make_lamb"]
@@ -47,6 +48,9 @@ class Lamb(MultiTensorOptimizer):
         master_weights: bool = True,
         backend: str | None = None,
     ) -> None:
+        flags = {"bias_correction": bias_correction, "grad_averaging": grad_averaging, "use_nvlamb": use_nvlamb}
+        for name, flag in flags.items():
+            check_flag(name, flag)
         self.use_nvlamb = use_nvlamb
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
