@@ -232,3 +232,20 @@ def test_bad_arguments_are_named(case):
     arguments, error, message = BAD[case]
     with pytest.raises(error, match=message):
         ops.linear(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_lies_between_rows_is_not_read(dtype):
+    """NaN there came out as NaN of PyTorch's products in half precision, on some processors."""
+
+    def spread(t):
+        return F.pad(t, (0, -t.shape[1] % 8), value=float("nan"))[:, : t.shape[1]]
+
+    x, weight, dy = (torch.randn(*shape).to(dtype) for shape in ((20, 36), (27, 36), (20, 27)))
+    results = []
+    for one in (lambda t: t, spread):
+        given = [one(t).detach().requires_grad_() for t in (x, weight)]
+        y = ops.linear(*given, backend="torch")
+        results.append([y, *torch.autograd.grad(y, given, one(dy))])
+    for expected, actual in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
