@@ -3,7 +3,8 @@
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from bert_fast.env import SETTINGS
 
 __all__ = [
+    "check_choice",
+    "check_count",
     "check_dropout_p",
     "check_dtype",
     "check_flag",
@@ -37,6 +40,8 @@ def check_tensor(name: str, tensor: Any) -> None:
     if tensor.layout is not _STRIDED:
         layout = str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name}: expected a dense Tensor, got layout {layout}")
+    if tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense Tensor, got a nested one")
 
 
 def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
@@ -46,7 +51,8 @@ def check_shape(name: str, tensor: Any, expected: Sequence[int | str]) -> None:
         TypeError: `tensor` is not a dense tensor.
         ValueError: wrong rank or size.
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not _STRIDED:  # here: a call costs more than this
+    # Here, since a call costs more than this.
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not _STRIDED or tensor.is_nested:
         check_tensor(name, tensor)
     shape = tensor.shape
     if len(shape) == len(expected):
@@ -98,10 +104,11 @@ def is_alike(tensor: Any, checked: torch.Tensor | None) -> bool:
     if checked is None or not isinstance(tensor, torch.Tensor):
         return tensor is checked
     return (
-        tensor.shape == checked.shape
+        tensor.layout is _STRIDED
+        and not tensor.is_nested
+        and tensor.shape == checked.shape
         and tensor.dtype is checked.dtype
         and tensor.device == checked.device
-        and tensor.layout is _STRIDED
     )
 
 
@@ -157,7 +164,7 @@ def check_integer(name: str, value: Any) -> int:
         if isinstance(value, torch.SymInt):
             return value  # type: ignore[return-value]  # its value is the graph's business
         try:
-            if isinstance(value, bool):
+            if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.is_meta):
                 raise TypeError
             value = operator.index(value)
         except TypeError:
@@ -165,6 +172,26 @@ def check_integer(name: str, value: Any) -> int:
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{name}: expected an int of at most 64 bits, got {value}")
     return value
+
+
+def check_count(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """`value` as an int from `least` to `most` (None: as many as 64 bits hold); takes what `check_integer` takes.
+
+    Raises:
+        TypeError: not an integer. ValueError: out of the range.
+    """
+    value = check_integer(name, value)
+    if value < least or (most is not None and value > most):
+        wanted = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}: expected {wanted}, got {value}")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raises ValueError unless value is one of these strings."""
+    if not isinstance(value, str) or value not in choices:
+        got = repr(value) if isinstance(value, str) else reprlib.repr(value)
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {got}")
 
 
 def check_site(site: Any) -> None:

@@ -3,7 +3,7 @@
 Bad arguments raise the built-in `TypeError` and `ValueError`; these classes name what the built-in ones cannot.
 """
 
-__all__ = ["BackendError", "CheckpointError", "SourceError", "StoreError", "TrainingError"]
+__all__ = ["BackendError", "CheckpointError", "DerivativeError", "SourceError", "StoreError", "TrainingError"]
 
 
 class BackendError(RuntimeError):
@@ -12,6 +12,10 @@ class BackendError(RuntimeError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, truncated or does not fit the model; the message names the file and the keys."""
+
+
+class DerivativeError(NotImplementedError):
+    """A derivative was asked for that an op has not: in forward mode, a second one; the message names the op."""
 
 
 class SourceError(ValueError):

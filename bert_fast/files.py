@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -17,11 +18,14 @@ except ImportError:  # Windows
 __all__ = [
     "TEMPORARY_SUFFIX",
     "create_temporary",
+    "is_temporary",
     "only_writer",
     "open_regular",
     "path_name",
+    "path_string",
     "replace_file",
     "sync_directory",
+    "sync_tree",
     "write_atomically",
 ]
 
@@ -42,17 +46,33 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return open(descriptor, "rb")
 
 
+def path_string(argument: str, path: Any) -> str:
+    """`os.fspath(path)` of an argument that is to be a path: where a file is read, it says what is wrong with the name.
+
+    Raises:
+        TypeError: it is neither a str nor a path.
+    """
+    name = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
+    if not isinstance(name, str):
+        raise TypeError(f"{argument}: expected a str or a path, got {type(path).__name__}")
+    return name
+
+
 def path_name(argument: str, path: Any) -> str:
     """`os.fspath(path)` of an argument that is to be a path.
 
     Raises:
         TypeError: it is neither a str nor a path. ValueError: no file can have this name.
     """
-    name = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
-    if not isinstance(name, str):
-        raise TypeError(f"{argument}: expected a str or a path, got {type(path).__name__}")
+    name = path_string(argument, path)
     if "\0" in name:
         raise ValueError(f"{argument}: expected the name of a file, got one with a NUL character, {name!r}")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        raise ValueError(f"{argument}: expected the name of a file, got half of a surrogate pair, {name!r}") from None
+    if not name:
+        raise ValueError(f"{argument}: expected the name of a file, got ''")
     return name
 
 
@@ -70,6 +90,11 @@ def create_temporary(path: Path) -> Path:
     return temporary
 
 
+def is_temporary(name: str, path: Path) -> bool:
+    """Whether a file of this name may be one of `create_temporary(path)`: being written, or of a killed process."""
+    return re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(TEMPORARY_SUFFIX)}", name) is not None
+
+
 def sync_directory(directory: Path) -> None:
     """Makes renames in `directory` durable; does nothing where directories cannot be opened (Windows)."""
     if not hasattr(os, "O_DIRECTORY"):
@@ -81,10 +106,24 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(directory: Path) -> None:
+    """Makes all files and directories within a directory durable, and their names in it."""
+    for entry in directory.rglob("*"):
+        if entry.is_dir():
+            sync_directory(entry)
+        else:
+            _sync_file(entry)
+    sync_directory(directory)
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
 def replace_file(temporary: Path, path: Path) -> None:
     """Renames a finished temporary file over `path`; its content is on the disk before its name is."""
-    with open(temporary, "rb+") as file:
-        os.fsync(file.fileno())
+    _sync_file(temporary)
     os.replace(temporary, path)
     sync_directory(path.parent)
 

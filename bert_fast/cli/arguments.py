@@ -2,12 +2,15 @@
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["find_device", "is_main_process", "natural", "positive", "seconds", "seed"]
+__all__ = ["find_device", "is_main_process", "loaded", "natural", "positive", "seconds", "seed"]
+
+_Loaded = TypeVar("_Loaded")
 
 
 def positive(text: str) -> int:
@@ -55,6 +58,18 @@ def find_device(name: str) -> "torch.device":
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return device
+
+
+def loaded(load: Callable[[], _Loaded]) -> _Loaded:
+    """What `load` makes of files.
+
+    Raises:
+        ValueError: also where it raises TypeError, which is what it says of a wrong kind of value in a file, too.
+    """
+    try:
+        return load()
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def is_main_process() -> bool:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from bert_fast.cli.arguments import find_device, positive
+from bert_fast.cli.arguments import find_device, loaded, positive
 from bert_fast.cli.progress import progress
 from bert_fast.terminal import printable
 
@@ -64,14 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     try:
-        embedder = Embedder.from_pretrained(
-            arguments.model,
-            device=find_device(arguments.device),
-            dtype=dtypes[arguments.precision],
-            pooling=arguments.pooling,
-            normalize=arguments.normalize,
-            max_length=arguments.max_length,
-            batch_tokens=arguments.batch_tokens,
+        embedder = loaded(
+            lambda: Embedder.from_pretrained(
+                arguments.model,
+                device=find_device(arguments.device),
+                dtype=dtypes[arguments.precision],
+                pooling=arguments.pooling,
+                normalize=arguments.normalize,
+                max_length=arguments.max_length,
+                batch_tokens=arguments.batch_tokens,
+            )
         )
         with progress("embed", arguments.quiet) as show:
 

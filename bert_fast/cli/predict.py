@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.cli import trained
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
                 examples: Any = [row for rows in _stdin(model) for row in rows]
             else:
                 examples = arguments.file
-            for path in model.write_answers(model.read(examples), Path(arguments.output)):
+            for path in model.write_answers(model.read(examples), arguments.output):
                 if model.processes.is_main:
                     print(printable(str(path)))
         elif arguments.file == "-":

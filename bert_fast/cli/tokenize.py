@@ -5,7 +5,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from bert_fast.cli.arguments import natural, seconds
+from bert_fast.cli.arguments import loaded, natural, seconds
 from bert_fast.cli.progress import progress
 from bert_fast.terminal import printable
 
@@ -96,7 +96,7 @@ def _tokenizer(arguments: argparse.Namespace) -> "BertTokenizer":
         return BertTokenizer(arguments.vocab, do_lower_case=not arguments.cased)
     if arguments.cased:
         raise ValueError("--cased: goes with --vocab; what --tokenizer names knows it")
-    return BertTokenizer.from_pretrained(arguments.tokenizer)
+    return loaded(lambda: BertTokenizer.from_pretrained(arguments.tokenizer))
 
 
 def _line(report: "Report") -> str:

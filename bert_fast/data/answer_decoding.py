@@ -8,10 +8,12 @@ Every span of at most so many tokens is looked at, not only those between the be
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_fast.checks import check_count, check_flag
+from bert_fast.data.arguments import sequence_of, whole_numbers
 from bert_fast.data.question_answering import QuestionAnsweringSource
 
 __all__ = ["Answer", "best_answers", "best_spans"]
@@ -55,8 +57,16 @@ def best_answers(
     Yields:
         the answers to one question after the other. Scores that are NaN or infinite count as the worst.
     """
+    if not isinstance(source, QuestionAnsweringSource):
+        raise TypeError(f"source: expected a QuestionAnsweringSource, got {type(source).__name__}")
+    check_flag("with_none", with_none)
     windows, lengths = source.windows, source.lengths(0)
     begins = np.cumsum(lengths, dtype=np.int64) - lengths
+    num_tokens = int(lengths.sum(dtype=np.int64))
+    for name, scores in (("start_scores", start_scores), ("end_scores", end_scores)):
+        _check_scores(name, scores)
+        if len(scores) != num_tokens:
+            raise ValueError(f"{name}: expected {num_tokens}, one for each token of all windows, got {len(scores)}")
     start_scores, end_scores = _finite(start_scores), _finite(end_scores)
     none_scores = start_scores[begins] + end_scores[begins]
     tokens = begins + windows.offset
@@ -101,7 +111,10 @@ def best_spans(
             shorter one.
         scores (fp32 [k]): start and end added; where windows share a span, the greatest.
     """
+    count, max_length = check_count("count", count, 1), check_count("max_length", max_length, 1)
+    _check_windows(starts, ends, first)
     num_tokens = max(begin + len(scores) for begin, scores in zip(first, starts, strict=True))
+    max_length = min(max_length, max(num_tokens, 1))
     band = np.full((num_tokens, max_length), -np.inf, dtype=np.float32)  # [first token, tokens of the span - 1]
     for begin, start, end in zip(first, starts, ends, strict=True):
         if len(start):
@@ -117,6 +130,28 @@ def best_spans(
     best = candidates[np.argsort(-flat[candidates], kind="stable")][:count]
     begin, more = np.divmod(best, max_length)
     return np.column_stack([begin, begin + more]), flat[best]
+
+
+def _check_scores(name: str, scores: Any) -> None:
+    if not isinstance(scores, np.ndarray) or scores.ndim != 1 or scores.dtype.kind not in "fiu":
+        is_array = isinstance(scores, np.ndarray)
+        got = f"{scores.dtype} {list(scores.shape)}" if is_array else type(scores).__name__
+        raise TypeError(f"{name}: expected an array of numbers [n], got {got}")
+
+
+def _check_windows(starts: Any, ends: Any, first: Any) -> None:
+    starts, ends = sequence_of("starts", starts), sequence_of("ends", ends)
+    begins = whole_numbers("first", first)
+    for name, values in (("ends", ends), ("first", begins)):
+        if not len(values) == len(starts) > 0:
+            raise ValueError(f"{name}: expected one for each of {len(starts)} windows, of 1 or more, got {len(values)}")
+    for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        _check_scores(f"starts[{window}]", start)
+        _check_scores(f"ends[{window}]", end)
+        if len(start) != len(end):
+            raise ValueError(f"ends[{window}]: expected {len(start)} scores, as in starts, got {len(end)}")
+    if begins.min() < 0:
+        raise ValueError(f"first: expected numbers from 0 on, got {begins.min()}")
 
 
 def _finite(scores: np.ndarray) -> np.ndarray:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from bert_fast.checks import check_integer
+from bert_fast.checks import check_count, check_flag, check_integer
+from bert_fast.data.arguments import whole_numbers
 from bert_fast.data.counter_random import CounterRandom
-from bert_fast.data.source import Source
+from bert_fast.data.source import Source, check_source
 from bert_fast.graphs import Budget
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -50,7 +51,7 @@ class BatchPlan:
 
     def indices(self, number: int) -> np.ndarray:
         """The examples of a batch: int64 [B]. Raises IndexError for a number that is none of 0 to b - 1."""
-        if not 0 <= number < len(self):
+        if not 0 <= check_integer("number", number) < len(self):
             raise IndexError(f"number: expected 0 to {len(self) - 1}, got {number}")
         return self.order[self.cu_batches[number] : self.cu_batches[number + 1]]
 
@@ -72,8 +73,8 @@ class Batches:
 
     Pickles without plans: workers plan for themselves.
 
-    Raises: TypeError, ValueError naming the argument; ValueError, when an epoch is planned, for an example that is
-        longer than max_tokens.
+    Raises: TypeError, ValueError naming the argument; when an epoch is planned, for lengths that are none, and for an
+        example that is longer than max_tokens.
     Source: Johnson et al. 1974 (doi:10.1137/0203025), best fit.
     """
 
@@ -88,16 +89,12 @@ class Batches:
     ) -> None:
         if batch_size is None and max_tokens is None:
             raise ValueError("batch_size, max_tokens: expected at least one of them, got neither")
-        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
-        self.source = source
-        self.batch_size = batch_size
-        self.max_tokens = max_tokens
+        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size, 1)
+        self.max_tokens = None if max_tokens is None else check_count("max_tokens", max_tokens, 1)
+        check_flag("shuffle", shuffle)
         self.shuffle = shuffle
         self.seed = check_integer("seed", seed)
+        self.source = check_source("source", source)
         self._planned: tuple[int, BatchPlan] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,7 +102,7 @@ class Batches:
 
     def plan(self, epoch: int) -> BatchPlan:
         """All batches of an epoch; the last one asked for is kept. About 1 µs an example."""
-        planned = self._planned
+        epoch, planned = check_integer("epoch", epoch), self._planned
         if planned is None or planned[0] != epoch:
             planned = self._planned = (epoch, self._make_plan(epoch))
         return planned[1]
@@ -141,8 +138,7 @@ class Batches:
         )
 
     def _make_plan(self, epoch: int) -> BatchPlan:
-        lengths = np.asarray(self.source.lengths(epoch))
-        self._check_lengths(lengths, epoch)
+        lengths = self._lengths(epoch)
         order = np.arange(len(lengths))
         if self.shuffle:
             order = CounterRandom(self.seed, epoch, "order of examples").permutation(len(lengths))
@@ -173,17 +169,21 @@ class Batches:
 
     def _fill(self, lengths: np.ndarray, num_batches: int) -> float:
         assert self.max_tokens is not None
-        return float(lengths.sum(dtype=np.int64) / max(1, num_batches * self.max_tokens))
+        return int(lengths.sum(dtype=np.int64)) / max(1, num_batches * self.max_tokens)
 
-    def _check_lengths(self, lengths: np.ndarray, epoch: int) -> None:
+    def _lengths(self, epoch: int) -> np.ndarray:
+        lengths = whole_numbers("source: lengths", self.source.lengths(epoch))
+        if lengths.min(initial=0) < 0:
+            raise ValueError(f"source: expected lengths from 0 on, got {lengths.min()}")
         if self.max_tokens is None or not len(lengths):
-            return
+            return lengths
         longest = int(lengths.argmax())
         if lengths[longest] > self.max_tokens:
             raise ValueError(
                 f"max_tokens: example {longest} of epoch {epoch} has {lengths[longest]} tokens, more than "
                 f"{self.max_tokens}"
             )
+        return lengths
 
 
 class EpochBatches(Dataset[PackedBatch]):
@@ -195,7 +195,7 @@ class EpochBatches(Dataset[PackedBatch]):
 
     def __init__(self, batches: Batches, epoch: int) -> None:
         self.batches = batches
-        self.number = epoch
+        self.number = check_integer("epoch", epoch)
 
     def __len__(self) -> int:
         return len(self.batches.plan(self.number))
@@ -205,9 +205,12 @@ class EpochBatches(Dataset[PackedBatch]):
 
 
 def only(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """The collate function for a list of one batch: the batch."""
-    (batch,) = batches
-    return batch
+    """The collate function for a list of one batch: the batch. Raises TypeError, ValueError if it is none."""
+    if not isinstance(batches, Sequence):
+        raise TypeError(f"batches: expected a list of one batch, got {type(batches).__name__}")
+    if len(batches) != 1:
+        raise ValueError(f"batches: expected one batch, got {len(batches)}")
+    return batches[0]
 
 
 def _best_fit(lengths: np.ndarray, max_tokens: int, batch_size: int | None) -> tuple[np.ndarray, int]:
@@ -246,9 +249,9 @@ def _in_order(lengths: np.ndarray, max_tokens: int, batch_size: int | None) -> n
     """Boundaries of batches of consecutive examples, each with as many as fit: int64 [b + 1]."""
     ends = np.cumsum(lengths, dtype=np.int64)
     # The batch that begins at example i ends before example stop[i].
-    stop = np.searchsorted(ends, ends - lengths + max_tokens, side="right")
+    stop = np.searchsorted(ends, ends - lengths + min(max_tokens, int(ends[-1:].sum())), side="right")
     if batch_size is not None:
-        stop = np.minimum(stop, np.arange(len(lengths)) + batch_size)
+        stop = np.minimum(stop, np.arange(len(lengths)) + min(batch_size, len(lengths)))
     boundaries = [0]
     while boundaries[-1] < len(lengths):
         boundaries.append(int(stop[boundaries[-1]]))

@@ -4,12 +4,23 @@ import dataclasses
 import math
 import numbers
 import os
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bert_fast.checks import check_flag
+from bert_fast.data.arguments import (
+    check_column,
+    check_tokenizer_kind,
+    optional_folder,
+    optional_length,
+    row_index,
+    row_indices,
+    texts_of,
+)
 from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.sequences import Sequences
@@ -80,12 +91,18 @@ class ClassificationSource:
                 number, or all examples have the same one.
             OSError, TypeError, ValueError: see `read_table`, `Sequences.joined` and `cached_arrays`.
         """
+        check_tokenizer_kind(tokenizer)
+        check_column("text", text)
+        check_column("text_pair", text_pair, is_optional=True)
+        check_column("label", label, is_optional=True)
+        check_flag("regression", regression)
+        max_length, cache_dir = optional_length("max_length", max_length), optional_folder("cache_dir", cache_dir)
         if regression and labels is not None:
-            raise ValueError(f"labels: expected None with regression=True, got {list(labels)}")
+            raise ValueError(f"labels: expected None with regression=True, got {reprlib.repr(labels)}")
+        names = [] if labels is None else _checked_names(labels)
         columns = [column for column in (text, text_pair, label) if column is not None]
         table = read_table(source, columns)
         texts, pairs = table.texts(text), None if text_pair is None else table.texts(text_pair)
-        names = [] if labels is None else _checked_names(labels)
         values: np.ndarray | None = None
         if label is not None and regression:
             values = _numbers(table, label)
@@ -102,6 +119,7 @@ class ClassificationSource:
         return len(self.sequences)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        index = row_index(index, len(self))
         example: dict[str, Any] = dict(self.sequences[index])
         return example if self.labels is None else example | {"label": self.labels[index].item()}
 
@@ -111,6 +129,7 @@ class ClassificationSource:
 
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
         """See `Source.batch`; labels (int64 [B], fp32 for numbers) are there where the examples have them."""
+        indices = row_indices(indices, len(self))
         return self.sequences.gather(indices, **({} if self.labels is None else {"labels": self.labels[indices]}))
 
     def digest(self) -> str:
@@ -119,6 +138,7 @@ class ClassificationSource:
 
     def take(self, indices: np.ndarray) -> "ClassificationSource":
         """A source of some of the examples (int [m]), in this order."""
+        indices = row_indices(indices, len(self))
         return dataclasses.replace(
             self,
             texts=[self.texts[index] for index in indices],
@@ -129,6 +149,7 @@ class ClassificationSource:
 
     def decode(self, index: int) -> str:
         """An example as text: its tokens, "->", its label."""
+        index = row_index(index, len(self))
         tokens = " ".join(self.tokenizer.convert_ids_to_tokens(self.sequences[index]["input_ids"].tolist()))
         if self.labels is None:
             return tokens
@@ -137,9 +158,7 @@ class ClassificationSource:
 
 
 def _checked_names(labels: Sequence[str]) -> list[str]:
-    names = list(labels)
-    if isinstance(labels, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"labels: expected a list of strings, got {labels!r}")
+    names = texts_of("labels", labels)
     if len(set(names)) < max(2, len(names)):
         raise ValueError(f"labels: expected at least two different ones, each once, got {names}")
     return names

@@ -12,20 +12,23 @@ Files are read without a Python object for each word: fields are found in the by
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from bert_fast.checks import check_integer
+from bert_fast.data.arguments import check_column, sequence_of
 from bert_fast.data.ranges import ranges
 from bert_fast.data.text_file import read_text_file
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["LabelledSentences", "read_conll", "sentences_from_rows"]
+__all__ = ["LabelledSentences", "check_rows", "read_conll", "sentences_from_rows"]
 
 _TAB, _NEWLINE, _RETURN, _SPACE = b"\t\n\r "
 _MAX_LABEL_BYTES = 256  # longer ones are texts: the column is not that of the labels
@@ -95,8 +98,11 @@ def read_conll(
         OSError: the file cannot be read.
         SourceError: it is empty or not UTF-8, has no words, a row has another number of columns than the first, columns
             are missing, or a word or label is empty; the message names file and line.
+        TypeError, ValueError: an argument of another kind.
     """
     name = path_name("path", path)
+    word_column = check_integer("word_column", word_column)
+    label_column = None if label_column is None else check_integer("label_column", label_column)
     return _parse(name, read_text_file(name).encode(), word_column, label_column)
 
 
@@ -115,7 +121,13 @@ def sentences_from_rows(
     Raises:
         SourceError: a column is missing, a value is of another kind, numbers of words and labels differ, or there is
             no row; the message names the row.
+        TypeError: an argument of another kind.
     """
+    check_rows("rows", rows)
+    check_column("word_column", word_column)
+    check_column("label_column", label_column, is_optional=True)
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a str, got {type(name).__name__}")
     sentences = _column(rows, word_column, name)
     if not sentences:
         raise SourceError(f"{name}: expected at least one row, got none")
@@ -258,6 +270,12 @@ def _in_order(names: Sequence[str], ids: np.ndarray) -> tuple[np.ndarray, list[s
 # Rows
 
 
+def check_rows(argument: str, rows: Any) -> None:
+    """Raises TypeError unless it is a `datasets.Dataset` or a list."""
+    if isinstance(rows, type) or not hasattr(rows, "column_names"):
+        sequence_of(argument, rows)
+
+
 def _column(rows: Any, column: str, name: str) -> list[Any]:
     known = getattr(rows, "column_names", None)
     if known is not None:
@@ -267,15 +285,16 @@ def _column(rows: Any, column: str, name: str) -> list[Any]:
         return list(plain[column])
     values = []
     for index, row in enumerate(rows):
-        if not hasattr(row, "keys") or column not in row:
-            got = ", ".join(map(repr, row.keys())) if hasattr(row, "keys") else type(row).__name__
+        if not isinstance(row, Mapping) or column not in row:
+            got = ", ".join(map(repr, row)) if isinstance(row, Mapping) else type(row).__name__
             raise SourceError(f"{name}: row {index}: expected a column {column!r}, got {got}")
         values.append(row[column])
     return values
 
 
 def _length(values: Any, place: str) -> int:
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+    is_array = isinstance(values, np.ndarray) and values.ndim == 1
+    if isinstance(values, str | bytes) or not (is_array or isinstance(values, Sequence)):
         raise SourceError(f"{place}: expected a list, got {type(values).__name__}")
     return len(values)
 
@@ -310,7 +329,7 @@ def _labels_of_rows(rows: Any, column: str, lengths: list[int], name: str) -> tu
         return _in_order(occurring, np.array([place[label] for label in labels], dtype=np.int64))
     if names is None:
         raise SourceError(f"{name}: {column}: expected strings, or numbers that the features of a data set name")
-    ids = np.array(labels)
-    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= len(names):
+    is_number = all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels)
+    if not is_number or not 0 <= min(labels) <= max(labels) < len(names):
         raise SourceError(f"{name}: {column}: expected numbers from 0 to {len(names) - 1}, got others")
-    return ids.astype(np.int32), list(names)
+    return np.array(labels, dtype=np.int32), list(names)

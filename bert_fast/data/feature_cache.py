@@ -5,12 +5,10 @@ if the checksum fits; whatever else lies there is made anew. Any number of proce
 miss the same arrays both make them, and either file is right.
 """
 
-import contextlib
 import hashlib
 import io
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_fast.data.token_store import tokenizer_hash
+from bert_fast.files import path_name, write_atomically
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["cached_arrays", "feature_key"]
@@ -58,9 +57,11 @@ def cached_arrays(
     Raises:
         OSError: the directory or the file cannot be written.
     """
+    if not callable(make):
+        raise TypeError(f"make: expected a function, got {type(make).__name__}")
     if directory is None:
         return make()
-    path = Path(directory) / f"{key}.features"
+    path = Path(path_name("directory", directory)) / f"{path_name('key', key)}.features"
     arrays = _read(path)
     if arrays is None:
         arrays = make()
@@ -85,13 +86,10 @@ def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     np.savez(archive, allow_pickle=False, **arrays)
     content = archive.getbuffer()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:16]}-", suffix=".new")
-    try:
-        with os.fdopen(handle, "wb") as file:
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
             file.write(hashlib.sha256(content).digest())
             file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+
+    write_atomically(path, write)

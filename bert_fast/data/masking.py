@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_fast.checks import check_flag, check_number
+from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.counter_random import CounterRandom
 from bert_fast.tokenization import BertTokenizer
 
@@ -44,9 +46,9 @@ class Masking:
     """
 
     def __init__(self, tokenizer: BertTokenizer, *, mask_probability: float = 0.15, whole_words: bool = False) -> None:
-        if not isinstance(mask_probability, int | float) or isinstance(mask_probability, bool):
-            raise TypeError(f"mask_probability: expected a number, got {type(mask_probability).__name__}")
-        if not 0 < mask_probability <= 1:
+        check_tokenizer_kind(tokenizer)
+        check_flag("whole_words", whole_words)
+        if not 0 < check_number("mask_probability", mask_probability) <= 1:
             raise ValueError(f"mask_probability: expected a number above 0, at most 1, got {mask_probability}")
         if tokenizer.mask_token_id is None:
             raise ValueError("tokenizer: expected one with a mask_token, got one without")

@@ -18,6 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data.arguments import (
+    check_column,
+    check_tokenizer_kind,
+    optional_folder,
+    optional_length,
+    row_index,
+    row_indices,
+)
 from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.sequences import Sequences
@@ -76,6 +84,9 @@ class MultipleChoiceSource:
                 neither "cause" nor "effect", a label is no number of a choice.
             OSError, TypeError, ValueError: see `read_table`, `Sequences.joined` and `cached_arrays`.
         """
+        check_tokenizer_kind(tokenizer)
+        check_column("label", label, is_optional=True)
+        max_length, cache_dir = optional_length("max_length", max_length), optional_folder("cache_dir", cache_dir)
         table = read_table(source, [] if label is None else [label])
         questions = _questions(table)
         right = None if label is None else _labels(table, label, questions.columns)
@@ -102,6 +113,7 @@ class MultipleChoiceSource:
 
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
         """See `Source.batch`; B questions are B * C sequences, the choices of the first one, of the second, ..."""
+        indices = row_indices(indices, len(self))
         labels = {} if self.labels is None else {"labels": self.labels[indices]}
         return self.sequences.gather(self._sequences_of(indices), num_choices=self.num_choices, **labels)
 
@@ -111,6 +123,7 @@ class MultipleChoiceSource:
 
     def take(self, indices: np.ndarray) -> "MultipleChoiceSource":
         """A source of some of the questions (int [m]), in this order."""
+        indices = row_indices(indices, len(self))
         return dataclasses.replace(
             self,
             contexts=[self.contexts[index] for index in indices],
@@ -121,6 +134,7 @@ class MultipleChoiceSource:
 
     def decode(self, index: int) -> str:
         """A question as text: a line for every choice, "*" before the right one."""
+        index = row_index(index, len(self))
         lines = []
         for number, place in enumerate(self._sequences_of(np.array([index])).tolist()):
             tokens = " ".join(self.tokenizer.convert_ids_to_tokens(self.sequences[place]["input_ids"].tolist()))
@@ -129,8 +143,7 @@ class MultipleChoiceSource:
         return "\n".join(lines)
 
     def _sequences_of(self, indices: np.ndarray) -> np.ndarray:
-        """The sequences of some questions (int [B]): int64 [B * C]."""
-        indices = np.asarray(indices, dtype=np.int64)
+        """The sequences of some questions (int64 [B]): int64 [B * C]."""
         return (indices[:, None] * self.num_choices + np.arange(self.num_choices)).ravel()
 
 

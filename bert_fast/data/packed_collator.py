@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.checks import check_tensor
 from bert_fast.ops.packing import Packing
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["PackedCollator"]
 
 _NAMES = {"label": "labels", "label_ids": "labels"}  # what data sets call what models call labels
+_OWN = ("cu_seqlens", "max_seqlen")  # entries that the collator makes
 
 
 class PackedCollator:
@@ -58,10 +60,23 @@ def _checked(features: Any) -> Sequence[Mapping[str, Any]]:
         if not isinstance(feature, Mapping):
             raise TypeError(f"features[{index}]: expected a mapping, got {type(feature).__name__}")
         if "input_ids" not in feature:
-            raise ValueError(f"features[{index}]: expected the key input_ids, got {sorted(feature)}")
+            raise ValueError(f"features[{index}]: expected the key input_ids, got {_names(feature)}")
         if feature.keys() != features[0].keys():
-            raise ValueError(f"features[{index}]: expected the keys {sorted(features[0])}, got {sorted(feature)}")
+            raise ValueError(f"features[{index}]: expected the keys {_names(features[0])}, got {_names(feature)}")
+    _check_keys("features[0]", features[0])
     return features
+
+
+def _check_keys(name: str, entries: Mapping[Any, Any]) -> None:
+    for key in entries:
+        if not isinstance(key, str):
+            raise TypeError(f"{name}: expected names as keys, got {key!r}")
+        if key in _OWN:
+            raise ValueError(f"{name}: expected a batch without {' and '.join(_OWN)}, which are made, got {key}")
+
+
+def _names(entries: Mapping[Any, Any]) -> list[str]:
+    return sorted(map(str, entries))
 
 
 def _joined(features: Sequence[Mapping[str, Any]]) -> PackedBatch:
@@ -80,10 +95,11 @@ def _kept(name: str, feature: Mapping[str, Any]) -> dict[str, Tensor]:
     """One feature's values by the names of a model's arguments: numbers [], and [S, ...] of the tokens kept."""
     values = {_NAMES.get(key, key): _tensor(f"{name}[{key!r}]", value) for key, value in feature.items()}
     if len(values) < len(feature):
-        raise ValueError(f"{name}: expected one of labels, label and label_ids, got {sorted(feature)}")
+        raise ValueError(f"{name}: expected one of labels, label and label_ids, got {_names(feature)}")
     ids = values["input_ids"]
     if ids.dim() != 1 or ids.dtype != torch.int64:
-        raise ValueError(f"{name}['input_ids']: expected one sequence of integers, got {ids.tolist()}")
+        got = f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+        raise ValueError(f"{name}['input_ids']: expected one sequence of integers, got {got}")
     for key, value in values.items():
         if value.dim() and len(value) != len(ids):
             raise ValueError(f"{name}[{key!r}]: expected a number or {len(ids)} entries (the tokens), got {len(value)}")
@@ -98,7 +114,9 @@ def _kept(name: str, feature: Mapping[str, Any]) -> dict[str, Tensor]:
 def _column(key: str, values: list[Tensor]) -> Tensor:
     are_numbers = {value.dim() == 0 for value in values}
     if len(are_numbers) > 1:
-        raise ValueError(f"{key}: expected a number in every feature or entries per token in every one, got both")
+        raise ValueError(
+            f"features: {key}: expected a number in every feature or entries per token in every one, got both"
+        )
     if are_numbers == {True}:
         return torch.stack(values)
     for index, value in enumerate(values):
@@ -110,9 +128,13 @@ def _column(key: str, values: list[Tensor]) -> Tensor:
 
 def _tensor(name: str, value: Any) -> Tensor:
     """A value as a tensor of int64 or fp32."""
+    if isinstance(value, Tensor):
+        check_tensor(name, value)
+        if value.is_meta:
+            raise TypeError(f"{name}: expected numbers, got a Tensor on meta, which has none")
     try:
         tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # words, None, lists of unequal lengths
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # words, None, lists of unequal lengths
         raise TypeError(f"{name}: expected numbers, got {type(value).__name__} ({error})") from None
     if tensor.is_complex():
         raise TypeError(f"{name}: expected real numbers, got complex ones")
@@ -123,8 +145,14 @@ def _without_padding(batch: Mapping[str, Any]) -> PackedBatch:
     """What a collator of padded batches returned, packed."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
-        got = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        got = _names(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise ValueError(f"collator: expected a batch with an attention_mask (Tensor [B, S]), got {got}")
+    _check_keys("collator", batch)
+    for key, value in batch.items():
+        if isinstance(value, Tensor):
+            check_tensor(f"collator: {key}", value)
+    if mask.is_meta:
+        raise TypeError("collator: attention_mask: expected numbers, got a Tensor on meta, which has none")
     packing = Packing.from_keep_mask(mask)
     entries = {
         key: packing.pack(value) if isinstance(value, Tensor) and value.shape[:2] == mask.shape else value

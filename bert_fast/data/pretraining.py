@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bert_fast.checks import check_integer
+from bert_fast.checks import check_count, check_flag, check_integer, check_number
+from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indices
 from bert_fast.data.digests import data_digest
 from bert_fast.data.full_sentences import Texts, full_sentences
 from bert_fast.data.masking import Masking
@@ -76,25 +77,22 @@ class PretrainingSource:
         seed: int = 0,
         short_sequence_probability: float = 0.1,
     ) -> None:
-        least = 5 if next_sentence else 3
-        if not isinstance(max_length, int) or isinstance(max_length, bool):
-            raise TypeError(f"max_length: expected an int, got {type(max_length).__name__}")
-        if not least <= max_length <= _MAX_LENGTH:
-            raise ValueError(f"max_length: expected {least} to {_MAX_LENGTH}, got {max_length}")
-        if not 0 <= short_sequence_probability <= 1:
-            raise ValueError(f"short_sequence_probability: expected 0 to 1, got {short_sequence_probability}")
+        _check_kinds(store, tokenizer)
+        check_flag("next_sentence", next_sentence)
+        self.max_length = check_count("max_length", max_length, 5 if next_sentence else 3, _MAX_LENGTH)
+        short_share = check_number("short_sequence_probability", short_sequence_probability)
+        if not 0 <= short_share <= 1:
+            raise ValueError(f"short_sequence_probability: expected 0 to 1, got {short_share}")
         if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
             raise ValueError("tokenizer: expected one with a cls_token and a sep_token")
         check_tokenizer(store.path, store.info, tokenizer)
         self.store = store
         self.tokenizer = tokenizer
-        self.max_length = max_length
         self.next_sentence = next_sentence
-        self.whole_words = whole_words
-        self.mask_probability = mask_probability
         self.seed = check_integer("seed", seed)
-        self.short_sequence_probability = short_sequence_probability
+        self.short_sequence_probability = short_share
         self._masking = Masking(tokenizer, mask_probability=mask_probability, whole_words=whole_words)
+        self.whole_words, self.mask_probability = whole_words, self._masking.mask_probability
         self._texts = Texts(store)
         if not len(self._texts.starts):
             raise StoreError(f"{store.path}: has no tokens")
@@ -111,8 +109,11 @@ class PretrainingSource:
         return self._examples(epoch).lengths
 
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
-        """The examples `indices` (int64 [B]) with masked words; see the class."""
-        indices = np.asarray(indices, dtype=np.int64)
+        """The examples `indices` (int [B]) with masked words; see the class.
+
+        Raises: IndexError: this epoch has no such example.
+        """
+        indices = row_indices(indices, len(self.lengths(epoch)), f" in epoch {epoch}")
         packed = self._packed(epoch, indices)
         masked = self._masking(packed.input_ids, packed.cu_seqlens, indices, self.seed, epoch)
         arrays = {
@@ -140,6 +141,9 @@ class PretrainingSource:
             max_tokens: of the batch, special tokens counted.
             max_sequences: of the batch; None: as many as there is room for, of one word each.
         """
+        max_tokens = check_count("max_tokens", max_tokens, 0)
+        if max_sequences is not None:
+            max_sequences = check_count("max_sequences", max_sequences, 0)
         if self.whole_words:
             return max_tokens  # of a sequence of one long word, all
         special = 3 if self.next_sentence else 2
@@ -148,7 +152,7 @@ class PretrainingSource:
 
     def decode(self, epoch: int, index: int) -> str:
         """An example as text: words to predict as [shown:there], [MASK:cat] or, of those not hidden, [dog:cat]."""
-        batch = self.batch(epoch, np.array([index]))
+        batch = self.batch(epoch, np.array([row_index(index, len(self.lengths(epoch)))]))
         words = self.tokenizer.convert_ids_to_tokens(batch["input_ids"].tolist())
         there = self.tokenizer.convert_ids_to_tokens(batch["labels"].tolist())
         for position, word in zip(batch["masked_lm_positions"].tolist(), there, strict=True):
@@ -160,7 +164,7 @@ class PretrainingSource:
 
     def _examples(self, epoch: int) -> "_Examples":
         """The plan of an epoch."""
-        planned = self._planned
+        epoch, planned = check_integer("epoch", epoch), self._planned
         if planned is not None and (planned[0] == epoch or not self.next_sentence):
             return planned[1]
         if self.next_sentence:
@@ -219,6 +223,12 @@ class _Packed(NamedTuple):
     cu_seqlens: np.ndarray
 
 
+def _check_kinds(store: Any, tokenizer: Any) -> None:
+    if not isinstance(store, TokenStore):
+        raise TypeError(f"store: expected a TokenStore, got {type(store).__name__}")
+    check_tokenizer_kind(tokenizer)
+
+
 def unigram_entropy(store: TokenStore, tokenizer: BertTokenizer) -> float:
     """Entropy of a store's tokens in nats, special tokens left out; 0 for a store without any.
 
@@ -226,6 +236,8 @@ def unigram_entropy(store: TokenStore, tokenizer: BertTokenizer) -> float:
     what it sees comes lower without any use of context, as a tenth of the words to predict stand there unmasked: by
     about 0.5 nats in English.
     """
+    _check_kinds(store, tokenizer)
+    check_tokenizer(store.path, store.info, tokenizer)
     size = len(tokenizer)
     counts = np.zeros(size, dtype=np.int64)
     for start in range(0, len(store.tokens), _TOKENS_AT_ONCE):

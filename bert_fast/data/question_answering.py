@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.checks import check_count
+from bert_fast.data.arguments import check_tokenizer_kind, optional_folder, row_index, row_indices
 from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.questions import Questions, read_questions
@@ -52,7 +54,7 @@ class QuestionAnsweringSource:
         context_spans (int32 [N, 2]): first character, and the one behind the last, of all tokens of all contexts.
 
     Raises:
-        ValueError: max_length is below 8, or stride below 0.
+        TypeError, ValueError: an argument of another kind; max_length is below 8, or stride below 0.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class QuestionAnsweringSource:
         stride: int = 128,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        if max_length < _MIN_LENGTH:
-            raise ValueError(f"max_length: expected at least {_MIN_LENGTH}, got {max_length}")
-        if stride < 0:
-            raise ValueError(f"stride: expected at least 0, got {stride}")
+        if not isinstance(questions, Questions):
+            raise TypeError(f"questions: expected Questions, got {type(questions).__name__}")
+        check_tokenizer_kind(tokenizer)
+        max_length, stride = _checked_sizes(max_length, stride)
+        cache_dir = optional_folder("cache_dir", cache_dir)
         self.questions, self.tokenizer = questions, tokenizer
         self._options: dict[str, Any] = {"max_length": max_length, "stride": stride, "cache_dir": cache_dir}
         tokens = cached_arrays(
@@ -100,8 +103,11 @@ class QuestionAnsweringSource:
         """The source of a file or rows: see `bert_fast.data.questions.read_questions` and the class.
 
         Raises:
-            OSError, SourceError, ValueError: see there.
+            OSError, SourceError, TypeError, ValueError: see there.
         """
+        check_tokenizer_kind(tokenizer)
+        max_length, stride = _checked_sizes(max_length, stride)
+        cache_dir = optional_folder("cache_dir", cache_dir)
         questions = read_questions(data, skip_wrong_answers=skip_wrong_answers)
         return cls(questions, tokenizer, max_length=max_length, stride=stride, cache_dir=cache_dir)
 
@@ -109,6 +115,7 @@ class QuestionAnsweringSource:
         return len(self._sequences)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        index = row_index(index, len(self))
         example: dict[str, Any] = dict(self._sequences[index])
         if self._positions is None:
             return example
@@ -136,6 +143,7 @@ class QuestionAnsweringSource:
 
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
         """See `Source.batch`; start_positions and end_positions are there where the questions have answers."""
+        indices = row_indices(indices, len(self))
         if self._positions is None:
             return self._sequences.gather(indices)
         start, end = self._positions[indices].T.copy()
@@ -147,6 +155,7 @@ class QuestionAnsweringSource:
 
     def take_questions(self, indices: np.ndarray) -> "QuestionAnsweringSource":
         """A source of the windows of some questions (int [m], counted in `questions`), in this order."""
+        indices = row_indices(indices, self.num_questions)
         return QuestionAnsweringSource(self.questions.take(indices), self.tokenizer, **self._options)
 
     def decode(self, index: int) -> str:
@@ -224,6 +233,10 @@ class Windows:
         first = ranges(np.zeros_like(counts), counts) * step[question]
         length = np.minimum(room[question], context_lengths[question] - first)
         return cls(question, first, question_lengths[question] + 2, length)
+
+
+def _checked_sizes(max_length: Any, stride: Any) -> tuple[int, int]:
+    return check_count("max_length", max_length, _MIN_LENGTH), check_count("stride", stride, 0)
 
 
 def _tokenized(questions: Questions, tokenizer: BertTokenizer) -> dict[str, np.ndarray]:

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_fast.checks import check_flag
 from bert_fast.data.tables import read_table
 from bert_fast.data.text_file import read_text_file
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 
 __all__ = ["Questions", "read_questions"]
 
@@ -92,8 +94,9 @@ def read_questions(data: Any, *, skip_wrong_answers: bool = False) -> Questions:
             some questions have answers and others do not say, or there is no question at all; the message names the
             place in the file, and the question.
     """
+    check_flag("skip_wrong_answers", skip_wrong_answers)
     is_path = isinstance(data, str | os.PathLike)
-    name = os.fspath(data) if is_path else "rows"
+    name = path_name("data", data) if is_path else "rows"
     document = _json_document(name) if is_path and name.lower().endswith(".json") else None
     found = _of_rows(data) if document is None else _of_document(name, document)
     kept: list[_Question] = []
@@ -179,6 +182,9 @@ def _json_document(name: str) -> Any:
 
 def _of_document(name: str, document: Any) -> Iterator[_Question]:
     if isinstance(document, list):
+        for row, record in enumerate(document):
+            if not isinstance(record, Mapping):
+                raise SourceError(f"{name}: row {row}: expected an object, got {type(record).__name__}")
         yield from _of_rows(document, name)
         return
     if isinstance(document, Mapping) and "data" not in document and "question" in document:
@@ -241,7 +247,7 @@ _KINDS = {list: "a list", str: "a string", int: "a whole number"}
 
 
 def _of_rows(data: Any, name: str | None = None) -> Iterator[_Question]:
-    table = read_table(data, ("question", "context"))
+    table = read_table(data, ("question", "context"), argument=name or "data")
     columns = {
         key: table.values(key)
         for key in ("question", "context", "id", "answers", "is_impossible")

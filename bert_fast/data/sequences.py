@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert_fast.checks import check_choice
+from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_index, row_indices
 from bert_fast.data.ranges import ranges
 from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization.arguments import members
 from bert_fast.tokenization.layout import Truncation, arrange, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -80,13 +83,15 @@ class Sequences:
             TypeError, ValueError: `pairs` has another length, something is no text, `max_length` leaves no room for
                 the special tokens, or the text that should be cut is too short.
         """
+        check_tokenizer_kind(tokenizer)
+        max_length = optional_length("max_length", max_length)
+        check_choice("truncation", truncation, ("longest_first", "only_first", "only_second"))
         if pairs is None:
             batch = tokenizer.encode_ragged(texts, max_length=max_length)
             return cls(batch.ids, batch.cu_seqlens)
+        texts, pairs = _listed("texts", texts), _listed("pairs", pairs)
         if len(texts) != len(pairs):
             raise ValueError(f"pairs: expected {len(texts)} texts, one for each of texts, got {len(pairs)}")
-        if truncation not in ("longest_first", "only_first", "only_second"):
-            raise ValueError(f"truncation: expected longest_first, only_first or only_second, got {truncation!r}")
         segments: list[Any] = [None] * (2 * len(texts))
         segments[0::2], segments[1::2] = texts, pairs
         batch = tokenizer.encode_ragged(segments, add_special_tokens=False)
@@ -101,9 +106,8 @@ class Sequences:
         return len(self.boundaries) - 1
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index: expected -{len(self)} to {len(self) - 1}, got {index}")
-        start, stop = self.boundaries[index % len(self)], self.boundaries[index % len(self) + 1]
+        index = row_index(index, len(self))
+        start, stop = self.boundaries[index], self.boundaries[index + 1]
         ids = self.ids[start:stop].astype(np.int64)
         types = np.zeros_like(ids) if self.token_type_ids is None else self.token_type_ids[start:stop].astype(np.int64)
         return {"input_ids": ids, "token_type_ids": types}
@@ -126,7 +130,6 @@ class Sequences:
         Raises:
             IndexError: an index is below 0 or not below `len(self)`.
         """
-        indices = np.asarray(indices, dtype=np.int64)
         places, cu_seqlens = self.places(indices)
         lengths = np.diff(cu_seqlens)
         positions = ranges(np.zeros_like(lengths), lengths)
@@ -144,7 +147,7 @@ class Sequences:
         )
 
     def places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the tokens of some sequences (int64 [B]) stand in `ids`, and in any array with an entry per token.
+        """Where the tokens of some sequences (int [B]) stand in `ids`, and in any array with an entry per token.
 
         Returns:
             places (int64 [T]); cu_seqlens (int64 [B + 1]), the boundaries of the sequences in `places`.
@@ -152,9 +155,7 @@ class Sequences:
         Raises:
             IndexError: see `gather`.
         """
-        wrong = indices[(indices < 0) | (indices >= len(self))]
-        if len(wrong):
-            raise IndexError(f"indices: expected 0 to {len(self) - 1}, got {wrong[0]}")
+        indices = row_indices(indices, len(self))
         starts = self.boundaries[indices]
         lengths = self.boundaries[indices + 1] - starts
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -162,7 +163,7 @@ class Sequences:
 
     def take(self, indices: np.ndarray) -> "Sequences":
         """Some sequences (int [m]), in this order, by themselves. Raises IndexError as `gather`."""
-        places, boundaries = self.places(np.asarray(indices, dtype=np.int64))
+        places, boundaries = self.places(indices)
         types = None if self.token_type_ids is None else self.token_type_ids[places]
         return Sequences(self.ids[places], boundaries, types)
 
@@ -170,3 +171,13 @@ class Sequences:
         """The arrays by name, for `bert_fast.data.feature_cache`; `Sequences(**arrays)` is the same again."""
         arrays = {"ids": self.ids, "boundaries": self.boundaries}
         return arrays if self.token_type_ids is None else arrays | {"token_type_ids": self.token_type_ids}
+
+
+def _listed(name: str, texts: Any) -> list[Any]:
+    """The texts as a list; raises TypeError naming the one that is none."""
+    listed = members(name, texts)
+    if not set(map(type, listed)) <= {str, bytes}:  # few types: much less than to look at each text
+        for index, text in enumerate(listed):
+            if not isinstance(text, str | bytes):
+                raise TypeError(f"{name}[{index}]: expected str or bytes, got {type(text).__name__}")
+    return listed

@@ -8,7 +8,7 @@ import torch
 from bert_fast.data.digests import data_digest
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["Source", "source_digest"]
+__all__ = ["Source", "check_source", "source_digest"]
 
 _SAMPLE = 1000  # examples that stand for all of a source that has no digest of its own
 
@@ -36,13 +36,20 @@ class Source(Protocol):
         ...
 
 
+def check_source(name: str, source: Any) -> Source:
+    """The source itself; raises TypeError if it is none."""
+    if isinstance(source, type) or not isinstance(source, Source):
+        raise TypeError(f"{name}: expected a source of examples (lengths, batch), got {type(source).__name__}")
+    return source
+
+
 def source_digest(source: Source) -> str:
     """What tells the examples of a source from others: two sources of other tokens, labels or order have another one.
 
     That is what its `digest` says. Of a source without one it is made of the lengths in epoch 0, and of up to 1,000
     examples, evenly distributed: changes to others are not seen.
     """
-    own = getattr(source, "digest", None)
+    own = getattr(check_source("source", source), "digest", None)
     if own is not None:
         return str(own())
     lengths = source.lengths(0)

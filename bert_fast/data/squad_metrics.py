@@ -9,9 +9,11 @@ without an answer.
 """
 
 import re
+import reprlib
 import string
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["exact_match", "f1", "normalized"]
 
@@ -21,6 +23,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def normalized(text: str) -> str:
     """What of an answer counts."""
+    if not isinstance(text, str):
+        raise TypeError(f"text: expected a str, got {type(text).__name__}")
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -31,6 +35,7 @@ def exact_match(answer: str, right: Sequence[str]) -> float:
         answer: "" if it is that there is none.
         right: none of them has to be empty for a question without an answer: [] means [""].
     """
+    _check(answer, right)
     given = normalized(answer)
     return float(any(given == one for one in _right(right)))
 
@@ -40,8 +45,16 @@ def f1(answer: str, right: Sequence[str]) -> float:
 
     An empty answer is worth 1 where there is none, and 0 elsewhere. Arguments as those of `exact_match`.
     """
+    _check(answer, right)
     words = normalized(answer).split()
     return max(_word_f1(words, one.split()) for one in _right(right))
+
+
+def _check(answer: Any, right: Any) -> None:
+    if not isinstance(answer, str):
+        raise TypeError(f"answer: expected a str, got {type(answer).__name__}")
+    if isinstance(right, str) or not isinstance(right, Sequence) or not all(isinstance(text, str) for text in right):
+        raise TypeError(f"right: expected a list of strings, got {reprlib.repr(right)}")
 
 
 def _right(texts: Sequence[str]) -> list[str]:

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bert_fast.data.arguments import check_column, sequence_of
 from bert_fast.data.text_file import read_text_file
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 
 __all__ = ["Table", "read_table"]
 
@@ -94,22 +96,25 @@ class Table:
                 raise SourceError(f"{self.name}: expected a column {column!r}, got {there}{hint}")
 
 
-def read_table(source: Any, columns: Sequence[str] = ()) -> Table:
+def read_table(source: Any, columns: Sequence[str] = (), *, argument: str = "source") -> Table:
     """Reads a table.
 
     Args:
         source: a path, whose ending says what it is; a `datasets.Dataset`; or a list of mappings.
         columns: those that will be asked for; the other rows and columns may hold anything.
+        argument: what messages call `source`.
 
     Raises:
         OSError: a file is not there or may not be read.
         SourceError: the file is not what its ending says, not UTF-8, empty, or without one of the columns; a row has
             more or fewer fields than the header; Parquet without pyarrow.
-        TypeError: another kind of source.
+        TypeError: another kind of source. ValueError: no file can have this name.
     """
-    has_header = not columns or not all(isinstance(name, str) and name.isdecimal() for name in columns)
+    for place, column in enumerate(sequence_of("columns", columns)):
+        check_column(f"columns[{place}]", column)
+    has_header = not columns or not all(name.isdecimal() for name in columns)
     if isinstance(source, str | os.PathLike):
-        name = os.fspath(source)
+        name = path_name(argument, source)
         ending = os.path.splitext(name)[1].lower()
         if ending in (".tsv", ".txt"):
             table = _tsv(name, has_header)
@@ -122,14 +127,14 @@ def read_table(source: Any, columns: Sequence[str] = ()) -> Table:
         else:
             raise SourceError(f"{name}: expected a file that ends in .tsv, .txt, .csv, .jsonl, .json or .parquet")
     elif isinstance(source, Mapping):
-        raise TypeError(f"source: expected one table, got several: {', '.join(map(repr, source))}")
-    elif hasattr(source, "column_names") and hasattr(source, "__len__"):
+        raise TypeError(f"{argument}: expected one table, got several: {', '.join(map(repr, source))}")
+    elif hasattr(source, "column_names") and hasattr(source, "__len__") and not isinstance(source, type):
         table = _dataset(source)
     elif isinstance(source, Sequence) and not isinstance(source, bytes):
-        table = _mappings(source)
+        table = _mappings(source, argument)
     else:
         raise TypeError(
-            f"source: expected a path, a datasets.Dataset or a list of mappings, got {type(source).__name__}"
+            f"{argument}: expected a path, a datasets.Dataset or a list of mappings, got {type(source).__name__}"
         )
     if len(table) == 0:
         raise SourceError(f"{table.name}: expected at least one row, got none")
@@ -223,11 +228,11 @@ def _json_lines(name: str) -> Table:
     return _records(name, records, lambda row: f"{name}: line {lines[row]}")
 
 
-def _mappings(records: Sequence[Mapping[str, Any]]) -> Table:
+def _mappings(records: Sequence[Mapping[str, Any]], argument: str) -> Table:
     for row, record in enumerate(records):
         if not isinstance(record, Mapping):
-            raise TypeError(f"source[{row}]: expected a mapping, got {type(record).__name__}")
-    return _records("source", records, lambda row: f"source[{row}]")
+            raise TypeError(f"{argument}[{row}]: expected a mapping, got {type(record).__name__}")
+    return _records(argument, records, lambda row: f"{argument}[{row}]")
 
 
 def _records(name: str, records: Sequence[Mapping[str, Any]], place: Callable[[int], str]) -> Table:
@@ -255,8 +260,10 @@ def _parquet(name: str) -> Table:
     def column(key: str) -> list[Any]:
         try:
             values: list[Any] = parquet.read_table(name, columns=[key]).column(0).to_pylist()
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError, IndexError) as error:
             raise SourceError(f"{name}: column {key!r} is damaged: {error}") from error
+        if len(values) != length:
+            raise SourceError(f"{name}: column {key!r} is damaged: expected {length} rows, got {len(values)}")
         return values
 
     try:
@@ -264,8 +271,10 @@ def _parquet(name: str) -> Table:
             names, length = file.schema_arrow.names, file.metadata.num_rows
     except FileNotFoundError:
         raise
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{name}: cannot be read as Parquet: {error}") from error
+    if length < 0:
+        raise SourceError(f"{name}: is damaged: has {length} rows")
     return Table(name, names, length, column, lambda row: f"{name}: row {row}")
 
 
@@ -278,7 +287,14 @@ def _dataset(dataset: Any) -> Table:
     def column(key: str) -> list[Any]:
         names = getattr(features.get(key), "names", None)
         values = list(dataset[key])
-        return values if names is None else [None if value in (None, -1) else names[value] for value in values]
+        return values if names is None else [class_name(row, names, value) for row, value in enumerate(values)]
+
+    def class_name(row: int, names: Sequence[str], value: int | None) -> str | None:
+        if value is None or value == -1:
+            return None
+        if not 0 <= value < len(names):
+            raise SourceError(f"dataset[{row}]: expected one of {len(names)} classes, got {value}")
+        return names[value]
 
     return Table("dataset", dataset.column_names, len(dataset), column, lambda row: f"dataset[{row}]")
 

@@ -1,18 +1,22 @@
 """What readers of texts have in common: sources, options, blocks, and the search for bytes that are not UTF-8."""
 
 import codecs
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Block", "ReadOptions", "Source", "Texts", "find_invalid_utf8"]
+from bert_fast.checks import check_integer
+
+__all__ = ["Block", "ReadOptions", "Source", "Texts", "check_field", "find_invalid_utf8"]
 
 # Texts of one call: strings, or bytes (uint8) with boundaries (int64 [n + 1]): text i is bytes[b[i]:b[i + 1]].
 Texts = Sequence[str] | tuple[np.ndarray, np.ndarray]
 
 MIN_BLOCK_BYTES = 16  # enough to tell by the first block what a file is
+MAX_BLOCK_BYTES = 1 << 31
 _CHUNK_BYTES = 1024  # of the first look at a block; small, so that one accent does not slow down much text
 
 
@@ -48,7 +52,10 @@ class ReadOptions:
         field: key of the text in JSON lines, column of Parquet files.
         errors: "strict": bytes that are not UTF-8 raise; "replace": every maximal invalid part counts as one U+FFFD,
             which the tokenizer then drops (unless it was made with clean_text=False).
-        block_bytes: about how many bytes are read at a time; a longer line is read whole.
+        block_bytes: about how many bytes are read at a time, 16 to 2^31; a longer line is read whole.
+
+    Raises:
+        TypeError, ValueError: an argument of another kind or out of its range.
     """
 
     field: str = "text"
@@ -56,10 +63,21 @@ class ReadOptions:
     block_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
-        if self.errors not in ("strict", "replace"):
-            raise ValueError(f"errors: expected 'strict' or 'replace', got {self.errors!r}")
-        if self.block_bytes < MIN_BLOCK_BYTES:
-            raise ValueError(f"block_bytes: expected {MIN_BLOCK_BYTES} or more, got {self.block_bytes}")
+        check_field(self.field)
+        if not isinstance(self.errors, str) or self.errors not in ("strict", "replace"):
+            raise ValueError(f"errors: expected 'strict' or 'replace', got {reprlib.repr(self.errors)}")
+        block_bytes = check_integer("block_bytes", self.block_bytes)
+        if block_bytes < MIN_BLOCK_BYTES:
+            raise ValueError(f"block_bytes: expected {MIN_BLOCK_BYTES} or more, got {block_bytes}")
+        if block_bytes > MAX_BLOCK_BYTES:
+            raise ValueError(f"block_bytes: expected {MAX_BLOCK_BYTES} or fewer, got {block_bytes}")
+        object.__setattr__(self, "block_bytes", block_bytes)
+
+
+def check_field(name: Any) -> None:
+    """Raises TypeError unless it can be the name of a field of records, or of a column."""
+    if not isinstance(name, str):
+        raise TypeError(f"field: expected a str, got {type(name).__name__}")
 
 
 @dataclass(frozen=True)

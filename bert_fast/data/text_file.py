@@ -5,6 +5,7 @@ import os
 from bert_fast.data.text_blocks import Source
 from bert_fast.data.text_sources_lines import read_lines
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 
 __all__ = ["read_text_file"]
 
@@ -19,7 +20,7 @@ def read_text_file(path: str | os.PathLike[str]) -> str:
         SourceError: the file is empty, not UTF-8 (the message names byte and line), or of another kind: UTF-16, gzip,
             Parquet, ...
     """
-    name = os.fspath(path)
+    name = path_name("path", path)
     status = os.stat(name)
     blocks = [lines.data for lines in read_lines(Source(name, "lines", status.st_size, 0), _BLOCK_BYTES)]
     data = b"".join(block.data for block in blocks)

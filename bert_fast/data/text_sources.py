@@ -1,12 +1,13 @@
 """Where a token store's texts come from: files, streams and data sets of any size, read block by block."""
 
 import os
+import reprlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_fast.data import text_sources_dataset, text_sources_json, text_sources_lines, text_sources_parquet
-from bert_fast.data.text_blocks import Block, ReadOptions, Source
+from bert_fast.data.text_blocks import Block, ReadOptions, Source, check_field
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
@@ -40,16 +41,18 @@ def find_sources(names: Any, format: str = "auto", field: str = "text") -> list[
     Raises:
         OSError: a file is not there or may not be read.
         SourceError: a directory; a Parquet file or data set without the column; stdin twice.
-        TypeError: names is no list. ValueError: another format.
+        TypeError: names is no list, field no string. ValueError: another format.
     """
     try:
-        names = None if isinstance(names, str | bytes) else list(names)
-    except TypeError:
+        names = None if isinstance(names, str | bytes | Mapping) else list(names)
+    except (NotImplementedError, TypeError):  # sparse tensors cannot be iterated over
         names = None
     if names is None:
         raise TypeError("files: expected a list of paths and data sets")
-    if format != "auto" and (not isinstance(format, str) or format not in FORMATS):
-        raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {format!r}")
+    if not isinstance(format, str) or (format != "auto" and format not in FORMATS):
+        got = repr(format) if isinstance(format, str) else reprlib.repr(format)
+        raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {got}")
+    check_field(field)
     sources = [
         text_sources_dataset.find(name, field)
         if text_sources_dataset.is_dataset(name)

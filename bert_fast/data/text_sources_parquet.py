@@ -40,7 +40,7 @@ def read_blocks(source: Source, options: ReadOptions, position: Sequence[int] = 
                 if options.errors == "strict":
                     check_utf8(source.name, data, boundaries, row_of_file)
                 start, row_of_file = start + len(texts), row_of_file + len(texts)
-                bytes_on_disk = (source.size or 0) * row_of_file // metadata.num_rows
+                bytes_on_disk = (source.size or 0) * row_of_file // max(1, metadata.num_rows)
                 yield Block((data, boundaries), [group, start], len(data), bytes_on_disk, False)
         nothing = (np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
         yield Block(nothing, [metadata.num_row_groups, 0], 0, source.size or 0, True)
@@ -51,8 +51,8 @@ def _columns(file: Any, name: str, group: int, first_row: int, options: ReadOpti
     import pyarrow
 
     row = 0
-    batch_rows = _batch_rows(file.metadata.row_group(group), options)
     try:
+        batch_rows = _batch_rows(file, group, options)
         for batch in file.iter_batches(batch_rows, [group], [options.field], use_threads=False):
             start, row = row, row + len(batch)
             if row > first_row:
@@ -70,7 +70,7 @@ def _open(source: Source, field: str) -> Any:
     try:
         file = parquet.ParquetFile(source.name, pre_buffer=False)
         schema = file.schema_arrow
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns that are not UTF-8
         raise SourceError(f"{source.name}: cannot be read as Parquet: {error}") from error
     found = schema.field(field).type if schema.names.count(field) == 1 else None
     if found is None:
@@ -83,9 +83,12 @@ def _open(source: Source, field: str) -> Any:
     raise SourceError(f"{source.name}: {problem}")
 
 
-def _batch_rows(row_group: Any, options: ReadOptions) -> int:
+def _batch_rows(file: Any, group: int, options: ReadOptions) -> int:
     """How many rows make a block of about `block_bytes`, by the size that the row group states for the column."""
-    columns = (row_group.column(index) for index in range(row_group.num_columns))
-    sizes = [column.total_uncompressed_size for column in columns if column.path_in_schema == options.field]
-    mean = max(1, sum(sizes) // max(1, row_group.num_rows))
+    # pyarrow ends the process where it is asked about a column that is described wrongly; where it reads, it raises.
+    next(file.iter_batches(1, [group], [options.field], use_threads=False), None)
+    row_group, schema = file.metadata.row_group(group), file.schema
+    places = [place for place in range(row_group.num_columns) if schema.column(place).path == options.field]
+    size = sum(row_group.column(place).total_uncompressed_size for place in places)
+    mean = max(1, size // max(1, row_group.num_rows))
     return max(1, min(row_group.num_rows, options.block_bytes // mean))

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_fast.checks import check_integer
-from bert_fast.data.conll import LabelledSentences, read_conll, sentences_from_rows
+from bert_fast.checks import check_count, check_flag
+from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indices, texts_of, whole_numbers
+from bert_fast.data.conll import LabelledSentences, check_rows, read_conll, sentences_from_rows
 from bert_fast.data.digests import data_digest
 from bert_fast.data.ranges import ranges
 from bert_fast.data.sequences import Sequences
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -54,7 +56,8 @@ class TokenClassificationSource:
 
     Raises:
         SourceError: a label is not among `labels`; the message names its line.
-        ValueError: there are neither labels nor names of them, or max_length leaves no room for a word.
+        TypeError, ValueError: an argument of another kind; there are neither labels nor names of them, or max_length
+            leaves no room for a word.
     """
 
     def __init__(
@@ -66,16 +69,18 @@ class TokenClassificationSource:
         max_length: int = 128,
         truncate: bool = False,
     ) -> None:
-        if check_integer("max_length", max_length) < 3:
-            raise ValueError(f"max_length: expected at least 3, room for a word and 2 special tokens, got {max_length}")
+        if not isinstance(sentences, LabelledSentences):
+            raise TypeError(f"sentences: expected LabelledSentences, got {type(sentences).__name__}")
+        labels, max_length = _checked_options(tokenizer, labels, max_length, truncate)
         if labels is None and sentences.label_ids is None:
             raise ValueError("labels: expected the names of the labels, as the sentences have none, got None")
         self.sentences, self.tokenizer = sentences, tokenizer
         self.label_names = list(sentences.label_names if labels is None else labels)
         words = tokenizer.encode_ragged((sentences.buffer, sentences.word_boundaries), add_special_tokens=False)
-        starts, stops = _divide(words.cu_seqlens, sentences.boundaries, max_length - 2, truncate)
+        room = min(max_length - 2, len(words.ids) + 1)
+        starts, stops = _divide(words.cu_seqlens, sentences.boundaries, room, truncate)
         self._sequences, self.word_tokens = _examples(
-            words.ids, words.cu_seqlens, starts, stops, max_length - 2, (tokenizer.cls_token_id, tokenizer.sep_token_id)
+            words.ids, words.cu_seqlens, starts, stops, room, (tokenizer.cls_token_id, tokenizer.sep_token_id)
         )
         self._labels: np.ndarray | None = None
         if sentences.label_ids is not None:
@@ -106,17 +111,23 @@ class TokenClassificationSource:
             columns: `word_column` and `label_column`: numbers for `read_conll`, names for `sentences_from_rows`.
                 label_column=None: there are no labels, as of sentences to predict.
         """
-        read = read_conll if isinstance(data, str | os.PathLike) else sentences_from_rows
-        return cls(read(data, **columns), tokenizer, labels=labels, max_length=max_length, truncate=truncate)
+        labels, max_length = _checked_options(tokenizer, labels, max_length, truncate)
+        if isinstance(data, str | os.PathLike):
+            sentences = read_conll(path_name("data", data), **columns)
+        else:
+            check_rows("data", data)
+            sentences = sentences_from_rows(data, **columns)
+        return cls(sentences, tokenizer, labels=labels, max_length=max_length, truncate=truncate)
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        index = row_index(index, len(self))
         example = self._sequences[index]
         if self._labels is None:
             return example
-        start, stop = self._sequences.boundaries[index % len(self)], self._sequences.boundaries[index % len(self) + 1]
+        start, stop = self._sequences.boundaries[index], self._sequences.boundaries[index + 1]
         return example | {"labels": self._labels[start:stop].astype(np.int64)}
 
     @property
@@ -130,9 +141,10 @@ class TokenClassificationSource:
 
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
         """See `Source.batch`; labels (int64 [T]): a place in `label_names` for first sub-words, else -100."""
+        indices = row_indices(indices, len(self))
         batch = self._sequences.gather(indices)
         if self._labels is not None:
-            places, _ = self._sequences.places(np.asarray(indices, dtype=np.int64))
+            places, _ = self._sequences.places(indices)
             batch["labels"] = torch.from_numpy(self._labels[places].astype(np.int64))
         return batch
 
@@ -144,6 +156,9 @@ class TokenClassificationSource:
         Args:
             token_labels (int [N]): a label for every token of all examples, in their order.
         """
+        token_labels = whole_numbers("token_labels", token_labels)
+        if len(token_labels) != len(self._sequences.ids):
+            raise ValueError(f"token_labels: expected {len(self._sequences.ids)}, one a token, got {len(token_labels)}")
         none = self.label_names.index("O") if "O" in self.label_names else 0
         found = np.append(token_labels, none)  # word_tokens is -1 where there is no token: the last
         return found[self.word_tokens].astype(np.int64)
@@ -164,6 +179,18 @@ class TokenClassificationSource:
     def true_word_labels(self) -> np.ndarray | None:
         """The given labels of all words, likewise; None where nobody labelled them."""
         return None if self._labels is None else _renumbered(self.sentences, self.label_names)
+
+
+def _checked_options(tokenizer: Any, labels: Any, max_length: Any, truncate: Any) -> tuple[list[str] | None, int]:
+    """labels and max_length, if all are of the right kind."""
+    check_tokenizer_kind(tokenizer)
+    check_flag("truncate", truncate)
+    if check_count("max_length", max_length, 0) < 3:
+        raise ValueError(f"max_length: expected at least 3, room for a word and 2 special tokens, got {max_length}")
+    names = None if labels is None else texts_of("labels", labels)
+    if names is not None and not names:
+        raise ValueError("labels: expected at least one, got none")
+    return names, int(max_length)
 
 
 def _renumbered(sentences: LabelledSentences, names: list[str]) -> np.ndarray:

@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.data.arguments import check_tokenizer_kind, row_index
 from bert_fast.data.digests import DIGESTS, check_seal, chunk_digests, data_digest
 from bert_fast.errors import StoreError
+from bert_fast.files import path_name
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["FORMAT_VERSION", "TokenStore", "tokenizer_hash"]
@@ -83,8 +85,11 @@ class TokenStore:
         Raises:
             StoreError: there is no store, it is not finished, a file is missing or has another size, or it was made
                 with another tokenizer.
+            TypeError, ValueError: an argument of another kind.
         """
-        path = Path(directory)
+        path = Path(path_name("directory", directory))
+        if tokenizer is not None:
+            check_tokenizer_kind(tokenizer)
         info = read_info(path)
         check_tokenizer(path, info, tokenizer)
         store = cls.__new__(cls)
@@ -179,9 +184,7 @@ class TokenStore:
         return self._sentences[first : last + 1]
 
     def _range(self, index: int) -> tuple[int, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index: expected -{len(self)} to {len(self) - 1}, got {index}")
-        index = index % len(self)
+        index = row_index(index, len(self))
         return int(self.boundaries[index]), int(self.boundaries[index + 1])
 
 

@@ -34,12 +34,12 @@ from bert_fast.data.token_store import (
     tokenizer_hash,
 )
 from bert_fast.errors import StoreError
+from bert_fast.files import is_temporary, write_atomically
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["Progress", "StoreWriter", "check_same", "describe"]
 
-_UNFINISHED = f"{PROGRESS}.new"
-_FRESH = {TOKENS, DOCUMENTS, SENTENCES, _UNFINISHED}  # what a run that ended before its first record leaves behind
+_FRESH = {TOKENS, DOCUMENTS, SENTENCES}  # what a run that ended before its first record leaves behind
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ class StoreWriter:
         record = self.path / PROGRESS
         if (self.path / STORE).exists():  # another process finished it before it gave up the lock
             raise StoreError(f"{self.path}: was finished by another process")
+        for name in filter(_is_temporary, os.listdir(self.path)):  # of a run that was killed
+            (self.path / name).unlink()
         if record.exists():
             info = parse_json(record, record.read_bytes())
             check_same(self.path, info, self._description)
@@ -219,14 +221,9 @@ class StoreWriter:
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
         """Writes a JSON file in one step: a reader sees the old one or the new one, whole."""
-        new = self.path / _UNFINISHED
+        text = json.dumps(seal(content), indent=1).encode() + b"\n"
         with _room_needed(self.path):
-            with open(new, "wb") as file:
-                file.write(json.dumps(seal(content), indent=1).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self.path / name)
-            _sync_directory(self.path)
+            write_atomically(self.path / name, lambda temporary: temporary.write_bytes(text))
 
 
 class _GrowingFile:
@@ -325,12 +322,8 @@ def _room_needed(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _is_temporary(name: str) -> bool:
+    return any(is_temporary(name, Path(whole)) for whole in (PROGRESS, STORE))
 
 
 def _check_directory(path: Path) -> None:
@@ -340,7 +333,7 @@ def _check_directory(path: Path) -> None:
     names = set(os.listdir(path))
     if STORE in names or PROGRESS in names:
         return
-    foreign = sorted(names - _FRESH)
+    foreign = sorted(name for name in names - _FRESH if not _is_temporary(name))
     if foreign or (TOKENS in names and os.path.getsize(path / TOKENS)):
         raise StoreError(
             f"{path}: expected an empty directory or an unfinished store, got one with {(foreign or [TOKENS])[0]!r}"

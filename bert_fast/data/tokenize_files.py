@@ -5,6 +5,7 @@ blocks is in memory at a time, whatever the size of the sources.
 """
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -17,18 +18,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bert_fast.checks import check_count, check_number
+from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.text_blocks import Block, ReadOptions, Source
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.text_sources_lines import check_stream
 from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, check_counts, read_info
 from bert_fast.data.token_store_writer import StoreWriter, check_same, describe
 from bert_fast.errors import StoreError
+from bert_fast.files import path_name
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["Report", "tokenize_files"]
 
 _Item = TypeVar("_Item")
 _ITEMS_AHEAD = 2
+_MAX_THREADS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -88,14 +93,17 @@ def tokenize_files(
         SourceError: a source is not what its format says; see `errors`.
         StoreError: the directory holds something else, or a store that was begun with other files, options or another
             tokenizer; another process writes it; it cannot be written (disk full). What was finished is kept.
-        ValueError: a wrong argument; an added token that the format's line ends would change.
+        TypeError, ValueError: a wrong argument; an added token that the format's line ends would change.
     """
-    if not isinstance(checkpoint_seconds, int | float):
-        raise TypeError(f"checkpoint_seconds: expected a number, got {type(checkpoint_seconds).__name__}")
-    sources = find_sources(files, format, field)
+    checkpoint_seconds = _checked_seconds(checkpoint_seconds)
+    num_threads = check_count("num_threads", num_threads, 0, _MAX_THREADS)
     options = ReadOptions(field, errors, block_bytes)
+    path = Path(path_name("directory", directory))
+    check_tokenizer_kind(tokenizer)
+    if report is not None and not callable(report):
+        raise TypeError(f"report: expected a function, got {type(report).__name__}")
+    sources = find_sources(files, format, field)
     _check_added_tokens(tokenizer, sources)
-    path = Path(directory)
     description = describe(sources, tokenizer, field)
     if not _is_complete(path, description, sources):
         writer = StoreWriter(path, description)
@@ -212,6 +220,15 @@ def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
             yield item
     finally:
         is_closed.set()
+
+
+def _checked_seconds(seconds: Any) -> float:
+    if isinstance(seconds, float) and seconds == math.inf:
+        return seconds  # nothing is recorded before the end
+    seconds = check_number("checkpoint_seconds", seconds)
+    if seconds < 0:
+        raise ValueError(f"checkpoint_seconds: expected at least 0, got {seconds}")
+    return seconds
 
 
 def _check_added_tokens(tokenizer: BertTokenizer, sources: list[Source]) -> None:

@@ -26,6 +26,12 @@ class AddedToken:
     normalized: bool = True
     special: bool = False
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            kind = str if name == "content" else bool
+            if not isinstance(value, kind):
+                raise TypeError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
+
     def __str__(self) -> str:
         return self.content
 

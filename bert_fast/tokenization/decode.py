@@ -1,10 +1,9 @@
 """From tokens back to text."""
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_fast.tokenization.arguments import members, plain
+from bert_fast.tokenization.arguments import check_flags, members, plain, shown
 from bert_fast.tokenization.special_tokens import TokenTable
 
 __all__ = ["TokenDecoder", "clean_up", "join_tokens"]
@@ -32,6 +31,7 @@ class TokenDecoder(TokenTable):
         Raises:
             ValueError: an id is not in the vocabulary.
         """
+        check_flags(skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean_up_tokenization_spaces)
         token_ids = plain("token_ids", token_ids)
         if isinstance(token_ids, Mapping):
             if "input_ids" not in token_ids:
@@ -64,7 +64,7 @@ class TokenDecoder(TokenTable):
         try:
             return join_tokens(tokens, self._engine_options["continuing_prefix"])
         except (AttributeError, RuntimeError, TypeError):  # what has not the methods of a str
-            raise TypeError(f"tokens: expected a list of str, got {reprlib.repr(tokens)}") from None
+            raise TypeError(f"tokens: expected a list of str, got {shown(tokens)}") from None
 
 
 def join_tokens(tokens: Sequence[str], prefix: str = "##") -> str:

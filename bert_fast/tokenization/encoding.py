@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_fast.tokenization.arguments import as_index, check_device, check_flags
 from bert_fast.tokenization.layout import Layout
 
 __all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "FoundTokens", "TokenSpan"]
@@ -78,6 +79,8 @@ class Encoding:
         self, sequence_index: int | None, array: str, test: Callable[[np.ndarray], np.ndarray]
     ) -> list[int]:
         """Indices of the text tokens (of one segment, or of any) whose entry in `array` passes."""
+        if sequence_index is not None:
+            sequence_index = as_index("sequence_index", sequence_index)
         segments = self._arrays["sequence_ids"]
         in_segment = segments >= 0 if sequence_index is None else segments == sequence_index
         return [int(index) for index in np.flatnonzero(in_segment & test(self._arrays[array]))]
@@ -123,6 +126,7 @@ class Encodings(Sequence[Encoding]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        index = as_index("index", index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of a batch of {len(self)}")
         arrays, row_starts, names = self._materialise()
@@ -171,6 +175,10 @@ class BatchEncoding(dict[str, Any]):
     def __init__(
         self, data: Mapping[str, Any] | None = None, encodings: Encodings | Callable[[], Encodings] | None = None
     ) -> None:
+        if type(data) is not dict and not (data is None or isinstance(data, Mapping)):
+            raise TypeError(f"data: expected a mapping, got {type(data).__name__}")
+        if not (encodings is None or callable(encodings) or isinstance(encodings, Encodings)):
+            raise TypeError(f"encodings: expected rows or a function that makes them, got {type(encodings).__name__}")
         super().__init__(data or {})
         self.__dict__["_encodings"] = encodings
 
@@ -212,45 +220,48 @@ class BatchEncoding(dict[str, Any]):
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "BatchEncoding":
         """Moves every tensor to `device`, in place; returns itself."""
-        for key, value in self.items():
-            if hasattr(value, "to") and callable(value.to):
-                self[key] = value.to(device=device, non_blocking=non_blocking)
+        movable = {key: value for key, value in self.items() if callable(getattr(value, "to", None))}
+        if movable:
+            check_device(device)
+            check_flags(non_blocking=non_blocking)
+        for key, value in movable.items():
+            self[key] = value.to(device=device, non_blocking=bool(non_blocking))
         return self
 
     def tokens(self, batch_index: int = 0) -> list[str]:
         """The token strings of a row."""
-        return list(self._rows()[batch_index].tokens)
+        return list(self._row(batch_index).tokens)
 
     def word_ids(self, batch_index: int = 0) -> list[int | None]:
         """Per token of a row the index of its word; None for added special tokens and padding."""
-        return self._rows()[batch_index].word_ids
+        return self._row(batch_index).word_ids
 
     words = word_ids
 
     def sequence_ids(self, batch_index: int = 0) -> list[int | None]:
         """Per token of a row 0 (first text), 1 (second text) or None."""
-        return self._rows()[batch_index].sequence_ids
+        return self._row(batch_index).sequence_ids
 
     def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
         """Which text a token belongs to."""
-        row, token = self._locate(batch_or_token_index, token_index)
+        row, token = self._locate("token", batch_or_token_index, token_index)
         return row.sequence_ids[token]
 
     def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
         """Which word of its text a token belongs to."""
-        row, token = self._locate(batch_or_token_index, token_index)
+        row, token = self._locate("token", batch_or_token_index, token_index)
         return row.word_ids[token]
 
     def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
         """Where a token stands in its text; None for added special tokens and padding."""
-        row, token = self._locate(batch_or_token_index, token_index)
+        row, token = self._locate("token", batch_or_token_index, token_index)
         return None if row.sequence_ids[token] is None else CharSpan(*row.offsets[token])
 
     def char_to_token(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
         """The token that covers a character of the text; None for whitespace and what normalization removes."""
-        row, char = self._locate(batch_or_char_index, char_index)
+        row, char = self._locate("char", batch_or_char_index, char_index)
         hits = row.tokens_where(sequence_index, "offsets", lambda spans: (spans[:, 0] <= char) & (char < spans[:, 1]))
         return hits[0] if hits else None
 
@@ -258,7 +269,7 @@ class BatchEncoding(dict[str, Any]):
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> TokenSpan | None:
         """First token of a word and the one after its last; None if the row has none of it."""
-        row, word = self._locate(batch_or_word_index, word_index)
+        row, word = self._locate("word", batch_or_word_index, word_index)
         hits = row.tokens_where(sequence_index, "word_ids", lambda words: words == word)
         return TokenSpan(hits[0], hits[-1] + 1) if hits else None
 
@@ -266,7 +277,7 @@ class BatchEncoding(dict[str, Any]):
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> CharSpan | None:
         """Where a word stands in its text."""
-        row, _ = self._locate(batch_or_word_index, word_index)
+        row, _ = self._locate("word", batch_or_word_index, word_index)
         span = self.word_to_tokens(batch_or_word_index, word_index, sequence_index)
         return None if span is None else CharSpan(row.offsets[span.start][0], row.offsets[span.end - 1][1])
 
@@ -274,7 +285,7 @@ class BatchEncoding(dict[str, Any]):
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
         """The word that covers a character of the text."""
-        row, _ = self._locate(batch_or_char_index, char_index)
+        row, _ = self._locate("char", batch_or_char_index, char_index)
         token = self.char_to_token(batch_or_char_index, char_index, sequence_index)
         return None if token is None else row.word_ids[token]
 
@@ -285,7 +296,12 @@ class BatchEncoding(dict[str, Any]):
             )
         return self.encodings
 
-    def _locate(self, batch_or_index: int, index: int | None) -> tuple[Encoding, int]:
-        """The row and the index in it, from one number or two."""
-        batch, inner = (0, batch_or_index) if index is None else (batch_or_index, index)
+    def _row(self, batch_index: int) -> Encoding:
+        row: Encoding = self._rows()[as_index("batch_index", batch_index)]
+        return row
+
+    def _locate(self, kind: str, batch_or_index: int, index: int | None) -> tuple[Encoding, int]:
+        """The row and the index of a `kind` in it, from one number or two."""
+        first = as_index(f"batch_or_{kind}_index", batch_or_index)
+        batch, inner = (0, first) if index is None else (first, as_index(f"{kind}_index", index))
         return self._rows()[batch], inner

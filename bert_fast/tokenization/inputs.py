@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_fast.tokenization.arguments import members
 
-__all__ = ["Inputs", "as_list", "is_column", "own_texts", "parse_inputs"]
+__all__ = ["Inputs", "as_list", "column_inputs", "is_column", "own_texts", "parse_inputs"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,14 @@ class Inputs:
     A sample is a text or a pair of texts; each of these is a segment, given as one string or as a list of words.
 
     Args:
-        strings: all texts (or all words of all texts): text and pair of sample 0, text and pair of sample 1, ...
+        strings: all texts (or all words of all texts): text and pair of sample 0, text and pair of sample 1, ...;
+            or a column of single texts.
         words_per_segment: how many of `strings` each segment has; None: one.
         has_pair (bool [n]): which samples have a second segment.
         is_batched: whether the caller passed a list of samples.
     """
 
-    strings: list[str | bytes]
+    strings: Any
     words_per_segment: list[int] | None
     has_pair: np.ndarray
     is_batched: bool
@@ -94,6 +95,11 @@ def is_column(value: Any) -> bool:
     if isinstance(value, tuple):
         return len(value) == 2 and isinstance(value[1], np.ndarray) and value[1].dtype == np.int64
     return hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
+
+
+def column_inputs(column: Any, count: int) -> Inputs:
+    """A column of `count` single texts, as it is."""
+    return Inputs(column, None, np.zeros(count, dtype=bool), is_batched=True)
 
 
 def own_texts(texts: Any) -> Any:

@@ -3,11 +3,25 @@
 import operator
 from typing import Any, NamedTuple
 
+from bert_fast.tokenization.arguments import shown
 from bert_fast.tokenization.layout import Truncation
 
-__all__ = ["LARGE_LENGTH", "Returned", "Shape", "check_int", "padded_width", "resolve_shape", "tensor_kind"]
+__all__ = [
+    "LARGE_LENGTH",
+    "MOST_TOKENS",
+    "Returned",
+    "Shape",
+    "check_int",
+    "check_side",
+    "padded_width",
+    "resolve_shape",
+    "tensor_kind",
+]
 
 LARGE_LENGTH = int(1e20)  # a model_max_length above this means "no limit" (transformers stores 1e30)
+
+MOST_TOKENS = 2**62  # a max_length above it cuts nothing either, and fits into no int64
+_MOST_WIDTH = 2**31 - 1  # of padded rows
 
 _PADDING = ("longest", "max_length", "do_not_pad")
 _TRUNCATION = ("longest_first", "only_first", "only_second", "do_not_truncate")
@@ -66,9 +80,8 @@ def resolve_shape(
     add_special_tokens = True if add_special_tokens else False  # noqa: SIM210 (a call of bool takes thrice as long)
     max_length = check_int("max_length", max_length, 0)
     stride = check_int("stride", stride, 0) or 0
-    pad_to_multiple_of = check_int("pad_to_multiple_of", pad_to_multiple_of, 1)
-    if not isinstance(padding_side, str) or padding_side not in ("right", "left"):
-        raise ValueError(f"padding_side: expected 'right' or 'left', got {padding_side!r}")
+    pad_to_multiple_of = check_int("pad_to_multiple_of", pad_to_multiple_of, 1, _MOST_WIDTH)
+    check_side("padding_side", padding_side)
     fill = _strategy("padding", padding, _PADDING, "longest", "do_not_pad")
     if truncation is None and max_length is not None and fill == "do_not_pad":
         truncation = True
@@ -76,16 +89,18 @@ def resolve_shape(
     needs_length = fill == "max_length" or cut != "do_not_truncate"
     if max_length is None and needs_length and model_max_length <= LARGE_LENGTH:
         max_length = model_max_length
+    if fill == "max_length" and max_length is not None and max_length > _MOST_WIDTH:
+        raise ValueError(f"max_length: expected at most {_MOST_WIDTH} to pad to, got {shown(max_length)}")
     if fill != "do_not_pad" and not has_pad_token:
         raise ValueError("padding: the tokenizer has no pad_token; set one, for example with add_special_tokens")
     if cut == "do_not_truncate" or max_length is None:
         return Shape(add_special_tokens, None, fill, max_length, pad_to_multiple_of, padding_side)
     if fill != "do_not_pad" and pad_to_multiple_of and max_length % pad_to_multiple_of:
         raise ValueError(
-            f"pad_to_multiple_of: with truncation, max_length ({max_length}) must be a multiple of it, "
+            f"pad_to_multiple_of: with truncation, max_length ({shown(max_length)}) must be a multiple of it, "
             f"got {pad_to_multiple_of}"
         )
-    cutting = Truncation(cut, max_length, stride, truncation_side)
+    cutting = Truncation(cut, min(max_length, MOST_TOKENS), min(stride, MOST_TOKENS), truncation_side)
     return Shape(add_special_tokens, cutting, fill, max_length, pad_to_multiple_of, padding_side)
 
 
@@ -114,22 +129,31 @@ def tensor_kind(return_tensors: Any) -> str | None:
     """
     kind = getattr(return_tensors, "value", return_tensors)
     if kind is not None and not (isinstance(kind, str) and kind in ("pt", "np")):
-        raise ValueError(f"return_tensors: expected 'pt', 'np' or None, got {return_tensors!r}")
+        raise ValueError(f"return_tensors: expected 'pt', 'np' or None, got {shown(return_tensors)}")
     return kind
 
 
-def check_int(name: str, value: Any, least: int) -> int | None:
+def check_side(name: str, side: Any) -> Any:
+    """`side`, which is "right" or "left"; raises ValueError unless it is."""
+    if not isinstance(side, str) or side not in ("right", "left"):
+        raise ValueError(f"{name}: expected 'right' or 'left', got {shown(side)}")
+    return side
+
+
+def check_int(name: str, value: Any, least: int, most: int | None = None) -> int | None:
     """`value` as an int, or None.
 
     Raises:
-        ValueError: it is neither, or less than `least`.
+        ValueError: it is neither, or less than `least` or more than `most`.
     """
     try:
         number = None if value is None else operator.index(value)
     except TypeError:
         number = least - 1
     if number is not None and (number < least or isinstance(value, bool)):
-        raise ValueError(f"{name}: expected an int of at least {least}, got {value!r}")
+        raise ValueError(f"{name}: expected an int of at least {least}, got {shown(value)}")
+    if number is not None and most is not None and number > most:
+        raise ValueError(f"{name}: expected an int of at most {most}, got {shown(value)}")
     return number
 
 
@@ -141,5 +165,5 @@ def _strategy(name: str, value: Any, known: tuple[str, ...], if_true: str, if_fa
     if value is True:
         return if_true
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}: expected True, False or one of {', '.join(known)}, got {value!r}")
+        raise ValueError(f"{name}: expected True, False or one of {', '.join(known)}, got {shown(value)}")
     return str(value)

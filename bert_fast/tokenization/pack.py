@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.tokenization.arguments import check_device, check_flags
 from bert_fast.tokenization.direct import Specials
 from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.inputs import Inputs
@@ -38,9 +39,11 @@ class PackedBatch(dict[str, Any]):
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "PackedBatch":
         """Moves every tensor to `device`, in place; returns itself."""
+        check_device(device)
+        check_flags(non_blocking=non_blocking)
         for key, value in self.items():
             if hasattr(value, "to"):
-                self[key] = value.to(device=device, non_blocking=non_blocking)
+                self[key] = value.to(device=device, non_blocking=bool(non_blocking))
         return self
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.tokenization.arguments import plain, shown
 from bert_fast.tokenization.options import padded_width, tensor_kind
 
 __all__ = ["pad_features", "to_tensor"]
@@ -78,13 +79,13 @@ def pad_features(
     else:
         raise TypeError(f"encoded_inputs: expected a mapping or a list of mappings, got {type(features).__name__}")
     if "input_ids" not in entries:
-        raise ValueError(f"encoded_inputs: expected an entry input_ids, got {sorted(entries)}")
+        raise ValueError(f"encoded_inputs: expected an entry input_ids, got {shown(list(entries))}")
     first = entries["input_ids"]
-    if not hasattr(first, "__len__") or (hasattr(first, "ndim") and first.ndim == 0):
+    if not (isinstance(first, (list, tuple)) or hasattr(first, "tolist")) or getattr(first, "ndim", 1) == 0:
         raise TypeError(f"encoded_inputs: expected a list in input_ids, got {type(first).__name__}")
     if return_tensors is None:
         return_tensors = _kind_of(first)
-    entries = {key: _to_lists(value) for key, value in entries.items()}
+    entries = {key: _to_lists(key, value) for key, value in entries.items()}
     rows = entries["input_ids"]
     is_single = len(rows) > 0 and not isinstance(rows[0], list)
     if is_single:
@@ -121,8 +122,8 @@ def _pad_row(row: Sequence[int], width: int, fill: int, side: str, key: str) -> 
 def _converted(key: str, value: Any, return_tensors: Any) -> Any:
     try:
         return to_tensor(value, return_tensors)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"encoded_inputs: {key}: {error}") from None
 
 
 def _kind_of(rows: Any) -> str | None:
@@ -135,10 +136,9 @@ def _kind_of(rows: Any) -> str | None:
     return None
 
 
-def _to_lists(value: Any) -> Any:
+def _to_lists(key: str, value: Any) -> Any:
     """Arrays and tensors, or lists of them, as nested lists."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
+    name = f"encoded_inputs: {key}"
     if isinstance(value, (list, tuple)) and value and hasattr(value[0], "tolist"):
-        return [item.tolist() for item in value]
-    return value
+        return [plain(name, item) for item in value]
+    return plain(name, value)

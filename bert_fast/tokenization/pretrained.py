@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.files import write_atomically
+from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.decode import TokenDecoder
 from bert_fast.tokenization.files import VOCAB_FILE, as_path, read_tokenizer, tokenizer_json, write_tokenizer
 from bert_fast.tokenization.options import LARGE_LENGTH
@@ -50,9 +51,16 @@ class StoredTokenizer(TokenDecoder):
         return self._model_max_length
 
     @model_max_length.setter
-    def model_max_length(self, value: int) -> None:
-        self._model_max_length = value
-        self._longest = value if value <= LARGE_LENGTH else None  # the limit, if it is one: quick to look at
+    def model_max_length(self, value: float) -> None:
+        try:
+            length = int(value)
+            float(length)  # a number of more digits could not be read back from a file
+        except Exception:  # no number, or none that is finite
+            raise TypeError(f"model_max_length: expected an int, got {shown(value)}") from None
+        if length < 0:
+            raise ValueError(f"model_max_length: expected at least 0, got {length}")
+        self._model_max_length = length
+        self._longest = length if length <= LARGE_LENGTH else None  # the limit, if it is one: quick to look at
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> "Self":
@@ -98,8 +106,10 @@ class StoredTokenizer(TokenDecoder):
             NotADirectoryError: `save_directory` is a file.
             ValueError: push_to_hub=True.
         """
+        check_flags(push_to_hub=ignored.get("push_to_hub"))
         if ignored.get("push_to_hub"):
             raise ValueError("push_to_hub: nothing is uploaded from here; save, then upload the directory")
+        prefix = _prefix(filename_prefix)
         vocab = self._vocabulary.tokens
         special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
         names: dict[str, Any] = dict(self.special_tokens_map)
@@ -125,7 +135,6 @@ class StoredTokenizer(TokenDecoder):
         if self._extra:
             config["additional_special_tokens"] = self.extra_special_tokens  # the name that transformers 4 knows too
         state = tokenizer_json(vocab, self._added, self._engine_options, special)
-        prefix = f"{filename_prefix}-" if filename_prefix else ""
         return write_tokenizer(save_directory, vocab, state, config, names, prefix)
 
     def save_vocabulary(self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None) -> tuple[str]:
@@ -133,7 +142,13 @@ class StoredTokenizer(TokenDecoder):
         directory = as_path("save_directory", save_directory)
         if not directory.is_dir():
             raise NotADirectoryError(f"save_directory: there is no directory {save_directory}")
-        prefix = f"{filename_prefix}-" if filename_prefix else ""
-        path = directory / as_path("filename_prefix", f"{prefix}{VOCAB_FILE}")
+        path = directory / as_path("filename_prefix", f"{_prefix(filename_prefix)}{VOCAB_FILE}")
         write_atomically(path, lambda temporary: temporary.write_bytes(vocab_to_text(self._vocabulary.tokens).encode()))
         return (str(path),)
+
+
+def _prefix(filename_prefix: Any) -> str:
+    """What names of files start with."""
+    if not isinstance(filename_prefix, str | None):
+        raise TypeError(f"filename_prefix: expected a str or None, got {type(filename_prefix).__name__}")
+    return f"{filename_prefix}-" if filename_prefix else ""

@@ -1,12 +1,11 @@
 """The vocabulary side of the tokenizer: special and added tokens, ids and tokens, sequences with special tokens."""
 
 import copy
-import reprlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
-from bert_fast.tokenization.arguments import members, plain
+from bert_fast.tokenization.arguments import check_flags, members, plain, shown
 from bert_fast.tokenization.engine import Engine, make_engine
 from bert_fast.tokenization.vocab import Vocabulary
 
@@ -89,8 +88,10 @@ class TokenTable:
         if not isinstance(added, Mapping) or not all(
             isinstance(token_id, int) and isinstance(token, AddedToken) for token_id, token in added.items()
         ):
-            raise TypeError(f"added_tokens: expected a mapping from ids to AddedTokens, got {reprlib.repr(added)}")
+            raise TypeError(f"added_tokens: expected a mapping from ids to AddedTokens, got {shown(added)}")
         for token_id, token in sorted(added.items()):
+            if not 0 <= token_id < 2**31:
+                raise ValueError(f"added_tokens: expected ids in [0, 2**31), got {shown(token_id)}")
             self._register(token_id, token)
         wanted = {name: value for name, value in named.items() if value is not None}
         special = {name: AddedToken.from_any(value, True, name) for name, value in wanted.items()}
@@ -156,7 +157,7 @@ class TokenTable:
         try:
             return [ids.get(token, unk_id) for token in tokens]
         except TypeError:  # nothing to go through, or members that no dictionary can hold
-            raise TypeError(f"tokens: expected a str or a list of them, got {reprlib.repr(tokens)}") from None
+            raise TypeError(f"tokens: expected a str or a list of them, got {shown(tokens)}") from None
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
         """The token of an id (int), or the tokens of several.
@@ -164,6 +165,7 @@ class TokenTable:
         Raises:
             ValueError: an id is not in the vocabulary.
         """
+        check_flags(skip_special_tokens=skip_special_tokens)
         ids = plain("ids", ids)
         if isinstance(ids, int):
             return self._token_of(ids)
@@ -190,8 +192,8 @@ class TokenTable:
             if 0 <= token_id < self.vocab_size:
                 return self._vocabulary.tokens[token_id]
         except (RuntimeError, TypeError, ValueError):  # no number; an array or a tensor of several
-            raise TypeError(f"{name}: expected an int, got {reprlib.repr(token_id)}") from None
-        raise ValueError(f"{name}: {token_id} is not in the vocabulary (0 to {self._num_ids - 1})")
+            raise TypeError(f"{name}: expected an int, got {shown(token_id)}") from None
+        raise ValueError(f"{name}: {shown(token_id)} is not in the vocabulary (0 to {self._num_ids - 1})")
 
     # Special tokens.
 
@@ -235,6 +237,8 @@ class TokenTable:
         Returns:
             How many were not there already in just this form. Resize the model's embeddings to `len(tokenizer)`.
         """
+        check_flags(special_tokens=special_tokens)
+        special_tokens = bool(special_tokens)
         is_many = isinstance(new_tokens, (list, tuple))
         tokens = [
             AddedToken.from_any(value, special_tokens, f"new_tokens[{index}]" if is_many else "new_tokens")
@@ -266,20 +270,28 @@ class TokenTable:
         Raises:
             ValueError: there is no special token of that name.
         """
+        check_flags(replace_extra_special_tokens=replace_extra_special_tokens)
         if not isinstance(special_tokens_dict, Mapping):
             kind = type(special_tokens_dict).__name__
             raise TypeError(f"special_tokens_dict: expected a mapping from names to tokens, got {kind}")
         named, extra = {}, None
+
+        def token_of(name: str, value: Any) -> AddedToken:
+            token = AddedToken.from_any(value, True, name)
+            if not token.content and self._find("") is None:
+                raise ValueError(f"{name}: expected a token, got an empty str")
+            return token
+
         for name, value in special_tokens_dict.items():
             if name in ("extra_special_tokens", "additional_special_tokens"):
                 if not isinstance(value, (list, tuple)):
                     raise TypeError(f"{name}: expected a list of tokens, got {type(value).__name__}")
-                extra = [AddedToken.from_any(token, True, name) for token in value]
+                extra = [token_of(name, token) for token in value]
             elif name in NAMED_TOKENS:
-                named[name] = AddedToken.from_any(value, True, name)
+                named[name] = token_of(name, value)
             else:
                 known = ", ".join([*NAMED_TOKENS, "extra_special_tokens"])
-                raise ValueError(f"special_tokens_dict: there is no special token {name!r}; known are {known}")
+                raise ValueError(f"special_tokens_dict: there is no special token {shown(name)}; known are {known}")
         added = self.add_tokens([*named.values(), *(extra or [])], special_tokens=True)
         self._named.update({name: token.content for name, token in named.items()})
         self._update_special_ids()
@@ -292,6 +304,7 @@ class TokenTable:
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """How many special tokens a text (2) or a pair of texts (3) gets."""
+        check_flags(pair=pair)
         return 3 if pair else 2
 
     def build_inputs_with_special_tokens(
@@ -322,6 +335,7 @@ class TokenTable:
             token_ids_1: ids of the second text.
             already_has_special_tokens: `token_ids_0` is a finished sequence; every special token in it counts.
         """
+        check_flags(already_has_special_tokens=already_has_special_tokens)
         if already_has_special_tokens:
             if token_ids_1 is not None:
                 raise ValueError("token_ids_1: a sequence that has its special tokens already comes alone")
@@ -330,7 +344,7 @@ class TokenTable:
             try:
                 return [int(token_id in special) for token_id in map(int, ids)]
             except (OverflowError, RuntimeError, TypeError, ValueError):
-                raise TypeError(f"token_ids_0: expected a list of ints, got {reprlib.repr(ids)}") from None
+                raise TypeError(f"token_ids_0: expected a list of ints, got {shown(ids)}") from None
         first = [1, *[0] * len(members("token_ids_0", token_ids_0)), 1]
         return first if token_ids_1 is None else [*first, *[0] * len(members("token_ids_1", token_ids_1)), 1]
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
@@ -10,8 +10,8 @@ from bert_fast.tokenization.arguments import check_flags, members, strings
 from bert_fast.tokenization.batch import encode_batch, later_encodings
 from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
-from bert_fast.tokenization.inputs import is_column, own_texts, parse_inputs
-from bert_fast.tokenization.options import Returned, Shape, check_int, tensor_kind
+from bert_fast.tokenization.inputs import Inputs, column_inputs, is_column, own_texts, parse_inputs
+from bert_fast.tokenization.options import Returned, Shape, check_int, check_side, tensor_kind
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import load_vocab
@@ -21,6 +21,22 @@ __all__ = ["BertTokenizer"]
 NO_LIMIT = int(1e30)  # what transformers stores for "no model_max_length"
 _ZERO = 0  # `is` finds arguments that were left out; another int that is equal takes the longer way
 _PLAIN_SHAPE = Shape(True, None, "do_not_pad", None, None, "right")
+
+
+def _flag(name: str, value: Any) -> bool:
+    check_flags(**{name: value})
+    return bool(value)
+
+
+# What attributes become of what is assigned to them: from their name and the value.
+_ASSIGNED: dict[str, Callable[[str, Any], Any]] = {
+    "padding_side": check_side,
+    "truncation_side": check_side,
+    "model_input_names": strings,
+    "never_split": strings,
+    "clean_up_tokenization_spaces": _flag,
+    "pad_token_type_id": lambda name, value: check_int(name, value, -(2**31), 2**31 - 1) or 0,
+}
 
 
 class BertTokenizer(UnpaddedTokenizer):
@@ -86,27 +102,25 @@ class BertTokenizer(UnpaddedTokenizer):
         added_tokens: Mapping[int, AddedToken] | None = None,
         name_or_path: str = "",
     ) -> None:
-        check_flags(do_basic_tokenize=do_basic_tokenize, clean_up_tokenization_spaces=clean_up_tokenization_spaces)
+        check_flags(do_basic_tokenize=do_basic_tokenize)
         if not do_basic_tokenize:
             raise ValueError(
                 "do_basic_tokenize: only True is supported (text that is split already: is_split_into_words)"
             )
-        for name, side in (("padding_side", padding_side), ("truncation_side", truncation_side)):
-            if not isinstance(side, str) or side not in ("right", "left"):
-                raise ValueError(f"{name}: expected 'right' or 'left', got {side!r}")
+        if not isinstance(name_or_path, str):
+            raise TypeError(f"name_or_path: expected a str, got {type(name_or_path).__name__}")
+        if type(max_input_chars_per_word) is int:  # of others the engine says what is wrong with them
+            check_int("max_input_chars_per_word", max_input_chars_per_word, 0, 2**31 - 1)
         self.do_lower_case = do_lower_case
         self.strip_accents = strip_accents
         self.tokenize_chinese_chars = tokenize_chinese_chars
         self.never_split = strings("never_split", never_split)
-        try:
-            self.model_max_length = NO_LIMIT if model_max_length is None else int(model_max_length)
-        except (OverflowError, RuntimeError, TypeError, ValueError):
-            raise TypeError(f"model_max_length: expected an int or None, got {model_max_length!r}") from None
+        self.model_max_length = NO_LIMIT if model_max_length is None else model_max_length
         self.padding_side = padding_side
         self.truncation_side = truncation_side
         self.model_input_names = strings("model_input_names", model_input_names)
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
-        self.pad_token_type_id = check_int("pad_token_type_id", pad_token_type_id, -(2**31)) or 0
+        self.pad_token_type_id = pad_token_type_id
         self.name_or_path = name_or_path
         self.deprecation_warnings: dict[str, bool] = {}  # data collators of transformers look for it
         self._config: dict[str, Any] = {}  # keys of tokenizer_config.json that mean nothing here, kept for saving
@@ -116,7 +130,10 @@ class BertTokenizer(UnpaddedTokenizer):
             ("additional_special_tokens", additional_special_tokens),
         ):
             if tokens is not None:
-                extra = extra or members(name, tokens)
+                tokens = members(name, tokens)
+                for token in tokens:
+                    AddedToken.from_any(token, True, name)  # which names what is none
+                extra = extra or tokens
         named = {"unk_token": unk_token, "sep_token": sep_token, "pad_token": pad_token, "cls_token": cls_token}
         super().__init__(
             load_vocab(vocab, vocab_file),
@@ -138,6 +155,10 @@ class BertTokenizer(UnpaddedTokenizer):
         super().__init_subclass__(**arguments)
         if cls.__call__ is not BertTokenizer.__call__ and cls.encode is BertTokenizer.encode:
             cls.encode = BertTokenizer._encode_by_call  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = _ASSIGNED.get(name)
+        super().__setattr__(name, value if check is None else check(name, value))
 
     # Text to ids.
 
@@ -232,7 +253,7 @@ class BertTokenizer(UnpaddedTokenizer):
             if verbose and max_length is None and self._longest is not None:
                 self._warn_if_too_long(encoding["input_ids"])
             return encoding
-        except (RuntimeError, TypeError, ValueError):
+        except Exception:
             check_flags(
                 add_special_tokens=add_special_tokens,
                 is_split_into_words=is_split_into_words,
@@ -248,7 +269,7 @@ class BertTokenizer(UnpaddedTokenizer):
 
     def encode(self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
         """The `input_ids` of a call."""
-        if text_pair is None and not options:
+        if text_pair is None and not options and type(add_special_tokens) is bool:
             around = self._around if add_special_tokens else None
             if type(text) is str:
                 ids = self._engine.encode_one(text, around)
@@ -280,7 +301,12 @@ class BertTokenizer(UnpaddedTokenizer):
 
     def tokenize(self, text: Any, pair: Any = None, add_special_tokens: bool = False, **options: Any) -> list[str]:
         """The token strings of a text."""
-        encoding = self(text, pair, add_special_tokens, **options)
+        try:
+            encoding = self(text, pair, add_special_tokens, **options)
+        except (TypeError, ValueError) as error:
+            if not str(error).startswith("text_pair"):
+                raise
+            raise type(error)(str(error).removeprefix("text_")) from None  # here the argument is called so
         if not encoding.encodings:
             raise ValueError("text: expected a text, got an empty batch")
         return encoding.tokens()
@@ -312,7 +338,14 @@ class BertTokenizer(UnpaddedTokenizer):
         Raises:
             ValueError: there are no input_ids, or other entries have other numbers of rows or lengths.
         """
-        shape = self._shape(padding=padding, max_length=max_length, truncation=False, padding_side=padding_side)
+        check_flags(return_attention_mask=return_attention_mask)
+        shape = self._shape(
+            padding=padding,
+            truncation=False,
+            max_length=max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            padding_side=padding_side,
+        )
         mask_wanted = (
             "attention_mask" in self.model_input_names if return_attention_mask is None else return_attention_mask
         )
@@ -327,7 +360,7 @@ class BertTokenizer(UnpaddedTokenizer):
             fills,
             strategy=shape.padding,
             max_length=shape.max_length,
-            pad_to_multiple_of=pad_to_multiple_of,
+            pad_to_multiple_of=shape.pad_to_multiple_of,
             padding_side=shape.padding_side,
             return_attention_mask=mask_wanted,
             return_tensors=tensor_kind(return_tensors),
@@ -399,6 +432,9 @@ class BertTokenizer(UnpaddedTokenizer):
             entries = direct_rows(engine, kept, None, shape, returned, specials)
         if entries is None:
             return None
-        return BatchEncoding(
-            entries, later_encodings(engine, lambda: parse_inputs(kept), shape, specials, self._token_of)
-        )
+        num_rows = len(entries["input_ids"])
+
+        def make_inputs() -> Inputs:  # a column goes to the engine again: Python may have no other way to its texts
+            return column_inputs(kept, num_rows) if is_column(kept) else parse_inputs(kept)
+
+        return BatchEncoding(entries, later_encodings(engine, make_inputs, shape, specials, self._token_of))

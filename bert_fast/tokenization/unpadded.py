@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from bert_fast.tokenization.arguments import check_flags
+from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.direct import Specials
 from bert_fast.tokenization.inputs import parse_inputs
-from bert_fast.tokenization.options import Shape, check_int, resolve_shape, tensor_kind
+from bert_fast.tokenization.options import MOST_TOKENS, Shape, check_int, resolve_shape, tensor_kind
 from bert_fast.tokenization.pack import PackedBatch, pack_inputs
 from bert_fast.tokenization.padding import to_tensor
 from bert_fast.tokenization.pretrained import StoredTokenizer
@@ -13,7 +13,6 @@ from bert_fast.tokenization.ragged import RaggedBatch, cut_left
 
 __all__ = ["UnpaddedTokenizer"]
 
-_MOST_TOKENS = 2**62  # a max_length above it cuts nothing either, and fits into no int64
 _SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as would fit at this length
 
 
@@ -54,18 +53,21 @@ class UnpaddedTokenizer(StoredTokenizer):
             num_special = 2 if add_special_tokens else 0
             offsets = True if return_offsets_mapping else False  # noqa: SIM210 (bool() takes thrice as long)
             word_ids = True if return_word_ids else False  # noqa: SIM210
-        except (RuntimeError, TypeError, ValueError):
+        except Exception:
             check_flags(
                 add_special_tokens=add_special_tokens,
                 return_offsets_mapping=return_offsets_mapping,
                 return_word_ids=return_word_ids,
             )
             raise
+        if not isinstance(dtype, str):
+            raise ValueError(f"dtype: expected 'int32' or 'int64', got {shown(dtype)}")
+        num_threads = check_int("num_threads", num_threads, 0, 2**31 - 1) or 0
         max_length = check_int("max_length", max_length, 0)
         if max_length is not None and max_length < num_special:
             raise ValueError(f"max_length: {max_length} leaves no room for the 2 special tokens of a text")
         if max_length is not None:
-            max_length = min(max_length, _MOST_TOKENS)
+            max_length = min(max_length, MOST_TOKENS)
         kind = tensor_kind(return_tensors)
         if kind is None:
             raise ValueError("return_tensors: expected 'pt' or 'np', got None")

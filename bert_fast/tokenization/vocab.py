@@ -1,10 +1,11 @@
 """Vocabularies: a list of token strings in which the position is the id, read from vocab.txt or a mapping."""
 
 import os
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bert_fast.tokenization.arguments import shown
 
 __all__ = [
     "Vocabulary",
@@ -141,16 +142,14 @@ def vocab_from_mapping(mapping: Mapping[str, int]) -> list[str]:
     tokens: list[str | None] = [None] * len(mapping)
     for token, token_id in mapping.items():
         if not isinstance(token, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise TypeError(f"vocab: expected str -> int, got {reprlib.repr(token)} -> {reprlib.repr(token_id)}")
+            raise TypeError(f"vocab: expected str -> int, got {shown(token)} -> {shown(token_id)}")
         if not 0 <= token_id < len(mapping):
             raise ValueError(
                 f"vocab: ids must be 0 to {len(mapping) - 1}, without gaps, for {len(mapping)} tokens; "
-                f"{reprlib.repr(token)} has {reprlib.repr(token_id)}"
+                f"{shown(token)} has {shown(token_id)}"
             )
         if tokens[token_id] is not None:
-            raise ValueError(
-                f"vocab: id {token_id} is given to both {reprlib.repr(tokens[token_id])} and {reprlib.repr(token)}"
-            )
+            raise ValueError(f"vocab: id {token_id} is given to both {shown(tokens[token_id])} and {shown(token)}")
         tokens[token_id] = token
     return [token for token in tokens if token is not None]
 
@@ -175,7 +174,7 @@ def _numbered(tokens: Sequence[str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         if not isinstance(token, str):
-            raise TypeError(f"vocab[{token_id}]: expected a str, got {reprlib.repr(token)}")
+            raise TypeError(f"vocab[{token_id}]: expected a str, got {shown(token)}")
         if numbers.setdefault(token, token_id) != token_id:
             raise ValueError(f"vocab: the token {token!r} stands at {numbers[token]} and at {token_id}")
     return numbers

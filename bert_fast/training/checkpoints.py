@@ -26,6 +26,7 @@ import torch
 
 from bert_fast.data.digests import HashingFile, file_digest
 from bert_fast.errors import CheckpointError
+from bert_fast.files import sync_directory, sync_tree
 from bert_fast.training.state_file import RunState, read_state, write_state
 
 __all__ = ["STATE", "WEIGHTS", "CheckpointFolder", "check_files", "load_data", "replace_directory", "save_data"]
@@ -169,7 +170,7 @@ def replace_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        _flush(temporary)
+        sync_tree(temporary)
         if target.exists():
             old = target.parent / f"{_REMOVING}{target.name}"
             shutil.rmtree(old, ignore_errors=True)
@@ -178,7 +179,7 @@ def replace_directory(target: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(temporary, target)
-        _flush_entry(target.parent)
+        sync_directory(target.parent)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -207,17 +208,3 @@ def load_data(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no error of its own for damaged files
         raise CheckpointError(f"{file}: cannot be read or is damaged: {error}") from None
-
-
-def _flush(directory: Path) -> None:
-    for entry in directory.rglob("*"):
-        _flush_entry(entry)
-    _flush_entry(directory)
-
-
-def _flush_entry(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

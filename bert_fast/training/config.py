@@ -1,9 +1,12 @@
 """`TrainingConfig`: everything that decides how a run trains, apart from model and data."""
 
+import math
+import reprlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from bert_fast.checks import check_choice, check_count, check_flag, check_number
 from bert_fast.files import path_name
 
 __all__ = ["TrainingConfig"]
@@ -12,6 +15,8 @@ OPTIMIZERS = ("adamw", "lamb")
 SCHEDULES = ("linear", "cosine", "polynomial", "constant")
 PRECISIONS = ("fp32", "bf16", "fp16")
 SHARDING = ("none", "fsdp2")
+_MOST_EPOCHS = 2**31  # so that steps can be counted
+_EXACT = 2.0**53  # greater whole numbers are no exact floats
 
 
 @dataclass(frozen=True)
@@ -55,50 +60,61 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output_dir", Path(path_name("output_dir", self.output_dir)))
-        if not isinstance(self.betas, tuple | list):
-            raise TypeError(f"betas: expected two numbers, got {type(self.betas).__name__}")
-        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "betas", _checked_betas(self.betas))
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"epochs, steps: expected one of them, got epochs={self.epochs}, steps={self.steps}")
+            epochs, steps = reprlib.repr(self.epochs), reprlib.repr(self.steps)
+            raise ValueError(f"epochs, steps: expected one of them, got epochs={epochs}, steps={steps}")
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("batch_size, batch_tokens: expected at least one of them, got neither")
         for name, allowed in (
             ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS), ("sharding", SHARDING),
         ):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
+        check_flag("gradient_checkpointing", self.gradient_checkpointing)
         for name in ("steps", "batch_size", "batch_tokens", "early_stopping"):
-            _check_count(name, getattr(self, name), 1, optional=True)
+            self._read_count(name, 1, is_optional=True)
         for name in ("gradient_accumulation", "eval_batch_tokens", "log_every", "keep_checkpoints"):
-            _check_count(name, getattr(self, name), 1)
+            self._read_count(name, 1)
         for name in ("num_workers", "seed"):
-            _check_count(name, getattr(self, name), 0)
+            self._read_count(name, 0)
         if self.seed >= 2**32:
             raise ValueError(f"seed: expected a number below {2**32}, got {self.seed}")
-        for name in ("epochs", "eval_every", "save_every", "max_grad_norm", "learning_rate", "schedule_power"):
-            _check_number(name, getattr(self, name), is_positive=True)
+        for name in ("epochs", "eval_every", "save_every", "max_grad_norm"):
+            self._read_number(name, is_positive=True, is_optional=True)
+        if self.epochs is not None and self.epochs > _MOST_EPOCHS:
+            raise ValueError(f"epochs: expected at most {_MOST_EPOCHS}, got {self.epochs}")
+        for name in ("learning_rate", "schedule_power"):
+            self._read_number(name, is_positive=True)
         for name in ("weight_decay", "warmup", "eps"):
-            _check_number(name, getattr(self, name), is_positive=False)
+            self._read_number(name, is_positive=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON and YAML."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"output_dir": str(self.output_dir), "betas": list(self.betas)}
 
+    def _read_count(self, name: str, least: int, is_optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is not None or not is_optional:
+            object.__setattr__(self, name, check_count(name, value, least))
 
-def _check_count(name: str, value: Any, least: int, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
+    def _read_number(self, name: str, is_positive: bool, is_optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and is_optional:
+            return
+        number = float(value) if isinstance(value, float) else check_number(name, value)
+        if not (number > 0 if is_positive else number >= 0) or number == math.inf:
+            raise ValueError(f"{name}: expected a number {'above' if is_positive else 'from'} 0, got {value}")
+        if not isinstance(value, int) or number >= _EXACT:  # whole numbers stay what they are in the run's record
+            object.__setattr__(self, name, number)
 
 
-def _check_number(name: str, value: Any, is_positive: bool) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if not (value > 0 if is_positive else value >= 0) or value == float("inf"):
-        raise ValueError(f"{name}: expected a number {'above' if is_positive else 'from'} 0, got {value}")
+def _checked_betas(betas: Any) -> tuple[float, float]:
+    if not isinstance(betas, tuple | list):
+        raise TypeError(f"betas: expected two numbers, got {type(betas).__name__}")
+    if len(betas) != 2:
+        raise ValueError(f"betas: expected two numbers, got {len(betas)}")
+    first, second = (check_number(f"betas[{index}]", beta) for index, beta in enumerate(betas))
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise ValueError(f"betas: expected numbers in [0, 1), got {first}, {second}")
+    return first, second

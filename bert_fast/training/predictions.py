@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bert_fast.data.arguments import row_indices, whole_numbers
+
 __all__ = ["Predictions"]
 
 
@@ -14,7 +16,7 @@ class Predictions:
     """
 
     def __init__(self, lengths: np.ndarray) -> None:
-        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.lengths = whole_numbers("lengths", lengths).astype(np.int64, copy=False)
         self._batches: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
 
     def __len__(self) -> int:
@@ -24,11 +26,16 @@ class Predictions:
         """Takes what the model said about the examples `indices` (int [B]): arrays [B, ...] or [T, ...], in that order.
 
         Raises:
+            TypeError: something else. IndexError: there is no such example.
             ValueError: an array has an entry neither per example nor per token.
         """
-        indices = np.asarray(indices, dtype=np.int64)
+        indices = row_indices(indices, len(self))
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"arrays: expected a mapping, got {type(arrays).__name__}")
         tokens = int(self.lengths[indices].sum())
         for name, array in arrays.items():
+            if not isinstance(array, np.ndarray) or not array.ndim:
+                raise TypeError(f"arrays[{name!r}]: expected an array [B, ...] or [T, ...], got {type(array).__name__}")
             if len(array) not in (len(indices), tokens):
                 expected = f"{len(indices)} entries (examples) or {tokens} (tokens)"
                 raise ValueError(f"arrays[{name!r}]: expected {expected}, got {len(array)}")

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bert_fast.checks import check_choice
 from bert_fast.data.batches import Batches
 from bert_fast.errors import CheckpointError
 from bert_fast.files import write_atomically
@@ -34,18 +35,16 @@ from bert_fast.training.saved_state import (
     whole_model,
 )
 from bert_fast.training.schedules import learning_rate_schedule
+from bert_fast.training.setup import Setup
 from bert_fast.training.state_file import Progress
 from bert_fast.training.stop_signals import StopSignals
 from bert_fast.training.telling import Tally, Teller
 
-if TYPE_CHECKING:
-    from bert_fast.training.trainer import Trainer
-
-__all__ = ["TASK_FILE", "Run", "TrainingResult"]
+__all__ = ["RESUME", "TASK_FILE", "Run", "TrainingResult"]
 
 TASK_FILE = "bert_fast_task.json"  # beside the weights: how model and task were made
 
-_RESUME = ("auto", "must", "never")
+RESUME = ("auto", "must", "never")
 _RANK_SEEDS = 1_000_003  # processes draw dropout from seeds this far apart
 
 
@@ -69,9 +68,9 @@ class TrainingResult:
 class Run:
     """One call of `Trainer.train`."""
 
-    def __init__(self, trainer: "Trainer") -> None:
-        self.trainer, self.task, self.config = trainer, trainer.task, trainer.config
-        self.model, self.optimizer, self.processes = trainer.model, trainer.optimizer, trainer.processes
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.task, self.config = setup, setup.task, setup.config
+        self.model, self.optimizer, self.processes = setup.model, setup.optimizer, setup.processes
         config, source = self.config, self.task.train
         if source is None or not len(source.lengths(0)):
             raise ValueError("task: expected examples to train on, got none")
@@ -89,7 +88,7 @@ class Run:
         )
         self.checkpoints = CheckpointFolder(config.output_dir / "checkpoints", config.keep_checkpoints)
         self.lock = RunLock(config.output_dir)
-        self.tell = Teller(trainer.observers)
+        self.tell = Teller(setup.observers)
         self.tally = Tally(self.processes, config.batch_tokens)
         self.watch = FiniteWatch(config.output_dir / "failed_batch", self.processes, self._examples)
         self.progress = Progress()
@@ -117,9 +116,8 @@ class Run:
 
     def _begin(self, resume: str) -> str | None:
         """Finds out where to begin; returns the outcome if nothing is left to do."""
-        if resume not in _RESUME:
-            raise ValueError(f"resume: expected one of {', '.join(_RESUME)}, got {resume!r}")
-        self.agreed = agreement(self.config, self.task, self.model, self.trainer.tokenizer, self.processes)
+        check_choice("resume", resume, RESUME)
+        self.agreed = agreement(self.config, self.task, self.model, self.setup.tokenizer, self.processes)
         check_processes(self.agreed, self.processes)
         self.processes.on_main(self.lock.acquire)
         has_checkpoints = self.processes.from_main(bool(self.checkpoints.steps()))
@@ -182,11 +180,13 @@ class Run:
         self._save_companions(directory)
 
     def _save_companions(self, directory: Path) -> None:
-        if self.trainer.tokenizer is not None:
-            self.trainer.tokenizer.save_pretrained(directory)
-        if self.trainer.settings:
-            text = json.dumps(self.trainer.settings, indent=1, ensure_ascii=False) + "\n"
-            write_atomically(directory / TASK_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+        if self.setup.tokenizer is not None:
+            self.setup.tokenizer.save_pretrained(directory)
+        if self.setup.settings:
+            text = json.dumps(self.setup.settings, indent=1, ensure_ascii=False) + "\n"
+            # Of names of files that are not UTF-8: \udcff is how JSON writes what Python makes of such bytes.
+            content = text.encode(errors="backslashreplace")
+            write_atomically(directory / TASK_FILE, lambda path: path.write_bytes(content))
 
     def _plan(self) -> Plan:
         valid = self.task.valid
@@ -195,7 +195,7 @@ class Run:
             task=self.task.name,
             model=type(self.model).__name__,
             output_dir=self.config.output_dir,
-            config=self.trainer.settings or self.config.as_dict(),
+            config=self.setup.settings or self.config.as_dict(),
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             num_examples=len(self.source.lengths(0)),
             num_valid_examples=0 if valid is None else len(valid.lengths(0)),
@@ -225,7 +225,7 @@ class Run:
             num_workers=self.config.num_workers,
             pin_memory=self.processes.device.type == "cuda",
         )
-        self.trainer.prepared.train()
+        self.setup.prepared.train()
         with StopSignals() as signals, contextlib.closing(loader):
             while True:
                 batches, wait = _taken(loader)
@@ -286,9 +286,9 @@ class Run:
             group["lr"] = rate
         losses: dict[str, Tensor] = {}
         for one, labels in zip(batches, counts, strict=True):
-            with self.processes.exchanging(self.trainer.prepared, one.place.is_last):
+            with self.processes.exchanging(self.setup.prepared, one.place.is_last):
                 parts = self.task.loss_parts(
-                    self.trainer.prepared, one.batch.to(self.processes.device, non_blocking=True)
+                    self.setup.prepared, one.batch.to(self.processes.device, non_blocking=True)
                 )
                 # Gradients of processes are averaged, so that a part's weight is its share of an average process's.
                 weights = {name: labels[name] * self.processes.count / max(totals[name], 1.0) for name in parts}
@@ -335,7 +335,7 @@ class Run:
         """Judges the model; whether it is the best so far."""
         began = time.perf_counter()
         assert self.task.valid is not None
-        self.metrics = self.trainer.evaluate()
+        self.metrics = self.setup.evaluate()
         value = self.metrics.get(self.task.metric)
         if value is None:
             raise ValueError(f"metric: expected one of {sorted(self.metrics)}, got {self.task.metric!r}")

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+from bert_fast.checks import check_choice, check_count, check_number
+
 __all__ = ["learning_rate_schedule", "warmup_steps"]
 
 _DECAYS: dict[str, Callable[[float, float], float]] = {
@@ -16,6 +18,8 @@ _DECAYS: dict[str, Callable[[float, float], float]] = {
 
 def warmup_steps(warmup: float, num_steps: int) -> int:
     """Steps of warm-up: `warmup` itself, or where it is below 1 that share of all, rounded up."""
+    warmup = check_number("warmup", warmup)
+    num_steps = check_count("num_steps", num_steps, 1)
     return math.ceil(warmup * num_steps) if warmup < 1 else round(warmup)
 
 
@@ -27,7 +31,11 @@ def learning_rate_schedule(
     In the warm-up of w steps step i has i / w of it; after that what `schedule` says: "linear" and "cosine" fall to 0,
     "polynomial" as (1 - done) ** power (power 1 in Devlin et al., 0.5 in You et al. 2020 (arXiv:1904.00962)), and
     "constant" stays.
+
+    Raises: TypeError, ValueError naming the argument.
     """
+    check_choice("schedule", schedule, _DECAYS)
+    learning_rate, power = check_number("learning_rate", learning_rate), check_number("power", power)
     ramp, decay = warmup_steps(warmup, num_steps), _DECAYS[schedule]
 
     def at(step: int) -> float:

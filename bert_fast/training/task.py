@@ -12,7 +12,14 @@ from bert_fast.data.source import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.predictions import Predictions
 
-__all__ = ["Task"]
+__all__ = ["Task", "check_sources"]
+
+
+def check_sources(kind: type, **sources: Any) -> None:
+    """Raises TypeError unless each is of this kind, or None; the names are those of arguments."""
+    for name, source in sources.items():
+        if source is not None and not isinstance(source, kind):
+            raise TypeError(f"{name}: expected a {kind.__name__}, got {type(source).__name__}")
 
 
 class Task(ABC):

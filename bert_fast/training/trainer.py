@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from bert_fast.data.source import Source
+from bert_fast.data.source import Source, check_source
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.evaluation import run_over
 from bert_fast.training.events import Observer
@@ -16,6 +16,7 @@ from bert_fast.training.predictions import Predictions
 from bert_fast.training.processes import Processes
 from bert_fast.training.reporting import default_observers
 from bert_fast.training.run import Run, TrainingResult
+from bert_fast.training.setup import Setup
 from bert_fast.training.task import Task
 
 __all__ = ["Trainer", "TrainingResult"]
@@ -52,6 +53,12 @@ class Trainer:
             raise TypeError(f"config: expected a TrainingConfig, got {type(config).__name__}")
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise TypeError(f"model: expected one of bert_fast.models, or a fused one, got {type(model).__name__}")
+        if settings is not None and not isinstance(settings, Mapping):
+            raise TypeError(f"settings: expected a mapping, got {type(settings).__name__}")
+        if observers is not None and (isinstance(observers, str) or not isinstance(observers, Sequence)):
+            raise TypeError(f"observers: expected a list, got {type(observers).__name__}")
+        if tokenizer is not None and not callable(getattr(tokenizer, "save_pretrained", None)):
+            raise TypeError(f"tokenizer: expected one with save_pretrained, got {type(tokenizer).__name__}")
         # Absolute: whoever changes the working directory during the run does not divide it.
         self.config = replace(config, output_dir=config.output_dir.absolute())
         self.task, self.tokenizer = task, tokenizer
@@ -70,12 +77,28 @@ class Trainer:
         """Whether this is the process that talks and writes."""
         return self.processes.is_main
 
+    @property
+    def setup(self) -> Setup:
+        """What a run needs."""
+        return Setup(
+            task=self.task,
+            config=self.config,
+            model=self.model,
+            prepared=self.prepared,
+            optimizer=self.optimizer,
+            processes=self.processes,
+            observers=self.observers,
+            evaluate=self.evaluate,
+            tokenizer=self.tokenizer,
+            settings=self.settings,
+        )
+
     def evaluate(self, source: Source | None = None) -> dict[str, float]:
         """Loss and metrics over `source`, or over the task's examples to judge by; the same in every process.
 
         Raises: ValueError: there are none.
         """
-        source = self.task.valid if source is None else source
+        source = self.task.valid if source is None else check_source("source", source)
         if source is None or not len(source.lengths(0)):
             raise ValueError("source: expected examples to judge by, got none")
         predictions, metrics = self._run_over(source)
@@ -83,7 +106,7 @@ class Trainer:
 
     def predict(self, source: Source) -> Predictions:
         """What the model says about every example; complete in the main process."""
-        return self._run_over(source)[0]
+        return self._run_over(check_source("source", source))[0]
 
     def train(self, resume: str = "auto") -> TrainingResult:
         """Trains to the end and leaves the best weights in the model and in `<output_dir>/model`.
@@ -97,7 +120,7 @@ class Trainer:
                 process is gone.
             ValueError: the task has no examples to train on.
         """
-        return Run(self).train(resume)
+        return Run(self.setup).train(resume)
 
     def _run_over(self, source: Source) -> tuple[Predictions, dict[str, float]]:
         was_training = self.model.training

@@ -56,6 +56,43 @@ def test_nothing_of_it_reaches_the_terminal(
     assert {answer["label"] for answer in answers} <= {f"good{RED}", f"bad{RED}"}
 
 
+def test_a_name_that_is_not_utf_8(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    run = tmp_path / "\udcffrun"
+    assert main([*command(tiny_model, reviews / "train.tsv", run), "--quiet"]) == 0
+    assert json.loads((run / "model" / "bert_fast_task.json").read_text())["output_dir"] == str(run)
+
+
+@pytest.mark.parametrize("output", ["", "/", "."])
+def test_answers_that_no_file_can_hold(
+    output: str, classify_run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(classify_run), str(reviews / "valid.tsv"), "-o", output]) == 1
+    assert "path: expected the name of a file, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--betas", "inf", "0.1"], ["--betas", "1", "0.1"], ["--config", ""]])
+def test_settings_that_no_run_can_have(
+    options: list[str], tiny_model: Path, hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command(tiny_model, hostile, tmp_path / "run"), *options]) == 1
+    assert capsys.readouterr().err.startswith(("bert-fast finetune: betas", "bert-fast finetune: file: expected"))
+
+
+def test_tokenizers_whose_files_hold_something_else(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    values = json.loads((model / "tokenizer_config.json").read_text())
+    next(iter(values["added_tokens_decoder"].values()))["lstrip"] = "yes"
+    (model / "tokenizer_config.json").write_text(json.dumps(values))
+    (tmp_path / "a.txt").write_text("the film\n")
+    assert main(["tokenize", str(tmp_path / "a.txt"), "-o", str(tmp_path / "s"), "--tokenizer", str(model)]) == 1
+    assert main(["embed", str(model), str(tmp_path / "a.txt"), "-o", str(tmp_path / "a.npy")]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert all("tokenizer_config.json: added_tokens_decoder" in line for line in errors) and len(errors) == 2
+
+
 def test_the_line_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     ProgressLine().note(f"going on from {RED}")
     assert capsys.readouterr().err == "going on from \\u001b[31mred\\u001b]0;title\\u0007\n"

@@ -3,6 +3,7 @@
 import pickle
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,20 @@ def test_rows_of_a_data_set_with_named_labels() -> None:
 def test_wrong_rows_say_where(rows: list[Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         sentences_from_rows(rows)
+
+
+def test_labels_are_numbers_that_the_features_name() -> None:
+    class Rows(list):  # type: ignore[type-arg]
+        column_names = ("tokens", "ner_tags")
+        features = {"ner_tags": SimpleNamespace(feature=SimpleNamespace(names=["O", "B-PER"]))}  # noqa: RUF012
+
+        def __getitem__(self, column: Any) -> Any:
+            return [row[column] for row in self]
+
+    for wrong in (2, -1, 0.5, True, [1], 2**70):
+        with pytest.raises(SourceError, match="rows: ner_tags: expected numbers from 0 to 1, got others"):
+            sentences_from_rows(Rows([{"tokens": ["a"], "ner_tags": [wrong]}]))
+    assert sentences_from_rows(Rows([{"tokens": ["a"], "ner_tags": [1]}])).label_ids.tolist() == [1]  # type: ignore[union-attr]
 
 
 def test_sentences_travel_to_worker_processes(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_negative_indices_of_single_sequences(tokenizer: BertTokenizer) -> None:
 def test_bad_arguments(tokenizer: BertTokenizer) -> None:
     with pytest.raises(ValueError, match="pairs: expected 2 texts, one for each of texts, got 1"):
         Sequences.joined(tokenizer, ["a", "b"], ["c"])
-    with pytest.raises(ValueError, match="truncation: expected longest_first"):
+    with pytest.raises(ValueError, match="truncation: expected one of longest_first, only_first, only_second"):
         Sequences.joined(tokenizer, ["a"], ["c"], truncation="first")
     with pytest.raises(ValueError, match="max_length"):
         Sequences.joined(tokenizer, ["a"], ["c"], max_length=2)

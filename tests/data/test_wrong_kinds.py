@@ -58,3 +58,7 @@ def test_names_of_files_are_strings_and_paths() -> None:
     assert path_name("path", Path("a") / "b") == path_name("path", "a/b") == "a/b"
     with pytest.raises(TypeError, match="path: expected a str or a path, got bytes"):
         path_name("path", b"a")
+    for name, what in (("", "''"), ("\ud800", "half of a surrogate pair")):
+        with pytest.raises(ValueError, match=f"path: expected the name of a file, got {what}"):
+            path_name("path", name)
+    assert path_name("path", "\udcff") == "\udcff"  # a byte that is not UTF-8, as os.listdir gives it

@@ -7,10 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import AddedToken, BatchEncoding, BertTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
 SCALAR, FLAGS, META = torch.tensor(5), torch.ones(2, dtype=torch.bool), torch.ones(2, device="meta")
+
+
+class Silent:
+    """Neither true nor false, and without words."""
+
+    def __bool__(self) -> bool:
+        raise KeyError("bool")
+
+    def __repr__(self) -> str:
+        raise KeyError("repr")
 
 
 @pytest.fixture
@@ -38,6 +48,13 @@ def tokenizer() -> BertTokenizer:
         ("extra_special_tokens", FLAGS),
         ("extra_special_tokens", ["\ud800"]),
         ("added_tokens", 5),
+        ("added_tokens", {-1: AddedToken("x")}),
+        ("additional_special_tokens", [5]),
+        ("model_max_length", -1),
+        ("model_max_length", 10**5000),
+        ("model_input_names", ["\ud800"]),
+        ("pad_token_type_id", 2**64),
+        ("name_or_path", 5),
         ("added_tokens", {9: "x"}),
         ("vocab", ["[PAD]", ["[UNK]"]]),
     ],
@@ -77,6 +94,26 @@ METHODS: list[tuple[str, tuple[Any, ...], str]] = [
     ("pad", ({"input_ids": 5},), "encoded_inputs"),
     ("pad", ({"input_ids": [[5], 5]},), "encoded_inputs"),
     ("pad", ({"input_ids": [[5]], "labels": 1},), "encoded_inputs"),
+    ("decode", ([5], FLAGS), "skip_special_tokens"),
+    ("decode", ([5], False, FLAGS), "clean_up_tokenization_spaces"),
+    ("decode", (10**5000,), "token_ids[0]"),
+    ("convert_ids_to_tokens", ([5], FLAGS), "skip_special_tokens"),
+    ("add_tokens", (["x"], FLAGS), "special_tokens"),
+    ("add_special_tokens", ({"eos_token": ""},), "eos_token"),
+    ("add_special_tokens", ({"extra_special_tokens": ["x", ""]},), "extra_special_tokens"),
+    ("add_special_tokens", ({"eos_token": "x"}, FLAGS), "replace_extra_special_tokens"),
+    ("num_special_tokens_to_add", (FLAGS,), "pair"),
+    ("get_special_tokens_mask", ([5], None, FLAGS), "already_has_special_tokens"),
+    ("tokenize", ("a", 5), "pair"),
+    ("encode", ("a", None, FLAGS), "add_special_tokens"),
+    ("pad", ({1: 2, "a": 3},), "encoded_inputs"),
+    ("pad", ({"input_ids": {5}},), "encoded_inputs"),
+    ("pad", ({"input_ids": [5], "labels": META},), "encoded_inputs"),
+    ("pad", ({"input_ids": [5], "labels": ["a"]}, True, None, None, None, None, "pt"), "encoded_inputs"),
+    ("pad", ({"input_ids": [5]}, True, None, "8"), "pad_to_multiple_of"),
+    ("pad", ({"input_ids": [5]}, True, None, None, None, FLAGS), "return_attention_mask"),
+    ("pad", ({"input_ids": [5]}, "max_length", 2**64), "max_length"),
+    ("save_pretrained", (".", 5), "filename_prefix"),
     ("pack", (["a", 5],), "texts[1]"),
     ("pack", (["a", "b"], ["a"]), "pairs"),
     ("save_pretrained", ("\0",), "save_directory"),
@@ -105,6 +142,12 @@ def test_methods(tokenizer: BertTokenizer, method: str, arguments: tuple[Any, ..
         {"padding_side": np.array(["left", "right"])},
         {"padding": np.array(["longest", "longest"])},
         {"return_tensors": np.array(["pt", "np"])},
+        {"padding": 10**5000},
+        {"stride": -(10**5000)},
+        {"max_length": 2**31, "padding": "max_length"},
+        {"pad_to_multiple_of": 2**31, "padding": True},
+        {"verbose": Silent()},
+        {"return_tensors": Silent()},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -144,5 +187,63 @@ def test_refused_tokens_are_not_added(tokenizer: BertTokenizer) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_huge_max_length_cuts_nothing(side: str) -> None:
-    tokenizer = BertTokenizer(VOCAB, truncation_side=side)
+    tokenizer = BertTokenizer(VOCAB, truncation_side=side, model_max_length=2**64)
+    assert tokenizer("a b", max_length=10**30)["input_ids"] == [2, 5, 6, 3]
+    assert tokenizer(["a b"], truncation=True, padding=True, return_tensors="np")["input_ids"].tolist() == [
+        [2, 5, 6, 3]
+    ]
+    assert tokenizer.pack([("a", "b")], max_length=2**63).max_seqlen == 5
     assert tokenizer.encode_ragged(["a b"], max_length=10**30).ids.tolist() == [2, 5, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("padding_side", "top"),
+        ("truncation_side", 5),
+        ("model_max_length", "long"),
+        ("model_input_names", 5),
+        ("pad_token_type_id", 0.5),
+        ("clean_up_tokenization_spaces", FLAGS),
+    ],
+)
+def test_assigned_attributes(tokenizer: BertTokenizer, name: str, value: Any) -> None:
+    before = getattr(tokenizer, name)
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: "):
+        setattr(tokenizer, name, value)
+    assert getattr(tokenizer, name) == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("content", 5), ("lstrip", 1), ("special", FLAGS)])
+def test_added_tokens(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name}: "):
+        AddedToken(**{"content": "x", name: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "name"),
+    [
+        ("tokens", (FLAGS,), "batch_index"),
+        ("word_ids", ("0",), "batch_index"),
+        ("token_to_chars", (0.5,), "batch_or_token_index"),
+        ("token_to_word", (0, [1]), "token_index"),
+        ("char_to_token", (0, 2**64), "char_index"),
+        ("word_to_tokens", (0, 0, META), "sequence_index"),
+        ("__getitem__", (FLAGS,), "index"),
+        ("to", ("nowhere",), "device"),
+        ("to", ("cpu",), "non_blocking"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_encodings(tokenizer: BertTokenizer, method: str, arguments: tuple[Any, ...], name: str) -> None:
+    encoding = tokenizer(["a b"], return_tensors="pt")
+    options = {name: FLAGS} if name == "non_blocking" else {}
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: "):
+        getattr(encoding, method)(*arguments, **options)
+
+
+def test_entries_of_an_encoding() -> None:
+    with pytest.raises(TypeError, match=r"^data: expected a mapping, got Tensor"):
+        BatchEncoding(FLAGS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^encodings: expected rows"):
+        BatchEncoding({}, 5)  # type: ignore[arg-type]

@@ -98,6 +98,18 @@ def test_libraries_of_arrow(ours: Callable[..., BertTokenizer]) -> None:
 
 
 @needs_native
+def test_what_a_call_read_it_can_be_asked_about() -> None:
+    """Tokens and words of columns that Python has no other way to."""
+    tokenizer = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b", "x"])
+    plain = tokenizer(TEXTS, max_length=6)
+    for texts in (arrow.utf8(TEXTS), arrow.encoded(TEXTS), np.array(TEXTS)):
+        encoding = tokenizer(texts, max_length=6)
+        for row in range(len(TEXTS)):
+            assert encoding.tokens(row) == plain.tokens(row)
+            assert encoding[row].offsets == plain[row].offsets and encoding.word_ids(row) == plain.word_ids(row)
+
+
+@needs_native
 def test_columns_are_released(ours: Callable[..., BertTokenizer]) -> None:
     columns = [
         arrow.utf8(TEXTS),

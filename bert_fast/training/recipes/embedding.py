@@ -1,6 +1,7 @@
 """One vector per text: tokens in batches without padding, through the encoder, pooled; files of any size."""
 
 import os
+import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bert_fast.checks import check_choice, check_count, check_flag, check_integer
+from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.text_blocks import ReadOptions, Source
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.errors import CheckpointError
-from bert_fast.files import write_atomically
+from bert_fast.files import path_name, write_atomically
 from bert_fast.models import BertConfig, BertModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
 from bert_fast.models.shapes import check_sizes
@@ -50,7 +53,7 @@ class Embedder:
         max_length: tokens of a text, special tokens counted; what exceeds it is cut. None: as many as the model takes.
         batch_tokens: of a batch; a single text may have more.
 
-    Raises: ValueError naming the argument, what was expected and what came.
+    Raises: TypeError, ValueError naming the argument, what was expected and what came.
     """
 
     model: BertModel
@@ -61,15 +64,17 @@ class Embedder:
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, torch.nn.Module) or not hasattr(self.model, "config"):
+            raise TypeError(f"model: expected a BertModel, got {type(self.model).__name__}")
+        check_tokenizer_kind(self.tokenizer)
+        check_choice("pooling", self.pooling, POOLINGS)
+        check_flag("normalize", self.normalize)
+        object.__setattr__(self, "batch_tokens", check_count("batch_tokens", self.batch_tokens, 1))
         longest = self.model.config.max_position_embeddings
         if self.max_length is None:
             object.__setattr__(self, "max_length", min(longest, self.tokenizer.model_max_length))
-        elif not 2 <= self.max_length <= longest:
+        elif not 2 <= check_integer("max_length", self.max_length) <= longest:
             raise ValueError(f"max_length: expected 2 to {longest} (positions of the model), got {self.max_length}")
-        if self.pooling not in POOLINGS:
-            raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {self.pooling!r}")
-        if self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens: expected at least 1, got {self.batch_tokens}")
 
     @classmethod
     def from_pretrained(
@@ -92,6 +97,8 @@ class Embedder:
             CheckpointError: files are missing or broken, or a parameter of the encoder is not among them.
             ValueError, TypeError: wrong options, or files of the tokenizer.
         """
+        path_name("path", path)
+        _check_place(device, dtype)
         config, state_dict = BertConfig.from_pretrained(path), load_checkpoint(path)
         check_sizes(config, state_dict, model_name="BertModel", source=path)
         model = BertModel(config, add_pooling_layer=False)
@@ -158,7 +165,12 @@ def embed_files(
         ValueError: a wrong argument, another ending of `output`.
         ImportError: a Parquet file, without pyarrow.
     """
-    path = Path(output)
+    if not isinstance(embedder, Embedder):
+        raise TypeError(f"embedder: expected an Embedder, got {type(embedder).__name__}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report: expected a function, got {type(report).__name__}")
+    options = ReadOptions(field, errors)
+    path = Path(path_name("output", output))
     writer_class = _WRITERS.get(path.suffix)
     if writer_class is None:
         raise ValueError(f"output: expected a name that ends in {' or '.join(_WRITERS)}, got {path}")
@@ -172,7 +184,7 @@ def embed_files(
     def write(temporary: Path) -> None:
         nonlocal done
         with writer_class(temporary, embedder.model.config.hidden_size) as writer:
-            for texts, bytes_read in _read(sources, ReadOptions(field, errors)):
+            for texts, bytes_read in _read(sources, options):
                 vectors = embedder.embed(texts)
                 writer.add(vectors)
                 done = Embedded(done.texts + len(vectors), bytes_read, total, time.monotonic() - begin)
@@ -181,6 +193,15 @@ def embed_files(
 
     write_atomically(path, write)
     return done
+
+
+def _check_place(device: Any, dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype: expected a floating-point dtype, got {reprlib.repr(dtype)}")
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"device: expected a device, got {reprlib.repr(device)} ({error})") from None
 
 
 def _batches(order: np.ndarray, lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

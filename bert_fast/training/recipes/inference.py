@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_fast.checks import check_choice
 from bert_fast.errors import CheckpointError
+from bert_fast.files import path_name
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.config import TrainingConfig
+from bert_fast.training.config import PRECISIONS, TrainingConfig
 from bert_fast.training.evaluation import run_over
 from bert_fast.training.predictions import Predictions
 from bert_fast.training.processes import Processes
@@ -56,7 +58,11 @@ class TrainedModel:
             SettingsError: a wrong name or value; nothing says what the model's task is.
             CheckpointError: files are missing or broken.
         """
-        directory = Path(path)
+        if changes is not None and not isinstance(changes, Mapping):
+            raise TypeError(f"changes: expected a mapping of names to values, got {type(changes).__name__}")
+        with settings_at_fault():
+            directory = Path(path_name("path", path))
+            check_choice("precision", precision, PRECISIONS)
         if (directory / "model" / TASK_FILE).is_file():
             directory = directory / "model"
         settings = _settings(directory, dict(changes or {}), precision)
@@ -126,11 +132,18 @@ class TrainedModel:
         Args:
             source: what `read` gave.
             path: without an ending.
+
+        Raises:
+            SettingsError: no file can have this name.
         """
+        with settings_at_fault():
+            place = Path(path_name("path", path))
+            if not place.name:
+                raise SettingsError(f"path: expected the name of a file, got {os.fspath(path)!r}")
         task = make_task(self.settings.data, None, source)
         predictions = self._run(task, source)[0]
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return self.processes.on_main(lambda: task.write_predictions(Path(path), source, predictions))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return self.processes.on_main(lambda: task.write_predictions(place, source, predictions))
 
     def _run(self, task: Any, source: Any) -> tuple[Predictions, dict[str, float]]:
         return run_over(task, self.model, source, self.processes, self.settings.training.eval_batch_tokens)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_fast.checks import check_choice
 from bert_fast.errors import CheckpointError
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
@@ -37,8 +38,7 @@ def make_config(size: str, vocab_size: int, **overrides: Any) -> BertConfig:
     Raises:
         ValueError: another name. TypeError, ValueError: see `BertConfig`.
     """
-    if size not in SIZES:
-        raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {size!r}")
+    check_choice("size", size, SIZES)
     layers, hidden = SIZES[size]
     values = {
         "vocab_size": vocab_size,

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_fast.checks import check_choice, check_flag
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.processes import Processes
 from bert_fast.training.recipes.build import Parts, build, settings_at_fault
 from bert_fast.training.recipes.settings import PretrainData, Settings, SettingsError
 from bert_fast.training.reporting import default_observers
-from bert_fast.training.run import Run, TrainingResult
+from bert_fast.training.run import RESUME, Run, TrainingResult
 from bert_fast.training.run_lock import RunLock
 from bert_fast.training.trainer import Trainer
 
@@ -71,7 +72,15 @@ def run(settings: Settings, *, resume: str = "auto", quiet: bool = False) -> Tra
         SettingsError, OSError, CheckpointError, SourceError, StoreError: see `build`.
         TrainingError: see `Trainer.train`.
     """
+    _check_settings(settings)
+    check_flag("quiet", quiet)
+    check_choice("resume", resume, RESUME)
     return list(_results(settings, resume, quiet))[-1]
+
+
+def _check_settings(settings: Any) -> None:
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
 
 
 def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingResult]:
@@ -139,6 +148,7 @@ def plan_text(settings: Settings) -> str:
 
     Raises: as `run`.
     """
+    _check_settings(settings)
     first, *others = phases(settings)
     parts = build(first, longest=_longest(settings))
     lines = _plan_lines(parts)
@@ -154,7 +164,7 @@ def plan_text(settings: Settings) -> str:
 def _plan_lines(parts: Parts) -> list[str]:
     settings, task, model = parts.settings, parts.task, parts.model
     config, trainer = settings.training, _trainer(parts, quiet=True)
-    plan = Run(trainer)
+    plan = Run(trainer.setup)
     assert task.train is not None
     lengths = task.train.lengths(0)
     weights = sum(parameter.numel() for parameter in model.parameters())

@@ -13,11 +13,14 @@ Names in the file and of the flags are the same, and flags win: with a file run.
 import dataclasses
 import difflib
 import os
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bert_fast.checks import check_choice
+from bert_fast.files import path_name
 from bert_fast.training import config
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.recipes.fields import MISSING, Field, fields_of
@@ -189,6 +192,8 @@ class Settings:
         Raises:
             SettingsError: see `of` and `read_yaml`; the file is of another task.
         """
+        if not isinstance(flags, Mapping):
+            raise TypeError(f"flags: expected a mapping of names to values, got {type(flags).__name__}")
         values: dict[str, Any] = {}
         if file is not None:
             values = read_yaml(file)
@@ -243,7 +248,11 @@ def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
     except ImportError as error:
         raise ImportError(f"settings in YAML need PyYAML: pip install bert_fast[train] ({error})") from error
     try:
-        text = Path(file).read_text(encoding="utf-8-sig")
+        name = path_name("file", file)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    try:
+        text = Path(name).read_text(encoding="utf-8-sig")
         _check_nesting(yaml.parse(text, Loader=yaml.SafeLoader))
         values = yaml.safe_load(text)
     except OSError as error:
@@ -274,11 +283,17 @@ def _check_nesting(events: Iterable[Any]) -> None:
 
 def _read(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values as their fields hold them."""
-    if task not in TASKS:
-        raise SettingsError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+    try:
+        check_choice("task", task, TASKS)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values: expected a mapping of names to values, got {type(values).__name__}")
     fields = settings_fields(task)
     found = {}
     for name, value in values.items():
+        if not isinstance(name, str):
+            raise SettingsError(f"values: expected names of settings, got {reprlib.repr(name)}")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1)
             raise SettingsError(

@@ -2,13 +2,14 @@
 
 import json
 import math
+import reprlib
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bert_fast.errors import SourceError
-from bert_fast.files import write_atomically
+from bert_fast.files import path_name, write_atomically
 from bert_fast.training.events import Evaluation, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
 from bert_fast.training.reporting.listener import Listener
@@ -34,7 +35,7 @@ class MetricsLog(Listener):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path_name("path", path))
         self._plan: Plan | None = None
         self._step = 0
 
@@ -89,7 +90,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     Raises:
         SourceError: the file is missing, or a line before the last is damaged; the message names it.
     """
-    lines = _lines(Path(path))
+    lines = _lines(Path(path_name("path", path)))
     for line in lines:
         for group in (line.get("losses"), line.get("metrics")):
             if isinstance(group, dict):
@@ -110,6 +111,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             line = json.loads(row)
             if not isinstance(line, dict) or not {"kind", "step", "time"} <= line.keys():
                 raise ValueError("expected an object with kind, step and time")
+            step = line["step"]
+            if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 63:
+                raise ValueError(f"step: expected a whole number from 0 on, got {reprlib.repr(step)}")
         except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or another shape
             if number == len(rows):  # no line end follows: it was being written
                 break

@@ -1,12 +1,15 @@
 """`RunRecord`: what run.json and metrics.jsonl say about a run, ready to be drawn."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bert_fast.errors import SourceError
+from bert_fast.training.reporting.fields import check_line, check_plan, check_start
 from bert_fast.training.reporting.metrics_log import read_metrics
 from bert_fast.training.reporting.run_directory import RunDirectory
 
@@ -58,7 +61,15 @@ class RunRecord:
             SourceError: run.json is missing, or one of the two files is damaged.
         """
         stored = directory.read()
+        with _damaged(f"{directory.run_json}: plan"):
+            check_plan(stored["plan"])
+        for number, start in enumerate(stored["starts"]):
+            with _damaged(f"{directory.run_json}: starts[{number}]"):
+                check_start(start)
         lines = read_metrics(directory.metrics) if directory.metrics.exists() else []
+        for line in lines:
+            with _damaged(f"{directory.metrics}: {line['kind']} at step {line['step']}"):
+                check_line(line)
         return cls(stored["plan"], stored["starts"], lines)
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -124,6 +135,14 @@ class RunRecord:
     def evaluated(self, name: str) -> Curve:
         """A metric of the evaluations."""
         return _curve(self.evaluations, lambda line: line["metrics"].get(name))
+
+
+@contextmanager
+def _damaged(place: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise SourceError(f"{place}: {error}") from None
 
 
 def _curve(lines: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> Curve:

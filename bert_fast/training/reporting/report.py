@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_fast.files import write_atomically
+from bert_fast.files import path_name, write_atomically
 from bert_fast.training.events import Evaluation, Plan
 from bert_fast.training.reporting import plots
 from bert_fast.training.reporting.figures import count, duration, memory, number, percent
@@ -34,7 +34,7 @@ class ReportPage(Listener):
     """
 
     def __init__(self, output_dir: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._output_dir = Path(output_dir)
+        self._output_dir = Path(path_name("output_dir", output_dir))
         self._clock = clock
         self._written: float | None = None  # None: the run has not begun
 
@@ -71,7 +71,7 @@ def write_report(run_dir: str | Path) -> Path:
     Raises:
         SourceError: the directory is no run's, or one of the two files is damaged.
     """
-    directory = RunDirectory(run_dir)
+    directory = RunDirectory(path_name("run_dir", run_dir))
     text = render_report(RunRecord.read(directory)).encode(errors="backslashreplace")
     write_atomically(directory.report, lambda temporary: temporary.write_bytes(text))
     return directory.report

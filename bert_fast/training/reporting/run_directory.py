@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.errors import SourceError
-from bert_fast.files import write_atomically
+from bert_fast.files import path_name, write_atomically
 from bert_fast.training.events import Plan
 from bert_fast.training.reporting.listener import Listener
 from bert_fast.training.reporting.machine import available_cores, processor_name, versions
@@ -47,7 +47,7 @@ class RunDirectory(Listener):
     """
 
     def __init__(self, output_dir: str | Path) -> None:
-        self.path = Path(output_dir)
+        self.path = Path(path_name("output_dir", output_dir))
         self._has_begun = False
 
     @property
@@ -138,8 +138,11 @@ class RunDirectory(Listener):
         """
         try:
             stored = json.loads(self.run_json.read_text(encoding="utf-8"))
-            if not isinstance(stored.get("plan"), dict) or not stored.get("starts"):
+            starts = stored.get("starts")
+            if not isinstance(stored.get("plan"), dict) or not isinstance(starts, list) or not starts:
                 raise ValueError("expected an object with plan and starts")
+            if not all(isinstance(start, dict) for start in starts):
+                raise ValueError("starts: expected a list of objects")
         except FileNotFoundError as error:
             raise SourceError(f"{self.path}: expected the directory of a run, but it holds no run.json") from error
         except (OSError, ValueError, AttributeError, RecursionError) as error:

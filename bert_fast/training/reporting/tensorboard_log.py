@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bert_fast.files import path_name
 from bert_fast.training.events import Evaluation, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
 from bert_fast.training.reporting.listener import Listener
@@ -24,7 +25,7 @@ class TensorBoardLog(Listener):
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(path_name("directory", directory))
         self._writer: SummaryWriter | None = None
         self._plan: Plan | None = None
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.data.source import Source
 from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Task, check_sources
 from bert_fast.training.tasks.result_rows import probabilities, write_rows
 
 __all__ = ["ClassificationTask"]
@@ -39,6 +39,7 @@ class ClassificationTask(Task):
     higher_is_better = True
 
     def __init__(self, train: ClassificationSource | None = None, valid: ClassificationSource | None = None) -> None:
+        check_sources(ClassificationSource, train=train, valid=valid)
         self.train, self.valid = train, valid
         sources = [source for source in (train, valid) if source is not None]
         if len(sources) == 2 and _kind(sources[0]) != _kind(sources[1]):

@@ -10,7 +10,7 @@ from bert_fast.data.multiple_choice import MultipleChoiceSource
 from bert_fast.data.source import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Task, check_sources
 from bert_fast.training.tasks.result_rows import probabilities, write_rows
 
 __all__ = ["MultipleChoiceTask"]
@@ -31,6 +31,7 @@ class MultipleChoiceTask(Task):
     higher_is_better = True
 
     def __init__(self, train: MultipleChoiceSource | None = None, valid: MultipleChoiceSource | None = None) -> None:
+        check_sources(MultipleChoiceSource, train=train, valid=valid)
         self.train, self.valid = train, valid
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:

@@ -16,7 +16,7 @@ from bert_fast.data.source import Source
 from bert_fast.models.losses import class_loss
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Task, check_sources
 
 __all__ = ["PretrainingTask"]
 
@@ -46,6 +46,7 @@ class PretrainingTask(Task):
     name = "pretrain"
 
     def __init__(self, train: PretrainingSource | None = None, valid: PretrainingSource | None = None) -> None:
+        check_sources(PretrainingSource, train=train, valid=valid)
         self.train, self.valid = train, valid
         if train is not None and valid is not None and train.next_sentence != valid.next_sentence:
             raise ValueError(f"valid: expected next_sentence={train.next_sentence}, as in train, got the other")

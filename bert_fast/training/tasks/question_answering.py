@@ -1,6 +1,7 @@
 """`QuestionAnsweringTask`: the span of a text that answers a question, or that there is none."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bert_fast.checks import check_count, check_flag, check_number
 from bert_fast.data.answer_decoding import best_answers
 from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.data.source import Source
 from bert_fast.data.squad_metrics import exact_match, f1
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Task, check_sources
 
 __all__ = ["QuestionAnsweringTask"]
 
@@ -35,7 +37,7 @@ class QuestionAnsweringTask(Task):
         may_abstain: whether there may be no answer at all; None: whether a question of `train` or `valid` has none.
 
     Raises:
-        ValueError: max_answer_length or n_best is below 1.
+        TypeError, ValueError: an argument of another kind; max_answer_length or n_best is below 1.
     """
 
     name = "qa"
@@ -52,11 +54,14 @@ class QuestionAnsweringTask(Task):
         null_threshold: float = 0.0,
         may_abstain: bool | None = None,
     ) -> None:
-        for name, value in (("max_answer_length", max_answer_length), ("n_best", n_best)):
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        check_sources(QuestionAnsweringSource, train=train, valid=valid)
         self.train, self.valid = train, valid
-        self.max_answer_length, self.n_best, self.null_threshold = max_answer_length, n_best, null_threshold
+        self.max_answer_length = check_count("max_answer_length", max_answer_length, 1)
+        self.n_best = check_count("n_best", n_best, 1)
+        is_infinite = isinstance(null_threshold, float) and math.isinf(null_threshold)
+        self.null_threshold = null_threshold if is_infinite else check_number("null_threshold", null_threshold)
+        if may_abstain is not None:
+            check_flag("may_abstain", may_abstain)
         if may_abstain is None:
             may_abstain = any(source.has_unanswerable for source in (train, valid) if source is not None)
         self.may_abstain = may_abstain

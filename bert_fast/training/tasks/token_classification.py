@@ -13,7 +13,7 @@ from bert_fast.data.source import Source
 from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Task, check_sources
 
 __all__ = ["TokenClassificationTask"]
 
@@ -46,6 +46,7 @@ class TokenClassificationTask(Task):
     def __init__(
         self, train: TokenClassificationSource | None = None, valid: TokenClassificationSource | None = None
     ) -> None:
+        check_sources(TokenClassificationSource, train=train, valid=valid)
         self.train, self.valid = train, valid
         self._label_names = [source.label_names for source in (train, valid) if source is not None]
         if self._label_names and self._label_names[0] != self._label_names[-1]:

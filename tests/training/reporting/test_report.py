@@ -197,6 +197,40 @@ def test_damaged_files_are_named_and_an_old_page_stays(record_run: Record, name:
     assert run.report.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        (
+            "metrics.jsonl",
+            '"step": 2',
+            '"step": "2"',
+            r"metrics\.jsonl: line 3: step: expected a whole number from 0 on",
+        ),
+        (
+            "metrics.jsonl",
+            '"losses": {',
+            '"losses": {"x": [], ',
+            "step at step 1: losses: expected numbers by name, got",
+        ),
+        ("metrics.jsonl", '"tokens": ', '"tokens": 1e999, "t": ', "step at step 1: tokens: expected a number, got inf"),
+        ("metrics.jsonl", '"kind": "step"', '"kind": ["step"]', r"\['step'\] at step 1: kind: expected a text"),
+        ("metrics.jsonl", '"is_best": ', '"was_best": ', "evaluation at step 3: is_best: is missing"),
+        ("run.json", '"steps": ', '"steps": true, "s": ', r"run\.json: plan: steps: expected a whole number, got True"),
+        ("run.json", '"config": {', '"config": 3, "c": {', r"run\.json: plan: config: expected an object, got 3"),
+        ("run.json", '"time": "', '"time": "x', r"run\.json: starts\[0\]: time: expected a time, got 'x"),
+        ("run.json", '"machine": {', '"machine": {}, "m": {', r"run\.json: starts\[0\]: device: is missing"),
+        ("run.json", '"starts": [', '"starts": [3, ', r"run\.json: cannot be read: starts: expected a list of objects"),
+    ],
+)
+def test_fields_of_another_kind_are_named(record_run: Record, name: str, old: str, new: str, message: str) -> None:
+    run = record_run(many(3), (make_evaluation(3),))
+    text = (run.path / name).read_text()
+    assert old in text
+    (run.path / name).write_text(text.replace(old, new, 1))
+    with pytest.raises(SourceError, match=message):
+        write_report(run.path)
+
+
 def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="expected the directory of a run"):
         write_report(tmp_path)

@@ -1,0 +1,105 @@
+"""Checks of what several sources of examples take."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_fast.checks import check_count, check_integer
+from bert_fast.files import path_name
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization.arguments import strings
+
+__all__ = [
+    "check_column",
+    "check_tokenizer_kind",
+    "optional_folder",
+    "optional_length",
+    "row_index",
+    "row_indices",
+    "sequence_of",
+    "texts_of",
+    "whole_numbers",
+]
+
+
+def check_tokenizer_kind(tokenizer: Any) -> None:
+    """Raises TypeError unless it is a tokenizer of this library."""
+    if not isinstance(tokenizer, BertTokenizer):
+        raise TypeError(f"tokenizer: expected a BertTokenizer, got {type(tokenizer).__name__}")
+
+
+def check_column(name: str, column: Any, *, is_optional: bool = False) -> None:
+    """Raises TypeError unless it is the name of a column, or None where there may be no such column."""
+    if not isinstance(column, str) and not (is_optional and column is None):
+        raise TypeError(f"{name}: expected the name of a column, got {type(column).__name__}")
+
+
+def sequence_of(name: str, values: Any) -> Sequence[Any]:
+    """The list itself; raises TypeError if it is none: a string is none, nor is what can be read only once."""
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise TypeError(f"{name}: expected a list, got {type(values).__name__}")
+    return values
+
+
+def texts_of(name: str, texts: Any) -> list[str]:
+    """The strings of a list or other iterable; raises TypeError where it holds something else, or is a string."""
+    if texts is None or isinstance(texts, str | bytes):
+        raise TypeError(f"{name}: expected a list of strings, got {type(texts).__name__}")
+    return strings(name, texts)
+
+
+def optional_length(name: str, length: Any) -> int | None:
+    """A number of tokens from 0 on, or None; raises TypeError, ValueError if it is neither."""
+    return None if length is None else check_count(name, length, 0)
+
+
+def optional_folder(name: str, folder: Any) -> str | os.PathLike[str] | None:
+    """A path as it was given, or None; raises TypeError, ValueError if it is neither."""
+    if folder is not None:
+        path_name(name, folder)
+    return folder
+
+
+def row_indices(indices: Any, count: int, of: str = "") -> np.ndarray:
+    """Numbers of examples as an array: int64 [B].
+
+    Args:
+        indices: whole numbers in a list or array.
+        count: how many examples there are.
+        of: says more of them, for the message.
+
+    Raises:
+        TypeError: they are no whole numbers. IndexError: one is below 0 or not below `count`.
+    """
+    array = whole_numbers("indices", indices)
+    wrong = array[(array < 0) | (array >= count)]
+    if len(wrong):
+        raise IndexError(f"indices: expected 0 to {count - 1}{of}, got {wrong[0]}")
+    return array.astype(np.int64, copy=False)
+
+
+def row_index(index: Any, count: int) -> int:
+    """The number of one example, from 0; negative ones count from the end.
+
+    Raises:
+        TypeError: it is no whole number. IndexError: there is no such example.
+    """
+    place = check_integer("index", index)
+    if not -count <= place < count:
+        raise IndexError(f"index: expected -{count} to {count - 1}, got {place}")
+    return place % count
+
+
+def whole_numbers(name: str, numbers: Any) -> np.ndarray:
+    """A list or array of whole numbers as an array [n]; raises TypeError if it is none."""
+    try:
+        array = np.asarray(numbers)
+    except (RuntimeError, TypeError, ValueError):  # lists of unequal lengths, tensors without values
+        array = np.empty((), dtype=object)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        is_array = array.dtype != object
+        got = f"{array.dtype} {list(array.shape)}" if is_array else type(numbers).__name__
+        raise TypeError(f"{name}: expected whole numbers [n], got {got}")
+    return array
