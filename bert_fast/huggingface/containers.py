@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.classes import Fused, replaces
+from bert_fast.huggingface.fused import Fused
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform
 from bert_fast.modules.attention import (
     PackedAttention,
@@ -72,81 +72,66 @@ class _Heads(_Dropping):
         return self
 
 
-@replaces(hf.BertEmbeddings)
 class FusedBertEmbeddings(_Dropping, PackedEmbeddings, hf.BertEmbeddings):
     pass
 
 
-@replaces(hf.BertSelfAttention)
 class FusedBertSelfAttention(_Heads, PackedSelfAttention, hf.BertSelfAttention):
     pass
 
 
 if hasattr(hf, "BertSdpaSelfAttention"):  # transformers 4
 
-    @replaces(hf.BertSdpaSelfAttention)
     class FusedBertSdpaSelfAttention(_Heads, PackedSelfAttention, hf.BertSdpaSelfAttention):
         pass
 
 
 if hasattr(hf, "BertCrossAttention"):  # transformers 5
 
-    @replaces(hf.BertCrossAttention)
     class FusedBertCrossAttention(_Heads, PackedCrossAttention, hf.BertCrossAttention):
         pass
 
 
-@replaces(hf.BertSelfOutput)
 class FusedBertSelfOutput(_Dropping, PackedSelfOutput, hf.BertSelfOutput):
     pass
 
 
-@replaces(hf.BertAttention)
 class FusedBertAttention(FusedContainer, PackedAttention, hf.BertAttention):
     pass
 
 
-@replaces(hf.BertIntermediate)
 class FusedBertIntermediate(FusedContainer, PackedIntermediate, hf.BertIntermediate):
     hidden_act: Any = property(lambda self: _fused_name(self.intermediate_act_fn))
 
 
-@replaces(hf.BertOutput)
 class FusedBertOutput(_Dropping, PackedOutput, hf.BertOutput):
     pass
 
 
-@replaces(hf.BertLayer)
 class FusedBertLayer(FusedContainer, PackedLayer, hf.BertLayer):
     pass
 
 
-@replaces(hf.BertEncoder)
 class FusedBertEncoder(FusedContainer, PackedEncoder, hf.BertEncoder):
     pass
 
 
-@replaces(hf.BertPooler)
 class FusedBertPooler(FusedContainer, PackedPooler, hf.BertPooler):
     pass
 
 
-@replaces(hf.BertPredictionHeadTransform)
 class FusedBertPredictionHeadTransform(FusedContainer, PackedPredictionTransform, hf.BertPredictionHeadTransform):
     hidden_act: Any = property(lambda self: _fused_name(self.transform_act_fn))
 
 
-@replaces(hf.BertLMPredictionHead)
 class FusedBertLMPredictionHead(FusedContainer, PackedPredictionHead, hf.BertLMPredictionHead):
     pass
 
 
-@replaces(hf.BertOnlyMLMHead)
 class FusedBertOnlyMLMHead(FusedContainer, hf.BertOnlyMLMHead):
     pass
 
 
-@replaces(hf.BertPreTrainingHeads)
 class FusedBertPreTrainingHeads(FusedContainer, hf.BertPreTrainingHeads):
     pass
 

@@ -26,8 +26,7 @@ def fuse(model: _M) -> _M:
         TypeError: model is no module.
         ValueError: no BERT of transformers is inside.
     """
-    from bert_fast.huggingface import heads  # noqa: F401 - its classes take their places
-    from bert_fast.huggingface.swapping import join_projections, swap_in
+    from bert_fast.huggingface.classes import join_projections, swap_in
 
     _check_module(model)
     if not swap_in(model):
@@ -45,7 +44,7 @@ def unfuse(model: _M) -> _M:
         TypeError: model is no module.
         ValueError: a class was derived from a fused one, as `fully_shard` does; nothing is changed then.
     """
-    from bert_fast.huggingface.swapping import swap_out
+    from bert_fast.huggingface.classes import swap_out
 
     _check_module(model)
     swap_out(model)

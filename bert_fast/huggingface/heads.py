@@ -5,18 +5,19 @@ from typing import Any
 
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.classes import replaces
-from bert_fast.huggingface.models import IS_VERSION_4, FusedBertModel, is_fused_bert
+from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.models import IS_VERSION_4, is_fused_bert
 from bert_fast.huggingface.reasons import is_watched
-from bert_fast.huggingface.swapping import FusedModel
-from bert_fast.huggingface.token_heads import FusedBertForQuestionAnswering, FusedBertForTokenClassification
-from bert_fast.huggingface.word_heads import FusedBertForMaskedLM, FusedBertForPreTraining, FusedBertLMHeadModel
 from bert_fast.modules.call import first_rows
 
-__all__ = ["FUSED_MODELS"]
+__all__ = [
+    "FusedBertForMultipleChoice",
+    "FusedBertForNextSentencePrediction",
+    "FusedBertForSequenceClassification",
+]
 
 
-class _PooledHead(FusedModel):
+class _PooledHead(Fused):
     """A head on the pooled sequence: of the last layer, only the first tokens' rows are computed."""
 
     bert: Any
@@ -28,29 +29,28 @@ class _PooledHead(FusedModel):
         return forward(*args, **kwargs)
 
 
-@replaces(hf.BertForSequenceClassification)
 class FusedBertForSequenceClassification(_PooledHead, hf.BertForSequenceClassification):
+    """Classes of texts, from pooled sequences."""
+
     @functools.wraps(hf.BertForSequenceClassification.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own."""
         return self._forward_pooled(super().forward, *args, **kwargs)
 
 
-@replaces(hf.BertForMultipleChoice)
 class FusedBertForMultipleChoice(_PooledHead, hf.BertForMultipleChoice):
+    """A choice among texts, from pooled sequences."""
+
     @functools.wraps(hf.BertForMultipleChoice.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own."""
         return self._forward_pooled(super().forward, *args, **kwargs)
 
 
-@replaces(hf.BertForNextSentencePrediction)
 class FusedBertForNextSentencePrediction(_PooledHead, hf.BertForNextSentencePrediction):
+    """Whether a text goes on, from pooled sequences."""
+
     @functools.wraps(hf.BertForNextSentencePrediction.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own."""
         return self._forward_pooled(super().forward, *args, **kwargs)
-
-
-FUSED_MODELS: tuple[type, ...] = (
-    FusedBertModel, FusedBertForSequenceClassification, FusedBertForMultipleChoice,
-    FusedBertForNextSentencePrediction, FusedBertForTokenClassification, FusedBertForQuestionAnswering,
-    FusedBertForMaskedLM, FusedBertForPreTraining, FusedBertLMHeadModel,
-)  # fmt: skip

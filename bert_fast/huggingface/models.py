@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.classes import replaces
+from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
-from bert_fast.huggingface.swapping import FusedModel
-from bert_fast.models.bert import Encoded, PackedBertModel
+from bert_fast.models.packed import Encoded, PackedBertModel
 
 __all__ = [
     "IS_VERSION_4",
@@ -48,14 +47,16 @@ def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, 
 
 def encode_arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a call's arguments that `PackedBertModel.encode` takes."""
-    return {"use_cache": False, **{name: inputs[name] for name in _ENCODE if name in inputs}}
+    arguments = {"use_cache": False, **{name: inputs[name] for name in _ENCODE if name in inputs}}
+    if arguments.get("output_hidden_states") is not None:  # version 5 also takes their numbers, see `chosen`
+        arguments["output_hidden_states"] = bool(setting(arguments, None, "output_hidden_states"))
+    return arguments
 
 
 _NAMES = positional(hf.BertModel.forward)
 
 
-@replaces(hf.BertModel)
-class FusedBertModel(FusedModel, PackedBertModel, hf.BertModel):
+class FusedBertModel(Fused, PackedBertModel, hf.BertModel):
     """A BertModel of transformers whose calls are packed where nothing speaks against it.
 
     forward takes three arguments beyond transformers' own, `cu_seqlens`, `max_seqlen` and `dropout_seed`, as

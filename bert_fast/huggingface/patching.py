@@ -43,14 +43,13 @@ def patch_transformers() -> Patch:
     those made under the patch stay fused when it ends. Patching twice is fine: each patch is undone on its own.
     Thread-safe.
     """
-    from bert_fast.huggingface.classes import original_class
-    from bert_fast.huggingface.heads import FUSED_MODELS
+    from bert_fast.huggingface.classes import MODELS
 
     patch = Patch()
     with _lock:
         if not _holders:
-            for fused in FUSED_MODELS:
-                cls: Any = original_class(fused)
+            cls: Any
+            for cls in MODELS:
                 _wrapped[cls] = cls.__init__, _fusing(cls.__init__)
                 cls.__init__ = _wrapped[cls][1]
         _holders.add(patch)
@@ -58,7 +57,7 @@ def patch_transformers() -> Patch:
 
 
 def _fusing(original: Any) -> Any:
-    from bert_fast.huggingface.swapping import swap_in
+    from bert_fast.huggingface.classes import swap_in
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

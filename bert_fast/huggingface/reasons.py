@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.classes import Fused
+from bert_fast.huggingface.fused import Fused
 from bert_fast.modules.plain_linear import is_watched as has_hooks
 
 __all__ = ["ARGUMENTS", "TRACED", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
@@ -124,9 +124,18 @@ def module_reasons(model: nn.Module) -> Iterator[str]:
 
 
 def setting(inputs: Mapping[str, Any], config: Any, name: str) -> Any:
-    """What a call says of `name`, and if nothing, what the configuration says."""
+    """What a call says of `name`, and if it says nothing, the configuration: anything true or false, as there.
+
+    Raises: TypeError where the call's value, a tensor of several elements say, is neither.
+    """
     given = inputs.get(name)
-    return getattr(config, name, None) if given is None else given
+    if given is None:
+        return getattr(config, name, None)
+    try:
+        bool(given)
+    except Exception:
+        raise TypeError(f"{name}: expected a bool, got {type(given).__name__}") from None
+    return given
 
 
 def _plain_tensors() -> tuple[type, ...]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.classes import replaces
+from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import (
     by_name,
     chosen,
@@ -25,17 +25,16 @@ from bert_fast.huggingface.models import (
     positional,
 )
 from bert_fast.huggingface.reasons import is_watched, reasons, setting
-from bert_fast.huggingface.swapping import FusedModel
-from bert_fast.models.bert import Encoded
 from bert_fast.models.heads import drop, predict_spans
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
+from bert_fast.models.packed import Encoded
 
 __all__ = ["FusedBertForQuestionAnswering", "FusedBertForTokenClassification", "TokenModel"]
 
 _POSITIONS = ("start_positions", "end_positions")
 
 
-class TokenModel(FusedModel):
+class TokenModel(Fused):
     """What these models share."""
 
     bert: Any
@@ -102,7 +101,6 @@ def forward_of(original: Any) -> Callable[[Callable[[Any, dict[str, Any]], Any]]
     return decorate
 
 
-@replaces(hf.BertForTokenClassification)
 class FusedBertForTokenClassification(TokenModel, hf.BertForTokenClassification):
     """Labels of padding do not count, and the loss where there is none is 0."""
 
@@ -117,7 +115,6 @@ class FusedBertForTokenClassification(TokenModel, hf.BertForTokenClassification)
         return self._finish(TokenClassifierOutput, inputs, encoded, loss=loss, logits=packing.unpack(logits))
 
 
-@replaces(hf.BertForQuestionAnswering)
 class FusedBertForQuestionAnswering(TokenModel, hf.BertForQuestionAnswering):
     """Only tokens compete for an answer; positions on padding are outside of the window, the loss without any is 0."""
 

@@ -8,12 +8,11 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MaskedLMOutput
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.classes import replaces
 from bert_fast.huggingface.models import encode_arguments, kept_tokens
 from bert_fast.huggingface.token_heads import TokenModel, forward_of
-from bert_fast.models.bert import Encoded
 from bert_fast.models.heads import predict_words
 from bert_fast.models.losses import IGNORE_INDEX, class_loss
+from bert_fast.models.packed import Encoded
 
 __all__ = ["FusedBertForMaskedLM", "FusedBertForPreTraining", "FusedBertLMHeadModel"]
 
@@ -42,7 +41,6 @@ def _are_all(logits_to_keep: Any) -> bool:
     return isinstance(logits_to_keep, int) and logits_to_keep == 0
 
 
-@replaces(hf.BertForMaskedLM)
 class FusedBertForMaskedLM(_WordModel, hf.BertForMaskedLM):
     """Labels of padding do not count, and the loss where there is none is 0."""
 
@@ -53,7 +51,6 @@ class FusedBertForMaskedLM(_WordModel, hf.BertForMaskedLM):
         return self._finish(MaskedLMOutput, inputs, encoded, loss=loss, logits=scores)
 
 
-@replaces(hf.BertForPreTraining)
 class FusedBertForPreTraining(_WordModel, hf.BertForPreTraining):
     """Labels of padding do not count, and the loss where there is none is 0."""
 
@@ -71,7 +68,6 @@ class FusedBertForPreTraining(_WordModel, hf.BertForPreTraining):
         )  # fmt: skip
 
 
-@replaces(hf.BertLMHeadModel)
 class FusedBertLMHeadModel(_WordModel, hf.BertLMHeadModel):
     """The loss is transformers' own, `loss_function`, save for packed input; padding neither is nor has a next word."""
 

@@ -1,7 +1,6 @@
 """Configuration, encoder, task models, checkpoints."""
 
-from bert_fast.models.base import BertPreTrainedModel
-from bert_fast.models.bert import BertModel
+from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.classification import (
     BertForMultipleChoice,
     BertForNextSentencePrediction,

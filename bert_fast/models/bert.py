@@ -1,162 +1,240 @@
-"""BertModel: padding removed once, every layer on [T, H], padding put back once."""
+"""BertModel, and what it shares with the models around it: construction, loading and saving, sizes, pruning."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bert_fast.checks import check_dtype, check_shape
-from bert_fast.models.argument_checks import check_architecture, check_pruned
-from bert_fast.models.base import BertPreTrainedModel
+from bert_fast.checks import check_flag, check_integer
+from bert_fast.models.argument_checks import (
+    check_architecture,
+    check_flags,
+    check_layer,
+    checkpoint_arguments,
+    read_heads,
+)
 from bert_fast.models.config import BertConfig
-from bert_fast.models.masks import behind, read_head_mask
-from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from bert_fast.models.reading import read_cache, read_memory, read_tokens, read_view
-from bert_fast.modules.cache import KeyValueCache
-from bert_fast.modules.call import Call, RowChoice, first_tokens
+from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
+from bert_fast.models.packed import PackedBertModel
+from bert_fast.models.pretrained import PretrainedMixin
+from bert_fast.models.resizing import padded_size, resize_rows
+from bert_fast.models.shapes import check_memory
 from bert_fast.modules.embeddings import BertEmbeddings
-from bert_fast.modules.encoder import BertEncoder
+from bert_fast.modules.encoder import CHECKPOINT_ARGUMENTS, BertEncoder
 from bert_fast.modules.pooler import BertPooler
-from bert_fast.ops.dropout import draw_seed
-from bert_fast.ops.packing import Packing
 
-__all__ = ["BertModel", "Encoded", "PackedBertModel"]
+__all__ = ["BertModel", "BertPreTrainedModel"]
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """What heads get from the encoder: still packed.
+class BertPreTrainedModel(PretrainedMixin, nn.Module):
+    """What all models share: construction from a configuration, loading and saving, initial weights."""
 
-    hidden (Tensor [T, H], or [M, H] where rows were asked for); seed (Tensor [1] or None): of dropout, None in
-    evaluation; hidden_states, attentions, cross_attentions, past_key_values as in the output classes, None unless asked
-    for; rows (Tensor [M], int64): packed indices of hidden's rows, None where it holds all.
-    """
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        if not isinstance(config, BertConfig):
+            raise TypeError(
+                f"config: expected a bert_fast.BertConfig, got {type(config).__module__}.{type(config).__name__}; "
+                "BertConfig.from_hf(config) makes one of transformers' configurations"
+            )
+        check_memory(config)
+        self.config = config
 
-    hidden: Tensor
-    packing: Packing
-    seed: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-    cross_attentions: tuple[Tensor, ...] | None = None
-    past_key_values: Any = None
-    rows: Tensor | None = None
+    def post_init(self) -> None:
+        """What the constructor of every model ends with: initial weights, then tying."""
+        self.init_weights()
+        self.tie_weights()
 
+    def init_weights(self) -> None:
+        """Initial values as published, by `_init_weights` for every module."""
+        self.apply(self._init_weights)
 
-class PackedBertModel:
-    """The computation of BertModel, for any module that has its parts under these names."""
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal(0, initializer_range), zero biases, LayerNorm 1 and 0, zero [PAD] row."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(0.0, self.config.initializer_range)
+        elif isinstance(module, nn.LayerNorm):
+            module.weight.fill_(1.0)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            module.bias.zero_()
 
-    config: Any
-    embeddings: Any
-    encoder: Any
-    pooler: Any
-    training: bool
-    dtype: Any
+    def tie_weights(self) -> None:
+        """Makes parameters that are to be one parameter so; here there are none."""
 
-    def encode(
-        self,
-        *,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        cache_position: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        max_seqlen: int | None = None,
-        dropout_seed: Tensor | None = None,
-        rows: RowChoice | None = None,
-    ) -> Encoded:
-        """As `forward`, but stays packed, for heads.
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
 
-        rows: which tokens the caller needs: a function of the packing that gives their packed indices (Tensor [M],
-            int64, rising). The last layer then computes only these, and so `hidden` is [M, H].
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return next(self.parameters()).dtype
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Number of parameter elements, tied ones once."""
+        check_flag("only_trainable", only_trainable)
+        check_flag("exclude_embeddings", exclude_embeddings)
+        tables = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)} if exclude_embeddings else ()
+        return sum(
+            p.numel() for p in self.parameters() if id(p) not in tables and (p.requires_grad or not only_trainable)
+        )
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word embedding table."""
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, new_embeddings: nn.Embedding) -> None:
+        """Replaces the word embedding table; call `tie_weights` where the vocabulary projection is to follow.
+
+        Raises: TypeError where it is no module, ValueError for an `nn.Embedding` of vectors of another size.
         """
-        config = self.config
-        output_attentions = _flag(output_attentions, getattr(config, "output_attentions", False))
-        output_hidden_states = _flag(output_hidden_states, getattr(config, "output_hidden_states", False))
-        tokens = read_tokens(config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids)
-        cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
-        seed = self._seed(tokens.device, dropout_seed)
-        view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)
-        packing = view.packing
-        memory = read_memory(config, encoder_hidden_states, encoder_attention_mask, packing, num_cached)
-        keeps_cache = self._keeps_cache(use_cache, packing)
-        if cache is None and keeps_cache:
-            cache = KeyValueCache()
-        call = Call(
-            packing,
-            seed,
-            keys=view.keys,
-            causal=view.causal,
-            bias=view.bias,
-            head_mask=self._head_mask(head_mask, packing, num_cached),
-            memory_packing=None if memory is None else memory.packing,
-            memory_bias=None if memory is None else memory.bias,
-            cache=cache,
-            hidden_states=[] if output_hidden_states else None,
-            attentions=[] if output_attentions else None,
-            cross_attentions=[] if output_attentions and memory is not None else None,
-        )
-        chosen = None if rows is None else rows(packing)
-        # What is shown or kept of the last layer is all of it.
-        is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None
-        hidden = self.embeddings(*tokens.packed(packing), call=call)
-        hidden = self.encoder(
-            hidden, None if memory is None else memory.states, call=call if is_whole else call.with_rows(chosen)
-        )
-        if is_whole and chosen is not None:
-            hidden = hidden.index_select(0, chosen)
-        return Encoded(
-            hidden, packing, seed, _tuple(call.hidden_states), _tuple(call.attentions), _tuple(call.cross_attentions),
-            cache if keeps_cache else None, chosen,
-        )  # fmt: skip
+        check_layer("new_embeddings", new_embeddings, self.config.hidden_size)
+        self.base_model.embeddings.word_embeddings = new_embeddings
 
-    def pool(self, encoded: Encoded) -> Tensor:
-        """The pooled first tokens, [B, H]; only for a model with a pooling layer."""
-        assert self.pooler is not None
-        first = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
-        return self.pooler(first, call=Call(encoded.packing, encoded.seed))
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """The vocabulary projection of a model that has one."""
+        return None
 
-    def _seed(self, device: torch.device, dropout_seed: Tensor | None) -> Tensor | None:
-        if not self.training:
-            return None
-        if dropout_seed is None:
-            return draw_seed(device)
-        check_shape("dropout_seed", dropout_seed, (1,))
-        check_dtype("dropout_seed", dropout_seed, (torch.int64,))
-        return dropout_seed
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Gives the word table, and the vocabulary projection with its bias, another number of rows.
 
-    def _head_mask(self, head_mask: Tensor | None, packing: Packing, num_cached: int) -> Tensor | None:
-        """head_mask as `Call` wants it: by layer, original row and position."""
-        if head_mask is None:
-            return None
-        config = self.config
-        check_pruned(config, head_mask, None)
-        batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
-        heads = config.num_attention_heads
-        mask = read_head_mask(head_mask, config.num_hidden_layers, batch_size, heads, length, num_cached + length)
-        return behind(mask, num_cached)
+        The last rows are cut off or new ones come behind them; config.vocab_size follows. Parameters and modules stay
+        the same objects, but optimizers must be made after it.
 
-    def _keeps_cache(self, use_cache: bool | None, packing: Packing) -> bool:
-        """Whether the call returns a cache: only a decoder's, and not where its layers run again in backward."""
-        if not self.config.is_decoder or (self.training and self.encoder.checkpoint_every):
-            return False
-        if packing.padded_shape is None:
-            if use_cache:
+        Args:
+            new_num_tokens: None keeps the number.
+            pad_to_multiple_of: the number is rounded up to a multiple of this.
+            mean_resizing: new rows are drawn around the mean of the old ones; else from normal(0, initializer_range).
+
+        Returns: the word table.
+        Raises: TypeError, ValueError for sizes that are no positive ints, and where the module that looks words up has
+            no weight to resize.
+        """
+        check_flag("mean_resizing", mean_resizing)
+        table, head, config = self.get_input_embeddings(), self.get_output_embeddings(), self.config
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return table
+        old_size = config.vocab_size
+        size = padded_size("new_num_tokens", old_size if new_num_tokens is None else new_num_tokens, pad_to_multiple_of)
+        if not isinstance(getattr(table, "weight", None), Tensor):
+            raise ValueError(f"new_num_tokens: expected None for words from a {type(table).__name__}, got {size}")
+        parameters = [table.weight] if head is None else [table.weight, head.weight, head.bias]
+        different = {id(p): p for p in parameters if p is not None}.values()  # tied ones once
+        resize_rows(different, size, None if mean_resizing else config.initializer_range)
+        table.num_embeddings = config.vocab_size = size
+        if head is not None:
+            head.out_features = size
+        if config.pad_token_id is not None and config.pad_token_id < 0:  # counted from the old end
+            config.pad_token_id += old_size
+        if table.padding_idx is not None and table.padding_idx >= size:
+            table.padding_idx = config.pad_token_id = None
+        self.tie_weights()
+        return table
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> nn.Embedding:
+        """Makes the model take longer, or only shorter, sequences; new positions start at normal(0, initializer_range).
+
+        Returns: the table of positions; config.max_position_embeddings follows.
+        Raises: ValueError where positions are relative too.
+        """
+        table, config = self.base_model.embeddings.position_embeddings, self.config
+        if config.position_embedding_type != "absolute":
+            raise ValueError(
+                "resize_position_embeddings: expected config.position_embedding_type 'absolute', "
+                f"got {config.position_embedding_type!r}"
+            )
+        size = padded_size("new_num_position_embeddings", new_num_position_embeddings, None)
+        resize_rows([table.weight], size, config.initializer_range)
+        table.num_embeddings = config.max_position_embeddings = size
+        return table
+
+    @property
+    def base_model(self) -> "BertModel":
+        """The BertModel inside (self for BertModel)."""
+        return getattr(self, "bert", self)  # type: ignore[arg-type]
+
+    def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
+        """Removes attention heads: layer -> heads, both counted as in the whole model; those gone already may be named.
+
+        config.pruned_heads (shared by a model and its encoder) notes them, so that a saved model loads with these heads
+        missing. Layers get new, smaller parameters: optimizers must be made after it. As in transformers 4.
+
+        Raises:
+            TypeError: no mapping from numbers to numbers. ValueError: a layer or head that does not exist, or a layer
+                that would have no head left. The model is unchanged then.
+        """
+        config, num_heads = self.config, self.config.num_attention_heads
+        asked = read_heads("heads_to_prune", heads_to_prune, config.num_hidden_layers)
+        pruned = {layer: set(heads) for layer, heads in config.pruned_heads.items()}
+        for layer, heads in asked.items():
+            removed = heads | pruned.get(layer, set())
+            if not removed <= set(range(num_heads)) or len(removed) == num_heads:
                 raise ValueError(
-                    "use_cache: expected None or False beside cu_seqlens (a cache has a padded batch's columns)"
+                    f"heads_to_prune: expected heads in [0, {num_heads}) for layer {layer}, at least one of which "
+                    f"stays, got {sorted(removed)}"
                 )
-            return False
-        return _flag(use_cache, self.config.use_cache)
+            pruned[layer] = removed
+        config.pruned_heads = {layer: sorted(removed) for layer, removed in pruned.items()}
+        self.base_model._prune_heads(asked)
+
+    def finish(self, output: ModelOutput, return_dict: bool | None) -> Any:
+        """The output as the caller wants it: itself, or a tuple where return_dict (default: the config's) is False."""
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """From now on training keeps one [T, H] a layer and runs each layer again in backward, with the same masks.
+
+        activation_checkpointing_kwargs: of `torch.utils.checkpoint.checkpoint`; use_reentrant is False unless given.
+        every_n_layers: only layers 0, n, 2n, ... are run again. offload: only False (nothing is moved to the host).
+        """
+        kwargs = activation_checkpointing_kwargs
+        self._run_layers_again("activation_checkpointing_kwargs", kwargs, every_n_layers, offload)
+
+    def _run_layers_again(
+        self, name: str, kwargs: Mapping[str, Any] | None, every_n_layers: int, offload: bool
+    ) -> None:
+        arguments = CHECKPOINT_ARGUMENTS | checkpoint_arguments(name, kwargs)
+        every_n_layers = check_integer("every_n_layers", every_n_layers)
+        if every_n_layers < 1:
+            raise ValueError(f"every_n_layers: expected at least 1, got {every_n_layers}")
+        check_flag("offload", offload)
+        if offload:
+            raise ValueError(f"offload: expected False (activations stay on their device), got {offload}")
+        self.base_model.encoder.checkpoint_arguments = arguments
+        self.base_model.encoder.checkpoint_every = every_n_layers
+
+    def activation_checkpointing_disable(self) -> None:
+        """Undoes `activation_checkpointing_enable`."""
+        self.base_model.encoder.checkpoint_every = 0
+
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """The older name of `activation_checkpointing_enable`."""
+        self._run_layers_again("gradient_checkpointing_kwargs", gradient_checkpointing_kwargs, every_n_layers, offload)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """The older name of `activation_checkpointing_disable`."""
+        self.activation_checkpointing_disable()
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers run again in backward."""
+        return self.base_model.encoder.checkpoint_every > 0
 
 
 class BertModel(PackedBertModel, BertPreTrainedModel):
@@ -172,6 +250,7 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         check_architecture(config)
+        check_flag("add_pooling_layer", add_pooling_layer)
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
@@ -226,6 +305,7 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         Raises:
             TypeError, ValueError: an argument is missing, does not fit another, or holds an id outside its table.
         """
+        check_flags(return_dict=return_dict)
         encoded = self.encode(
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
             position_ids=position_ids, head_mask=head_mask, inputs_embeds=inputs_embeds,
@@ -247,11 +327,3 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
     def _prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         for layer, heads in heads_to_prune.items():
             self.encoder.layer[layer].get_submodule("attention").prune_heads(heads)
-
-
-def _flag(argument: bool | None, default: bool) -> bool:
-    return default if argument is None else argument
-
-
-def _tuple(collected: list[Tensor] | None) -> tuple[Tensor, ...] | None:
-    return None if collected is None else tuple(collected)

@@ -18,8 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
-from bert_fast.files import open_regular
+from bert_fast.files import open_regular, path_string
 from bert_fast.models.hub import fetch_first
 from bert_fast.models.json_file import read_json
 from bert_fast.models.keys import KeyMatch, canonical_key, match_keys, oriented
@@ -86,7 +87,7 @@ def find_weights(directory: str | os.PathLike[str]) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    directory = Path(directory)
+    directory = Path(path_string("directory", directory))
     for name in WEIGHTS_NAMES:
         if (directory / name).is_file():
             return directory / name
@@ -109,7 +110,9 @@ def load_checkpoint(path: str | os.PathLike[str], *, dtype: torch.dtype | None =
         CheckpointError: missing, empty, truncated or corrupt files, pipes and devices in place of files, shards that
             are absent, pickles that hold code, tensors without all values, archives that unpack to more than they are.
     """
-    path = Path(path)
+    path = Path(path_string("path", path))
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: expected a torch.dtype or None, got {type(dtype).__name__}")
     if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
         path = find_weights(path)
     state = _load_shards(path) if path.name.endswith(INDEX_SUFFIX) else load_state_dict_file(path)
@@ -124,7 +127,7 @@ def load_state_dict_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: as in `load_checkpoint`.
     """
-    path = Path(path)
+    path = Path(path_string("path", path))
     try:
         with open_regular(path) as file:
             start = file.read(len(_LFS_POINTER))
@@ -261,10 +264,14 @@ def load_into(
         CheckpointError: parameters of another shape, or values that cannot be cast (every one is listed), keys that
             contradict each other, weights of another architecture, nothing that fits at all, or leftovers with
             `strict`.
-        TypeError: `state_dict` is no mapping from names to tensors.
+        TypeError: `state_dict` is no mapping from names to tensors, or another argument of a wrong type.
         The model is untouched in all these cases.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     _check_entries(state_dict)
+    check_flag("strict", strict)
+    check_flag("ignore_mismatched_sizes", ignore_mismatched_sizes)
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     for key, target in targets.items():
         if not isinstance(target, Tensor):  # as of quantised layers

@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
-from bert_fast.files import TEMPORARY_SUFFIX, create_temporary, only_writer, replace_file
+from bert_fast.files import TEMPORARY_SUFFIX, create_temporary, only_writer, path_name, replace_file
 from bert_fast.models.checkpoint import INDEX_SUFFIX, not_dense
 from bert_fast.models.config import CONFIG_NAMES, BertConfig
+from bert_fast.models.config_checks import shown
 
 __all__ = ["save_checkpoint"]
 
@@ -57,7 +58,9 @@ def save_checkpoint(
         CheckpointError: a file could not be written; the old files are unchanged.
         ValueError: `max_shard_size` or the configuration is wrong, or not all of the model's state is dense tensors.
     """
-    limit = _bytes(max_shard_size)
+    directory, limit = Path(path_name("directory", directory)), _bytes(max_shard_size)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
         model = inner
     config = BertConfig.from_hf(config)  # a copy
@@ -67,7 +70,6 @@ def save_checkpoint(
     config.validate()
     config_text = config.to_json_string()
 
-    directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with only_writer(directory):
@@ -174,7 +176,7 @@ def _bytes(size: int | str) -> int:
     else:
         value = size
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"max_shard_size: expected a positive number of bytes or a size like '5GB', got {size!r}")
+        raise ValueError(f"max_shard_size: expected a positive number of bytes or a size like '5GB', got {shown(size)}")
     return value
 
 

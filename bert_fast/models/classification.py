@@ -4,8 +4,8 @@ import warnings
 
 from torch import Tensor, nn
 
-from bert_fast.models.base import BertPreTrainedModel
-from bert_fast.models.bert import BertModel
+from bert_fast.checks import check_integer, check_shape, check_tensor
+from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.heads import drop, pooled_sequences
@@ -118,8 +118,11 @@ class BertForMultipleChoice(BertPreTrainedModel):
 
 
 def _num_choices(inputs: Inputs, num_choices: int | None) -> int:
+    if num_choices is not None:
+        num_choices = check_integer("num_choices", num_choices)
     cu_seqlens = inputs.get("cu_seqlens")
     if cu_seqlens is not None:
+        check_shape("cu_seqlens", cu_seqlens, ("B + 1",))
         num_sequences = cu_seqlens.shape[0] - 1
         if num_choices is None or num_choices < 1 or num_sequences % num_choices:
             raise ValueError(
@@ -129,9 +132,14 @@ def _num_choices(inputs: Inputs, num_choices: int | None) -> int:
         return num_choices
     name, dims = ("inputs_embeds", "[B, C, S, H]") if inputs["input_ids"] is None else ("input_ids", "[B, C, S]")
     given = inputs[name]
-    if given is not None and given.dim() != dims.count(",") + 1:
+    if given is None:
+        return 1  # the encoder will say what is missing
+    check_tensor(name, given)
+    if given.dim() != dims.count(",") + 1:
         raise ValueError(f"{name}: expected choices {dims}, got shape {list(given.shape)}")
-    found = 1 if given is None else given.shape[1]  # None: the encoder will say what is missing
+    if given.shape[1] == 0:
+        raise ValueError(f"{name}: expected at least one choice, got shape {list(given.shape)}")
+    found = given.shape[1]
     if num_choices not in (None, found):
         raise ValueError(f"num_choices: expected {found}, as {name} has, or None, got {num_choices}")
     return found
@@ -142,8 +150,16 @@ def _flat_choices(inputs: Inputs) -> Inputs:
     names = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
     if inputs.get("cu_seqlens") is not None:
         return inputs
-    flat = {name: inputs[name].flatten(0, 1) for name in names if inputs[name] is not None and inputs[name].dim() > 2}
+    flat = {name: value.flatten(0, 1) for name in names if (value := _of_choices(name, inputs[name])) is not None}
     return inputs | flat
+
+
+def _of_choices(name: str, value: Tensor | None) -> Tensor | None:
+    """The argument where it has a dimension of choices."""
+    if value is None:
+        return None
+    check_tensor(name, value)
+    return value if value.dim() > 2 else None
 
 
 class BertForTokenClassification(BertPreTrainedModel):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bert_fast.errors import CheckpointError
-from bert_fast.files import write_atomically
+from bert_fast.files import path_name, path_string, write_atomically
 from bert_fast.models.config_checks import FIELD_CHECKS, at_least, shown
 from bert_fast.models.hub import fetch_first, is_hub_name, take_hub_options
 from bert_fast.models.json_file import read_json
@@ -114,7 +114,7 @@ class BertConfig:
         num_labels = values.pop("num_labels", None)
         if num_labels is not None:
             num_labels = at_least(1)("num_labels", num_labels)
-        if values.get("id2label") == {}:
+        if isinstance(values.get("id2label"), Mapping) and not values["id2label"]:
             del values["id2label"]
         for entry in fields(self):
             if entry.name not in values or (values[entry.name] is None and entry.name in _NONE_IS_DEFAULT):
@@ -205,7 +205,8 @@ class BertConfig:
             TypeError, ValueError: a wrong name or value among the overrides.
         """
         options = take_hub_options(overrides)
-        path = fetch_first(os.fspath(path), CONFIG_NAMES, options) if is_hub_name(path) else Path(path)
+        name = path_string("path", path)
+        path = fetch_first(name, CONFIG_NAMES, options) if is_hub_name(name) else Path(name)
         if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
             found = [path / name for name in CONFIG_NAMES if (path / name).is_file()]
             if not found:
@@ -223,7 +224,9 @@ class BertConfig:
         unknown = overrides.keys() - values.keys() - {"num_labels", "torch_dtype"}
         if unknown:
             raise TypeError(f"overrides: BertConfig has no field {', '.join(sorted(unknown))}")
-        if overrides.get("num_labels") == self.num_labels:
+        if (num_labels := overrides.get("num_labels")) is not None and (
+            at_least(1)("num_labels", num_labels) == self.num_labels
+        ):
             del overrides["num_labels"]
         if any(overrides.get(name) is not None for name in _LABEL_KEYS):
             values = {name: value for name, value in values.items() if name not in _LABEL_KEYS}
@@ -238,7 +241,7 @@ class BertConfig:
         Raises:
             CheckpointError: it is missing, not JSON, not an object, or holds a wrong value; the message names it.
         """
-        path = Path(path)
+        path = Path(path_string("path", path))
         values = read_json(path)
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: expected a JSON object, got {type(values).__name__}")
@@ -250,6 +253,10 @@ class BertConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
         """A configuration from a dictionary, which is not changed; `overrides` replace its values."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"values: expected a mapping from names to values, got {type(values).__name__}")
+        if not all(isinstance(name, str) for name in values):
+            raise TypeError("values: expected names as keys, got others")
         return cls(**{**copy.deepcopy(dict(values)), **overrides})
 
     @classmethod
@@ -303,9 +310,9 @@ class BertConfig:
         Raises:
             ValueError: the fields contradict each other or cannot be written as JSON; an old file stays as it was.
         """
+        directory = Path(path_name("directory", directory))
         self.validate()
         text = self.to_json_string()
-        directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / CONFIG_NAMES[0]
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

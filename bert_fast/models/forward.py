@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bert_fast.models.argument_checks import check_flags
 from bert_fast.models.bert import BertModel
 
 __all__ = ["Inputs", "takes_model_arguments"]
@@ -40,6 +41,7 @@ def takes_model_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
         arguments = {name: others.pop(name) for name in own if name in others}
         if unknown := [name for name in others if name not in shared]:
             raise TypeError(f"{type(self).__name__}.forward() got an unexpected keyword argument {unknown[0]!r}")
+        check_flags(return_dict=return_dict, output_logits=arguments.get("output_logits"))
         inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": position_ids, "head_mask": head_mask, "inputs_embeds": inputs_embeds, "use_cache": False,

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.checks import check_dtype, check_ids, check_shape
-from bert_fast.models.bert import Encoded, PackedBertModel
+from bert_fast.checks import check_dtype, check_ids, check_same_device, check_shape
 from bert_fast.models.forward import Inputs
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, next_token_labels, pack_labels, span_labels
+from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.call import Call, first_rows
 from bert_fast.modules.closing import is_plain_norm
@@ -126,9 +126,12 @@ def predict_words(
 def _check_positions(positions: Tensor, labels: Tensor | None, packing: Packing) -> None:
     check_shape("masked_lm_positions", positions, ("M",))
     check_dtype("masked_lm_positions", positions, (torch.int64, torch.int32))
+    check_same_device("masked_lm_positions", positions, "the tokens", packing.coords)
     check_ids("masked_lm_positions", positions, _num_places(packing))
     if labels is not None:
         check_shape("labels", labels, (positions.shape[0],))
+        check_dtype("labels", labels, (torch.int64, torch.int32))
+        check_same_device("labels", labels, "the tokens", packing.coords)
 
 
 def _num_places(packing: Packing) -> int:
@@ -162,6 +165,8 @@ def predict_spans(
         input), and the mean of the two cross entropies.
     """
     batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
+    if packing.padded_shape is None and not torch.compiler.is_compiling():
+        length = min(length, packing.num_tokens)  # max_seqlen may be any number
     row, position = packing.coords.long().unbind(1)
     places = row * length + position
     padded = scores.new_full((batch_size * length, 2), torch.finfo(scores.dtype).min).index_copy(0, places, scores)

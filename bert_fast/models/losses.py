@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_fast.checks import check_dtype, check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_same_device, check_shape, check_tensor
 from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.precision import wide_dtype
@@ -22,6 +22,7 @@ def pack_labels(labels: Tensor, packing: Packing) -> Tensor:
     """
     check_shape("labels", labels, packing.padded_shape or packing.coords.shape[:1])
     check_dtype("labels", labels, _INTEGERS)
+    check_same_device("labels", labels, "the tokens", packing.coords)
     return packing.pack(labels)
 
 
@@ -39,6 +40,8 @@ def class_loss(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
     labels = labels.squeeze(1) if labels.dim() == 2 else labels
     # The op checks too, but does not know what its caller's argument is called.
     check_labels(name, labels, "logits", logits, logits.shape[1], IGNORE_INDEX)
+    if logits.shape[1] == 0:  # of sequences without tokens: no label counts
+        return logits.sum(dtype=wide_dtype(logits.dtype))
     return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
 
 
@@ -52,6 +55,8 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tenso
     Raises: TypeError, ValueError for labels that do not fit.
     """
     check_tensor("labels", labels)
+    if labels.is_complex():
+        raise TypeError(f"labels: expected real numbers, got {str(labels.dtype).removeprefix('torch.')}")
     if problem_type is None:
         classes = "single" if labels.dtype in _INTEGERS else "multi"
         problem_type = "regression" if logits.shape[1] == 1 else f"{classes}_label_classification"
@@ -59,8 +64,11 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tenso
         return class_loss(logits, labels)
     if labels.shape != logits.shape[:1] or logits.shape[1] != 1:
         check_shape("labels", labels, tuple(logits.shape))  # mse_loss would broadcast
+    check_same_device("labels", labels, "logits", logits)
     scores = logits.to(wide_dtype(logits.dtype))
     targets = labels.view_as(scores).to(scores.dtype)
+    if logits.shape[0] == 0:  # PyTorch's mean of nothing is NaN
+        return scores.sum()
     loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
     return loss(scores, targets)
 
@@ -72,8 +80,10 @@ def span_labels(positions: Tensor, kept: Tensor, name: str) -> Tensor:
     mean "not in this window" and are -100.
     """
     batch_size, length = kept.shape
+    check_tensor(name, positions)
     check_shape(name, positions, (batch_size,) if positions.dim() == 1 else (batch_size, 1))
     check_dtype(name, positions, _INTEGERS)
+    check_same_device(name, positions, "the tokens", kept)
     positions = positions.flatten().clamp(0, length)
     is_kept = F.pad(kept, (0, 1)).gather(1, positions.long().unsqueeze(1)).squeeze(1)  # position S is none
     return positions.masked_fill(~is_kept, IGNORE_INDEX)

@@ -5,8 +5,9 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from bert_fast.models.base import BertPreTrainedModel
-from bert_fast.models.bert import BertModel
+from bert_fast.checks import check_dtype, check_ids, check_integer, check_same_device, check_shape
+from bert_fast.models.argument_checks import check_layer
+from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform, predict_words
@@ -72,6 +73,7 @@ class _WordModel(BertPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         """Replaces the vocabulary projection; `tie_weights` would give it the word table again."""
+        check_layer("new_embeddings", new_embeddings, self.config.hidden_size)
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
@@ -83,7 +85,12 @@ class _WordModel(BertPreTrainedModel):
         predictions = self.cls.predictions
         decoder = predictions.decoder
         if self.config.tie_word_embeddings:
-            decoder.weight = self.bert.embeddings.word_embeddings.weight
+            words = self.bert.embeddings.word_embeddings
+            if not isinstance(getattr(words, "weight", None), nn.Parameter):
+                raise ValueError(
+                    f"config.tie_word_embeddings: expected False for words from a {type(words).__name__}, got True"
+                )
+            decoder.weight = words.weight
             decoder.out_features = len(decoder.weight)
             if decoder.bias is not None and (more := decoder.out_features - len(decoder.bias)):
                 decoder.bias.data = nn.functional.pad(decoder.bias.data, (0, more))
@@ -209,11 +216,20 @@ class BertLMHeadModel(_WordModel):
 def _columns(inputs: Inputs, labels: Tensor | None, logits_to_keep: int | Tensor) -> Tensor | None:
     """Places in the flattened input of the columns whose logits are wanted, [B, K]; None: all."""
     given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
-    is_number = not isinstance(logits_to_keep, Tensor)
-    if given is None or (is_number and logits_to_keep == 0):
+    if not isinstance(logits_to_keep, Tensor) and check_integer("logits_to_keep", logits_to_keep) < 0:
+        raise ValueError(f"logits_to_keep: expected a number of at least 0, got {logits_to_keep}")
+    if given is None or (not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0):
         return None
     if labels is not None or inputs.get("cu_seqlens") is not None:
         raise ValueError(f"logits_to_keep: expected 0 beside labels and for packed input, got {logits_to_keep}")
+    if not isinstance(given, Tensor) or given.dim() < 2:
+        return None  # the encoder will say what is wrong
     batch_size, length = given.shape[:2]
     places = torch.arange(batch_size * length, device=given.device).view(batch_size, length)
-    return places[:, -logits_to_keep:] if is_number else places[:, logits_to_keep]
+    if not isinstance(logits_to_keep, Tensor):
+        return places[:, -logits_to_keep:]
+    check_shape("logits_to_keep", logits_to_keep, ("K",))
+    check_dtype("logits_to_keep", logits_to_keep, (torch.int64, torch.int32))
+    check_same_device("logits_to_keep", logits_to_keep, "the tokens", given)
+    check_ids("logits_to_keep", torch.where(logits_to_keep < 0, logits_to_keep + length, logits_to_keep), length)
+    return places[:, logits_to_keep]

@@ -12,7 +12,7 @@ __all__ = ["behind", "read_attention_mask", "read_head_mask"]
 
 
 def read_attention_mask(
-    name: str, mask: Any, batch_size: int, num_queries: int, num_keys: int, num_heads: int
+    name: str, mask: Any, batch_size: int, num_queries: int, num_keys: int, num_heads: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
     """Which keys exist, and what is added to the scores.
 
@@ -20,15 +20,20 @@ def read_attention_mask(
         [B, Sq, Sk]: nonzero where a query sees a key.
         [B or 1, A or 1, Sq or 1, Sk], bool or integer: the same for every head; floating: added to the scores, where
         -inf and the most negative number of its dtype both mean "does not see". Differentiable.
+    device: where what it masks is.
     Returns: keep (Tensor [B, Sk], or None: all); bias (Tensor [B or 1, A or 1, Sq or 1, Sk], or None).
 
     Raises:
-        TypeError, ValueError: no tensor, or one of another shape.
+        TypeError, ValueError: no tensor, one of another shape or elsewhere, or one [B, Sk] without values.
     """
     if mask is None:
         return None, None
     check_tensor(name, mask)
+    if mask.device != device:
+        raise ValueError(f"{name}: expected device {device} (that of what it masks), got {mask.device}")
     if mask.shape == (batch_size, num_keys):
+        if mask.is_meta:
+            raise ValueError(f"{name}: expected a Tensor with values, since they are counted, got one on meta")
         return mask, None
     if mask.shape == (batch_size, num_queries, num_keys):
         return None, _bias(mask.unsqueeze(1))
@@ -56,6 +61,8 @@ def read_head_mask(
     if head_mask is None:
         return None
     check_tensor("head_mask", head_mask)
+    if head_mask.is_complex() or head_mask.is_quantized:
+        raise TypeError(f"head_mask: expected numbers or bools, got {str(head_mask.dtype).removeprefix('torch.')}")
     if not head_mask.is_floating_point():
         head_mask = head_mask.float()
     if head_mask.shape == (num_heads,):

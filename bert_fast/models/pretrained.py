@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
+from bert_fast.files import path_string
 from bert_fast.models.checkpoint import LoadReport, fetch_weights, list_names, load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.models.config import BertConfig
-from bert_fast.models.config_checks import is_parameter_dtype
+from bert_fast.models.config_checks import is_parameter_dtype, shown
 from bert_fast.models.hub import is_hub_name, take_hub_options
 from bert_fast.models.shapes import check_sizes
 
@@ -63,10 +65,12 @@ class PretrainedMixin:
             CheckpointError: files missing, broken or not fitting the model; the message names them.
             TypeError, ValueError: a wrong configuration or argument.
         """
+        path = path_string("path", path)
+        check_flag("ignore_mismatched_sizes", ignore_mismatched_sizes)
         _check_device(device)
         options, on_hub = take_hub_options(overrides), is_hub_name(path)
         if not on_hub and not os.path.exists(path):
-            raise CheckpointError(f"{path}: no such file or directory")
+            raise CheckpointError(f"{path or 'path'}: no such file or directory")
         if "torch_dtype" in overrides:  # the name before transformers 4.56
             old_dtype = overrides.pop("torch_dtype")
             dtype = old_dtype if dtype is None else dtype
@@ -78,7 +82,7 @@ class PretrainedMixin:
             config = BertConfig.from_pretrained(place, **overrides, **options)
         else:
             config = BertConfig.from_hf(config).with_overrides(**overrides)
-        state_dict = load_checkpoint(fetch_weights(os.fspath(path), options) if on_hub else path)
+        state_dict = load_checkpoint(fetch_weights(path, options) if on_hub else path)
         check_sizes(
             config,
             state_dict,
@@ -110,20 +114,27 @@ class PretrainedMixin:
 def _resolve_dtype(
     dtype: torch.dtype | str | None, config: BertConfig, state_dict: Mapping[str, Tensor]
 ) -> torch.dtype | None:
-    if dtype is None or dtype == "auto":
+    if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
         # Stored numbers of one byte become fp32: no model computes in them.
         return config.dtype or next((t.dtype for t in state_dict.values() if is_parameter_dtype(t.dtype)), None)
     resolved = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not is_parameter_dtype(resolved):
-        raise ValueError(f"dtype: expected a floating-point torch.dtype, its name or 'auto', got {dtype!r}")
+        raise ValueError(f"dtype: expected a floating-point torch.dtype, its name or 'auto', got {shown(dtype)}")
     return resolved
 
 
 def _check_device(device: Any) -> None:
+    if device is None:
+        return
     try:
-        torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device: expected a torch.device or its name, got {device!r}") from error
+        device = torch.device("" if isinstance(device, bool) else device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        got = repr(device) if isinstance(device, str | int | float) else type(device).__name__
+        raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device: expected one that PyTorch can use here, got {str(device)!r}: {error}") from error
 
 
 def _warn(model_name: str, path: str | os.PathLike[str], report: LoadReport) -> None:

@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from bert_fast.models.base import BertPreTrainedModel
-from bert_fast.models.bert import BertModel
+from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.heads import predict_spans

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_floating, check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape, check_tensor
 from bert_fast.models.argument_checks import check_inputs_embeds, check_pruned
 from bert_fast.models.masks import behind, read_attention_mask
 from bert_fast.modules.cache import KeyValueCache, as_cache
@@ -75,7 +75,9 @@ def read_tokens(
         shape = tuple(given.shape[:-1])
     for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:
+            check_tensor(ids_name, ids)
             check_dtype(ids_name, ids, _INTEGERS)
+            check_same_device(ids_name, ids, name, given)
     if position_ids is not None and len(shape) == 2 and position_ids.shape in ((shape[1],), (1, shape[1])):
         position_ids = position_ids.expand(shape)
     for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
@@ -101,13 +103,28 @@ def read_cache(past_key_values: Any, config: Any, tokens: Tokens, cu_seqlens: Te
     if cu_seqlens is not None:
         raise ValueError("past_key_values: expected None beside cu_seqlens (a cache has a padded batch's columns)")
     if isinstance(cache, KeyValueCache) and len(cache):
-        num_layers, batch_size = config.num_hidden_layers, tokens.shape[0]
-        if len(cache) != num_layers or cache[0][0].shape[0] != batch_size:
-            raise ValueError(
-                f"past_key_values: expected {num_layers} layers of {batch_size} rows, "
-                f"got {len(cache)} layers of {cache[0][0].shape[0]} rows"
-            )
+        _check_cache(cache, config, tokens)
     return cache, int(cache.get_seq_length())
+
+
+def _check_cache(cache: KeyValueCache, config: Any, tokens: Tokens) -> None:
+    """Raises unless the cache has every layer's keys and values, alike but for their heads, beside the tokens."""
+    num_layers, batch_size = config.num_hidden_layers, tokens.shape[0]
+    first = cache[0][0]
+    if len(cache) != num_layers or first.shape[0] != batch_size:
+        raise ValueError(
+            f"past_key_values: expected {num_layers} layers of {batch_size} rows, "
+            f"got {len(cache)} layers of {first.shape[0]} rows"
+        )
+    check_same_device("past_key_values", first, tokens.name, tokens)
+    length, head_dim = first.shape[2], config.hidden_size // config.num_attention_heads
+    for layer, (key, value, *memory) in enumerate(cache):
+        num_heads = config.num_attention_heads - len(config.pruned_heads.get(layer, ()))
+        for t in (key, value):
+            check_like("past_key_values", t, (batch_size, num_heads, length, head_dim), "its first key", first)
+        for t in memory:
+            wanted = (batch_size, config.num_attention_heads, memory[0].shape[2], head_dim)
+            check_like("past_key_values", t, wanted, "its first key", first)
 
 
 def read_view(
@@ -128,6 +145,8 @@ def read_view(
             )
         if max_seqlen is None:
             raise ValueError("max_seqlen: expected an int beside cu_seqlens, got None")
+        check_shape("cu_seqlens", cu_seqlens, ("B + 1",))
+        check_same_device("cu_seqlens", cu_seqlens, tokens.name, tokens)
         packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens.shape[0])
         _check_length("max_seqlen", packing.max_seqlen, config, tokens)
         return View(packing, None, None, config.is_decoder)
@@ -138,7 +157,7 @@ def read_view(
     _check_length(tokens.name, num_keys, config, tokens)
     check_pruned(config, None, attention_mask)
     keep, bias = read_attention_mask(
-        "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads
+        "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads, tokens.device
     )
     keys = _packing(keep, batch_size, num_keys, tokens.device)
     causal = config.is_decoder and bias is None
@@ -151,7 +170,7 @@ def read_view(
 
 
 def read_memory(
-    config: Any, states: Tensor | None, mask: Tensor | None, packing: Packing, num_cached: int
+    config: Any, states: Tensor | None, mask: Tensor | None, packing: Packing, cache: Any, num_cached: int
 ) -> Memory | None:
     """The memory without its padding.
 
@@ -167,9 +186,14 @@ def read_memory(
     batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
     check_shape("encoder_hidden_states", states, (batch_size, "Sm", config.hidden_size))
     check_floating("encoder_hidden_states", states)
+    check_same_device("encoder_hidden_states", states, "the tokens", packing.coords)
     num_keys = states.shape[1]
+    if isinstance(cache, KeyValueCache) and cache.memory and (kept := cache.memory[0][0].shape[2]) != num_keys:
+        raise ValueError(
+            f"encoder_hidden_states: expected {kept} columns (those of past_key_values' memory), got {num_keys}"
+        )
     keep, bias = read_attention_mask(
-        "encoder_attention_mask", mask, batch_size, length, num_keys, config.num_attention_heads
+        "encoder_attention_mask", mask, batch_size, length, num_keys, config.num_attention_heads, states.device
     )
     keys = _packing(keep, batch_size, num_keys, states.device)
     return Memory(keys.pack(states), keys, behind(bias, num_cached))

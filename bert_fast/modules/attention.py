@@ -19,7 +19,7 @@ from bert_fast.modules.plain_linear import product_and_bias
 from bert_fast.modules.probabilities import padded_probabilities, weighted_values
 from bert_fast.modules.projections import JoinedProjections, Projections, keep_features
 from bert_fast.ops.attention import attention, attention_with_probabilities
-from bert_fast.ops.attention_qkv import attention_qkv
+from bert_fast.ops.attention_qkv import attention_of_packed, attention_qkv
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.packing import Packing
 
@@ -83,6 +83,10 @@ class PackedSelfAttention(_PackedHeads):
         if call.cache is not None:
             extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
         table, key_term = self._relative(x.device)
+        if table is None and call.bias is None and call.head_mask is None:
+            return attention_of_packed(
+                qkv, packing, causal=call.causal, dropout_p=call.dropout_p(self), seed=call.seed, site=self.site
+            ).flatten(1)
         out = attention_qkv(
             qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
             dropout_p=call.dropout_p(self), seed=call.seed, coords=packing.coords, site=self.site, bias=call.bias,

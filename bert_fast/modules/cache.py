@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
 from bert_fast.modules.call import Call
 from bert_fast.ops.packing import Packing
 
@@ -48,6 +49,10 @@ class KeyValueCache:
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replaces the rows of the batch by those at beam_idx (Tensor [B], int64), as beam search wants it."""
+        check_shape("beam_idx", beam_idx, ("B",))
+        check_dtype("beam_idx", beam_idx, (torch.int64, torch.int32))
+        for key, _ in list(self._own.values())[:1]:
+            check_ids("beam_idx", beam_idx, key.shape[0])
         for kept in (self._own, self.memory):
             for layer, (key, value) in kept.items():
                 kept[layer] = key.index_select(0, beam_idx), value.index_select(0, beam_idx)
@@ -78,22 +83,29 @@ def as_cache(past_key_values: Any) -> Any:
     Raises:
         TypeError, ValueError: neither a cache nor tuples of two or four Tensors [B, A, S, D] for every layer.
     """
-    if past_key_values is None or callable(getattr(past_key_values, "update", None)):
+    if past_key_values is None or _is_cache(past_key_values):
         return past_key_values
-    if not isinstance(past_key_values, tuple | list):
+    if not isinstance(past_key_values, tuple | list) or not all(isinstance(p, tuple | list) for p in past_key_values):
         raise TypeError(
-            "past_key_values: expected a cache or a tuple with the keys and values of every layer, "
+            "past_key_values: expected a cache or a tuple with a tuple of keys and values for every layer, "
             f"got {type(past_key_values).__name__}"
         )
     # transformers 4.57 writes (key, value, None, None) where there is no memory.
     layers = [tuple(part for part in layer if part is not None) for layer in past_key_values]
     for layer in layers:
+        for t in layer:
+            if isinstance(t, Tensor):
+                check_tensor("past_key_values", t)
         if len(layer) not in (2, 4) or not all(isinstance(t, Tensor) and t.dim() == 4 for t in layer):
             raise ValueError(
                 "past_key_values: expected two or four Tensors [B, A, S, D] for every layer, "
                 f"got {[list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in layer]}"
             )
     return KeyValueCache(layers)
+
+
+def _is_cache(past_key_values: Any) -> bool:
+    return all(callable(getattr(past_key_values, name, None)) for name in ("update", "get_seq_length"))
 
 
 def extend_cache(call: Call, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Packing]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from bert_fast.checks import check_dropout_p, check_size, check_tensor
+from bert_fast.checks import check_dropout_p, check_shape, check_size
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
@@ -44,7 +44,7 @@ class DropoutAddLayerNorm(nn.Module):
         """
         dropout_p = self.dropout_p if self.training else 0.0
         if dropout_p > 0.0:
-            check_tensor("x", x)
+            check_shape("x", x, ("T", self.hidden_size))
             if seed is None:
                 seed = draw_seed(x.device)
             if coords is None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from bert_fast.checks import check_size
+from bert_fast.checks import check_same_device, check_size, check_tensor
 from bert_fast.ops.layer_norm import layer_norm
 
 __all__ = ["LayerNorm"]
@@ -20,4 +20,11 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """y (shape and dtype of input) from input [..., hidden_size]."""
+        check_tensor("input", input)
+        if input.shape[-1:] != self.weight.shape:
+            raise ValueError(
+                f"input: expected a last dimension of {self.weight.shape[0]} (hidden_size), "
+                f"got shape {list(input.shape)}"
+            )
+        check_same_device("input", input, "weight", self.weight)
         return layer_norm(input, self.weight, self.bias, eps=self.eps)

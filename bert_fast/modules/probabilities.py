@@ -11,7 +11,8 @@ __all__ = ["padded_probabilities", "weighted_values"]
 def padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing, num_heads: int) -> Tensor:
     """The sequences' [A, Sq, Sk] as one Tensor [B, A, S, Sk], exactly 0 on padding.
 
-    S and Sk are the padded lengths; of a batch that came packed, the longest sequence's. num_heads: A, for no sequence.
+    S and Sk are the padded lengths; of a batch that came packed, max_seqlen, but no more than there are tokens.
+    num_heads: A, for no sequence.
     """
     shape = (num_heads, _length(queries), _length(keys))
     if not per_sequence:
@@ -42,7 +43,9 @@ def _places(num_heads: int, queries: Packing, keys: Packing) -> list[tuple[Tenso
 
 
 def _length(packing: Packing) -> int:
-    return packing.max_seqlen if packing.padded_shape is None else packing.padded_shape[1]
+    if packing.padded_shape is not None:
+        return packing.padded_shape[1]
+    return packing.max_seqlen if torch.compiler.is_compiling() else min(packing.max_seqlen, packing.num_tokens)
 
 
 def _columns(packing: Packing) -> tuple[Tensor, ...]:

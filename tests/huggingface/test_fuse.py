@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bert_fast.huggingface import fuse, unfuse, why_not
-from bert_fast.huggingface.classes import Fused
+from bert_fast.huggingface.fused import Fused
 from bert_fast.storage import are_neighbours
 
 transformers = pytest.importorskip("transformers", minversion="5")

@@ -8,7 +8,7 @@ import torch
 
 import bert_fast
 from bert_fast.huggingface import Patch, patch_transformers, why_not
-from bert_fast.huggingface.classes import Fused
+from bert_fast.huggingface.fused import Fused
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

@@ -233,3 +233,10 @@ def test_wrong_arguments_raise_as_ever(make, batch) -> None:
         model(batch["input_ids"], input_ids=batch["input_ids"])
     with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
         model()
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states", "return_dict"])
+def test_a_setting_that_is_neither_true_nor_false_is_named(make, name: str) -> None:
+    model = fuse(make("BertModel"))
+    with pytest.raises(TypeError, match=f"{name}: expected a bool, got Tensor"):
+        model(torch.ones(1, 3, dtype=torch.long), **{name: torch.zeros(2, 3)})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from bert_fast.huggingface import fuse, unfuse, why_not
-from bert_fast.huggingface.classes import Fused
+from bert_fast.huggingface.fused import Fused
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

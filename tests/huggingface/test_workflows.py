@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.huggingface import fuse, register_attention, unfuse, why_not
-from bert_fast.huggingface.classes import Fused
+from bert_fast.huggingface.fused import Fused
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bert_fast
-from bert_fast.models.bert import Encoded
+from bert_fast.models.packed import Encoded
 from bert_fast.modules.call import first_rows
 from bert_fast.ops.packing import Packing
 from bert_fast.testing.compare import assert_close_to_truth

@@ -76,3 +76,9 @@ def test_the_constructor_refuses_what_no_call_could_use(arguments: Any, error: t
 def test_x_is_named_where_a_seed_would_be_drawn_for_it() -> None:
     with pytest.raises(TypeError, match=r"^x: expected a Tensor, got list"):
         DropoutAddLayerNorm(2, dropout_p=0.5)([1.0, 2.0], torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (1, 2, 4)])
+def test_rows_are_named_where_coords_are_made_of_them(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^x: expected shape \[T, 4\]"):
+        DropoutAddLayerNorm(4, dropout_p=0.5)(torch.zeros(shape), torch.zeros(2, 4))

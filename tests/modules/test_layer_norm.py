@@ -51,3 +51,18 @@ def test_tools_see_a_layer_norm() -> None:
 def test_the_constructor_refuses_what_is_no_size(hidden_size: Any, error: type) -> None:
     with pytest.raises(error, match=r"^hidden_size: expected"):
         LayerNorm(hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(3), ValueError, r"expected a last dimension of 4 \(hidden_size\), got shape \[3\]"),
+        (torch.zeros(()), ValueError, r"expected a last dimension of 4 \(hidden_size\), got shape \[\]"),
+        (torch.zeros(2, 4, device="meta"), ValueError, "expected device cpu"),
+        ([1.0], TypeError, "expected a Tensor, got list"),
+    ],
+    ids=["width", "scalar", "device", "list"],
+)
+def test_the_input_is_named(x: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"^input: {message}"):
+        LayerNorm(4)(x)

@@ -21,7 +21,7 @@ from bert_fast.modules.attention import BertSelfAttention
 from bert_fast.modules.call import Call
 from bert_fast.ops.packing import Packing
 from bert_fast.optim import AdamW, Lamb
-from bert_fast.reference.qkv_projection import qkv_projection_fwd
+from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_fwd
 from bert_fast.storage import are_neighbours
 from bert_fast.testing.compare import assert_close_to_truth
 
@@ -71,7 +71,7 @@ def assert_right(one: BertSelfAttention) -> None:
     x = torch.randn(9, one.key.weight.shape[1], dtype=one.key.weight.dtype)
     parameters = [p for name in PROJECTIONS for p in (getattr(one, name).weight, getattr(one, name).bias)]
     with torch.no_grad():
-        truth = qkv_projection_fwd(x.double(), *(p.double() for p in parameters))
+        truth = qkv_projection_fwd(QkvProjection(x.double(), *(p.double() for p in parameters)))
         plain = torch.cat([getattr(one, name)(x) for name in PROJECTIONS], dim=1)
         assert_close_to_truth("qkv_projection", "qkv", one._project(x), plain, truth)
 
