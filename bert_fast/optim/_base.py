@@ -4,6 +4,7 @@ State of a parameter, with the names of torch.optim.AdamW: `step` (fp32 []), `ex
 fp64 parameters), all on the parameter's device; and `master_param` (fp32) for fp16 and bf16 parameters.
 """
 
+import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -46,8 +47,9 @@ _STATE = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "steps": "step", "
 def check_options(options: dict[str, Any], where: str = "") -> None:
     """Raises ValueError for what torch.optim's optimizers can and these cannot; where: what had the options."""
     for name, reason in _REFUSED.items():
-        if options.get(name):
-            raise ValueError(f"{name}: expected False{where}, got {options[name]!r}: {reason}")
+        value = options.get(name)
+        if not (value is None or (isinstance(value, int) and not value)):
+            raise ValueError(f"{name}: expected False{where}, got {reprlib.repr(value)}: {reason}")
 
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
@@ -76,6 +78,10 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         check_flag("master_weights", master_weights)
         super().__init__(params if isinstance(params, Tensor) else as_list("params", params), defaults)
 
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raises TypeError or ValueError, naming the option, unless those of a group are what `arguments` needs."""
+        check_hyperparameters(**_numbers(group))
+
     def arguments(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """What the op takes between lr and grad_norm."""
         raise NotImplementedError
@@ -92,10 +98,16 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if not isinstance(param_group, dict) or "params" not in param_group:
             got = list(param_group) if isinstance(param_group, dict) else type(param_group).__name__
             raise TypeError(f"param_group: expected a dict with 'params', got {got}")
-        check_hyperparameters(**_numbers(self.defaults | param_group))
+        self.check_group(self.defaults | param_group)
         check_options(param_group, " in a group")
         if "max_grad_norm" in param_group:
             raise ValueError("max_grad_norm: the norm is that of all groups together; give it to the optimizer")
+        params = param_group["params"]
+        if not isinstance(params, Tensor | set):  # torch.optim says of a set why it takes none
+            param_group["params"] = params = as_list("params", params)
+            for i, param in enumerate(params):
+                if isinstance(param, tuple) and not (len(param) == 2 and isinstance(param[0], str)):
+                    raise ValueError(f"params[{i}]: expected (name, parameter), got a tuple of other things")
         try:
             super().add_param_group(param_group)
         except (TypeError, ValueError) as error:
@@ -166,21 +178,18 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            if not callable(closure):
+                raise TypeError(f"closure: expected a function or None, got {type(closure).__name__}")
             with torch.enable_grad():
                 loss = closure()
         request = backends.requested(self.backend)
         work = [(group, lists) for group in self.param_groups for lists in self._lists_of(group)]
-        ready = [(group, *self._one_layout(lists)) for group, lists in work]
+        ready = [(_rate(group, lists), group, *self._one_layout(lists)) for group, lists in work]
         scaling = _PerDevice(getattr(self, "grad_scale", None)), _PerDevice(getattr(self, "found_inf", None))
         norm = _PerDevice(self._norm([lists for _, lists in work], scaling[0], request))
         self.grad_norm = norm.tensor
-        for group, lists, copies in ready:
+        for lr, group, lists, copies in ready:
             device = lists[0][0].device
-            lr = group["lr"]
-            if isinstance(lr, Tensor) and lr.device != device:
-                if lr.is_meta:
-                    raise ValueError("lr: expected a Tensor with a value, got one on meta")
-                lr = float(lr) if lr.device.type == "cpu" else lr.to(device)
             step_unchecked(
                 self.kind, lists, copies, lr, *self.arguments(group), norm.on(device),
                 None if norm.tensor is None else self.max_grad_norm, *(one.on(device) for one in scaling), request,
@@ -189,7 +198,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
 
     def _lists_of(self, group: dict[str, Any]) -> list[Lists]:
         """What is stepped of a group: parameters of one device, dtype and class, their gradients and state."""
-        check_hyperparameters(**_numbers(group))
+        self.check_group(group)
         self._check_whole(group)
         rows = []
         started = False
@@ -201,7 +210,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             if "exp_avg" not in state:
                 self._start(p, state)
                 started = True
-            rows.append((p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"], state.get("master_param")))
+            get = state.get
+            rows.append((p, grad, get("exp_avg"), get("exp_avg_sq"), get("step"), get("master_param")))
         if started:
             self._check_memory()
         if not rows:
@@ -315,6 +325,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         _check_structure(state_dict)
         for group in state_dict["param_groups"]:
             check_options(group, " in a checkpoint")
+            self.check_group(self.defaults | group)
             if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
                 raise ValueError(
                     f"state_dict: weight_decay={group['weight_decay']} is part of the gradient (torch.optim.Adam, L2); "
@@ -332,10 +343,11 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             for group in self.param_groups:
                 group.pop("step", None)  # apex counts per group
                 group.pop("decoupled_weight_decay", None)  # says nothing here: decay is never part of the gradient
-                check_hyperparameters(**_numbers(group))
             self.state.update(restored)
-        except BaseException:
+        except BaseException as error:
             self.state, self.param_groups = before
+            if isinstance(error, RuntimeError):  # torch.optim copies groups, and some tensors cannot be copied
+                raise ValueError(f"state_dict: expected groups that can be copied, got {error}") from error
             raise
 
     @torch.no_grad()
@@ -379,12 +391,22 @@ def _has_numbers(value: Any) -> bool:
 
 def _count(step: Any) -> float:
     """The number of steps that a checkpoint says, as a number or a tensor of one element."""
-    if isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex():
+    if isinstance(step, Tensor) and step.numel() == 1 and step.layout == torch.strided and not step.is_meta:
         step = step.item()
     if not isinstance(step, int | float) or not 0 <= step < 2**63:
         got = f"{step.dtype} {list(step.shape)}" if isinstance(step, Tensor) else repr(step)
         raise ValueError(f"state_dict: expected step as a number of at least 0, got {got}; at most 2**63 are counted")
     return step
+
+
+def _rate(group: dict[str, Any], lists: Lists) -> float | Tensor:
+    """The learning rate of a group where its parameters are."""
+    lr, device = group["lr"], lists[0][0].device
+    if not isinstance(lr, Tensor) or lr.device == device:
+        return lr
+    if lr.is_meta:
+        raise ValueError("lr: expected a Tensor with a value, got one on meta")
+    return float(lr) if lr.device.type == "cpu" else lr.to(device)
 
 
 def _master(p: Tensor) -> Tensor:
@@ -417,4 +439,4 @@ def _is_distributed() -> bool:
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:
     """The hyperparameters of a group that have a range."""
-    return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    return {name: group.get(name) for name in ("lr", "betas", "eps", "weight_decay")}

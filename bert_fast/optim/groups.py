@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from bert_fast.checks import check_number
+
 __all__ = ["weight_decay_groups"]
 
 
@@ -14,6 +16,9 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
     In BERT those are exactly the parameters of two and of one dimension. Parameters that need no gradient are left out;
     tied ones appear once. A group without parameters is left out, too.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a Module, got {type(model).__name__}")
+    check_number("weight_decay", weight_decay)
     params = [p for p in model.parameters() if p.requires_grad]
     groups: Iterable[dict[str, Any]] = (
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},

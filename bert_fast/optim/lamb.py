@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bert_fast.checks import check_flag
+from bert_fast.ops._optimizer_lists import as_list
 from bert_fast.optim._base import MultiTensorOptimizer
 
 __all__ = ["Lamb", "make_lamb"]
@@ -48,9 +49,7 @@ class Lamb(MultiTensorOptimizer):
         master_weights: bool = True,
         backend: str | None = None,
     ) -> None:
-        flags = {"bias_correction": bias_correction, "grad_averaging": grad_averaging, "use_nvlamb": use_nvlamb}
-        for name, flag in flags.items():
-            check_flag(name, flag)
+        check_flag("use_nvlamb", use_nvlamb)
         self.use_nvlamb = use_nvlamb
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
@@ -60,14 +59,20 @@ class Lamb(MultiTensorOptimizer):
             params, defaults, max_grad_norm=max_grad_norm, master_weights=master_weights, backend=backend
         )  # fmt: skip
 
+    def check_group(self, group: dict[str, Any]) -> None:
+        """As of every optimizer, and the switches are bools."""
+        super().check_group(group)
+        for name in ("bias_correction", "grad_averaging"):
+            check_flag(name, group.get(name))
+
     def arguments(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """beta1, beta2, eps, weight_decay, bias_correction, grad_averaging, use_nvlamb."""
-        flags = bool(group["bias_correction"]), bool(group["grad_averaging"]), bool(self.use_nvlamb)
+        flags = group["bias_correction"], group["grad_averaging"], self.use_nvlamb
         return *group["betas"], group["eps"], group["weight_decay"], *flags
 
     def has_trust_ratios(self, group: dict[str, Any]) -> bool:
         """Whether the group decays, or ratios are taken everywhere."""
-        return bool(self.use_nvlamb) or group["weight_decay"] != 0.0
+        return self.use_nvlamb or group["weight_decay"] != 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"use_nvlamb": self.use_nvlamb}
@@ -89,10 +94,11 @@ def make_lamb(
 
     options: betas, eps, weight_decay, bias_correction, grad_averaging, use_nvlamb.
     """
-    params = [dict(group) if isinstance(group, dict) else group for group in params]
-    for group in params:
-        if isinstance(group, dict) and not isinstance(group["params"], Tensor):
-            group["params"] = list(group["params"])
+    check_flag("prefer_apex", prefer_apex)
+    params = [dict(group) if isinstance(group, dict) else group for group in as_list("params", params)]
+    for i, group in enumerate(params):
+        if isinstance(group, dict) and not isinstance(group.get("params"), Tensor):
+            group["params"] = as_list(f"params[{i}]['params']", group.get("params"))
     fused_lamb = _apex_fused_lamb() if prefer_apex and not options.keys() & {"master_weights", "backend"} else None
     if fused_lamb is not None and _suits_apex(params) and not isinstance(lr, Tensor):
         return fused_lamb(params, lr=lr, max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm, **options)

@@ -92,3 +92,12 @@ def test_agrees_with_apex(options: dict[str, Any]) -> None:
             optimizer.step()
     for p, q, exact in zip(ours, theirs, truth.params, strict=True):
         assert_close_to_truth("optimizer", "param_after_25_steps", p.detach(), q.detach(), exact)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match=r"^params: expected a sequence of Tensors, got int"):
+        make_lamb(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^params\[0\]\['params'\]: expected a sequence of Tensors, got NoneType"):
+        make_lamb([{}])
+    with pytest.raises(TypeError, match=r"^prefer_apex: expected a bool, got int"):
+        make_lamb(params(), prefer_apex=1)  # type: ignore[arg-type]

@@ -25,6 +25,13 @@ def started(cls: type, dtype: torch.dtype = torch.float32) -> tuple[list[nn.Para
     return params, optimizer
 
 
+class Uncopied:
+    """What torch says of some tensors."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("no copies")
+
+
 def resized(p: nn.Parameter, state: dict[str, Any]) -> None:
     p.data = torch.randn(3000, 30)
     p.grad = torch.randn(3000, 30)
@@ -69,7 +76,37 @@ def expanded(p: nn.Parameter, state: dict[str, Any]) -> None:
     p.data = torch.zeros(1, 30).expand(300, 30)
 
 
+def negated_gradient(p: nn.Parameter, state: dict[str, Any]) -> None:
+    p.grad = torch._neg_view(torch.ones(300, 30))
+
+
+def gradient_without_memory(p: nn.Parameter, state: dict[str, Any]) -> None:
+    p.grad = torch._efficientzerotensor((300, 30))
+
+
+def negated(p: nn.Parameter, state: dict[str, Any]) -> None:
+    p.data = torch._neg_view(torch.ones(300, 30))
+
+
+def state_without_memory(p: nn.Parameter, state: dict[str, Any]) -> None:
+    state["exp_avg_sq"] = torch._efficientzerotensor((300, 30))
+
+
+def negated_count(p: nn.Parameter, state: dict[str, Any]) -> None:
+    state["step"] = torch._neg_view(torch.ones(()))
+
+
+def half_a_state(p: nn.Parameter, state: dict[str, Any]) -> None:
+    del state["exp_avg_sq"]
+
+
 SPOILS = [
+    (negated_gradient, ValueError, r"gradient of .*\[0\]: expected memory with its values, got zeros without or a neg"),
+    (gradient_without_memory, ValueError, r"gradient of .*: expected memory with its values"),
+    (negated, ValueError, r"^param_groups\[1\]\['params'\]\[0\]: expected memory with its values"),
+    (state_without_memory, ValueError, r"exp_avg_sq of .*: expected memory with its values"),
+    (negated_count, ValueError, r"step of .*: expected memory with its values"),
+    (half_a_state, TypeError, r"exp_avg_sq of .*: expected a Tensor, got NoneType"),
     (
         resized,
         ValueError,
@@ -200,15 +237,18 @@ def test_a_parameter_twice(cls: type) -> None:
         (lambda s: s["state"][1].update(exp_avg=torch.zeros(7).to("meta")), "exp_avg as a dense tensor .* meta"),
         (lambda s: s["state"][1].update(exp_avg=[0.0] * 7), r"exp_avg as a dense tensor .*, got \[0\.0"),
         (lambda s: s["state"][1].update(step=torch.zeros(3)), r"expected step as a number .*, got torch.float32 \[3\]"),
+        (lambda s: s["state"][1].update(step=torch.ones((), device="meta")), r"expected step as a number .*32 \[\]"),
         (lambda s: s["state"][1].update(step=-1), "expected step as a number of at least 0, got -1"),
         (lambda s: s["state"][1].update(step=float("nan")), "expected step as a number of at least 0, got nan"),
         (lambda s: s["state"][1].update(step="3"), "expected step as a number of at least 0, got '3'"),
         (lambda s: s["param_groups"][1].update(betas=(0.9, 2.0)), r"betas\[1\]: expected a number in \[0, 1\)"),
         (lambda s: s["param_groups"][1].update(lr="fast"), "lr: expected a number, got str"),
         (lambda s: s.pop("state"), "state_dict: expected a dictionary with 'state' and 'param_groups'"),
+        (lambda s: s["param_groups"][1].update(name=Uncopied()), "state_dict: expected groups that can be copied, got"),
     ],
     ids=[
-        "shape", "int", "complex", "sparse", "meta", "list", "steps", "negative", "nan", "text", "betas", "lr", "keys",
+        "shape", "int", "complex", "sparse", "meta", "list", "steps", "no value", "negative", "nan", "text", "betas",
+        "lr", "keys", "uncopied",
     ],
 )  # fmt: skip
 @CLASSES

@@ -326,6 +326,11 @@ ONE = [nn.Parameter(torch.zeros(2))]
         ({"params": []}, ValueError, "empty parameter list"),
         ({"params": [{"params": ONE, "lr": -2}]}, ValueError, "lr: expected a finite number of at least 0, got -2"),
         ({"params": [{"params": ONE, "max_grad_norm": 1}]}, ValueError, "max_grad_norm: the norm is that of all"),
+        ({"params": [()]}, ValueError, r"params\[0\]: expected \(name, parameter\)"),
+        ({"params": [{"params": [(1, ONE[0])]}]}, ValueError, r"params\[0\]: expected \(name, parameter\)"),
+        ({"params": [{"params": ONE, "maximize": torch.ones(2)}]}, ValueError, "maximize: expected False in a group"),
+        ({"lr": torch._neg_view(torch.ones(()))}, ValueError, "lr: expected memory with its values"),
+        ({"eps": 10**5000}, ValueError, "eps: expected an int of at most 64 bits or a float, got one of 16610 bits"),
         ({"params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]}, TypeError, "got torch.complex64"),
     ],
 )  # fmt: skip
@@ -348,6 +353,36 @@ def test_options_of_torch_that_change_nothing(options: dict[str, Any], make_mode
     assert train(one, AdamW(groups, **options), range(2)) == train(plain, AdamW(plain.parameters()), range(2))
     copied = AdamW(one.parameters(), 0.1, (0.9, 0.99), 1e-8, 0.01, False)  # in torch's order
     assert copied.defaults["weight_decay"] == 0.01
+
+
+def test_what_a_step_is_given() -> None:
+    p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    p.grad = q.grad = torch.ones(2)
+    optimizer = Lamb([{"params": p}, {"params": q}])
+    with pytest.raises(TypeError, match=r"^closure: expected a function or None, got int"):
+        optimizer.step(3)  # type: ignore[arg-type]
+    group = optimizer.param_groups[1]
+    group["lr"] = torch.ones((), device="meta")
+    with pytest.raises(ValueError, match=r"^lr: expected a Tensor with a value, got one on meta"):
+        optimizer.step()
+    assert p.tolist() == [1.0, 1.0]
+    for value in (torch.ones(2), 1, None):
+        group.update(lr=0.1, grad_averaging=value)
+        with pytest.raises(TypeError, match=r"^grad_averaging: expected a bool"):
+            optimizer.step()
+        with pytest.raises(TypeError, match=r"^bias_correction: expected a bool"):
+            Lamb([{"params": p, "bias_correction": value}])
+    saved = optimizer.state_dict()
+    group["grad_averaging"] = True
+    with pytest.raises(TypeError, match=r"^grad_averaging: expected a bool, got NoneType"):
+        optimizer.load_state_dict(saved)
+
+
+def test_groups_are_of_a_module() -> None:
+    with pytest.raises(TypeError, match=r"^model: expected a Module, got list"):
+        weight_decay_groups(ONE, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^weight_decay: expected a number, got str"):
+        weight_decay_groups(nn.Linear(1, 1), "0.1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["amsgrad", "maximize", "differentiable"])
