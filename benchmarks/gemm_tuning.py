@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import matrix_products as bert
+from benchmarks.budget import Seconds
 from benchmarks.clock import Launch
 from benchmarks.kernels import WARMUP, Contestant, launched_kernels, make_clock
 from benchmarks.record import RESULTS, Recorder, gpu_environment, slug
@@ -372,7 +373,6 @@ def time_products(
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 without a device, or where no table can be made."""
     from benchmarks.gemm_table import write_tables
-    from benchmarks.parts import Seconds
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gemm_tuning",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.clock import Launch
 from benchmarks.kernels import WARMUP, Contestant, make_clock
+from bert_fast.reference.attention import Attention
 
 __all__ = ["GROUPS", "KERNELS", "Candidate", "Group", "prepare", "time_group"]
 
@@ -120,27 +121,25 @@ def _launches(group: Group, device: torch.device, num_tokens: int, copies: int) 
         q, k, v = torch.randn(shape, device=device).to(torch.bfloat16).unbind(1)
         dout = torch.randn(q.shape, device=device).to(torch.bfloat16)
         seed = torch.tensor([1], device=device) if group.dropout_p else None
-        arguments = (
-            packing.cu_seqlens, packing.cu_seqlens, group.length, group.length, HEAD_DIM**-0.5, group.dropout_p, seed,
-            packing.coords if group.dropout_p else None, None, SITE, False, None, None, None, False, None,
+        a = Attention(
+            q, k, v, packing.cu_seqlens, packing.cu_seqlens, group.length, group.length, HEAD_DIM**-0.5,
+            group.dropout_p, seed, coords_q=packing.coords if group.dropout_p else None, coords_k=None, site=SITE,
+            causal=False, bias=None, head_mask=None, distance_table=None, key_term=False, sequence_order=None,
         )  # fmt: skip
-        out, lse = family.attention_fwd(q, k, v, *arguments)
+        out, lse = family.attention_fwd(a)
         for launches, candidate in zip(found, group.candidates, strict=True):
 
             def launch(
                 candidate: Candidate = candidate,
-                q: Tensor = q,
-                k: Tensor = k,
-                v: Tensor = v,
+                a: Attention = a,
                 dout: Tensor = dout,
                 out: Tensor = out,
                 lse: Tensor = lse,
-                arguments: Any = arguments,
             ) -> object:
                 with _choosing(candidate):
                     if group.mode == "fwd":
-                        return family.attention_fwd(q, k, v, *arguments)
-                    return family.attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, False)
+                        return family.attention_fwd(a)
+                    return family.attention_bwd(a, dout, out, lse, set())
 
             launches.append(launch)
     return found

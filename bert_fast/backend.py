@@ -218,7 +218,8 @@ _traced = _Traced()
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or name not in BACKENDS:
-        raise BackendError(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+        got = repr(name) if isinstance(name, str) else type(name).__name__
+        raise BackendError(f"backend: expected one of {', '.join(BACKENDS)}, got {got}")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from benchmarks.aot_launches import capture
 from benchmarks.case import AotCase, KernelCase, Problem, dtype_name
 from bert_fast import ops
 from bert_fast.ops.packing import Packing
+from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.testing.compare import assert_close_to_truth
 
@@ -355,15 +356,19 @@ def _launch(
     cu_seqlens, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     coords = torch.zeros(512, 2, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64) if dropout_p else None
-    bias = torch.zeros(1, 12, 512, 512, dtype=dtype) if feature == "bias" else None
-    head_mask = torch.zeros(1, 12, 1, 1) if feature == "head mask" else None
-    table = torch.zeros(1023, head_dim, dtype=dtype) if feature.startswith("relative") else None
-    arguments = (
-        cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, head_dim**-0.5, dropout_p, seed,
-        coords if dropout_p or feature else None, coords if feature else None, SITE, feature == "causal", bias,
-        head_mask, table, feature == "relative_key_query", order,
+    a = Attention(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, head_dim**-0.5, dropout_p, seed,
+        coords_q=coords if dropout_p or feature else None,
+        coords_k=coords if feature else None,
+        site=SITE,
+        causal=feature == "causal",
+        bias=torch.zeros(1, 12, 512, 512, dtype=dtype) if feature == "bias" else None,
+        head_mask=torch.zeros(1, 12, 1, 1) if feature == "head mask" else None,
+        distance_table=torch.zeros(1023, head_dim, dtype=dtype) if feature.startswith("relative") else None,
+        key_term=feature == "relative_key_query",
+        sequence_order=order,
     )  # fmt: skip
-    wants = (bias is not None, head_mask is not None, table is not None)
-    out, lse = family.attention_fwd(q, k, v, *arguments)
+    wants = {name for name in ("bias", "head_mask", "distance_table") if getattr(a, name) is not None}
+    out, lse = family.attention_fwd(a)
     dqkv = torch.zeros(512, 3, 12, head_dim, dtype=dtype) if is_packed else None
-    family.attention_bwd(out, q, k, v, out, lse, *arguments, *wants, dqkv)
+    family.attention_bwd(a, out, out, lse, wants, dqkv)

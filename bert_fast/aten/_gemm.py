@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["cast", "matmul", "matmul_add", "weight_gradient"]
+__all__ = ["cast", "linear", "matmul", "matmul_add", "weight_gradient"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -19,6 +19,15 @@ _HALF = (torch.float16, torch.bfloat16)
 def cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     """t.to(dtype), which costs a microsecond also where there is nothing to do."""
     return t if t.dtype is dtype else t.to(dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K] @ weight [N, K]^T + bias [N], of the dtype of x, which parameters are rounded to."""
+    if weight.dtype is not x.dtype:
+        weight = weight.to(x.dtype)
+    if bias is not None and bias.dtype is not x.dtype:
+        bias = bias.to(x.dtype)
+    return matmul(x, weight.t(), bias)
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bert_fast.aten._gemm import cast
+from bert_fast.reference.bias_gelu import BiasGelu
 
 __all__ = ["bias_gelu_bwd", "bias_gelu_fwd"]
 
@@ -36,20 +37,21 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor
 }
 
 
-def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
-    """act(x + bias), as `reference.bias_gelu`."""
-    return cast(_FUNCTIONS[hidden_act][0](_pre_activation(x, bias)), x.dtype)
+def bias_gelu_fwd(a: BiasGelu) -> Tensor:
+    """y, as `reference.bias_gelu`."""
+    return cast(_FUNCTIONS[a.hidden_act][0](_pre_activation(a)), a.x.dtype)
 
 
-def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -> tuple[Tensor, Tensor | None]:
-    """(dx, dbias), as `reference.bias_gelu`."""
-    pre = _pre_activation(x, bias)
-    dx = _FUNCTIONS[hidden_act][1](cast(dy, pre.dtype), pre)
-    return cast(dx, x.dtype), None if bias is None else dx.sum(0).to(bias.dtype)
+def bias_gelu_bwd(a: BiasGelu, dy: Tensor) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.bias_gelu`."""
+    pre = _pre_activation(a)
+    dx = _FUNCTIONS[a.hidden_act][1](cast(dy, pre.dtype), pre)
+    made = {"x": cast(dx, a.x.dtype)}
+    return made if a.bias is None else made | {"bias": dx.sum(0).to(a.bias.dtype)}
 
 
-def _pre_activation(x: Tensor, bias: Tensor | None) -> Tensor:
+def _pre_activation(a: BiasGelu) -> Tensor:
     """x + bias without rounding the sum to half precision; x itself where there is no bias."""
-    if bias is None:
-        return x
-    return x + bias if x.dtype in (torch.float32, torch.float64) else x.float() + bias.float()
+    if a.bias is None:
+        return a.x
+    return a.x + a.bias if a.x.dtype in (torch.float32, torch.float64) else a.x.float() + a.bias.float()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from bert_fast.reference.cross_entropy import CrossEntropy
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
@@ -23,13 +24,12 @@ __all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
 _CPU_SCORES, _OTHER_SCORES = 2**18, 2**24
 
 
-def cross_entropy_fwd(
-    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def cross_entropy_fwd(a: CrossEntropy) -> tuple[Tensor, Tensor]:
     """(loss [], lse [N]), as `reference.cross_entropy`, lse 0 in rows without a label.
 
     Both are NaN for a label that is neither a class nor ignore_index.
     """
+    logits, labels, ignore_index, label_smoothing = a
     dtype, num_rows, on_cpu = wide_dtype(logits.dtype), len(logits), logits.device.type == "cpu"
     is_labelled, classes = labels != ignore_index, _classes(logits, labels)
     log_p_label = torch.zeros(num_rows, 1, dtype=dtype, device=logits.device)
@@ -58,15 +58,9 @@ def cross_entropy_fwd(
     return losses.sum() / is_labelled.sum().clamp(min=1), lse.squeeze(1)
 
 
-def cross_entropy_bwd(
-    dloss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """dlogits [N, C], new and contiguous, as `reference.cross_entropy`."""
+def cross_entropy_bwd(a: CrossEntropy, dloss: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    """The gradient of logits, new and contiguous, as `reference.cross_entropy`."""
+    logits, labels, ignore_index, label_smoothing = a
     is_labelled, classes = labels != ignore_index, _classes(logits, labels)
     rows = _labelled_rows(is_labelled)
     make = torch.empty if rows is None else torch.zeros
@@ -86,7 +80,7 @@ def cross_entropy_bwd(
             dz.masked_fill_(~is_labelled[index][:, None], 0.0)
         if not in_place:
             dlogits[index] = dz if dz.dtype == dlogits.dtype else dz.to(dlogits.dtype)
-    return dlogits
+    return {"logits": dlogits}
 
 
 def _classes(logits: Tensor, labels: Tensor) -> Tensor:

@@ -3,25 +3,28 @@
 import torch
 from torch import Tensor
 
+from bert_fast.reference.layer_norm import LayerNorm
+
 __all__ = ["layer_norm_bwd", "layer_norm_fwd"]
 
 
-def layer_norm_fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), as `reference.layer_norm`."""
-    x_, weight, bias = _forward_operands(x, weight, bias)
-    y, mean, rstd = torch.native_layer_norm(x_, x.shape[-1:], weight, bias, eps)
-    return y.to(x.dtype), mean.squeeze(-1), rstd.squeeze(-1)
+    x, weight, bias = _forward_operands(a.x, a.weight, a.bias)
+    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, a.eps)
+    return y.to(a.x.dtype), mean.squeeze(-1), rstd.squeeze(-1)
 
 
-def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, dweight, dbias), as `reference.layer_norm`."""
+def layer_norm_bwd(a: LayerNorm, dy: Tensor, mean: Tensor, rstd: Tensor) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.layer_norm`."""
+    x, weight = a.x, a.weight
     # Half precision is widened: on the CPU the operator would round the terms of dweight before it adds them up.
     wide = torch.promote_types(x.dtype, mean.dtype) if x.device.type == "cpu" else weight.dtype
     dy_, x_, weight_ = (t.to(wide) for t in (dy, x, weight))
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
         dy_, x_, x.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), weight_, weight_, [True] * 3
     )
-    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+    return {"x": dx.to(x.dtype), "weight": dweight.to(weight.dtype), "bias": dbias.to(weight.dtype)}
 
 
 def _forward_operands(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:

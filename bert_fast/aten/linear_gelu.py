@@ -1,35 +1,27 @@
 """act(x W^T + b): one library GEMM and PyTorch's activation; backward: its derivative and two GEMMs."""
 
+from collections.abc import Set
+
 from torch import Tensor
 
+from bert_fast.aten._gemm import linear
 from bert_fast.aten.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
-from bert_fast.aten.linear import linear_bwd, linear_fwd
+from bert_fast.aten.linear import linear_bwd
+from bert_fast.reference.bias_gelu import BiasGelu
+from bert_fast.reference.linear_gelu import LinearGelu
 
 __all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
 
 
-def linear_gelu_fwd(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool
-) -> tuple[Tensor, Tensor | None]:
+def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.linear_gelu`, of pre as rounded to the dtype of x."""
-    pre = linear_fwd(x, weight, bias)
-    return bias_gelu_fwd(pre, None, hidden_act), pre if save_pre else None
+    pre = linear(a.x, a.weight, a.bias)
+    return bias_gelu_fwd(BiasGelu(pre, None, a.hidden_act)), pre if a.save_pre else None
 
 
-def linear_gelu_bwd(
-    dy: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    pre: Tensor | None,
-    hidden_act: str,
-    wants_dx: bool,
-    wants_dweight: bool,
-    wants_dbias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias), as `reference.linear_gelu`."""
+def linear_gelu_bwd(a: LinearGelu, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.linear_gelu`."""
     if pre is None:
-        assert x is not None
-        pre = linear_fwd(x, weight, bias)
-    dpre, _ = bias_gelu_bwd(dy, pre, None, hidden_act)
-    return linear_bwd(dpre, x, weight, wants_dx, wants_dweight, wants_dbias)
+        pre = linear(a.x, a.weight, a.bias)
+    dpre = bias_gelu_bwd(BiasGelu(pre, None, a.hidden_act), dy)["x"]
+    return linear_bwd(a.product, dpre, wants)

@@ -7,15 +7,16 @@ the products. On other devices everything is whole.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert_fast.aten._gemm import cast, matmul, matmul_add, weight_gradient
+from bert_fast.aten._gemm import cast, linear, matmul, matmul_add, weight_gradient
 from bert_fast.aten.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
-from bert_fast.aten.linear import linear_fwd
+from bert_fast.reference.bias_gelu import BiasGelu
+from bert_fast.reference.mlp import UP, Mlp
 
 __all__ = ["CHUNK_BYTES", "chunk_tokens", "mlp_bwd", "mlp_fwd"]
 
@@ -25,67 +26,48 @@ __all__ = ["CHUNK_BYTES", "chunk_tokens", "mlp_bwd", "mlp_fwd"]
 CHUNK_BYTES = 2**23
 
 
-def mlp_fwd(
-    x: Tensor,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    down_bias: Tensor | None,
-    hidden_act: str,
-    save_pre: bool,
-) -> tuple[Tensor, Tensor | None]:
+def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.mlp`, of pre and the activation as rounded to the dtype of x."""
-    up_weight, down_weight = cast(up_weight, x.dtype), cast(down_weight, x.dtype)
-    pre = linear_fwd(x, up_weight, up_bias) if save_pre else None
+    x = a.x
+    up_weight, down_weight = cast(a.up_weight, x.dtype), cast(a.down_weight, x.dtype)
+    pre = linear(x, up_weight, a.up_bias) if a.save_pre else None
     parts_of_y = []
     for x_part, pre_part in _chunks(_num_chunks(x, up_weight), x, pre):
-        act = bias_gelu_fwd(linear_fwd(x_part, up_weight, up_bias) if pre is None else pre_part, None, hidden_act)
-        parts_of_y.append(linear_fwd(act, down_weight, down_bias))
+        product = linear(x_part, up_weight, a.up_bias) if pre is None else pre_part
+        parts_of_y.append(linear(bias_gelu_fwd(BiasGelu(product, None, a.hidden_act)), down_weight, a.down_bias))
     return _joined(parts_of_y), pre
 
 
-def mlp_bwd(
-    dy: Tensor,
-    x: Tensor | None,
-    pre: Tensor | None,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    hidden_act: str,
-    wants_dx: bool,
-    wants_dup_weight: bool,
-    wants_dup_bias: bool,
-    wants_ddown_weight: bool,
-    wants_ddown_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dup_weight, dup_bias, ddown_weight, ddown_bias), as `reference.mlp`."""
-    up, down = cast(up_weight, dy.dtype), cast(down_weight, dy.dtype)
-    wants_dpre = wants_dx or wants_dup_weight or wants_dup_bias
+def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.mlp`."""
+    up, down = cast(a.up_weight, dy.dtype), cast(a.down_weight, dy.dtype)
+    wants_dpre = not wants.isdisjoint(UP)
     parts_of_dx: list[Tensor] = []
-    dup_weight = dup_bias = ddown_weight = None
-    count = _num_chunks(dy, up_weight)
-    for dy_part, x_part, pre_part in _chunks(count, dy, x, pre) if wants_dpre or wants_ddown_weight else ():
+    sums: dict[str, Tensor] = {}
+    count = _num_chunks(dy, a.up_weight)
+    up_dtype, down_dtype = (_sum_dtype(weight, count) for weight in (a.up_weight, a.down_weight))
+    for dy_part, x_part, pre_part in _chunks(count, dy, a.x, pre) if wants_dpre or "down_weight" in wants else ():
         if pre is None:
-            pre_part = linear_fwd(x_part, up, up_bias)
-        if wants_ddown_weight:
-            act = bias_gelu_fwd(pre_part, None, hidden_act)
-            ddown_weight = _add_product(ddown_weight, dy_part, act, _sum_dtype(down_weight, count))
+            pre_part = linear(x_part, up, a.up_bias)
+        product = BiasGelu(pre_part, None, a.hidden_act)
+        if "down_weight" in wants:
+            act = bias_gelu_fwd(product)
+            sums["down_weight"] = _add_product(sums.get("down_weight"), dy_part, act, down_dtype)
         if wants_dpre:
-            dpre, _ = bias_gelu_bwd(matmul(dy_part, down), pre_part, None, hidden_act)
-            if wants_dx:
+            dpre = bias_gelu_bwd(product, matmul(dy_part, down))["x"]
+            if "x" in wants:
                 parts_of_dx.append(matmul(dpre, up))
-            if wants_dup_weight:
-                dup_weight = _add_product(dup_weight, dpre, x_part, _sum_dtype(up_weight, count))
-            if wants_dup_bias:
-                part = dpre.sum(0, dtype=_sum_dtype(up_weight, count))
-                dup_bias = part if dup_bias is None else dup_bias.add_(part)
-    return (
-        _joined(parts_of_dx) if wants_dx else None,
-        None if dup_weight is None else cast(dup_weight, up_weight.dtype),
-        None if dup_bias is None else cast(dup_bias, up_weight.dtype),
-        None if ddown_weight is None else cast(ddown_weight, down_weight.dtype),
-        dy.sum(0, dtype=down_weight.dtype) if wants_ddown_bias else None,
-    )
+            if "up_weight" in wants:
+                sums["up_weight"] = _add_product(sums.get("up_weight"), dpre, x_part, up_dtype)
+            if "up_bias" in wants:
+                part = dpre.sum(0, dtype=up_dtype)
+                sums["up_bias"] = part if "up_bias" not in sums else sums["up_bias"].add_(part)
+    made = {name: cast(t, (a.down_weight if name == "down_weight" else a.up_weight).dtype) for name, t in sums.items()}
+    if "x" in wants:
+        made["x"] = _joined(parts_of_dx)
+    if "down_bias" in wants:
+        made["down_bias"] = dy.sum(0, dtype=a.down_weight.dtype)
+    return made
 
 
 def chunk_tokens(intermediate_size: int, dtype: torch.dtype) -> int:

@@ -1,45 +1,40 @@
 """qkv = x W^T + b by one library GEMM over the three weights, its gradients by two."""
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
-from bert_fast.aten._gemm import matmul, matmul_add
-from bert_fast.aten.linear import linear_bwd, linear_fwd
+from bert_fast.aten._gemm import linear, matmul, matmul_add
+from bert_fast.aten.linear import linear_bwd
+from bert_fast.reference.linear import Linear
+from bert_fast.reference.qkv_projection import QkvProjection
 from bert_fast.storage import one_tensor, view_of_neighbours
 
 __all__ = ["qkv_projection_bwd", "qkv_projection_fwd"]
 
 
-def qkv_projection_fwd(
-    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None
-) -> Tensor:
+def qkv_projection_fwd(a: QkvProjection) -> Tensor:
     """qkv [T, 3N], as `reference.qkv_projection`."""
+    x, wq, bq, wk, bk, wv, bv = a
     weight = view_of_neighbours(wq, wk, wv)
     if weight is None and len(x) < x.shape[1]:  # less to copy: [T, 3N] instead of [3N, H]
-        return torch.cat([linear_fwd(x, wq, bq), linear_fwd(x, wk, bk), linear_fwd(x, wv, bv)], dim=1)
+        return torch.cat([linear(*part) for part in a.parts], dim=1)
     if weight is None:
         weight = torch.cat([wq, wk, wv])
-    return linear_fwd(x, weight, None if bq is None or bk is None or bv is None else one_tensor(bq, bk, bv))
+    return linear(x, weight, None if bq is None or bk is None or bv is None else one_tensor(bq, bk, bv))
 
 
-def qkv_projection_bwd(
-    dqkv: Tensor,
-    x: Tensor | None,
-    wq: Tensor,
-    wk: Tensor,
-    wv: Tensor,
-    wants_dx: bool,
-    wants_dweight: bool,
-    wants_dbias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias), as `reference.qkv_projection`."""
+def qkv_projection_bwd(a: QkvProjection, dqkv: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.qkv_projection`."""
+    wq, wk, wv = a.wq, a.wk, a.wv
     weight = view_of_neighbours(wq, wk, wv)
     if weight is None and len(dqkv) < wq.shape[1]:  # as above: no copy at all, dx is added up within the products
-        _, dweight, dbias = linear_bwd(dqkv, x, wq, False, wants_dweight, wants_dbias)
-        return _sum_of_products(dqkv, wq, wk, wv) if wants_dx else None, dweight, dbias
+        made = linear_bwd(Linear(a.x, wq, None), dqkv, wants - {"x"})
+        return made | {"x": _sum_of_products(dqkv, wq, wk, wv)} if "x" in wants else made
     if weight is None:
         weight = torch.cat([wq, wk, wv])
-    return linear_bwd(dqkv, x, weight, wants_dx, wants_dweight, wants_dbias)
+    return linear_bwd(Linear(a.x, weight, None), dqkv, wants)
 
 
 def _sum_of_products(dqkv: Tensor, wq: Tensor, wk: Tensor, wv: Tensor) -> Tensor:

@@ -356,21 +356,18 @@ def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Til
 
 
 def extras_gradients(
-    arguments: dict[str, Any],
-    tile: Tile,
-    num_sequences: int,
-    bias: Tensor | None,
-    head_mask: Tensor | None,
-    distance_table: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of those of the three that are not None, each in its tensor's shape and dtype, contiguous.
+    arguments: dict[str, Any], tile: Tile, num_sequences: int, extras: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Gradients of bias, head_mask and distance_table, each in its tensor's shape and dtype, contiguous.
 
     arguments: of the tiled backward kernels, by name; those that only they have are passed over. tile: of the launch.
+    extras: those of the three whose gradients are wanted, by name.
     """
     arguments = {name: value for name, value in arguments.items() if name not in ("order_ptr", "HAS_PLAIN")}
     with torch.cuda.device_of(arguments["lse_ptr"]):
-        return (
-            None if bias is None else _factor_gradient(arguments, bias, tile, num_sequences, False),
-            None if head_mask is None else _factor_gradient(arguments, head_mask, tile, num_sequences, True),
-            None if distance_table is None else _table_gradient(arguments, distance_table, tile, num_sequences),
-        )
+        return {
+            name: _table_gradient(arguments, x, tile, num_sequences)
+            if name == "distance_table"
+            else _factor_gradient(arguments, x, tile, num_sequences, name == "head_mask")
+            for name, x in extras.items()
+        }

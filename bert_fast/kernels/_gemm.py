@@ -35,6 +35,7 @@ from bert_fast.kernels._gemm_launch import Epilogue, launch
 from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose
 from bert_fast.kernels._launch import unit_stride
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
+from bert_fast.reference.bias_gelu import BiasGelu
 
 __all__ = ["by_library", "product", "product_activation", "product_derivative", "product_recomputed"]
 
@@ -130,7 +131,7 @@ def product_activation(
     tile = _tile("activation", a, b, tile) if shape[0] * shape[1] else INTERPRETER_TILE
     if tile is None:
         pre = product(a, b, bias)
-        return bias_gelu_fwd(pre, None, hidden_act), pre if save_pre else None
+        return bias_gelu_fwd(BiasGelu(pre, None, hidden_act)), pre if save_pre else None
     y = torch.empty(shape, dtype=a.dtype, device=a.device)
     pre = torch.empty_like(y) if save_pre else None
     if y.numel():
@@ -156,7 +157,7 @@ def product_derivative(
     tile = _tile("derivative", a, b, tile)
     if tile is None:
         dpre, dbias = _library_derivative(product(a, b), pre, hidden_act, wants_dbias)
-        return dpre, bias_gelu_fwd(pre, None, hidden_act) if wants_activation else None, dbias
+        return dpre, bias_gelu_fwd(BiasGelu(pre, None, hidden_act)) if wants_activation else None, dbias
     pre = unit_stride(pre)
     dpre = torch.empty(pre.shape, dtype=a.dtype, device=a.device)
     act = torch.empty_like(dpre) if wants_activation else None
@@ -192,7 +193,8 @@ def product_recomputed(
 def _library_derivative(dy: Tensor, pre: Tensor, hidden_act: str, wants_dbias: bool) -> tuple[Tensor, Tensor | None]:
     # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.
     bias = torch.zeros(pre.shape[1], dtype=torch.float32, device=pre.device) if wants_dbias else None
-    return bias_gelu_bwd(dy, pre, bias, hidden_act)
+    made = bias_gelu_bwd(BiasGelu(pre, bias, hidden_act), dy)
+    return made["x"], made.get("bias")
 
 
 def _empty(like: Tensor, wants_activation: bool, wants_dbias: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -29,6 +29,8 @@ Source: Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4; Dao 2023 (arXiv:
 of the work; the one-program-per-head form is NVIDIA apex's fmha (2021).
 """
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,7 @@ from bert_fast.kernels._attention_fwd import _attention_fwd_kernel
 from bert_fast.kernels._attention_short import _attention_bwd_short_kernel, _attention_fwd_short_kernel
 from bert_fast.kernels._attention_tiles import Tile, block_d, extras_config, launch_config, short_config
 from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments
+from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import dropout_threshold
 
 __all__ = ["attention_bwd", "attention_fwd"]
@@ -46,56 +49,37 @@ __all__ = ["attention_bwd", "attention_fwd"]
 _MAX_INT32 = 2**31 - 1
 
 
-def attention_fwd(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
-    key_term: bool, sequence_order: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Launches the forward kernel; arguments and results as in `reference/attention.py`.
-
-    q [Tq, A, D], k, v [Tk, A, D] of fp32, fp16 or bf16, D <= 128; any strides of tokens and heads.
-    """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-    if not q.numel():
+def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
+    """(out, lse), as `reference.attention`, of q, k, v in fp32, fp16 or bf16 and heads of at most 128."""
+    out = torch.empty(a.q.shape, dtype=a.q.dtype, device=a.q.device)
+    lse = torch.empty((a.q.shape[1], a.q.shape[0]), dtype=torch.float32, device=a.q.device)
+    if not a.q.numel():
         return out, lse
-    call = _Call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
-    )  # fmt: skip
+    call = _Call(a)
     if call.short is not None:
         call.launch(_attention_fwd_short_kernel, call.short.forward, 1, out_ptr=out, lse_ptr=lse)
     else:
         tile = call.config.forward
-        num_blocks = ceil_div(max_seqlen_q, tile.block_m)
+        num_blocks = ceil_div(a.max_seqlen_q, tile.block_m)
         call.launch(_attention_fwd_kernel, tile, num_blocks, **call.tiled, out_ptr=out, lse_ptr=lse)
     return out, lse
 
 
 def attention_bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
-    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
-    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, dqkv: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Launches the backward kernels; arguments and results as in `reference/attention.py`."""
-    max_seqlen = max(max_seqlen_q, max_seqlen_k)
+    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.attention`."""
+    max_seqlen = max(a.max_seqlen_q, a.max_seqlen_k)
     if dqkv is not None and max_seqlen * dqkv.stride(0) <= _MAX_INT32:
         dq, dk, dv = dqkv.unbind(1)
     else:
-        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    wants = ((bias, wants_dbias), (head_mask, wants_dhead_mask), (distance_table, wants_ddistance_table))
-    extras = [x if is_wanted else None for x, is_wanted in wants]
-    if not q.numel() and not k.numel():
-        dextras = (None if x is None else torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in extras)
-        return dq, dk, dv, *dextras
-    call = _Call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
-    )  # fmt: skip
-    dout = _addressable(dout, max_seqlen_q)
+        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (a.q, a.k, a.v))
+    extras = {name: getattr(a, name) for name in wants}
+    if not a.q.numel() and not a.k.numel():
+        zeros = {name: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for name, x in extras.items()}
+        return {"q": dq, "k": dk, "v": dv} | zeros
+    call = _Call(a)
+    dout = _addressable(dout, a.max_seqlen_q)
     upstream = {
         "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
         "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0,
@@ -104,28 +88,27 @@ def attention_bwd(
     if call.short is not None:
         gradients = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, **parts}
         call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **gradients)
-        return *_as_asked(dq, dk, dv, dqkv), None, None, None
+        return _as_asked(dq, dk, dv, dqkv)
     config = call.config
     delta = torch.empty_like(lse)  # written by the first kernel, read by the second
-    num_blocks = ceil_div(max_seqlen_q, config.dq.block_m)
+    num_blocks = ceil_div(a.max_seqlen_q, config.dq.block_m)
     arguments = call.tiled | upstream | {"delta_ptr": delta}
     call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, **parts, out_ptr=out, dq_ptr=dq)
-    num_blocks = ceil_div(max_seqlen_k, config.dkdv.block_n)
+    num_blocks = ceil_div(a.max_seqlen_k, config.dkdv.block_n)
     call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, **parts, dk_ptr=dk, dv_ptr=dv)
-    dq, dk, dv = _as_asked(dq, dk, dv, dqkv)
+    made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
-        return dq, dk, dv, None, None, None
-    return dq, dk, dv, *extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, *extras)
+        return made
+    return made | extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, extras)
 
 
-def _as_asked(dq: Tensor, dk: Tensor, dv: Tensor, dqkv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _as_asked(dq: Tensor, dk: Tensor, dv: Tensor, dqkv: Tensor | None) -> dict[str, Tensor]:
     """The gradients where they were asked for: they lie elsewhere where a sequence is too long for 32-bit offsets."""
     if dqkv is None or dq.data_ptr() == dqkv.data_ptr():
-        return dq, dk, dv
+        return {"q": dq, "k": dk, "v": dv}
     for part, gradient in zip(dqkv.unbind(1), (dq, dk, dv), strict=True):
         part.copy_(gradient)
-    dq, dk, dv = dqkv.unbind(1)
-    return dq, dk, dv
+    return dict(zip("qkv", dqkv.unbind(1), strict=True))
 
 
 def _addressable(x: Tensor, max_seqlen: int) -> Tensor:
@@ -136,45 +119,40 @@ def _addressable(x: Tensor, max_seqlen: int) -> Tensor:
 class _Call:
     """One call's arguments as kernels take them, by name."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None,
-        coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None,
-        distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    ) -> None:  # fmt: skip
-        num_tokens, self.num_heads, head_dim = q.shape
-        self.num_sequences = len(cu_seqlens_q) - 1
-        has_extras = bias is not None or head_mask is not None or distance_table is not None
-        max_seqlen = max(max_seqlen_q, max_seqlen_k)
-        if has_extras:
-            self.config = extras_config(head_dim, q.dtype, architecture(q.device), distance_table is not None)
+    def __init__(self, a: Attention) -> None:
+        num_tokens, self.num_heads, head_dim = a.q.shape
+        self.num_sequences = len(a.cu_seqlens_q) - 1
+        max_seqlen, chip = max(a.max_seqlen_q, a.max_seqlen_k), architecture(a.q.device)
+        if a.has_extras:
+            self.config = extras_config(head_dim, a.q.dtype, chip, a.distance_table is not None)
         else:
-            self.config = launch_config(head_dim, q.dtype, architecture(q.device), causal)
-        self.short = None if has_extras else short_config(max_seqlen, head_dim, q.dtype, architecture(q.device))
-        has_dropout = dropout_threshold(dropout_p) > 0
-        drop_max, self.dropout_scale = dropout_arguments(dropout_p) if has_dropout else (0, 1.0)
-        q = _addressable(q, max_seqlen_q)
-        k, v = (_addressable(t, max_seqlen_k) for t in (k, v))
+            self.config = launch_config(head_dim, a.q.dtype, chip, a.causal)
+        self.short = None if a.has_extras else short_config(max_seqlen, head_dim, a.q.dtype, chip)
+        has_dropout = dropout_threshold(a.dropout_p) > 0
+        drop_max, self.dropout_scale = dropout_arguments(a.dropout_p) if has_dropout else (0, 1.0)
+        q = _addressable(a.q, a.max_seqlen_q)
+        k, v = (_addressable(t, a.max_seqlen_k) for t in (a.k, a.v))
         self.device_of = q
         self.shared: dict[str, object] = {
             "q_ptr": q, "q_stride": q.stride(0), "q_head_stride": q.stride(1),
             "k_ptr": k, "k_stride": k.stride(0), "k_head_stride": k.stride(1),
             "v_ptr": v, "v_stride": v.stride(0), "v_head_stride": v.stride(1),
-            "cu_seqlens_q_ptr": cu_seqlens_q.contiguous(), "cu_seqlens_k_ptr": cu_seqlens_k.contiguous(),
-            "coords_q_ptr": None if coords_q is None else coords_q.contiguous(),
-            "coords_k_ptr": None if coords_k is None else coords_k.contiguous(),
-            "seed_ptr": seed if has_dropout else None, "num_tokens": num_tokens, "num_heads": self.num_heads,
-            "softmax_scale": softmax_scale, "dropout_scale": self.dropout_scale, "drop_max": drop_max, "site": site,
-            "D": head_dim, "BLOCK_D": block_d(head_dim), "CAUSAL": causal, "HAS_DROPOUT": has_dropout,
+            "cu_seqlens_q_ptr": a.cu_seqlens_q.contiguous(), "cu_seqlens_k_ptr": a.cu_seqlens_k.contiguous(),
+            "coords_q_ptr": None if a.coords_q is None else a.coords_q.contiguous(),
+            "coords_k_ptr": None if a.coords_k is None else a.coords_k.contiguous(),
+            "seed_ptr": a.seed if has_dropout else None, "num_tokens": num_tokens, "num_heads": self.num_heads,
+            "softmax_scale": a.softmax_scale, "dropout_scale": self.dropout_scale, "drop_max": drop_max, "site": a.site,
+            "D": head_dim, "BLOCK_D": block_d(head_dim), "CAUSAL": a.causal, "HAS_DROPOUT": has_dropout,
             "PRECISION": _dot_precision(q.dtype, self.config.precision),
         }  # fmt: skip
+        table = a.distance_table
         self.tiled: dict[str, object] = {
-            "order_ptr": sequence_order, "KEY_TERM": key_term,
-            "table_ptr": None if distance_table is None else distance_table.to(q.dtype).contiguous(),
-            "num_distances": 0 if distance_table is None else len(distance_table),
+            "order_ptr": a.sequence_order, "KEY_TERM": a.key_term,
+            "table_ptr": None if table is None else table.to(q.dtype).contiguous(),
+            "num_distances": 0 if table is None else len(table),
             # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
-            "HAS_PLAIN": self.config.has_plain and not has_extras and softmax_scale > 0.0,
-            **_factor("bias", bias), **_factor("head_mask", head_mask),
+            "HAS_PLAIN": self.config.has_plain and not a.has_extras and a.softmax_scale > 0.0,
+            **_factor("bias", a.bias), **_factor("head_mask", a.head_mask),
         }  # fmt: skip
 
     def launch(self, kernel: object, tile: Tile, num_blocks: int, **arguments: object) -> None:

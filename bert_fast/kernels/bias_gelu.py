@@ -32,6 +32,7 @@ from torch import Tensor
 from bert_fast.kernels._activations import activation, activation_derivative
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._launch import ceil_div, persistent_programs, unit_stride
+from bert_fast.reference.bias_gelu import BiasGelu
 
 __all__ = ["LaunchConfig", "bias_gelu_bwd", "bias_gelu_fwd", "launch_config"]
 
@@ -186,13 +187,13 @@ def launch_config(num_cols: int, dtype: torch.dtype) -> LaunchConfig:
     return LaunchConfig(vector, cols, 4 * row_of_vectors, 2 * row_of_vectors)
 
 
-def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
-    """Launches the forward kernel; arguments and result as in `reference/bias_gelu.py`.
+def bias_gelu_fwd(a: BiasGelu) -> Tensor:
+    """Launches the forward kernel: y, as `reference.bias_gelu`.
 
     x [T, N] of fp32, fp16 or bf16; rows anywhere in memory, a copy is made where neighbouring columns are not
     neighbours. Returns a new, contiguous tensor.
     """
-    x = unit_stride(x)
+    x, bias = unit_stride(a.x), a.bias
     num_rows, num_cols = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
@@ -208,7 +209,7 @@ def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
             y,
             x.stride(0) // stride_unit,
             num_rows,
-            ACTIVATION=_ACTIVATIONS[hidden_act],
+            ACTIVATION=_ACTIVATIONS[a.hidden_act],
             N_COLS=num_cols,
             ROWS=config.forward_rows,
             COLS=config.cols,
@@ -221,13 +222,13 @@ def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
     return y
 
 
-def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -> tuple[Tensor, Tensor | None]:
-    """Launches the two backward stages; arguments and results as in `reference/bias_gelu.py`; dy, x as in forward."""
-    dy, x = unit_stride(dy), unit_stride(x)
+def bias_gelu_bwd(a: BiasGelu, dy: Tensor) -> dict[str, Tensor]:
+    """Launches the two backward stages: gradients by name, as `reference.bias_gelu`; dy, x as in forward."""
+    dy, x, bias = unit_stride(dy), unit_stride(a.x), a.bias
     num_rows, num_cols = x.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
-        return dx, None if bias is None else torch.zeros_like(bias)
+        return {"x": dx} if bias is None else {"x": dx, "bias": torch.zeros_like(bias)}
     config = launch_config(num_cols, x.dtype)
     num_groups, num_blocks = ceil_div(num_rows, config.backward_rows), ceil_div(num_cols, config.cols)
     programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, x.device, num_blocks)
@@ -245,7 +246,7 @@ def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -
             dy.stride(0) // stride_unit,
             x.stride(0) // stride_unit,
             num_rows,
-            ACTIVATION=_ACTIVATIONS[hidden_act],
+            ACTIVATION=_ACTIVATIONS[a.hidden_act],
             N_COLS=num_cols,
             ROWS=config.backward_rows,
             COLS=config.cols,
@@ -255,4 +256,4 @@ def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -
             num_warps=config.num_warps,
             enable_fp_fusion=True,  # Horner's rule, logits
         )
-    return dx, None if partial is None else column_sums(partial, bias.dtype)[0]
+    return {"x": dx} if partial is None else {"x": dx, "bias": column_sums(partial, bias.dtype)[0]}

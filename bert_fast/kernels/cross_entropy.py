@@ -40,6 +40,7 @@ from bert_fast.kernels._cross_entropy_rows import (
     _cross_entropy_fwd_short_kernel,
 )
 from bert_fast.kernels._launch import ceil_div, unit_stride
+from bert_fast.reference.cross_entropy import CrossEntropy
 
 __all__ = [
     "RESIDENT_WARPS",
@@ -268,23 +269,15 @@ def divide_by_labelled(dloss: Tensor, labels: Tensor, ignore_index: int) -> Tens
     return _divided(dloss, labels, ignore_index)
 
 
-def cross_entropy_fwd(
-    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """(loss [], lse [N]); arguments and results as in `reference/cross_entropy.py`, lse 0 in rows without a label."""
-    losses, lse = cross_entropy_rows_fwd(logits, labels, ignore_index, label_smoothing)
-    return mean_of_labelled(losses, labels, ignore_index), lse
+def cross_entropy_fwd(a: CrossEntropy) -> tuple[Tensor, Tensor]:
+    """(loss [], lse [N]), as `reference.cross_entropy`, lse 0 in rows without a label."""
+    losses, lse = cross_entropy_rows_fwd(*a)
+    return mean_of_labelled(losses, a.labels, a.ignore_index), lse
 
 
-def cross_entropy_bwd(
-    dloss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """dlogits [N, C], new and contiguous; arguments and results as in `reference/cross_entropy.py`."""
-    dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    scale = divide_by_labelled(dloss, labels, ignore_index)
-    return cross_entropy_rows_bwd(scale, logits, labels, lse, ignore_index, label_smoothing, dlogits)
+def cross_entropy_bwd(a: CrossEntropy, dloss: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    """The gradient of logits, new and contiguous, as `reference.cross_entropy`."""
+    dlogits = torch.empty(a.logits.shape, dtype=a.logits.dtype, device=a.logits.device)
+    scale = divide_by_labelled(dloss, a.labels, a.ignore_index)
+    cross_entropy_rows_bwd(scale, a.logits, a.labels, lse, a.ignore_index, a.label_smoothing, dlogits)
+    return {"logits": dlogits}

@@ -35,6 +35,7 @@ from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._launch import RowTile, ceil_div, persistent_programs, row_tile, unit_stride
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
 from bert_fast.kernels._math import row_major
+from bert_fast.reference.layer_norm import LayerNorm
 
 __all__ = ["LaunchConfig", "launch_config", "layer_norm_bwd", "layer_norm_fwd"]
 
@@ -154,13 +155,13 @@ def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
     return LaunchConfig(forward, backward, max(1, resident_warps // backward.num_warps))
 
 
-def layer_norm_fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Launches the forward kernel; arguments and results as in `reference/layer_norm.py`.
+def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """Launches the forward kernel: (y, mean, rstd), as `reference.layer_norm`.
 
     x [T, H] of fp32, fp16 or bf16, H <= 8,192; rows anywhere in memory, a copy is made where neighbouring columns are
     not neighbours. Returns new, contiguous tensors.
     """
-    x = unit_stride(x)
+    x = unit_stride(a.x)
     num_rows, hidden_size = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     mean, rstd = (torch.empty(num_rows, dtype=torch.float32, device=x.device) for _ in range(2))
@@ -171,15 +172,15 @@ def layer_norm_fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple
     with torch.cuda.device_of(x):
         _layer_norm_fwd_kernel[(ceil_div(num_rows, tile.rows),)](
             x,
-            weight.contiguous(),
-            bias.contiguous(),
+            a.weight.contiguous(),
+            a.bias.contiguous(),
             y,
             mean,
             rstd,
             x.stride(0) // stride_unit,
             0,
             num_rows,
-            eps,
+            a.eps,
             N_COLS=hidden_size,
             CHUNKS=tile.chunks,
             ROWS=tile.rows,
@@ -191,13 +192,13 @@ def layer_norm_fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple
     return y, mean, rstd
 
 
-def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Launches the two backward stages; arguments and results as in `reference/layer_norm.py`; dy, x as in forward."""
-    dy, x = unit_stride(dy), unit_stride(x)
+def layer_norm_bwd(a: LayerNorm, dy: Tensor, mean: Tensor, rstd: Tensor) -> dict[str, Tensor]:
+    """Launches the two backward stages: gradients by name, as `reference.layer_norm`; dy, x as in forward."""
+    dy, x, weight = unit_stride(dy), unit_stride(a.x), a.weight
     num_rows, hidden_size = x.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
-        return dx, torch.zeros_like(weight), torch.zeros_like(weight)
+        return {"x": dx, "weight": torch.zeros_like(weight), "bias": torch.zeros_like(weight)}
     config = launch_config(hidden_size, x.dtype)
     tile = config.backward
     stride_unit = math.gcd(tile.vector, dy.stride(0), x.stride(0))
@@ -226,4 +227,4 @@ def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Te
             enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
         )
     dweight, dbias = column_sums(partial, weight.dtype)
-    return dx, dweight, dbias
+    return {"x": dx, "weight": dweight, "bias": dbias}

@@ -12,24 +12,29 @@ the products' fp32 accumulators, never rounded in between. Nothing is recomputed
 Precision: accumulators and sums in fp32, TF32 as PyTorch is set. Deterministic.
 """
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import product
+from bert_fast.reference.linear import Linear
 
 __all__ = ["linear_bwd", "linear_fwd"]
 
 
-def linear_fwd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y [T, N]; arguments and result as in `reference/linear.py`, any strides; y is new and contiguous."""
-    return product(x, weight.to(x.dtype).t(), bias)
+def linear_fwd(a: Linear) -> Tensor:
+    """y [T, N], as `reference.linear`, new and contiguous."""
+    return product(a.x, a.weight.to(a.x.dtype).t(), a.bias)
 
 
-def linear_bwd(
-    dy: Tensor, x: Tensor | None, weight: Tensor, wants_dx: bool, wants_dweight: bool, wants_dbias: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias); arguments and results as in `reference/linear.py`, any strides."""
-    dx = product(dy, weight.to(dy.dtype)) if wants_dx else None
-    dweight = product(dy.t(), x, out_dtype=weight.dtype) if wants_dweight else None
-    dbias = dy.sum(0, dtype=torch.float32).to(weight.dtype) if wants_dbias else None
-    return dx, dweight, dbias
+def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.linear`."""
+    made = {}
+    if "x" in wants:
+        made["x"] = product(dy, a.weight.to(dy.dtype))
+    if "weight" in wants:
+        made["weight"] = product(dy.t(), a.x, out_dtype=a.weight.dtype)
+    if "bias" in wants:
+        made["bias"] = dy.sum(0, dtype=torch.float32).to(a.weight.dtype)
+    return made

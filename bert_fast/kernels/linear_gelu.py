@@ -17,40 +17,34 @@ library does. Sums in fp32; gradients of fp32 parameters are never rounded to ha
 Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
 """
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import product_activation, product_recomputed
 from bert_fast.kernels.bias_gelu import bias_gelu_bwd
 from bert_fast.kernels.linear import linear_bwd
+from bert_fast.reference.bias_gelu import BiasGelu
+from bert_fast.reference.linear_gelu import LinearGelu
 
 __all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
 
 
-def linear_gelu_fwd(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool
-) -> tuple[Tensor, Tensor | None]:
-    """(y, pre); arguments and results as in `reference/linear_gelu.py`, any strides; results are contiguous."""
-    return product_activation(x, weight.to(x.dtype).t(), bias, hidden_act, save_pre)
+def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
+    """(y, pre), as `reference.linear_gelu`, contiguous."""
+    return product_activation(a.x, a.weight.to(a.x.dtype).t(), a.bias, a.hidden_act, a.save_pre)
 
 
-def linear_gelu_bwd(
-    dy: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    pre: Tensor | None,
-    hidden_act: str,
-    wants_dx: bool,
-    wants_dweight: bool,
-    wants_dbias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias); arguments and results as in `reference/linear_gelu.py`, any strides."""
+def linear_gelu_bwd(a: LinearGelu, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.linear_gelu`."""
     if pre is None:
-        dpre, dbias = product_recomputed(x, weight.to(dy.dtype).t(), bias, dy, hidden_act, wants_dbias)
+        weight = a.weight.to(dy.dtype).t()
+        dpre, dbias = product_recomputed(a.x, weight, a.bias, dy, a.hidden_act, "bias" in wants)
     else:
         # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.
-        zeros = pre.new_zeros(pre.shape[1], dtype=torch.float32) if wants_dbias else None
-        dpre, dbias = bias_gelu_bwd(dy, pre, zeros, hidden_act)
-    dx, dweight, _ = linear_bwd(dpre, x, weight, wants_dx, wants_dweight, False)
-    return dx, dweight, None if dbias is None else dbias.to(weight.dtype)
+        zeros = pre.new_zeros(pre.shape[1], dtype=torch.float32) if "bias" in wants else None
+        of_gelu = bias_gelu_bwd(BiasGelu(pre, zeros, a.hidden_act), dy)
+        dpre, dbias = of_gelu["x"], of_gelu.get("bias")
+    made = linear_bwd(a.product, dpre, wants - {"bias"})
+    return made if dbias is None else made | {"bias": dbias.to(a.weight.dtype)}

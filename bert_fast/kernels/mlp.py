@@ -21,57 +21,45 @@ precision. Deterministic.
 Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
 """
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import product, product_activation, product_derivative
 from bert_fast.kernels.bias_gelu import bias_gelu_fwd
 from bert_fast.kernels.linear import linear_bwd
+from bert_fast.reference.bias_gelu import BiasGelu
+from bert_fast.reference.linear import Linear
+from bert_fast.reference.mlp import UP, Mlp
 
 __all__ = ["mlp_bwd", "mlp_fwd"]
 
 
-def mlp_fwd(
-    x: Tensor,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    down_bias: Tensor | None,
-    hidden_act: str,
-    save_pre: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """(y, pre); arguments and results as in `reference/mlp.py`, any strides; results are contiguous."""
-    act, pre = product_activation(x, up_weight.to(x.dtype).t(), up_bias, hidden_act, save_pre)
-    return product(act, down_weight.to(x.dtype).t(), down_bias), pre
+def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
+    """(y, pre), as `reference.mlp`, contiguous."""
+    act, pre = product_activation(a.x, a.up_weight.to(a.x.dtype).t(), a.up_bias, a.hidden_act, a.save_pre)
+    return product(act, a.down_weight.to(a.x.dtype).t(), a.down_bias), pre
 
 
-def mlp_bwd(
-    dy: Tensor,
-    x: Tensor | None,
-    pre: Tensor | None,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    hidden_act: str,
-    wants_dx: bool,
-    wants_dup_weight: bool,
-    wants_dup_bias: bool,
-    wants_ddown_weight: bool,
-    wants_ddown_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dup_weight, dup_bias, ddown_weight, ddown_bias); all as in `reference/mlp.py`, any strides."""
-    dx = dup_weight = dup_bias = ddown_weight = act = None
-    wants_dpre = wants_dx or wants_dup_weight or wants_dup_bias
-    if pre is None and (wants_dpre or wants_ddown_weight):
-        pre = product(x, up_weight.to(dy.dtype).t(), up_bias)
+def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.mlp`."""
+    made, act = {}, None
+    wants_dpre = not wants.isdisjoint(UP)
+    if pre is None and (wants_dpre or "down_weight" in wants):
+        pre = product(a.x, a.up_weight.to(dy.dtype).t(), a.up_bias)
     if wants_dpre:
-        down = down_weight.to(dy.dtype)
-        dpre, act, dup_bias = product_derivative(dy, down, pre, hidden_act, wants_ddown_weight, wants_dup_bias)
-        dx, dup_weight, _ = linear_bwd(dpre, x, up_weight, wants_dx, wants_dup_weight, False)
-        dup_bias = None if dup_bias is None else dup_bias.to(up_weight.dtype)
-    elif wants_ddown_weight:
-        act = bias_gelu_fwd(pre, None, hidden_act)
-    if wants_ddown_weight:
-        ddown_weight = product(dy.t(), act, out_dtype=down_weight.dtype)
-    ddown_bias = dy.sum(0, dtype=torch.float32).to(down_weight.dtype) if wants_ddown_bias else None
-    return dx, dup_weight, dup_bias, ddown_weight, ddown_bias
+        down, wants_act, wants_sums = a.down_weight.to(dy.dtype), "down_weight" in wants, "up_bias" in wants
+        dpre, act, dup_bias = product_derivative(dy, down, pre, a.hidden_act, wants_act, wants_sums)
+        of_up = {UP[name] for name in wants & UP.keys()} - {"bias"}
+        up = linear_bwd(Linear(a.x, a.up_weight, None), dpre, of_up)
+        made |= {name: up[of_linear] for name, of_linear in UP.items() if of_linear in up}
+        if dup_bias is not None:
+            made["up_bias"] = dup_bias.to(a.up_weight.dtype)
+    elif "down_weight" in wants:
+        act = bias_gelu_fwd(BiasGelu(pre, None, a.hidden_act))
+    if "down_weight" in wants:
+        made["down_weight"] = product(dy.t(), act, out_dtype=a.down_weight.dtype)
+    if "down_bias" in wants:
+        made["down_bias"] = dy.sum(0, dtype=torch.float32).to(a.down_weight.dtype)
+    return made

@@ -11,31 +11,24 @@ backward. Parameters in fp32 beside half precision are rounded as one: 18 N H by
 fp32 accumulators. Saved: x, and the weights themselves. Precision, determinism: as `kernels/linear.py`.
 """
 
+from collections.abc import Set
+
 from torch import Tensor
 
 from bert_fast.kernels.linear import linear_bwd, linear_fwd
+from bert_fast.reference.linear import Linear
+from bert_fast.reference.qkv_projection import QkvProjection
 from bert_fast.storage import one_tensor
 
 __all__ = ["qkv_projection_bwd", "qkv_projection_fwd"]
 
 
-def qkv_projection_fwd(
-    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None
-) -> Tensor:
-    """qkv [T, 3N]; arguments and result as in `reference/qkv_projection.py`, any strides; qkv is new and contiguous."""
-    bias = None if bq is None or bk is None or bv is None else one_tensor(bq, bk, bv)
-    return linear_fwd(x, one_tensor(wq, wk, wv), bias)
+def qkv_projection_fwd(a: QkvProjection) -> Tensor:
+    """qkv [T, 3N], as `reference.qkv_projection`, new and contiguous."""
+    bias = None if a.bq is None or a.bk is None or a.bv is None else one_tensor(a.bq, a.bk, a.bv)
+    return linear_fwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), bias))
 
 
-def qkv_projection_bwd(
-    dqkv: Tensor,
-    x: Tensor | None,
-    wq: Tensor,
-    wk: Tensor,
-    wv: Tensor,
-    wants_dx: bool,
-    wants_dweight: bool,
-    wants_dbias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias); arguments and results as in `reference/qkv_projection.py`, any strides."""
-    return linear_bwd(dqkv, x, one_tensor(wq, wk, wv), wants_dx, wants_dweight, wants_dbias)
+def qkv_projection_bwd(a: QkvProjection, dqkv: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.qkv_projection`."""
+    return linear_bwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), None), dqkv, wants)

@@ -18,6 +18,7 @@ from bert_fast.checks import (
 )
 from bert_fast.env import SETTINGS
 from bert_fast.ops.dropout import check_coords
+from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import HEAD_STRIDE
 
 __all__ = [
@@ -154,9 +155,10 @@ def check_padded_mask(name: str, mask: Tensor | None, batch_size: int, length: i
     check_same_device(name, mask, "q", q)
 
 
-def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **extras: Tensor | None) -> None:
-    """Raises unless first_position is an int of at least 0 and extras broadcast to full = [B, A, Sq, Sk]."""
-    if check_integer("first_position", first_position) < 0:
+def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **extras: Tensor | None) -> int:
+    """first_position; raises unless it is an int of at least 0 and extras broadcast to full = [B, A, Sq, Sk]."""
+    first_position = check_integer("first_position", first_position)
+    if first_position < 0:
         raise ValueError(f"first_position: expected at least 0, got {first_position}")
     if first_position + full[2] > MAX_TOKENS:
         raise ValueError(f"first_position: expected positions of at most {MAX_TOKENS}, got {first_position}")
@@ -167,31 +169,24 @@ def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **
         sizes = zip(extra.shape, full, strict=False)
         if extra.dim() != 4 or any(size != 1 and size != whole for size, whole in sizes):
             raise ValueError(f"{name}: expected a shape broadcastable to {list(full)}, got {list(extra.shape)}")
+    return first_position
 
 
-def check_lookups(
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    coords_q: Tensor | None,
-    coords_k: Tensor | None,
-    bias: Tensor | None,
-    head_mask: Tensor | None,
-    distance_table: Tensor | None,
-    suffixes: tuple[str, str] = ("_q", "_k"),
-) -> None:
+def check_lookups(a: Attention, suffixes: tuple[str, str] = ("_q", "_k")) -> None:
     """Raises ValueError unless coords name tokens as attention wants it, and all are found where they are looked up.
 
     suffixes: of the names of coords, empty where one tensor names queries and keys.
 
     Only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1.
     """
+    coords_q, coords_k = a.coords_q, a.coords_k
     if coords_q is None or coords_k is None or (coords_q.device.type != "cpu" and not SETTINGS.debug):
         return
-    largest_row, largest_q = _check_names(f"coords{suffixes[0]}", coords_q, cu_seqlens_q)
+    largest_row, largest_q = _check_names(f"coords{suffixes[0]}", coords_q, a.cu_seqlens_q)
     largest_k = largest_q
-    if coords_k is not coords_q or cu_seqlens_k is not cu_seqlens_q:
-        _, largest_k = _check_names(f"coords{suffixes[1]}", coords_k, cu_seqlens_k)
-    for name, batched in (("bias", bias), ("head_mask", head_mask)):
+    if coords_k is not coords_q or a.cu_seqlens_k is not a.cu_seqlens_q:
+        _, largest_k = _check_names(f"coords{suffixes[1]}", coords_k, a.cu_seqlens_k)
+    for name, batched in (("bias", a.bias), ("head_mask", a.head_mask)):
         if batched is None:
             continue
         least = (largest_row + 1, 1, largest_q + 1, largest_k + 1)
@@ -200,12 +195,12 @@ def check_lookups(
             raise ValueError(
                 f"{name}: expected at least {wanted} for the rows and positions in coords, got {list(batched.shape)}"
             )
-    if distance_table is not None:
-        farthest, reach = (distance_table.shape[0] - 1) // 2, _reach(cu_seqlens_q, cu_seqlens_k, coords_q, coords_k)
+    if a.distance_table is not None:
+        farthest, reach = (a.distance_table.shape[0] - 1) // 2, _reach(a, coords_q, coords_k)
         if reach > farthest:
             raise ValueError(
                 f"distance_table: expected at least {2 * reach + 1} rows for positions {reach} apart, "
-                f"got {list(distance_table.shape)}"
+                f"got {list(a.distance_table.shape)}"
             )
 
 
@@ -213,6 +208,8 @@ def _check_names(name: str, coords: Tensor, cu_seqlens: Tensor) -> tuple[int, in
     """The largest row and position; raises unless within a sequence the row is one and positions rise."""
     if not len(coords):
         return -1, -1
+    if coords._is_zerotensor():
+        raise ValueError(f"{name}: expected a Tensor with memory, got one of zeros without any")
     low = int(coords.min())
     if low < 0:
         raise ValueError(f"{name}: expected rows and positions of at least 0, got {low}")
@@ -228,14 +225,14 @@ def _check_names(name: str, coords: Tensor, cu_seqlens: Tensor) -> tuple[int, in
     return row, position
 
 
-def _reach(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, coords_q: Tensor, coords_k: Tensor) -> int:
+def _reach(a: Attention, coords_q: Tensor, coords_k: Tensor) -> int:
     """The farthest that a query and a key of one sequence are apart."""
-    has_both = (cu_seqlens_q.diff() > 0) & (cu_seqlens_k.diff() > 0)
+    has_both = (a.cu_seqlens_q.diff() > 0) & (a.cu_seqlens_k.diff() > 0)
     if not has_both.any():
         return 0
     (first_q, last_q), (first_k, last_k) = (
         (coords[cu[:-1][has_both].long(), 1], coords[cu[1:][has_both].long() - 1, 1])
-        for cu, coords in ((cu_seqlens_q, coords_q), (cu_seqlens_k, coords_k))
+        for cu, coords in ((a.cu_seqlens_q, coords_q), (a.cu_seqlens_k, coords_k))
     )
     return int(torch.maximum(last_q - first_k, last_k - first_q).max())
 

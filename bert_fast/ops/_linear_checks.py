@@ -16,7 +16,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def check_input(name: str, x: Any) -> None:
     """Raises unless x is a Tensor [T, K] of fp32, fp16, bf16 or fp64."""
-    if isinstance(x, Tensor) and x.dim() == 2 and x.dtype in _DTYPES and x.layout is torch.strided:
+    if isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested and x.dim() == 2 and x.dtype in _DTYPES:
         return
     check_shape(name, x, ("T", "K"))
     check_floating(name, x)

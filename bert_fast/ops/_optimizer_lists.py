@@ -25,6 +25,7 @@ __all__ = [
     "check_device",
     "check_hyperparameters",
     "check_lists",
+    "check_memory",
     "has_view_bits",
     "lists_fit",
     "sharing",
@@ -37,6 +38,7 @@ Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tenso
 # From the name of a list and a place in it to what a message calls that tensor.
 Naming = Callable[[str, int], str]
 _HALF = (torch.float16, torch.bfloat16)
+_VIEW_BITS = (Tensor._is_zerotensor, Tensor.is_neg)
 _shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
 
 
@@ -67,10 +69,11 @@ def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, m
     The value of an lr that is a tensor is not looked at: that would wait for the device.
     """
     if isinstance(lr, Tensor):
+        if lr.layout != torch.strided or lr.is_nested:
+            raise ValueError(f"lr: expected a dense Tensor, got layout {lr.layout}{', nested' if lr.is_nested else ''}")
         if lr.numel() != 1 or not lr.is_floating_point():
             raise ValueError(f"lr: expected a number or a floating-point Tensor [], got {lr.dtype} {list(lr.shape)}")
-        if lr.layout != torch.strided:
-            raise ValueError(f"lr: expected a dense Tensor, got layout {lr.layout}")
+        check_memory("lr", lr)
     else:
         _check_number("lr", lr, 0.0, math.inf)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
@@ -89,8 +92,8 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
     """Raises unless low <= value < high."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if isinstance(value, int) and value >= 2**63:
-        raise ValueError(f"{name}: expected an int of at most 64 bits or a float, got {value}")
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ValueError(f"{name}: expected an int of at most 64 bits or a float, got one of {value.bit_length()} bits")
     if not low <= value < high:
         wanted = f"a number in [{low:g}, {high:g})" if high < math.inf else f"a finite number of at least {low:g}"
         raise ValueError(f"{name}: expected {wanted}, got {value}")
@@ -102,8 +105,17 @@ def check_device(name: str, tensor: Tensor, other: Tensor) -> None:
         raise ValueError(f"{name}: expected device {other.device} (that of the first tensor), got {tensor.device}")
 
 
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raises ValueError where a tensor's memory does not hold its values: zeros without memory, negated views."""
+    if not torch.compiler.is_compiling() and has_view_bits(tensor):
+        raise ValueError(f"{name}: expected memory with its values, got zeros without or a negated view")
+
+
 def check_lists(lists: Lists, name: Naming = _indexed) -> None:
-    """Raises TypeError or ValueError unless lengths, shapes, dtypes and devices are what `ops.adamw_step` says."""
+    """Raises TypeError or ValueError unless lengths, shapes, dtypes and devices are what `ops.adamw_step` says.
+
+    And unless the memory of each holds its values, which is all that implementations look at.
+    """
     if lists_fit(lists):
         return
     params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
@@ -137,6 +149,8 @@ def check_lists(lists: Lists, name: Naming = _indexed) -> None:
             if tensors[i].shape != shape:
                 raise ValueError(f"{name(column, i)}: expected shape {list(shape)}, got {list(tensors[i].shape)}")
             check_device(name(column, i), tensors[i], first)
+            check_memory(name(column, i), tensors[i])
+        check_memory(name("params", i), p)
 
 
 def lists_fit(lists: Lists) -> bool:
@@ -158,6 +172,7 @@ def lists_fit(lists: Lists) -> bool:
             and not any(map(Tensor.dim, steps))
             and all(set(map(_dtype, column)) == {wanted} for column, wanted in zip(columns, dtypes, strict=True))
             and _are_on(params[0].device, columns)
+            and not any(any(map(has_bit, column)) for column in columns for has_bit in _VIEW_BITS)
         )
     except (AttributeError, TypeError):  # not tensors
         return False
@@ -186,13 +201,19 @@ def sharing(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
 
 def has_view_bits(tensor: Tensor) -> bool:
     """Whether a tensor's memory does not hold its values: zeros without memory, negated views."""
-    return tensor._is_zerotensor() or tensor.is_neg()
+    return any(has_bit(tensor) for has_bit in _VIEW_BITS)
 
 
 def _spans(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
     """(address, address behind the end, place) of every tensor that `sharing` judges."""
     for i, t in enumerate(tensors):
-        if type(t) in (Tensor, nn.Parameter) and t.numel() and not t.is_meta and is_dense(t):
+        if (
+            type(t) in (Tensor, nn.Parameter)
+            and t.layout is torch.strided
+            and t.numel()
+            and not t.is_meta
+            and is_dense(t)
+        ):
             start = t.data_ptr()
             yield start, start + t.nbytes, i
 

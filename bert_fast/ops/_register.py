@@ -26,9 +26,10 @@ from torch._C._autograd import _profiler_enabled
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
 
-from bert_fast.ops._signature import checker
+from bert_fast.errors import DerivativeError
+from bert_fast.ops._signature import Line, checker
 
-__all__ = ["Op", "custom_op", "without_none"]
+__all__ = ["Op", "custom_op", "is_direct", "without_none"]
 
 _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
@@ -44,16 +45,19 @@ class Op:
         self,
         name: str,
         function: Callable[..., Any],
-        tensors: Mapping[str, str],
+        tensors: Mapping[str, str | Line],
         check: Callable[..., None] | None,
         check_values: Callable[..., None] | None,
-        mutates_args: tuple[str, ...],
+        mutates_args: tuple[str, ...] = (),
+        declaration: Callable[..., Any] | None = None,
     ) -> None:
+        declaration = declaration or function  # whose signature the schema is made of
         self._qualified_name = f"{_NAMESPACE}::{name}"
+        self._name = f"{_NAMESPACE}.{name}"  # in messages
         self._implementation = function
-        self._check = checker(function, tensors, check)
+        self._check = checker(declaration, tensors, check)
         self._formula: type[torch.autograd.Function] | None = None
-        _library.define(name + torch.library.infer_schema(function, mutates_args=mutates_args))
+        _library.define(name + torch.library.infer_schema(declaration, mutates_args=mutates_args))
         _library.impl(name, self._checked(function, check_values), "CompositeExplicitAutograd")
         self._overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
         if name.endswith("_bwd"):  # a formula of first derivatives: nothing differentiates it again
@@ -61,7 +65,7 @@ class Op:
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the op, through PyTorch's dispatcher where somebody watches or an argument is not plain."""
-        if _is_watched() or not _are_plain(arguments):
+        if _is_watched() or not _are_plain(arguments):  # not `is_direct`: a call more
             return self._dispatch(*arguments)
         if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
             return self._formula.apply(*arguments)
@@ -82,16 +86,18 @@ class Op:
 
     def _dispatch(self, *arguments: Any) -> Any:
         """Runs the op through PyTorch's dispatcher, which would leave the tangents of dual tensors behind."""
-        if forward_ad._current_level >= 0 and any(isinstance(a, Tensor) and _has_tangent(a) for a in arguments):
-            name = self._qualified_name.replace("::", ".")
-            raise NotImplementedError(
-                f"{name}: derivatives in forward mode (jvp, jacfwd, dual tensors) are not implemented, only backward is"
-            )
+        if forward_ad._current_level >= 0:
+            for i, argument in enumerate(arguments):
+                if isinstance(argument, Tensor) and _has_tangent(argument):
+                    name = self._overload._schema.arguments[i].name
+                    raise DerivativeError(
+                        f"{name}: expected no tangent, got one: derivatives of {self._name} in forward mode (jvp, "
+                        "jacfwd, dual tensors) are not implemented, only backward is"
+                    )
         return self._overload(*arguments)
 
     def _refuse_backward(self, ctx: Any, *_: Any) -> None:
-        name = self._qualified_name.replace("::", ".")
-        raise RuntimeError(f"backward through {name}: second derivatives are not implemented")
+        raise DerivativeError(f"backward through {self._name}: second derivatives are not implemented")
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the implementation that knows shapes and dtypes only; usable as a decorator."""
@@ -109,6 +115,11 @@ class Op:
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
+
+
+def is_direct(arguments: tuple[Any, ...]) -> bool:
+    """Whether a call with these arguments, led by a tensor, may go around PyTorch's dispatcher."""
+    return not _is_watched() and _are_plain(arguments)
 
 
 def _is_watched() -> bool:

@@ -19,7 +19,8 @@ Public functions check what they are given themselves, with the messages of thei
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,14 +38,14 @@ from bert_fast.checks import (
 from bert_fast.ops._linear_checks import check_activation
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["check_given", "checker"]
+__all__ = ["Line", "check_given", "checker", "empty_like_lines", "lines_of"]
 
 _LEADING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _INTEGERS = {"int": (torch.int64, torch.int32), "int32": (torch.int32,), "int64": (torch.int64,)}
 
 
-class _Size(NamedTuple):
+class Size(NamedTuple):
     """One dimension: a number, or `times` the size that `name` stands for."""
 
     number: int | None
@@ -53,9 +54,59 @@ class _Size(NamedTuple):
     least: int
 
     @classmethod
-    def parse(cls, word: str) -> "_Size":
+    def parse(cls, word: str) -> "Size":
+        """Of a word as in the module's docstring."""
         times, name, plus = re.fullmatch(r"(\d*)([A-Za-z_]*)(\+?)", word).groups()  # type: ignore[union-attr]
         return cls(int(word) if not name else None, int(times or 1), name, 1 if plus else 0)
+
+
+class Line(NamedTuple):
+    """What is expected of one tensor."""
+
+    kind: str
+    sizes: tuple[Size, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Line":
+        """Of a line as in the module's docstring."""
+        kind, *sizes = text.split()
+        return cls(kind, tuple(map(Size.parse, sizes)))
+
+    def stacked(self, count: int) -> "Line":
+        """That of so many such tensors, one below the other."""
+        first = self.sizes[0]
+        return Line(self.kind, (first._replace(times=count * first.times), *self.sizes[1:]))
+
+    def shape(self, found: Mapping[str, int]) -> list[int]:
+        """Where all names stand for a size."""
+        return [one.number if one.number is not None else one.times * found[one.name] for one in self.sizes]
+
+
+def lines_of(record: type) -> dict[str, Line]:
+    """The lines of a record's tensors, `Annotated[Tensor, "x T H"]`."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    return {name: Line.parse(hint.__metadata__[0]) for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def empty_like_lines(lines: Mapping[str, Line], given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+    """Tensors without values, as the lines of `names` say beside the given arguments.
+
+    One that has the name of an argument is as that is.
+    """
+    tensors = {name: t for name, t in given.items() if isinstance(t, Tensor) and name in lines}
+    found: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        sizes = zip(lines[name].sizes, tensor.shape, strict=True)
+        found |= {size.name: actual for size, actual in sizes if size.name and size.times == 1}
+    lead = next(t for name, t in tensors.items() if lines[name].kind == "x")
+    dtypes = {"x": lead.dtype, "s": wide_dtype(lead.dtype)}
+    dtypes |= {"p": next((t.dtype for name, t in tensors.items() if lines[name].kind == "p"), lead.dtype)}
+    return {
+        name: tensors[name].new_empty(tensors[name].shape)
+        if name in tensors
+        else lead.new_empty(lines[name].shape(found), dtype=dtypes[lines[name].kind])
+        for name in names
+    }
 
 
 class _Expected(NamedTuple):
@@ -64,22 +115,20 @@ class _Expected(NamedTuple):
     place: int
     name: str
     kind: str
-    sizes: tuple[_Size, ...]
+    sizes: tuple[Size, ...]
 
 
 def checker(
-    function: Callable[..., Any], tensors: Mapping[str, str], check: Callable[..., None] | None
+    function: Callable[..., Any], tensors: Mapping[str, str | Line], check: Callable[..., None] | None
 ) -> Callable[..., None]:
     """The check of arguments of `function`: its tensors as in the module's docstring, known numbers, then `check`.
 
     It raises TypeError or ValueError with the argument's name.
     """
     places = {name: place for place, name in enumerate(inspect.signature(function).parameters)}
-    expected = [
-        _Expected(places[name], name, kind, tuple(map(_Size.parse, sizes)))
-        for name, (kind, *sizes) in ((name, text.split()) for name, text in tensors.items())
-    ]
-    leader = next((one for one in expected if one.kind == "x"), None)
+    lines = {name: Line.parse(line) if isinstance(line, str) else line for name, line in tensors.items()}
+    expected = [_Expected(places[name], name, *line) for name, line in lines.items() if name in places]
+    leaders = [one for one in expected if one.kind == "x"]
 
     def run(*arguments: Any) -> None:
         for name, argument in zip(places, arguments, strict=True):
@@ -91,6 +140,7 @@ def checker(
             tensor = arguments[one.place]
             if tensor is not None:
                 _check_sizes(one, tensor, found)
+        leader = next((one for one in leaders if arguments[one.place] is not None), None)
         if leader is not None:
             lead = arguments[leader.place]
             check_dtype(leader.name, lead, _LEADING)

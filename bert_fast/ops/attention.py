@@ -1,9 +1,6 @@
 """Padding-free attention, with dropout, bias, head mask and relative positions, as one differentiable op.
 
-Registered as `bert_fast::attention_fwd` and `_bwd`, whose arguments are those of every back-end
-(`reference/attention.py` explains them), so `torch.compile` sees two opaque ops. Gradients that nobody wants leave
-backward as empty tensors, since an op cannot return None. The request for a back-end travels as the last argument:
-backward runs where forward was asked to run.
+The arguments of the registered ops are those of every back-end, `reference.attention.Attention`.
 """
 
 from typing import Any
@@ -11,26 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.backend import requested
 from bert_fast.checks import check_shape
-from bert_fast.ops._attention_arguments import (
-    arguments_of,
-    check_registered,
-    check_values,
-    save_arguments,
-    saved_arguments,
-    with_dense_heads,
-)
+from bert_fast.ops._attention_arguments import check_registered, check_values, complete, with_dense_heads
 from bert_fast.ops._attention_checks import check_heads, check_padded_extras, check_padded_mask
-from bert_fast.ops._autocast import without_autocast
-from bert_fast.ops._register import custom_op
+from bert_fast.ops._define import define
 from bert_fast.ops.packing import Packing
-from bert_fast.reference.attention import attention_with_probabilities as _with_probabilities
+from bert_fast.reference import attention as reference
+from bert_fast.reference.attention import Attention
 
 __all__ = ["attention", "attention_padded", "attention_with_probabilities"]
-
-_NUM_ARGUMENTS = 20  # of the forward op
-_BIAS, _HEAD_MASK, _DISTANCE_TABLE = 14, 15, 16  # their places
 
 
 def attention(
@@ -94,11 +81,11 @@ def attention(
     (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155) and Huang et al. 2020
     (arXiv:2009.13658), method 4.
     """
-    arguments = arguments_of(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
+    given = Attention(  # what is None is put in by `complete`
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
+        seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
-    return _forward(*arguments, requested(backend))[0]
+    return _op(*complete(given), requested(backend))[0]
 
 
 def attention_with_probabilities(
@@ -130,16 +117,18 @@ def attention_with_probabilities(
 
     Returns: out (Tensor [Tq, A, D]), and for every sequence, in order, probabilities (Tensor [A, Sq, Sk], dtype of q).
     """
-    arguments = arguments_of(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
+    given = Attention(  # what is None is put in by `complete`
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
+        seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
     )  # fmt: skip
+    a = complete(given)
     if q.is_meta:
         raise ValueError(
             "q: expected a Tensor with values, since the number of outputs depends on them, got one on meta"
         )
-    check_values(*arguments)
-    out, _, probabilities = without_autocast(_with_probabilities)(*arguments)
+    check_values(a)
+    with torch.autocast(q.device.type, enabled=False):
+        out, _, probabilities = reference.attention_with_probabilities(a)
     return out, probabilities
 
 
@@ -181,7 +170,8 @@ def attention_padded(
     num_keys = k.shape[1]
     check_padded_mask("keep_mask", keep_mask, batch_size, num_queries, q)
     check_padded_mask("keep_mask_k", keep_mask_k, batch_size, num_keys, q)
-    check_padded_extras((batch_size, num_heads, num_queries, num_keys), first_position, bias=bias, head_mask=head_mask)
+    full = (batch_size, num_heads, num_queries, num_keys)
+    first_position = check_padded_extras(full, first_position, bias=bias, head_mask=head_mask)
     if keep_mask is not None and keep_mask_k is None and num_queries != num_keys:
         raise ValueError(
             f"keep_mask_k: expected a Tensor [B, Sk] beside keep_mask where Sk ({num_keys}) is not Sq ({num_queries}), "
@@ -217,80 +207,21 @@ def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:
     return torch.nn.functional.pad(batched, (0, 0, first_position, 0))
 
 
-_TENSORS = {
-    "q": "x Tq A+ D+", "k": "x Tk A D", "v": "x Tk A D", "cu_seqlens_q": "int32 O+", "cu_seqlens_k": "int32 O",
-    "seed": "int64 1", "coords_q": "int32 Tq 2", "coords_k": "int32 Tk 2", "bias": "f _ _ _ _",
-    "head_mask": "f _ _ _ _", "distance_table": "f _ D", "sequence_order": "int32 _",
-}  # fmt: skip
+def _forward(module: Any, a: Attention) -> tuple[Tensor, Tensor]:
+    check_values(a)  # here, not in `attention`: a compiled call passes by here too
+    return module.attention_fwd(with_dense_heads(a))
 
 
-@custom_op("attention_fwd", tensors=_TENSORS, check=check_registered)
-@without_autocast
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
-    key_term: bool, sequence_order: Tensor | None, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    arguments = (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
-    )  # fmt: skip
-    check_values(*arguments)  # here, not in `attention`: a compiled call passes by here too
-    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2]), backend)
-    return implementation.attention_fwd(*with_dense_heads(*arguments))
-
-
-@_forward.register_fake
-def _(q: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
-    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=statistics)
-
-
-@custom_op(
-    "attention_bwd",
-    tensors=_TENSORS | {"dout": "x Tq A D", "out": "x Tq A D", "lse": "s A Tq"},
-    check=lambda dout, q, k, v, out, lse, *rest: check_registered(q, k, v, *rest),
-    check_values=lambda dout, q, k, v, out, lse, *rest: check_values(q, k, v, *rest),
+_op = define(
+    "attention",
+    Attention,
+    outputs={"out": "x Tq A D", "lse": "s A Tq"},
+    backward="dout q k v out lse ...",
+    gradients="q k v bias? head_mask? distance_table?",
+    copies=("cu_seqlens_q", "cu_seqlens_k"),  # a loader may fill its buffer again
+    last_dimension="head_dim",
+    run=_forward,
+    run_backward=lambda module, a, *rest: module.attention_bwd(with_dense_heads(a), *rest),
+    check=check_registered,
+    check_values=check_values,
 )
-@without_autocast
-def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
-    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
-    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    q, k, v = with_dense_heads(q, k, v)
-    implementation = resolve("attention", OpSpec.of(q, head_dim=q.shape[2]), backend)
-    dq, dk, dv, *dextras = implementation.attention_bwd(
-        dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,
-        seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
-        wants_dbias, wants_dhead_mask, wants_ddistance_table,
-    )  # fmt: skip
-    dbias, dhead_mask, dtable = (q.new_empty(0) if dextra is None else dextra for dextra in dextras)
-    return dq, dk, dv, dbias, dhead_mask, dtable
-
-
-@_backward.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    *_, bias, head_mask, distance_table, _key_term, _sequence_order, _, _, _, _backend = arguments
-    wanted = zip((bias, head_mask, distance_table), arguments[-4:-1], strict=True)
-    dextras = (x.new_empty(x.shape) if x is not None and wants else q.new_empty(0) for x, wants in wanted)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *dextras
-
-
-def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dout is None:
-        return (None,) * _NUM_ARGUMENTS
-    out, lse, (*arguments, backend) = saved_arguments(ctx)
-    places = (0, 1, 2, _BIAS, _HEAD_MASK, _DISTANCE_TABLE)
-    wants = [ctx.needs_input_grad[place] for place in places[3:]]
-    made = _backward(dout, *arguments[:3], out, lse, *arguments[3:], *wants, backend)
-    gradients: list[Tensor | None] = [None] * _NUM_ARGUMENTS
-    for place, gradient in zip(places, made, strict=True):
-        gradients[place] = gradient if ctx.needs_input_grad[place] else None
-    return tuple(gradients)
-
-
-_forward.register_autograd(_autograd, setup_context=save_arguments)

@@ -3,31 +3,25 @@
 The op of `ops/attention.py` on `qkv.unbind(1)`, by the same back-ends and to the same bits. What differs is memory:
 one tensor is saved, and backward writes dq, dk and dv into one dqkv, which the projection's backward takes as it
 stands; autograd's own backward of `unbind` would copy all three together.
-Registered as `bert_fast::attention_qkv_fwd` and `_bwd`.
 """
 
+import math
+from collections.abc import Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.ops._attention_arguments import (
-    arguments_of_qkv,
-    check_registered,
-    check_values,
-    looks_up,
-    save_arguments,
-    saved_arguments,
-    with_dense_heads,
-)
-from bert_fast.ops._autocast import without_autocast
-from bert_fast.ops._register import custom_op, without_none
+from bert_fast.backend import requested
+from bert_fast.checks import check_dropout_p
+from bert_fast.ops._attention_arguments import check_registered, check_values, complete_qkv, with_dense_heads
+from bert_fast.ops._autocast import autocast_operands
+from bert_fast.ops._define import define
+from bert_fast.ops.packing import Packing
+from bert_fast.reference.attention import Attention, AttentionQkv
+from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["attention_qkv"]
-
-_NUM_ARGUMENTS = 15  # of the forward op
-_BIAS, _HEAD_MASK, _DISTANCE_TABLE = 9, 10, 11  # their places
+__all__ = ["attention_of_packed", "attention_qkv"]
 
 
 def attention_qkv(
@@ -63,115 +57,67 @@ def attention_qkv(
     Differentiable once, in qkv, bias, head_mask and distance_table; the gradient of qkv is contiguous and written once,
     in place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
     """
-    arguments = arguments_of_qkv(
-        qkv, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, site, causal, bias, head_mask,
-        distance_table, key_term, sequence_order,
+    given = AttentionQkv(  # softmax_scale is put in by `complete_qkv`
+        qkv, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, site, causal,  # type: ignore[arg-type]
+        bias, head_mask, distance_table, key_term, sequence_order,
     )  # fmt: skip
-    return _forward(*arguments, requested(backend))[0]
+    return _op(*complete_qkv(given), requested(backend))[0]
 
 
-def _of_three(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
-    coords: Tensor | None, site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None,
-    distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The arguments as back-ends take them, from q on."""
-    coords_k = coords if looks_up(causal, bias, head_mask, distance_table) else None
-    return (
-        *qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, softmax_scale, dropout_p, seed, coords,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
-    )  # fmt: skip
+def attention_of_packed(
+    qkv: Tensor, packing: Packing, *, causal: bool, dropout_p: float, seed: Tensor | None, site: int
+) -> Tensor:
+    """`attention_qkv` of what a model has made itself, and therefore does not check again: for modules.
+
+    qkv (Tensor [T, 3, A, D]) of the tokens of packing; seed is needed where dropout_p, which is checked, is not 0.
+    Raises: as `attention_qkv` where the packing is of other tokens.
+    """
+    coords = packing.coords
+    if coords.shape[0] != qkv.shape[0] or coords.dtype is not torch.int32 or coords.device != qkv.device:
+        return attention_qkv(  # which says what does not fit
+            qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=causal, dropout_p=dropout_p,
+            seed=seed, coords=coords, site=site,
+        )  # fmt: skip
+    (qkv,) = autocast_operands(qkv)
+    check_dropout_p("dropout_p", dropout_p)
+    if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
+        dropout_p, seed = 0.0, None
+    return _op(
+        qkv, packing.cu_seqlens, packing.max_seqlen, 1.0 / math.sqrt(qkv.shape[3]), float(dropout_p), seed,
+        None if seed is None and not causal else coords, site, causal, None, None, None, False, packing.order,
+        requested(),
+    )[0]  # fmt: skip
 
 
-def _implementation(qkv: Tensor, backend: str) -> Any:
-    return resolve("attention", OpSpec.of(qkv, head_dim=qkv.shape[3]), backend)
+def _forward(module: Any, a: AttentionQkv) -> tuple[Tensor, Tensor]:
+    three = a.of_three
+    _check_values(three)
+    return module.attention_fwd(with_dense_heads(three))
 
 
-_TENSORS = {
-    "qkv": "x T 3 A+ D+", "cu_seqlens": "int32 O+", "seed": "int64 1", "coords": "int32 T 2", "bias": "f _ _ _ _",
-    "head_mask": "f _ _ _ _", "distance_table": "f _ D", "sequence_order": "int32 _",
-}  # fmt: skip
+def _check_values(three: Attention) -> None:
+    check_values(three, names=("qkv", "qkv"), suffixes=("", ""))
 
 
-def _check(*arguments: Any) -> None:
-    check_registered(*_of_three(*arguments), suffixes=("", ""))
-
-
-def _check_values(*arguments: Any) -> None:
-    check_values(*_of_three(*arguments), names=("qkv", "qkv"), suffixes=("", ""))
-
-
-@custom_op(
-    "attention_qkv_fwd",
-    tensors=_TENSORS,
-    check=lambda *arguments: _check(*arguments[:-1]),
-)
-@without_autocast
-def _forward(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
-    coords: Tensor | None, site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None,
-    distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    arguments = _of_three(
-        qkv, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, site, causal, bias, head_mask,
-        distance_table, key_term, sequence_order,
-    )  # fmt: skip
-    check_values(*arguments, names=("qkv", "qkv"), suffixes=("", ""))
-    return _implementation(qkv, backend).attention_fwd(*with_dense_heads(*arguments))
-
-
-@_forward.register_fake
-def _(qkv: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
-    num_tokens, _, num_heads, head_dim = qkv.shape
-    statistics = torch.float64 if qkv.dtype == torch.float64 else torch.float32
-    return qkv.new_empty((num_tokens, num_heads, head_dim)), qkv.new_empty((num_heads, num_tokens), dtype=statistics)
-
-
-@custom_op(
-    "attention_qkv_bwd",
-    tensors=_TENSORS | {"dout": "x T A D", "out": "x T A D", "lse": "s A T"},
-    check=lambda dout, qkv, out, lse, *rest: _check(qkv, *rest[:13]),
-    check_values=lambda dout, qkv, out, lse, *rest: _check_values(qkv, *rest[:13]),
-)
-@without_autocast
 def _backward(
-    dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor, max_seqlen: int, softmax_scale: float,
-    dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, causal: bool, bias: Tensor | None,
-    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    q, k, v, *rest = with_dense_heads(
-        *_of_three(
-            qkv, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, site, causal, bias, head_mask,
-            distance_table, key_term, sequence_order,
-        )
-    )  # fmt: skip
-    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    dextras = _implementation(qkv, backend).attention_bwd(
-        dout, q, k, v, out, lse, *rest, wants_dbias, wants_dhead_mask, wants_ddistance_table, dqkv
-    )[3:]
-    return dqkv, *without_none(dextras, qkv)
+    module: Any, a: AttentionQkv, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str]
+) -> dict[str, Tensor]:
+    dqkv = torch.empty(a.qkv.shape, dtype=a.qkv.dtype, device=a.qkv.device)
+    made = module.attention_bwd(with_dense_heads(a.of_three), dout, out, lse, wants, dqkv)
+    return made | {"qkv": dqkv}
 
 
-@_backward.register_fake
-def _(dout: Tensor, qkv: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    *_, bias, head_mask, distance_table, _key_term, _sequence_order, _, _, _, _backend = arguments
-    wanted = zip((bias, head_mask, distance_table), arguments[-4:-1], strict=True)
-    dextras = tuple(x.new_empty(x.shape) if x is not None and wants else None for x, wants in wanted)
-    return qkv.new_empty(qkv.shape), *without_none(dextras, qkv)
-
-
-def _autograd(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dout is None:
-        return (None,) * _NUM_ARGUMENTS
-    out, lse, (qkv, *arguments, backend) = saved_arguments(ctx)
-    places = (0, _BIAS, _HEAD_MASK, _DISTANCE_TABLE)
-    wants = [ctx.needs_input_grad[place] for place in places]
-    made = _backward(dout, qkv, out, lse, *arguments, *wants[1:], backend)
-    gradients: list[Tensor | None] = [None] * _NUM_ARGUMENTS
-    for place, gradient, wanted in zip(places, made, wants, strict=True):
-        gradients[place] = gradient if wanted else None
-    return tuple(gradients)
-
-
-_forward.register_autograd(_autograd, setup_context=save_arguments)
+_op = define(
+    "attention_qkv",
+    AttentionQkv,
+    outputs={"out": "x T A D", "lse": "s A T"},
+    backward="dout qkv out lse ...",
+    gradients="qkv bias? head_mask? distance_table?",
+    copies=("cu_seqlens",),  # a loader may fill its buffer again
+    last_dimension="head_dim",
+    implementation="attention",
+    run=_forward,
+    run_backward=_backward,
+    check=lambda a: check_registered(a.of_three, suffixes=("", "")),
+    check_values=lambda a: _check_values(a.of_three),
+)

@@ -3,60 +3,20 @@
 Registered as `bert_fast::bias_gelu_fwd` and `_bwd` on [T, N]; autograd saves x and bias alone.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from bert_fast import backend as backends
-from bert_fast.checks import check_dtype, check_same_device, check_shape, check_tensor
-from bert_fast.ops._register import custom_op
-from bert_fast.reference.activations import ACTIVATIONS
+from bert_fast.backend import requested
+from bert_fast.checks import check_choice, check_dtype, check_same_device, check_shape, check_tensor
+from bert_fast.ops._define import define
+from bert_fast.ops._linear_checks import check_activation
+from bert_fast.reference.bias_gelu import BiasGelu
 
 __all__ = ["bias_activation", "bias_gelu"]
 
-_OP = "bias_gelu"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # torch's names of the two GELUs -> the config's
 _HIDDEN_ACT = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}
-
-
-@custom_op("bias_gelu_fwd", tensors={"x": "x T N", "bias": "p N"})
-def _fwd(x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> Tensor:
-    module = backends.resolve(_OP, backends.OpSpec.of(x), backend)
-    # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.
-    return module.bias_gelu_fwd(x, bias, hidden_act).contiguous()
-
-
-@_fwd.register_fake
-def _(x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@custom_op("bias_gelu_bwd", tensors={"x": "x T N", "dy": "x T N", "bias": "p N"})
-def _bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> tuple[Tensor, Tensor]:
-    module = backends.resolve(_OP, backends.OpSpec.of(x), backend)
-    dx, dbias = module.bias_gelu_bwd(dy, x, bias, hidden_act)
-    return dx.contiguous(), x.new_empty(0) if dbias is None else dbias
-
-
-@_bwd.register_fake
-def _(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str, backend: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, bias, ctx.hidden_act, ctx.backend = inputs
-    ctx.save_for_backward(x, bias)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, bias = ctx.saved_tensors
-    dx, dbias = _bwd(dy, x, bias, ctx.hidden_act, ctx.backend)
-    return dx, None if bias is None else dbias, None, None
-
-
-_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
 def bias_activation(
@@ -83,8 +43,10 @@ def bias_activation(
     Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
     """
     _check(x, bias, hidden_act)
-    rows = x.reshape(-1, x.shape[-1])
-    return _fwd(rows, bias, hidden_act, backends.requested(backend)).view(x.shape)
+    is_matrix = x.dim() == 2 and x.stride(0) == x.shape[1]  # a view takes as long as all checks, in backward too
+    rows = x if is_matrix else x.reshape(-1, x.shape[-1])
+    y = _op(rows, bias, hidden_act, requested(backend))
+    return y if is_matrix else y.view(x.shape)
 
 
 def bias_gelu(
@@ -95,8 +57,7 @@ def bias_gelu(
     x (Tensor [..., N]); bias (Tensor [N] or None); approximate: "none" (erf, BERT's default) or "tanh". All else as for
     `bias_activation`, of which this is a case.
     """
-    if not isinstance(approximate, str) or approximate not in _HIDDEN_ACT:
-        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    check_choice("approximate", approximate, _HIDDEN_ACT)
     return bias_activation(x, bias, hidden_act=_HIDDEN_ACT[approximate], backend=backend)
 
 
@@ -109,7 +70,7 @@ def _check(x: Tensor, bias: Tensor | None, hidden_act: str) -> None:
         check_shape("bias", bias, (x.shape[-1],))
         check_dtype("bias", bias, (x.dtype,) if x.dtype in (torch.float32, torch.float64) else (x.dtype, torch.float32))
         check_same_device("bias", bias, "x", x)
-    if not isinstance(hidden_act, str):
-        raise TypeError(f"hidden_act: expected a string, got {type(hidden_act).__name__}")
-    if hidden_act not in ACTIVATIONS:
-        raise ValueError(f"hidden_act: expected one of {sorted(ACTIVATIONS)}, got {hidden_act!r}")
+    check_activation(hidden_act)
+
+
+_op = define("bias_gelu", BiasGelu, outputs={"y": "x T N"}, backward="dy x bias hidden_act", gradients="x bias")

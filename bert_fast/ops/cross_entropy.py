@@ -7,68 +7,15 @@ logits themselves, the labels and one number per row: no fp32 copy, no log-proba
 import torch
 from torch import Tensor
 
-from bert_fast import backend as backends
+from bert_fast.backend import requested
 from bert_fast.checks import check_dtype, check_integer, check_same_device, check_shape
 from bert_fast.env import SETTINGS
-from bert_fast.ops._register import custom_op
-from bert_fast.reference.precision import wide_dtype
+from bert_fast.ops._define import define
+from bert_fast.reference.cross_entropy import CrossEntropy
 
 __all__ = ["check_ignore_index", "check_label_smoothing", "check_labels", "cross_entropy"]
 
-_OP = "cross_entropy"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-@custom_op("cross_entropy_fwd", tensors={"logits": "x N C+", "labels": "int N"})
-def _fwd(
-    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, backend: str
-) -> tuple[Tensor, Tensor]:
-    module = backends.resolve(_OP, backends.OpSpec.of(logits), backend)
-    return module.cross_entropy_fwd(logits, labels, ignore_index, label_smoothing)
-
-
-@_fwd.register_fake
-def _(logits, labels, ignore_index, label_smoothing, backend):  # type: ignore[no-untyped-def]
-    dtype = wide_dtype(logits.dtype)
-    return logits.new_empty((), dtype=dtype), logits.new_empty(logits.shape[:1], dtype=dtype)
-
-
-@custom_op("cross_entropy_bwd", tensors={"logits": "x N C+", "labels": "int N", "lse": "s N", "dloss": "s"})
-def _bwd(
-    dloss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    backend: str,
-) -> Tensor:
-    module = backends.resolve(_OP, backends.OpSpec.of(logits), backend)
-    dlogits = module.cross_entropy_bwd(dloss, logits, labels, lse, ignore_index, label_smoothing)
-    return dlogits.contiguous()  # what the fake implementation promises; PyTorch would keep a transposed layout
-
-
-@_bwd.register_fake
-def _(dloss, logits, labels, lse, ignore_index, label_smoothing, backend):  # type: ignore[no-untyped-def]
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    logits, labels, *arguments = inputs
-    _, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, labels, lse)
-    ctx.arguments = arguments
-
-
-def _backward(ctx, dloss, *_):  # type: ignore[no-untyped-def]
-    logits, labels, lse = ctx.saved_tensors
-    dlogits = None if dloss is None else _bwd(dloss, logits, labels, lse, *ctx.arguments)
-    return dlogits, None, None, None, None
-
-
-_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
 def cross_entropy(
@@ -103,7 +50,7 @@ def cross_entropy(
     check_ignore_index(ignore_index)
     check_labels("labels", labels, "logits", logits, logits.shape[1], ignore_index)
     check_label_smoothing(label_smoothing)
-    return _fwd(logits, labels, int(ignore_index), float(label_smoothing), backends.requested(backend))[0]
+    return _op(logits, labels, int(ignore_index), float(label_smoothing), requested(backend))[0]
 
 
 def check_labels(
@@ -128,7 +75,9 @@ def check_labels(
     if low >= 0 and high < num_classes:
         return
     used = labels[labels != ignore_index]
-    low, high = map(int, used.aminmax()) if used.numel() else (0, 0)
+    if not used.numel():
+        return
+    low, high = map(int, used.aminmax())
     if low < 0 or high >= num_classes:
         bad = high if high >= num_classes else low
         raise ValueError(f"{name}: expected {ignore_index} or a class in [0, {num_classes}), got {bad}")
@@ -145,3 +94,12 @@ def check_label_smoothing(value: float) -> None:
         raise TypeError(f"label_smoothing: expected a number, got {type(value).__name__}")
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"label_smoothing: expected a number in [0, 1], got {value}")
+
+
+_op = define(
+    "cross_entropy",
+    CrossEntropy,
+    outputs={"loss": "s", "lse": "s N"},
+    backward="dloss logits labels lse ignore_index label_smoothing",
+    gradients="logits",
+)

@@ -201,17 +201,17 @@ def _saves(x: Tensor, weight: Tensor, bias: Tensor) -> str:
         return "device"
     if x.dtype in _WIDE and not torch.is_grad_enabled():
         return "output"  # nobody will read h, and y is the same to the bit
-    return "output" if _output_suffices(weight.detach(), bias.detach(), x.dtype) else "input"
+    return "output" if _output_suffices(weight, bias, x.dtype) else "input"
 
 
 def _output_suffices(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:
     """`reference.dropout_add_layer_norm.output_suffices` of CPU tensors, by the C++ extension where it can be."""
     lib = native.load()
     if lib is None or weight.dtype != torch.float32 or not (weight.is_contiguous() and bias.is_contiguous()):
-        return bool(output_suffices(weight, bias, dtype))
+        return bool(output_suffices(weight.detach(), bias.detach(), dtype))
     weight_place, bias_place = weight.data_ptr(), bias.data_ptr()
     if not (weight_place and bias_place):  # of PyTorch's own tensors of zeros, which have no memory
-        return bool(output_suffices(weight, bias, dtype))
+        return bool(output_suffices(weight.detach(), bias.detach(), dtype))
     return bool(lib.output_suffices(weight_place, bias_place, len(weight), MIN_WEIGHT, MAX_WEIGHT, max_shift(dtype)))
 
 

@@ -1,18 +1,13 @@
-"""x W^T + b as a differentiable op, on the fastest matrix product of the device.
-
-Registered as `bert_fast::linear_fwd` and `_bwd`. Gradients that nobody wants are not computed; they leave backward as
-empty tensors, since an op cannot return None.
-"""
-
-from typing import Any
+"""x W^T + b as a differentiable op, on the fastest matrix product of the device."""
 
 from torch import Tensor
 
-from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
+from bert_fast.backend import requested
+from bert_fast.ops._autocast import autocast_linear_operands
+from bert_fast.ops._define import define
 from bert_fast.ops._linear_checks import check_input, check_parameters
-from bert_fast.ops._register import custom_op, without_none
 from bert_fast.ops._signature import check_given
+from bert_fast.reference.linear import Linear
 
 __all__ = ["linear"]
 
@@ -37,53 +32,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: st
     x, weight, bias = autocast_linear_operands(x, weight, bias)
     check_input("x", x)
     check_parameters("weight", weight, "bias", bias, x.shape[1], x)
-    return _forward(x, weight, bias, requested(backend))
+    return _op(x, weight, bias, requested(backend))
 
 
-@custom_op("linear_fwd", tensors={"x": "x T K", "weight": "p N K", "bias": "p N"})
-@without_autocast
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
-    return resolve("linear", OpSpec.of(x), backend).linear_fwd(x, weight, bias)
-
-
-@_forward.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
-
-
-@custom_op(
-    "linear_bwd",
-    tensors={"dy": "x T N", "x": "x T K", "weight": "p N K"},
-    check=lambda dy, x, weight, wants_dx, wants_dweight, *_: check_given("x", x, wants_dweight),
+_op = define(
+    "linear",
+    Linear,
+    outputs={"y": "x T N"},
+    backward="dy x? weight",
+    gradients="x? weight? bias?",
+    saves={"x": lambda a, wants: "weight" in wants},
+    check_backward=lambda a, wants: check_given("x", a.x, "weight" in wants),
 )
-@without_autocast
-def _backward(
-    dy: Tensor, x: Tensor | None, weight: Tensor, wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    implementation = resolve("linear", OpSpec.of(dy), backend)
-    return without_none(implementation.linear_bwd(dy, x, weight, wants_dx, wants_dweight, wants_dbias), dy)
-
-
-@_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor | None, weight: Tensor, wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx = dy.new_empty((dy.shape[0], weight.shape[1])) if wants_dx else None
-    dweight = weight.new_empty(weight.shape) if wants_dweight else None
-    dbias = weight.new_empty(weight.shape[0]) if wants_dbias else None
-    return without_none((dx, dweight, dbias), dy)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, ctx.backend = inputs
-    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-
-
-def _autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    wants = ctx.needs_input_grad[:3]
-    made = _backward(dy, x, weight, *wants, ctx.backend)
-    return *(gradient if wanted else None for gradient, wanted in zip(made, wants, strict=True)), None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)

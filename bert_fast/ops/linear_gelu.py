@@ -3,17 +3,18 @@
 Registered as `bert_fast::linear_gelu_fwd` and `_bwd`; gradients that nobody wants are not computed.
 """
 
-from typing import Any
+from collections.abc import Set
 
 import torch
 from torch import Tensor
 
-from bert_fast.backend import OpSpec, requested, resolve
-from bert_fast.checks import check_flag
-from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
+from bert_fast.backend import requested
+from bert_fast.checks import check_choice, check_flag
+from bert_fast.ops._autocast import autocast_linear_operands
+from bert_fast.ops._define import define
 from bert_fast.ops._linear_checks import check_activation, check_input, check_parameters
-from bert_fast.ops._register import custom_op, without_none
 from bert_fast.ops._signature import check_given
+from bert_fast.reference.linear_gelu import LinearGelu
 
 __all__ = ["linear_activation", "linear_gelu"]
 
@@ -58,7 +59,7 @@ def linear_activation(
     check_activation(hidden_act)
     check_flag("save_pre", save_pre)
     has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    return _forward(x, weight, bias, hidden_act, save_pre and has_gradient, requested(backend))[0]
+    return _op(x, weight, bias, hidden_act, save_pre and has_gradient, requested(backend))[0]
 
 
 def linear_gelu(
@@ -74,73 +75,25 @@ def linear_gelu(
 
     approximate: "none" (erf, BERT's default) or "tanh". All else as for `linear_activation`, of which this is a case.
     """
-    if approximate not in _HIDDEN_ACT:
-        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    check_choice("approximate", approximate, _HIDDEN_ACT)
     return linear_activation(x, weight, bias, hidden_act=_HIDDEN_ACT[approximate], save_pre=save_pre, backend=backend)
 
 
-@custom_op("linear_gelu_fwd", tensors={"x": "x T K", "weight": "p N K", "bias": "p N"})
-@without_autocast
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool, backend: str
-) -> tuple[Tensor, Tensor]:
-    implementation = resolve("linear_gelu", OpSpec.of(x), backend)
-    return without_none(implementation.linear_gelu_fwd(x, weight, bias, hidden_act, save_pre), x)
+def _check_backward(a: LinearGelu, pre: Tensor | None, wants: Set[str]) -> None:
+    check_given("x", a.x, pre is None or "weight" in wants)
 
 
-@_forward.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool, backend: str
-) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], weight.shape[0])
-    return x.new_empty(shape), x.new_empty(shape if save_pre else 0)
-
-
-@custom_op(
-    "linear_gelu_bwd",
-    tensors={"dy": "x T N", "x": "x T K", "weight": "p N K", "bias": "p N", "pre": "x T N"},
-    check=lambda dy, x, weight, bias, pre, hidden_act, wants_dx, wants_dweight, *_: check_given(
-        "x", x, pre is None or wants_dweight
-    ),
+_op = define(
+    "linear_gelu",
+    LinearGelu,
+    outputs={"y": "x T N", "pre": "x T N"},
+    makes={"pre": lambda a: a.save_pre},
+    backward="dy x? weight bias? pre? hidden_act",
+    gradients="x? weight? bias?",
+    saves={
+        "x": lambda a, wants: "weight" in wants or not a.save_pre,
+        "bias": lambda a, wants: not a.save_pre,
+        "pre": lambda a, wants: a.save_pre,
+    },
+    check_backward=_check_backward,
 )
-@without_autocast
-def _backward(
-    dy: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor | None, pre: Tensor | None, hidden_act: str,
-    wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    implementation = resolve("linear_gelu", OpSpec.of(dy), backend)
-    made = implementation.linear_gelu_bwd(
-        dy, x, weight, bias, pre, hidden_act, wants_dx, wants_dweight, wants_dbias
-    )  # fmt: skip
-    return without_none(made, dy)
-
-
-@_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor | None, pre: Tensor | None, hidden_act: str,
-    wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dx = dy.new_empty((dy.shape[0], weight.shape[1])) if wants_dx else None
-    dweight = weight.new_empty(weight.shape) if wants_dweight else None
-    dbias = weight.new_empty(weight.shape[0]) if wants_dbias else None
-    return without_none((dx, dweight, dbias), dy)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, ctx.hidden_act, save_pre, ctx.backend = inputs
-    _, pre = output
-    ctx.mark_non_differentiable(pre)
-    ctx.set_materialize_grads(False)
-    saves_x = ctx.needs_input_grad[1] or not save_pre
-    ctx.save_for_backward(x if saves_x else None, weight, None if save_pre else bias, pre if save_pre else None)
-
-
-def _autograd(ctx: Any, dy: Tensor | None, _dpre: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dy is None:
-        return (None,) * 6
-    wants = ctx.needs_input_grad[:3]
-    made = _backward(dy, *ctx.saved_tensors, ctx.hidden_act, *wants, ctx.backend)
-    return *(gradient if wanted else None for gradient, wanted in zip(made, wants, strict=True)), None, None, None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -4,17 +4,18 @@ Registered as `bert_fast::mlp_fwd` and `_bwd`; gradients that nobody wants are n
 the activation between the products is never saved (docs/decisions/0009-mlp.md).
 """
 
-from typing import Any
+from collections.abc import Set
 
 import torch
 from torch import Tensor
 
-from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.backend import requested
 from bert_fast.checks import check_flag
-from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
+from bert_fast.ops._autocast import autocast_linear_operands
+from bert_fast.ops._define import define
 from bert_fast.ops._linear_checks import check_activation, check_input, check_parameters
-from bert_fast.ops._register import custom_op, without_none
 from bert_fast.ops._signature import check_given
+from bert_fast.reference.mlp import Mlp
 
 __all__ = ["mlp"]
 
@@ -64,87 +65,28 @@ def mlp(
     check_flag("save_pre", save_pre)
     tensors = (x, up_weight, up_bias, down_weight)  # those whose gradients need pre
     saves_pre = save_pre and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return _forward(x, up_weight, up_bias, down_weight, down_bias, hidden_act, saves_pre, requested(backend))[0]
+    return _op(x, up_weight, up_bias, down_weight, down_bias, hidden_act, saves_pre, requested(backend))[0]
 
 
-@custom_op(
-    "mlp_fwd",
-    tensors={"x": "x T H", "up_weight": "p I H", "up_bias": "p I", "down_weight": "p N I", "down_bias": "p N"},
-)
-@without_autocast
-def _forward(
-    x: Tensor, up_weight: Tensor, up_bias: Tensor | None, down_weight: Tensor, down_bias: Tensor | None,
-    hidden_act: str, save_pre: bool, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    implementation = resolve("mlp", OpSpec.of(x), backend)
-    return without_none(
-        implementation.mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, hidden_act, save_pre), x
-    )  # fmt: skip
+def _needs_pre(wants: Set[str]) -> bool:
+    return not wants <= {"down_bias"}
 
 
-@_forward.register_fake
-def _(
-    x: Tensor, up_weight: Tensor, up_bias: Tensor | None, down_weight: Tensor, down_bias: Tensor | None,
-    hidden_act: str, save_pre: bool, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    pre = x.new_empty((x.shape[0], up_weight.shape[0]) if save_pre else 0)
-    return x.new_empty((x.shape[0], down_weight.shape[0])), pre
+def _check_backward(a: Mlp, pre: Tensor | None, wants: Set[str]) -> None:
+    check_given("x", a.x, "up_weight" in wants or (pre is None and _needs_pre(wants)))
 
 
-@custom_op(
-    "mlp_bwd",
-    tensors={
-        "dy": "x T N", "x": "x T H", "pre": "x T I", "up_weight": "p I H", "up_bias": "p I", "down_weight": "p N I",
+_op = define(
+    "mlp",
+    Mlp,
+    outputs={"y": "x T N", "pre": "x T I"},
+    makes={"pre": lambda a: a.save_pre},
+    backward="dy x? pre? up_weight up_bias? down_weight hidden_act",
+    gradients="x? up_weight? up_bias? down_weight? down_bias?",
+    saves={
+        "x": lambda a, wants: "up_weight" in wants or (_needs_pre(wants) and not a.save_pre),
+        "pre": lambda a, wants: a.save_pre,
+        "up_bias": lambda a, wants: not a.save_pre,
     },
-    check=lambda dy, x, pre, *rest: check_given("x", x, rest[5] or (pre is None and any(rest[4:8]))),
-)  # fmt: skip
-@without_autocast
-def _backward(
-    dy: Tensor, x: Tensor | None, pre: Tensor | None, up_weight: Tensor, up_bias: Tensor | None, down_weight: Tensor,
-    hidden_act: str, wants_dx: bool, wants_dup_weight: bool, wants_dup_bias: bool, wants_ddown_weight: bool,
-    wants_ddown_bias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    made = resolve("mlp", OpSpec.of(dy), backend).mlp_bwd(
-        dy, x, pre, up_weight, up_bias, down_weight, hidden_act, wants_dx, wants_dup_weight, wants_dup_bias,
-        wants_ddown_weight, wants_ddown_bias,
-    )  # fmt: skip
-    return without_none(made, dy)
-
-
-@_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor | None, pre: Tensor | None, up_weight: Tensor, up_bias: Tensor | None, down_weight: Tensor,
-    hidden_act: str, wants_dx: bool, wants_dup_weight: bool, wants_dup_bias: bool, wants_ddown_weight: bool,
-    wants_ddown_bias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    made = (
-        dy.new_empty((dy.shape[0], up_weight.shape[1])) if wants_dx else None,
-        up_weight.new_empty(up_weight.shape) if wants_dup_weight else None,
-        up_weight.new_empty(up_weight.shape[0]) if wants_dup_bias else None,
-        down_weight.new_empty(down_weight.shape) if wants_ddown_weight else None,
-        down_weight.new_empty(down_weight.shape[0]) if wants_ddown_bias else None,
-    )
-    return without_none(made, dy)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, up_weight, up_bias, down_weight, _, ctx.hidden_act, save_pre, ctx.backend = inputs
-    _, pre = output
-    ctx.mark_non_differentiable(pre)
-    ctx.set_materialize_grads(False)
-    needs_pre = any(ctx.needs_input_grad[:4])
-    saves_x = ctx.needs_input_grad[1] or (needs_pre and not save_pre)
-    ctx.save_for_backward(
-        x if saves_x else None, pre if save_pre else None, up_weight, None if save_pre else up_bias, down_weight
-    )
-
-
-def _autograd(ctx: Any, dy: Tensor | None, _dpre: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dy is None:
-        return (None,) * 8
-    wants = ctx.needs_input_grad[:5]
-    made = _backward(dy, *ctx.saved_tensors, ctx.hidden_act, *wants, ctx.backend)
-    return *(gradient if wanted else None for gradient, wanted in zip(made, wants, strict=True)), None, None, None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+    check_backward=_check_backward,
+)

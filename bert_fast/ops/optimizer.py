@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import backend as backends
-from bert_fast.checks import check_dtype, check_flag
+from bert_fast.checks import check_dtype, check_flag, check_tensor
 from bert_fast.ops._optimizer_lists import (
     DTYPES,
     Lists,
@@ -24,7 +24,7 @@ from bert_fast.ops._optimizer_lists import (
     check_device,
     check_hyperparameters,
     check_lists,
-    has_view_bits,
+    check_memory,
     sharing,
     with_one_layout,
 )
@@ -68,17 +68,14 @@ def _check_norm(grads: list[Tensor], grad_scale: Tensor | None) -> None:
         check_device(f"grads[{i}]", g, grads[0])
         if g.layout != torch.strided:
             raise ValueError(f"grads[{i}]: expected a dense tensor, got layout {g.layout}")
+        check_memory(f"grads[{i}]", g)
     _check_scalar("grad_scale", grad_scale, grads[0])
 
 
-def _check_memory(lists: Lists) -> None:
-    """Raises ValueError where two of the tensors that are written lie in the same memory, or one of all in none."""
+def _check_sharing(lists: Lists) -> None:
+    """Raises ValueError where two of the tensors that are written lie in the same memory."""
     if torch.compiler.is_compiling():  # traced tensors have no addresses
         return
-    for name, column in zip(("params", "grads", *_CHANGED[1:]), lists, strict=True):
-        for i, t in enumerate(column):
-            if has_view_bits(t):
-                raise ValueError(f"{name}[{i}]: expected memory with its values, got zeros without or a negated view")
     names = ("params", None, "exp_avgs", "exp_avg_sqs", "steps", "master_params")
     written = [(name, i, t) for name, column in zip(names, lists, strict=True) if name for i, t in enumerate(column)]
     shared = sharing([t for _, _, t in written])
@@ -91,10 +88,12 @@ def _check_scalar(name: str, tensor: Tensor | None, like: Tensor) -> None:
     """Raises unless `tensor` is None or a floating-point tensor of one element on the device of `like`."""
     if tensor is None:
         return
+    check_tensor(name, tensor)
     check_dtype(name, tensor, (torch.float32, torch.float64))
     if tensor.numel() != 1:
         raise ValueError(f"{name}: expected shape [] or [1], got {list(tensor.shape)}")
     check_device(name, tensor, like)
+    check_memory(name, tensor)
 
 
 @custom_op("global_norm")
@@ -212,7 +211,7 @@ def _checked_step(
     check_lists(lists)
     if not lists[0]:
         return
-    _check_memory(lists)
+    _check_sharing(lists)
     first = lists[0][0]
     if isinstance(lr, Tensor):
         check_device("lr", lr, first)

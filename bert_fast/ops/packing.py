@@ -10,6 +10,8 @@ each token came from:
 `coords` name tokens in dropout masks, so padded and packed runs of one batch draw the same mask.
 """
 
+import math
+import numbers
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,9 @@ from bert_fast.checks import check_dtype, check_integer, check_same_device, chec
 from bert_fast.env import SETTINGS
 
 __all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first", "repad", "unpad"]
+
+
+_MOST_TOKENS = 2**31  # offsets are of 32 bits
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,15 @@ class Packing:
         return cls(cu_seqlens, max_seqlen, coords, indices, (batch_size, length), _order(cu_seqlens))
 
     @classmethod
-    def full(cls, batch_size: int, length: int, device: torch.device) -> "Packing":
+    def full(cls, batch_size: int, length: int, device: torch.device | str) -> "Packing":
         """Packing of a batch without padding: [B, S, ...] is only reshaped."""
         batch_size, length = as_length("batch_size", batch_size), as_length("length", length)
+        if not torch.compiler.is_compiling() and batch_size * length >= _MOST_TOKENS:
+            raise ValueError(
+                f"batch_size, length: expected fewer than 2**31 tokens, got {batch_size} sequences of {length}"
+            )
+        if not isinstance(device, torch.device):
+            device = _as_device(device)
         cu_seqlens = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * length
         rows = torch.arange(batch_size, dtype=torch.int32, device=device)
         positions = torch.arange(length, dtype=torch.int32, device=device)
@@ -94,6 +105,8 @@ class Packing:
         max_seqlen = as_length("max_seqlen", max_seqlen)
         num_tokens = as_length("num_tokens", num_tokens)
         if not torch.compiler.is_compiling():  # compiled, the attention op checks them
+            if num_tokens >= _MOST_TOKENS:
+                raise ValueError(f"num_tokens: expected fewer than 2**31, got {num_tokens}")
             check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
         coords = counted_coords(cu_seqlens, num_tokens)
         return cls(cu_seqlens, max_seqlen, coords, None, None, _order(cu_seqlens))
@@ -112,6 +125,7 @@ class Packing:
         """[B, S, ...] to [T, ...]; a packed input is returned as it is."""
         if self.padded_shape is None:
             return x
+        self._check_sizes(x, self.padded_shape)
         flat = x.flatten(0, 1)
         return flat if self.indices is None else flat.index_select(0, self.indices)
 
@@ -119,6 +133,7 @@ class Packing:
         """[T, ...] to [B, S, ...] with exact zeros on padding; a batch that came packed stays packed."""
         if self.padded_shape is None:
             return x
+        self._check_sizes(x, (self.num_tokens,))
         if self.indices is None:
             return x.unflatten(0, self.padded_shape)
         batch_size, length = self.padded_shape
@@ -127,6 +142,9 @@ class Packing:
 
     def first_tokens(self, x: Tensor) -> Tensor:
         """Rows of x [T, H] that start a sequence, [B, H] (BERT's [CLS]); exactly 0 for a sequence without tokens."""
+        self._check_sizes(x, (self.num_tokens,))
+        if x.dim() != 2:
+            raise ValueError(f"x: expected tokens [T, H], got shape {list(x.shape)}")
         if not torch.compiler.is_compiling() and not x.shape[0]:  # compiled graphs must not ask for T
             return x.new_zeros((self.num_sequences, *x.shape[1:]))
         starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:]
@@ -134,6 +152,18 @@ class Packing:
         if self.indices is None and self.padded_shape is not None:
             return first  # no padding: no sequence is empty
         return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
+
+    def _check_sizes(self, x: Tensor, sizes: tuple[int, ...]) -> None:
+        """Raises unless x is a Tensor with these first sizes beside the packing. Compiled graphs must not ask for T."""
+        if torch.compiler.is_compiling():
+            return
+        if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
+            check_tensor("x", x)
+        if x.shape[: len(sizes)] == sizes:
+            if x.device != self.coords.device:
+                check_same_device("x", x, "packing", self.coords)
+            return
+        raise ValueError(f"x: expected shape [{', '.join(map(str, sizes))}, ...], got {list(x.shape)}")
 
 
 def unpad(x: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Packing]:
@@ -165,16 +195,41 @@ def repad(x: Tensor, packing: Packing, *, padding_value: float = 0) -> Tensor:
         sequences then stand at the left of rows of S = max_seqlen.
     Returns: Tensor [B, S, ...], dtype of x; a gradient flows back to x.
 
-    Raises: TypeError, ValueError where x is no Tensor of T tokens on the device of the packing.
+    Raises: TypeError, ValueError where x is no Tensor of T tokens on the device of the packing, or padding_value no
+        number that its dtype holds.
     """
     check_tensor("x", x)
+    if not isinstance(packing, Packing):
+        raise TypeError(f"packing: expected a Packing, as unpad returns it, got {type(packing).__name__}")
+    padding = _as_padding(padding_value, x.dtype)
     if x.dim() == 0 or x.shape[0] != packing.num_tokens:
         raise ValueError(f"x: expected {packing.num_tokens} tokens (those of packing), got shape {list(x.shape)}")
     check_same_device("x", x, "packing", packing.coords)
     batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
-    padded = x.new_full((batch_size * length, *x.shape[1:]), padding_value)
+    padded = x.new_full((batch_size * length, *x.shape[1:]), padding)
     rows, positions = packing.coords.long().unbind(1)
     return padded.index_copy(0, rows * length + positions, x).unflatten(0, (batch_size, length))
+
+
+def _as_padding(value: Any, dtype: torch.dtype) -> Any:
+    """padding_value as what PyTorch takes for a tensor of this dtype; raises where that holds no such number."""
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return value
+    is_number: bool = isinstance(value, numbers.Real)
+    if not is_number:
+        raise TypeError(f"padding_value: expected a number, got {type(value).__name__}")
+    if dtype.is_floating_point or dtype.is_complex:
+        is_held = abs(value) <= torch.finfo(dtype).max or value in (math.inf, -math.inf) or value != value
+        kind: type = float
+    else:
+        least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        is_held = least <= value <= most and value == int(value)
+        kind = int
+    if not is_held:
+        raise ValueError(
+            f"padding_value: expected a number of {str(dtype).removeprefix('torch.')} (the dtype of x), got {value}"
+        )
+    return kind(value)
 
 
 def counted_coords(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
@@ -187,6 +242,14 @@ def counted_coords(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
 def longest_first(cu_seqlens: Tensor) -> Tensor:
     """The sequences by falling length, equal ones in their order: int32 [B]. No device sync."""
     return cu_seqlens.diff().argsort(stable=True, descending=True).int()
+
+
+def _as_device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = repr(device) if isinstance(device, str) else type(device).__name__
+        raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
 
 
 def _order(cu_seqlens: Tensor) -> Tensor | None:
@@ -222,6 +285,8 @@ def check_offsets(name: str, cu_seqlens: Tensor, max_name: str, max_seqlen: int,
     """
     if cu_seqlens.device.type != "cpu" and not SETTINGS.debug:
         return
+    if cu_seqlens._is_zerotensor():
+        raise ValueError(f"{name}: expected a Tensor with memory, got one of zeros without any")
     offsets = cu_seqlens.tolist()  # plain integers: a tenth of the time of tensor operations on a few dozen numbers
     lengths = list(map(operator.sub, offsets[1:], offsets))
     if not offsets or offsets[0] != 0 or offsets[-1] != num_tokens or min(lengths, default=0) < 0:

@@ -9,16 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.backend import requested
 from bert_fast.checks import is_alike
-from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
+from bert_fast.ops._autocast import autocast_linear_operands
+from bert_fast.ops._define import define
 from bert_fast.ops._linear_checks import check_input, check_parameters
-from bert_fast.ops._register import custom_op, without_none
 from bert_fast.ops._signature import check_given
+from bert_fast.reference.qkv_projection import QkvProjection
 
 __all__ = ["qkv_projection"]
-
-_WEIGHTS, _BIASES = (1, 3, 5), (2, 4, 6)  # their places among the arguments of the forward op
 
 
 def qkv_projection(
@@ -58,7 +57,7 @@ def qkv_projection(
     for name, weight, bias in (("k", wk, bk), ("v", wv, bv)):
         if not (is_alike(weight, wq) and is_alike(bias, bq)):
             _refuse(name, weight, bias, wq, bq, x)
-    return _forward(x, wq, bq, wk, bk, wv, bv, requested(backend))
+    return _op(x, wq, bq, wk, bk, wv, bv, requested(backend))
 
 
 def _refuse(name: str, weight: Any, bias: Any, wq: Tensor, bq: Tensor | None, x: Tensor) -> None:
@@ -71,67 +70,13 @@ def _refuse(name: str, weight: Any, bias: Any, wq: Tensor, bq: Tensor | None, x:
     raise TypeError(f"w{name}: expected dtype {wanted} (that of wq), got {got}")
 
 
-@custom_op(
-    "qkv_projection_fwd",
-    tensors={"x": "x T H", **dict.fromkeys(("wq", "wk", "wv"), "p N H"), **dict.fromkeys(("bq", "bk", "bv"), "p N")},
+_op = define(
+    "qkv_projection",
+    QkvProjection,
+    outputs={"qkv": "x T 3N"},
+    backward="dqkv x? wq wk wv",
+    gradients="x? weight? bias?",
+    joined={"weight": ("wq", "wk", "wv"), "bias": ("bq", "bk", "bv")},
+    saves={"x": lambda a, wants: "weight" in wants},
+    check_backward=lambda a, wants: check_given("x", a.x, "weight" in wants),
 )
-@without_autocast
-def _forward(
-    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None, backend: str
-) -> Tensor:
-    return resolve("qkv_projection", OpSpec.of(x), backend).qkv_projection_fwd(x, wq, bq, wk, bk, wv, bv)
-
-
-@_forward.register_fake
-def _(
-    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None, backend: str
-) -> Tensor:
-    return x.new_empty((x.shape[0], 3 * wq.shape[0]))
-
-
-@custom_op(
-    "qkv_projection_bwd",
-    tensors={"dqkv": "x T 3N", "x": "x T H", "wq": "p N H", "wk": "p N H", "wv": "p N H"},
-    check=lambda dqkv, x, wq, wk, wv, wants_dx, wants_dweight, *_: check_given("x", x, wants_dweight),
-)
-@without_autocast
-def _backward(
-    dqkv: Tensor, x: Tensor | None, wq: Tensor, wk: Tensor, wv: Tensor, wants_dx: bool, wants_dweight: bool,
-    wants_dbias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    implementation = resolve("qkv_projection", OpSpec.of(dqkv), backend)
-    gradients = implementation.qkv_projection_bwd(dqkv, x, wq, wk, wv, wants_dx, wants_dweight, wants_dbias)
-    return without_none(gradients, dqkv)
-
-
-@_backward.register_fake
-def _(
-    dqkv: Tensor, x: Tensor | None, wq: Tensor, wk: Tensor, wv: Tensor, wants_dx: bool, wants_dweight: bool,
-    wants_dbias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    width, hidden_size = dqkv.shape[1], wq.shape[1]
-    dx = dqkv.new_empty((dqkv.shape[0], hidden_size)) if wants_dx else None
-    dweight = wq.new_empty((width, hidden_size)) if wants_dweight else None
-    dbias = wq.new_empty(width) if wants_dbias else None
-    return without_none((dx, dweight, dbias), dqkv)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, wq, _, wk, _, wv, _, ctx.backend = inputs
-    wants_dweight = any(ctx.needs_input_grad[place] for place in _WEIGHTS)
-    ctx.save_for_backward(x if wants_dweight else None, wq, wk, wv)
-
-
-def _autograd(ctx: Any, dqkv: Tensor) -> tuple[Tensor | None, ...]:
-    needs = ctx.needs_input_grad
-    wants = [any(needs[place] for place in places) for places in ((0,), _WEIGHTS, _BIASES)]
-    dx, dweight, dbias = _backward(dqkv, *ctx.saved_tensors, *wants, ctx.backend)
-    gradients: list[Tensor | None] = [dx if needs[0] else None, *[None] * 7]
-    for places, joined in ((_WEIGHTS, dweight), (_BIASES, dbias)):
-        for part, place in enumerate(places):
-            if needs[place]:
-                gradients[place] = joined.tensor_split(3)[part]
-    return tuple(gradients)
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)

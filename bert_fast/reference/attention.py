@@ -29,8 +29,8 @@ Dropout names queries alike, but keys by their ordinal in the kept sequence (dro
 Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2. Precision: fp32 throughout (fp64 for fp64 inputs).
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Set
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,21 +39,86 @@ from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.reference.precision import wide, wide_dtype
 from bert_fast.reference.relative_positions import relative_scores_bwd, relative_scores_fwd
 
-__all__ = ["attention_bwd", "attention_fwd", "attention_with_probabilities"]
+__all__ = ["Attention", "AttentionQkv", "attention_bwd", "attention_fwd", "attention_with_probabilities"]
 
 
-class _Rules(NamedTuple):
-    """What happens to scores and probabilities, whatever the tokens; see `attention_fwd`."""
+class Attention(NamedTuple):
+    """The arguments, complete: tokens are packed, and of any strides."""
 
+    q: Annotated[Tensor, "x Tq A+ D+"]
+    k: Annotated[Tensor, "x Tk A D"]
+    v: Annotated[Tensor, "x Tk A D"]
+    cu_seqlens_q: Annotated[Tensor, "int32 O+"]  # sequence b owns tokens cu_seqlens[b] .. cu_seqlens[b + 1] - 1
+    cu_seqlens_k: Annotated[Tensor, "int32 O"]
+    max_seqlen_q: int  # at least the longest lengths; not needed here, other back-ends size their grids by them
+    max_seqlen_k: int
+    softmax_scale: float
+    dropout_p: float  # probability of dropping
+    seed: Annotated[Tensor | None, "int64 1"]  # with site it names the mask; neither is needed without dropout
+    # (row, position) of every token; positions rise within a sequence, with holes where padding stood. None counts the
+    # tokens of a sequence from 0; other back-ends want coords_q with dropout, and both with causal, bias, head_mask and
+    # distance_table.
+    coords_q: Annotated[Tensor | None, "int32 Tq 2"]
+    coords_k: Annotated[Tensor | None, "int32 Tk 2"]
+    site: int
+    causal: bool  # a query sees the keys up to its own position only
+    # Broadcastable to [B, A, Sq, Sk]; B counts the original batch's rows, Sq and Sk reach beyond the largest position.
+    bias: Annotated[Tensor | None, "f _ _ _ _"]  # added to the scaled scores; -inf removes a key from a query
+    head_mask: Annotated[Tensor | None, "f _ _ _ _"]  # multiplies the probabilities after dropout
+    distance_table: Annotated[Tensor | None, "f _ D"]  # [2M - 1, D], relative positions
+    key_term: bool  # keys look at it too (relative_key_query)
+    sequence_order: Annotated[Tensor | None, "int32 _"]  # [B], in which sequences are best worked on; changes no result
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether something is looked up under the names of queries and keys."""
+        return self.bias is not None or self.head_mask is not None or self.distance_table is not None
+
+
+class AttentionQkv(NamedTuple):
+    """`Attention` of the parts of one tensor, which are queries and keys of the same sequences."""
+
+    qkv: Annotated[Tensor, "x T 3 A+ D+"]
+    cu_seqlens: Annotated[Tensor, "int32 O+"]
+    max_seqlen: int
     softmax_scale: float
     dropout_p: float
-    seed: Tensor | None
+    seed: Annotated[Tensor | None, "int64 1"]
+    coords: Annotated[Tensor | None, "int32 T 2"]
     site: int
     causal: bool
-    bias: Tensor | None
-    head_mask: Tensor | None
-    distance_table: Tensor | None
+    bias: Annotated[Tensor | None, "f _ _ _ _"]
+    head_mask: Annotated[Tensor | None, "f _ _ _ _"]
+    distance_table: Annotated[Tensor | None, "f _ D"]
     key_term: bool
+    sequence_order: Annotated[Tensor | None, "int32 _"]
+
+    @property
+    def has_extras(self) -> bool:
+        """As of `Attention`."""
+        return self.bias is not None or self.head_mask is not None or self.distance_table is not None
+
+    @property
+    def of_three(self) -> Attention:
+        """The arguments as back-ends take them."""
+        q, k, v = self.qkv.unbind(1)
+        coords_k = self.coords if self.causal or self.has_extras else None
+        _, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, *rest = self
+        return Attention(
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            softmax_scale,
+            dropout_p,
+            seed,
+            coords,
+            coords_k,
+            *rest,  # type: ignore[arg-type]
+        )
 
 
 class _Sequence(NamedTuple):
@@ -83,13 +148,11 @@ def _counted(cu_seqlens: Tensor) -> Tensor:
     return torch.stack([rows, positions], dim=1).int()
 
 
-def _sequences(
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, coords_q: Tensor | None, coords_k: Tensor | None
-) -> Iterator[_Sequence]:
+def _sequences(a: Attention) -> Iterator[_Sequence]:
     """The sequences in order."""
-    coords_q = _counted(cu_seqlens_q) if coords_q is None else coords_q
-    coords_k = _counted(cu_seqlens_k) if coords_k is None else coords_k
-    bounds_q, bounds_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    coords_q = _counted(a.cu_seqlens_q) if a.coords_q is None else a.coords_q
+    coords_k = _counted(a.cu_seqlens_k) if a.coords_k is None else a.coords_k
+    bounds_q, bounds_k = a.cu_seqlens_q.tolist(), a.cu_seqlens_k.tolist()
     for index in range(len(bounds_q) - 1):
         queries, keys = slice(*bounds_q[index : index + 2]), slice(*bounds_k[index : index + 2])
         yield _Sequence(queries, keys, coords_q[queries], coords_k[keys, 1])
@@ -117,16 +180,16 @@ def _add_block(total: Tensor, sequence: _Sequence, block: Tensor) -> None:
     total.index_put_(_index_of(total, sequence), summed.to(total.dtype), accumulate=True)
 
 
-def _scores(q: Tensor, k: Tensor, sequence: _Sequence, rules: _Rules) -> Tensor:
+def _scores(q: Tensor, k: Tensor, sequence: _Sequence, a: Attention) -> Tensor:
     """S [A, Sq, Sk] of one sequence, for wide q [A, Sq, D] and k [A, Sk, D]."""
     scores = q @ k.transpose(1, 2)
-    if rules.distance_table is not None:
-        table = rules.distance_table.to(q.dtype)
-        scores = scores + relative_scores_fwd(q, k, table, sequence.positions_q, sequence.positions_k, rules.key_term)
-    scores = scores * rules.softmax_scale
-    if rules.bias is not None and scores.numel():
-        scores = scores + rules.bias[_index_of(rules.bias, sequence)].to(q.dtype)
-    if rules.causal:
+    if a.distance_table is not None:
+        table = a.distance_table.to(q.dtype)
+        scores = scores + relative_scores_fwd(q, k, table, sequence.positions_q, sequence.positions_k, a.key_term)
+    scores = scores * a.softmax_scale
+    if a.bias is not None and scores.numel():
+        scores = scores + a.bias[_index_of(a.bias, sequence)].to(q.dtype)
+    if a.causal:
         later = sequence.positions_k[None, :] > sequence.positions_q[:, None]
         scores = scores.masked_fill(later, -torch.inf)
     return scores
@@ -145,21 +208,21 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     return probabilities, (largest + torch.log(total.detach())).squeeze(-1)
 
 
-def _kept(p: Tensor, sequence: _Sequence, rules: _Rules) -> Tensor | None:
+def _kept(p: Tensor, sequence: _Sequence, a: Attention) -> Tensor | None:
     """Z [A, Sq, Sk] of one sequence, None without dropout."""
-    if rules.dropout_p == 0.0:
+    if a.dropout_p == 0.0:
         return None
-    assert rules.seed is not None
+    assert a.seed is not None
     num_heads, _, num_keys = p.shape
-    keep = attention_keep_mask(rules.seed, rules.site, sequence.coords_q, num_keys, num_heads, rules.dropout_p)
-    return keep.to(p.dtype) * dropout_scale(rules.dropout_p)
+    keep = attention_keep_mask(a.seed, a.site, sequence.coords_q, num_keys, num_heads, a.dropout_p)
+    return keep.to(p.dtype) * dropout_scale(a.dropout_p)
 
 
-def _head_mask(p: Tensor, sequence: _Sequence, rules: _Rules) -> Tensor | None:
+def _head_mask(p: Tensor, sequence: _Sequence, a: Attention) -> Tensor | None:
     """m of one sequence, broadcastable to [A, Sq, Sk], None without a head mask."""
-    if rules.head_mask is None or not p.numel():
+    if a.head_mask is None or not p.numel():
         return None
-    return rules.head_mask[_index_of(rules.head_mask, sequence)].to(p.dtype)
+    return a.head_mask[_index_of(a.head_mask, sequence)].to(p.dtype)
 
 
 def _times(x: Tensor, *factors: Tensor | None) -> Tensor:
@@ -173,123 +236,84 @@ def _per_head(x: Tensor, tokens: slice) -> Tensor:
     return wide(x[tokens].transpose(0, 1))
 
 
-def attention_fwd(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
-    key_term: bool, sequence_order: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
     """Attention within every sequence, with everything BERT ever had.
 
-    q (Tensor [Tq, A, D]); k, v (Tensors [Tk, A, D]): packed tokens.
-    cu_seqlens_q, cu_seqlens_k (Tensors [B + 1], int32): sequence b owns tokens cu_seqlens[b] .. cu_seqlens[b+1] - 1.
-    max_seqlen_q, max_seqlen_k: the longest lengths; not needed here, other back-ends size their grids by them.
-    dropout_p: probability of dropping; seed (Tensor [1], int64) and site name the mask, may be None and 0 without it.
-    coords_q, coords_k (Tensors [Tq, 2], [Tk, 2], int32, or None): (row, position) of every token; positions rise
-        within a sequence, with holes where padding stood. None counts the tokens of a sequence from 0; other back-ends
-        want coords_q with dropout, and both with causal, bias, head_mask and distance_table.
-    causal: a query sees the keys up to its own position only.
-    bias (Tensor broadcastable to [B, A, Sq, Sk], floating): added to the scaled scores; -inf removes a key from a
-        query. B counts the original batch's rows, Sq and Sk reach beyond the largest position.
-    head_mask (Tensor broadcastable to [B, A, Sq, Sk], floating): multiplies the probabilities after dropout.
-    distance_table (Tensor [2M-1, D]): relative positions; key_term: keys look at it too (relative_key_query).
-    sequence_order (Tensor [B], int32, or None): in which order sequences are best worked on; changes no result.
     Returns: out (Tensor [Tq, A, D], dtype of q); lse (Tensor [A, Tq], fp32; fp64 for fp64 inputs), the natural
         logarithm of the sum of exp of the scores. Where no key is left, out is 0 and lse -inf.
     """
-    out, lse, _ = attention_with_probabilities(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p, seed, coords_q,
-        coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
-    )  # fmt: skip
+    out, lse, _ = attention_with_probabilities(a)
     return out, lse
 
 
-def attention_with_probabilities(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float, dropout_p: float, seed: Tensor | None, coords_q: Tensor | None, coords_k: Tensor | None,
-    site: int, causal: bool, bias: Tensor | None, head_mask: Tensor | None, distance_table: Tensor | None,
-    key_term: bool, sequence_order: Tensor | None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+def attention_with_probabilities(a: Attention) -> tuple[Tensor, Tensor, list[Tensor]]:
     """`attention_fwd`, and the probabilities as multiplied with v; differentiable by autograd through both.
 
     Returns: out, lse, and W (Tensor [A, Sq, Sk], dtype of q) of every sequence, in order.
     """
-    rules = _Rules(softmax_scale, dropout_p, seed, site, causal, bias, head_mask, distance_table, key_term)
-    num_heads, head_dim = v.shape[1:]
-    outs = [torch.zeros(0, num_heads, head_dim, dtype=wide_dtype(q.dtype), device=q.device)]
-    lses = [torch.zeros(num_heads, 0, dtype=wide_dtype(q.dtype), device=q.device)]
+    num_heads, head_dim = a.v.shape[1:]
+    outs = [torch.zeros(0, num_heads, head_dim, dtype=wide_dtype(a.q.dtype), device=a.q.device)]
+    lses = [torch.zeros(num_heads, 0, dtype=wide_dtype(a.q.dtype), device=a.q.device)]
     probabilities = []
-    for sequence in _sequences(cu_seqlens_q, cu_seqlens_k, coords_q, coords_k):
-        q_, k_, v_ = _per_head(q, sequence.queries), _per_head(k, sequence.keys), _per_head(v, sequence.keys)
-        p, lse = _softmax(_scores(q_, k_, sequence, rules))
-        w = _times(p, _kept(p, sequence, rules), _head_mask(p, sequence, rules))
-        outs.append((w @ v_).transpose(0, 1))
+    for sequence in _sequences(a):
+        q, k, v = _per_head(a.q, sequence.queries), _per_head(a.k, sequence.keys), _per_head(a.v, sequence.keys)
+        p, lse = _softmax(_scores(q, k, sequence, a))
+        w = _times(p, _kept(p, sequence, a), _head_mask(p, sequence, a))
+        outs.append((w @ v).transpose(0, 1))
         lses.append(lse)
-        probabilities.append(w.to(q.dtype))
-    return torch.cat(outs).to(q.dtype), torch.cat(lses, dim=1), probabilities
+        probabilities.append(w.to(a.q.dtype))
+    return torch.cat(outs).to(a.q.dtype), torch.cat(lses, dim=1), probabilities
 
 
 def attention_bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, dropout_p: float, seed: Tensor | None,
-    coords_q: Tensor | None, coords_k: Tensor | None, site: int, causal: bool, bias: Tensor | None,
-    head_mask: Tensor | None, distance_table: Tensor | None, key_term: bool, sequence_order: Tensor | None,
-    wants_dbias: bool, wants_dhead_mask: bool, wants_ddistance_table: bool, dqkv: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of `attention_fwd` through out, P recomputed from q, k and lse.
+    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Gradients of `attention_fwd` through out by name, of q, k, v and, where wanted, bias, head_mask, distance_table.
 
-    dout, out (Tensors [Tq, A, D]); lse (Tensor [A, Tq]); the rest as in forward.
-    wants_dbias, wants_dhead_mask, wants_ddistance_table: which gradients to make beside those of q, k and v.
-    dqkv (Tensor [T, 3, A, D], contiguous, dtype of q): where to write dq, dk and dv, for q, k and v of the same tokens;
-        None: they are new tensors.
-    Returns: dq, dk, dv, dbias, dhead_mask, ddistance_table, each in the shape and dtype of its tensor, the last three
-        None where not wanted.
+    P is recomputed from q, k and lse.
+    dout, out (Tensors [Tq, A, D]); lse (Tensor [A, Tq]).
+    dqkv (Tensor [T, 3, A, D], contiguous, dtype of q): where to write those of q, k and v, which are of the same tokens
+        then; None: they are new tensors.
+    Each is of the shape and dtype of its tensor.
     """
-    rules = _Rules(softmax_scale, dropout_p, seed, site, causal, bias, head_mask, distance_table, key_term)
-    work = wide_dtype(q.dtype)
-
-    def total(x: Tensor | None, wanted: bool) -> Tensor | None:
-        return torch.zeros(x.shape, dtype=work, device=x.device) if x is not None and wanted else None
-
-    dq, dk, dv = (torch.zeros(x.shape, dtype=work, device=x.device) for x in (q, k, v))
-    dbias, dhead_mask = total(bias, wants_dbias), total(head_mask, wants_dhead_mask)
-    ddistance_table = total(distance_table, wants_ddistance_table)
-    for sequence in _sequences(cu_seqlens_q, cu_seqlens_k, coords_q, coords_k):
-        q_, dout_, out_ = (_per_head(x, sequence.queries) for x in (q, dout, out))
-        k_, v_ = (_per_head(x, sequence.keys) for x in (k, v))
-        scores = _scores(q_, k_, sequence, rules)
+    work = wide_dtype(a.q.dtype)
+    made = {
+        name: torch.zeros(x.shape, dtype=work, device=x.device)
+        for name in ("q", "k", "v", "bias", "head_mask", "distance_table")
+        if (x := getattr(a, name)) is not None and (name in "qkv" or name in wants)
+    }
+    for sequence in _sequences(a):
+        q, dout_, out_ = (_per_head(x, sequence.queries) for x in (a.q, dout, out))
+        k, v = (_per_head(x, sequence.keys) for x in (a.k, a.v))
+        scores = _scores(q, k, sequence, a)
         lse_ = lse[:, sequence.queries, None].to(work)
         p = torch.exp(scores - lse_.masked_fill(lse_ == -torch.inf, 0.0))  # exp(-inf) = 0 where no key is left
-        z, m = _kept(p, sequence, rules), _head_mask(p, sequence, rules)
+        z, m = _kept(p, sequence, a), _head_mask(p, sequence, a)
 
-        dv[sequence.keys] = (_times(p, z, m).transpose(1, 2) @ dout_).transpose(0, 1)
-        dw = dout_ @ v_.transpose(1, 2)
-        if dhead_mask is not None:
-            _add_block(dhead_mask, sequence, _times(p, z) * dw)
+        made["v"][sequence.keys] = (_times(p, z, m).transpose(1, 2) @ dout_).transpose(0, 1)
+        dw = dout_ @ v.transpose(1, 2)
+        if "head_mask" in made:
+            _add_block(made["head_mask"], sequence, _times(p, z) * dw)
         dp = _times(dw, z, m)
         delta = (dout_ * out_).sum(-1, keepdim=True)
         ds = p * (dp - delta)
-        if dbias is not None:
-            _add_block(dbias, sequence, ds)
+        if "bias" in made:
+            _add_block(made["bias"], sequence, ds)
 
-        ds = ds * softmax_scale
-        dq_, dk_ = ds @ k_, ds.transpose(1, 2) @ q_
-        if distance_table is not None:
+        ds = ds * a.softmax_scale
+        dq, dk = ds @ k, ds.transpose(1, 2) @ q
+        if a.distance_table is not None:
             dq_relative, dk_relative, dtable = relative_scores_bwd(
-                ds, q_, k_, distance_table.to(work), sequence.positions_q, sequence.positions_k, key_term,
-                wants_ddistance_table,
+                ds, q, k, a.distance_table.to(work), sequence.positions_q, sequence.positions_k, a.key_term,
+                "distance_table" in made,
             )  # fmt: skip
-            dq_, dk_ = dq_ + dq_relative, dk_ if dk_relative is None else dk_ + dk_relative
-            if ddistance_table is not None and dtable is not None:
-                ddistance_table += dtable
-        dq[sequence.queries] = dq_.transpose(0, 1)
-        dk[sequence.keys] = dk_.transpose(0, 1)
-    dbias, dhead_mask, ddistance_table = (
-        None if gradient is None or x is None else gradient.to(x.dtype)
-        for gradient, x in ((dbias, bias), (dhead_mask, head_mask), (ddistance_table, distance_table))
-    )
-    dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+            dq, dk = dq + dq_relative, dk if dk_relative is None else dk + dk_relative
+            if dtable is not None:
+                made["distance_table"] += dtable
+        made["q"][sequence.queries] = dq.transpose(0, 1)
+        made["k"][sequence.keys] = dk.transpose(0, 1)
+    made = {name: gradient.to(getattr(a, name).dtype) for name, gradient in made.items()}
     if dqkv is not None:
-        dqkv.copy_(torch.stack((dq, dk, dv), dim=1))
-        dq, dk, dv = dqkv.unbind(1)
-    return dq, dk, dv, dbias, dhead_mask, ddistance_table
+        dqkv.copy_(torch.stack((made["q"], made["k"], made["v"]), dim=1))
+        made |= zip("qkv", dqkv.unbind(1), strict=True)
+    return made

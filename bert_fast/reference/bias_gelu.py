@@ -7,28 +7,38 @@ Backward: dx = dy * act'(pre); dbias = sum over rows of dx. Saved: x (and bias),
 The functions and their sources are in `activations.py`.
 """
 
+from typing import Annotated, NamedTuple
+
 from torch import Tensor
 
 from bert_fast.reference.activations import activation
 from bert_fast.reference.precision import wide
 
-__all__ = ["bias_gelu_bwd", "bias_gelu_fwd"]
+__all__ = ["BiasGelu", "bias_gelu_bwd", "bias_gelu_fwd"]
 
 
-def bias_gelu_fwd(x: Tensor, bias: Tensor | None, hidden_act: str) -> Tensor:
-    """act(x + bias).
+class BiasGelu(NamedTuple):
+    """The arguments; bias has the dtype of x or, beside half precision, fp32. Any strides."""
 
-    x (Tensor [T, N]); bias (Tensor [N] or None); hidden_act: a name of `activations.ACTIVATIONS`.
-    Returns: y (Tensor [T, N], dtype of x).
+    x: Annotated[Tensor, "x T N"]
+    bias: Annotated[Tensor | None, "p N"]
+    hidden_act: str  # a name of `activations.ACTIVATIONS`
+
+
+def bias_gelu_fwd(a: BiasGelu) -> Tensor:
+    """y (Tensor [T, N], dtype of x)."""
+    return activation(a.hidden_act).forward(_pre_activation(a)).to(a.x.dtype)
+
+
+def bias_gelu_bwd(a: BiasGelu, dy: Tensor) -> dict[str, Tensor]:
+    """Gradients by name, of the shapes and dtypes of their fields; that of bias where there is one.
+
+    dy (Tensor [T, N], dtype of x).
     """
-    return activation(hidden_act).forward(_pre_activation(x, bias)).to(x.dtype)
+    dx = wide(dy) * activation(a.hidden_act).derivative(_pre_activation(a))
+    made = {"x": dx.to(a.x.dtype)}
+    return made if a.bias is None else made | {"bias": dx.sum(dim=0).to(a.bias.dtype)}
 
 
-def bias_gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, hidden_act: str) -> tuple[Tensor, Tensor | None]:
-    """Gradients of `bias_gelu_fwd`: dx (Tensor [T, N], dtype of x); dbias (Tensor [N], dtype of bias; None without)."""
-    dx = wide(dy) * activation(hidden_act).derivative(_pre_activation(x, bias))
-    return dx.to(x.dtype), None if bias is None else dx.sum(dim=0).to(bias.dtype)
-
-
-def _pre_activation(x: Tensor, bias: Tensor | None) -> Tensor:
-    return wide(x) if bias is None else wide(x) + wide(bias)
+def _pre_activation(a: BiasGelu) -> Tensor:
+    return wide(a.x) if a.bias is None else wide(a.x) + wide(a.bias)

@@ -12,12 +12,23 @@ Source of smoothing: Szegedy et al. 2016 (arXiv:1512.00567), section 7. Precisio
 loss too.
 """
 
+from typing import Annotated, NamedTuple
+
 import torch
 from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
+__all__ = ["CrossEntropy", "cross_entropy_bwd", "cross_entropy_fwd"]
+
+
+class CrossEntropy(NamedTuple):
+    """The arguments; a label is a class, or ignore_index: any other makes the loss and the gradient of its row NaN."""
+
+    logits: Annotated[Tensor, "x N C+"]
+    labels: Annotated[Tensor, "int N"]
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
 
 
 def _labelled(z: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -31,35 +42,22 @@ def _labelled(z: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Ten
     return classes.long(), valid, factor, valid.sum().clamp(min=1)
 
 
-def cross_entropy_fwd(
-    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """The mean cross entropy of labelled rows.
-
-    logits (Tensor [N, C]); labels (Tensor [N], int): a class, or ignore_index; any other makes the
-        loss, and the gradient of its row, NaN.
-    Returns: loss (Tensor [], fp32; fp64 for fp64 logits); lse (Tensor [N], likewise).
-    """
-    z = wide(logits)
-    classes, valid, factor, number = _labelled(z, labels, ignore_index)
+def cross_entropy_fwd(a: CrossEntropy) -> tuple[Tensor, Tensor]:
+    """loss (Tensor [], fp32; fp64 for fp64 logits), the mean over labelled rows; lse (Tensor [N], likewise)."""
+    z = wide(a.logits)
+    classes, valid, factor, number = _labelled(z, a.labels, a.ignore_index)
     lse = torch.logsumexp(z, dim=1)
-    rows = lse - (1.0 - label_smoothing) * z.gather(1, classes[:, None]).squeeze(1)
-    if label_smoothing > 0.0:
-        rows = rows - label_smoothing * z.mean(dim=1)
+    rows = lse - (1.0 - a.label_smoothing) * z.gather(1, classes[:, None]).squeeze(1)
+    if a.label_smoothing > 0.0:
+        rows = rows - a.label_smoothing * z.mean(dim=1)
     return torch.where(valid, rows * factor, 0.0).sum() / number, lse
 
 
-def cross_entropy_bwd(
-    dloss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """dlogits (Tensor [N, C], dtype of logits) for dloss (Tensor [])."""
-    z = wide(logits)
-    classes, valid, factor, number = _labelled(z, labels, ignore_index)
+def cross_entropy_bwd(a: CrossEntropy, dloss: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    """The gradient by name, of logits (Tensor [N, C], their dtype), for dloss (Tensor []); lse as from the forward."""
+    z = wide(a.logits)
+    classes, valid, factor, number = _labelled(z, a.labels, a.ignore_index)
     onehot = torch.zeros_like(z).scatter_(1, classes[:, None], 1.0)
-    dz = torch.exp(z - lse[:, None]) - (1.0 - label_smoothing) * onehot - label_smoothing / z.shape[1]
-    return (torch.where(valid[:, None], dz * factor[:, None], 0.0) * (dloss / number)).to(logits.dtype)
+    dz = torch.exp(z - lse[:, None]) - (1.0 - a.label_smoothing) * onehot - a.label_smoothing / z.shape[1]
+    dlogits = torch.where(valid[:, None], dz * factor[:, None], 0.0) * (dloss / number)
+    return {"logits": dlogits.to(a.logits.dtype)}

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert_fast.reference.dropout import dropout_bwd, dropout_fwd
-from bert_fast.reference.layer_norm import layer_norm_bwd, layer_norm_fwd
+from bert_fast.reference.layer_norm import LayerNorm, layer_norm_bwd, layer_norm_fwd
 from bert_fast.reference.precision import wide
 
 __all__ = ["EmbeddingGradients", "embedding_bwd", "embedding_fwd"]
@@ -89,7 +89,7 @@ def embedding_fwd(
     Returns: y (Tensor [T, H]); mean, rstd (Tensors [T], fp32; fp64 for fp64 tables).
     """
     h = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx)
-    y, mean, rstd = layer_norm_fwd(h, weight, bias, eps)
+    y, mean, rstd = layer_norm_fwd(LayerNorm(h, weight, bias, eps))
     return dropout_fwd(y, dropout_p, seed, coords, site).to(out_dtype or type_table.dtype), mean, rstd
 
 
@@ -119,7 +119,8 @@ def embedding_bwd(
     """
     h = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx)
     dnormalised = dropout_bwd(dy.to(h.dtype), dropout_p, seed, coords, site)
-    dh, dweight, dbias = layer_norm_bwd(dnormalised, h, wide(weight), mean, rstd)
+    norm = LayerNorm(h, wide(weight), None, None)  # type: ignore[arg-type]  # what its backward reads
+    dh, dweight, dbias = layer_norm_bwd(norm, dnormalised, mean, rstd).values()
 
     def scattered(ids: Tensor | None, table: Tensor) -> Tensor:
         if ids is None:

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_fast.reference.activations import activation_fwd
-from bert_fast.reference.cross_entropy import cross_entropy_fwd
+from bert_fast.reference.cross_entropy import CrossEntropy, cross_entropy_fwd
 from bert_fast.reference.dropout import DropoutSite, dropout_fwd, dropout_site
-from bert_fast.reference.layer_norm import layer_norm_fwd
+from bert_fast.reference.layer_norm import LayerNorm, layer_norm_fwd
 from bert_fast.reference.layers import initialize
-from bert_fast.reference.linear import linear_fwd
+from bert_fast.reference.linear import Linear, linear_fwd
 from bert_fast.reference.model import ReferenceBertModel, ReferenceModelOutput
 from bert_fast.reference.precision import wide
 
@@ -60,12 +60,12 @@ class ReferenceHeadOutput:
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """x [..., K] W^T + b."""
-    return linear_fwd(x.flatten(0, -2), layer.weight, layer.bias).unflatten(0, x.shape[:-1])
+    return linear_fwd(Linear(x.flatten(0, -2), layer.weight, layer.bias)).unflatten(0, x.shape[:-1])
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over labelled rows of logits [..., C], labels [...]."""
-    return cross_entropy_fwd(logits.flatten(0, -2), labels.flatten(), IGNORE_INDEX)[0]
+    return cross_entropy_fwd(CrossEntropy(logits.flatten(0, -2), labels.flatten(), IGNORE_INDEX))[0]
 
 
 def _without_padding(labels: Tensor, output: ReferenceModelOutput) -> Tensor:
@@ -103,7 +103,8 @@ class PredictionTransform(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, H] to [N, H]."""
         activated = activation_fwd(_linear(x, self.dense), self.hidden_act)
-        return layer_norm_fwd(activated, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps)[0]
+        norm = self.LayerNorm
+        return layer_norm_fwd(LayerNorm(activated, norm.weight, norm.bias, norm.eps))[0]
 
 
 class LMPredictionHead(nn.Module):
@@ -355,6 +356,6 @@ class ReferenceBertForQuestionAnswering(_HeadModel):
             for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
                 labels = positions.flatten().clamp(0, length)
                 labels = torch.where(counts.gather(1, labels[:, None]).squeeze(1), labels, length)
-                losses.append(cross_entropy_fwd(logits, labels, ignore_index=length)[0])
+                losses.append(cross_entropy_fwd(CrossEntropy(logits, labels, ignore_index=length))[0])
             loss = (losses[0] + losses[1]) / 2
         return ReferenceHeadOutput(loss, output, start_logits=start_logits, end_logits=end_logits)

@@ -14,35 +14,45 @@ Backward, with g = dy * weight (x acts directly and through mean and rstd):
 Saved for backward: x, mean, rstd. Source: Ba et al. 2016 (arXiv:1607.06450), section 3.
 """
 
+from typing import Annotated, NamedTuple
+
 import torch
 from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["layer_norm_bwd", "layer_norm_fwd"]
+__all__ = ["LayerNorm", "layer_norm_bwd", "layer_norm_fwd"]
 
 
-def layer_norm_fwd(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm over the last dimension.
+class LayerNorm(NamedTuple):
+    """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides."""
 
-    x (Tensor [T, H]); weight, bias (Tensors [H]); eps (float): used as given.
-    Returns: y (Tensor [T, H], dtype of x); mean, rstd (Tensors [T], fp32; fp64 for fp64 inputs).
-    """
-    x_ = wide(x)
+    x: Annotated[Tensor, "x T H+"]
+    weight: Annotated[Tensor, "p H"]
+    bias: Annotated[Tensor, "p H"]
+    eps: float  # added to the variance as given
+
+
+def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """y (Tensor [T, H], dtype of x); mean, rstd (Tensors [T], fp32; fp64 for fp64 inputs)."""
+    x_ = wide(a.x)
     mean = x_.mean(dim=1)
     centred = x_ - mean[:, None]
-    rstd = torch.rsqrt(centred.square().mean(dim=1) + eps)
-    y = centred * rstd[:, None] * wide(weight) + wide(bias)
-    return y.to(x.dtype), mean, rstd
+    rstd = torch.rsqrt(centred.square().mean(dim=1) + a.eps)
+    y = centred * rstd[:, None] * wide(a.weight) + wide(a.bias)
+    return y.to(a.x.dtype), mean, rstd
 
 
-def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `layer_norm_fwd`: dx (Tensor [T, H], dtype of x); dweight, dbias (Tensors [H], dtype of weight)."""
+def layer_norm_bwd(a: LayerNorm, dy: Tensor, mean: Tensor, rstd: Tensor) -> dict[str, Tensor]:
+    """Gradients by name, of the shapes and dtypes of their fields.
+
+    dy (Tensor [T, H], dtype of x); mean, rstd as returned by the forward; a.bias and a.eps are not read: may be None.
+    """
     dy_ = wide(dy)
-    normalised = (wide(x) - mean[:, None]) * rstd[:, None]
-    g = dy_ * wide(weight)
+    normalised = (wide(a.x) - mean[:, None]) * rstd[:, None]
+    g = dy_ * wide(a.weight)
     mean_g = g.mean(dim=1, keepdim=True)
     mean_gn = (g * normalised).mean(dim=1, keepdim=True)
     dx = rstd[:, None] * (g - mean_g - normalised * mean_gn)
     dweight, dbias = (dy_ * normalised).sum(dim=0), dy_.sum(dim=0)
-    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+    return {"x": dx.to(a.x.dtype), "weight": dweight.to(a.weight.dtype), "bias": dbias.to(a.weight.dtype)}

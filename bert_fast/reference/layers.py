@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bert_fast.reference import attention
 from bert_fast.reference.activations import activation_fwd
-from bert_fast.reference.attention import attention_with_probabilities
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 from bert_fast.reference.dropout_add_layer_norm import dropout_add_layer_norm_fwd
 from bert_fast.reference.embedding import embedding_fwd
-from bert_fast.reference.linear import linear_fwd
+from bert_fast.reference.linear import Linear, linear_fwd
 from bert_fast.reference.packing import Packing
-from bert_fast.reference.qkv_projection import qkv_projection_fwd
+from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_fwd
 from bert_fast.reference.relative_positions import POSITION_EMBEDDING_TYPES
 
 __all__ = ["Call", "Embeddings", "Encoder", "KeyValue", "Pooler", "initialize"]
@@ -53,7 +53,7 @@ class SelfOutput(nn.Module):
         """x [T, in_features], residual [T, H] to [T, H]."""
         norm, dropout_p = self.LayerNorm, 0.0 if call.seed is None else self.dropout_p
         y, _, _, _ = dropout_add_layer_norm_fwd(
-            linear_fwd(x, self.dense.weight, None), residual, self.dense.bias, norm.weight, norm.bias, norm.eps,
+            linear_fwd(Linear(x, self.dense.weight, None)), residual, self.dense.bias, norm.weight, norm.bias, norm.eps,
             dropout_p, call.seed, call.tokens.coords, self.site, "input",
         )  # fmt: skip
         return y
@@ -87,13 +87,15 @@ class SelfAttention(nn.Module):
         """q [T, A, D] from x; k, v [Tk, A, D] from x too, or from the memory."""
         query, key, value = self.query, self.key, self.value
         if memory is None:
-            qkv = qkv_projection_fwd(x, query.weight, query.bias, key.weight, key.bias, value.weight, value.bias)
+            qkv = qkv_projection_fwd(
+                QkvProjection(x, query.weight, query.bias, key.weight, key.bias, value.weight, value.bias)
+            )
             projected = qkv.chunk(3, dim=1)
         else:
             projected = (
-                linear_fwd(x, query.weight, query.bias),
-                linear_fwd(memory, key.weight, key.bias),
-                linear_fwd(memory, value.weight, value.bias),
+                linear_fwd(Linear(x, query.weight, query.bias)),
+                linear_fwd(Linear(memory, key.weight, key.bias)),
+                linear_fwd(Linear(memory, value.weight, value.bias)),
             )
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_dim)) for t in projected)
         return q, k, v
@@ -105,11 +107,12 @@ class SelfAttention(nn.Module):
         """Context [T, H] and the probabilities of every sequence."""
         table = None if self.position_embedding_type == "absolute" else self.distance_embedding.weight
         tokens, dropout_p = call.tokens, 0.0 if call.seed is None else self.dropout_p
-        out, _, probabilities = attention_with_probabilities(
+        arguments = attention.Attention(
             q, k, v, tokens.cu_seqlens, keys.cu_seqlens, tokens.keep.shape[1], keys.keep.shape[1], self.head_dim**-0.5,
             dropout_p, call.seed, tokens.coords, keys.coords, self.site, causal, bias, head_mask, table,
             self.position_embedding_type == "relative_key_query", None,
         )  # fmt: skip
+        out, _, probabilities = attention.attention_with_probabilities(arguments)
         return out.flatten(1), probabilities
 
 
@@ -159,7 +162,7 @@ class Intermediate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, I]."""
-        return activation_fwd(linear_fwd(x, self.dense.weight, self.dense.bias), self.hidden_act)
+        return activation_fwd(linear_fwd(Linear(x, self.dense.weight, self.dense.bias)), self.hidden_act)
 
 
 class Layer(nn.Module):
@@ -227,7 +230,7 @@ class Pooler(nn.Module):
 
     def forward(self, first_tokens: Tensor) -> Tensor:
         """[B, H] to [B, H]."""
-        return activation_fwd(linear_fwd(first_tokens, self.dense.weight, self.dense.bias), "tanh")
+        return activation_fwd(linear_fwd(Linear(first_tokens, self.dense.weight, self.dense.bias)), "tanh")
 
 
 def initialize(module: nn.Module, config: Any) -> None:

@@ -9,38 +9,41 @@ Parameters may be wider than activations: an fp32 weight beside a half-precision
 round it to x's dtype before it multiplies; here products are taken wide.
 """
 
+from collections.abc import Set
+from typing import Annotated, NamedTuple
+
 from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["linear_bwd", "linear_fwd"]
+__all__ = ["Linear", "linear_bwd", "linear_fwd"]
 
 
-def linear_fwd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y = x W^T + b.
+class Linear(NamedTuple):
+    """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides."""
 
-    x (Tensor [T, K]); weight (Tensor [N, K]), bias (Tensor [N] or None): dtype of x, or fp32 beside half precision.
-    Returns: y (Tensor [T, N], dtype of x).
-    """
-    y = wide(x) @ wide(weight).T
-    return (y if bias is None else y + wide(bias)).to(x.dtype)
+    x: Annotated[Tensor, "x T K"]
+    weight: Annotated[Tensor, "p N K"]
+    bias: Annotated[Tensor | None, "p N"]
 
 
-def linear_bwd(
-    dy: Tensor, x: Tensor | None, weight: Tensor, wants_dx: bool, wants_dweight: bool, wants_dbias: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `linear_fwd`, None for those that are not wanted.
+def linear_fwd(a: Linear) -> Tensor:
+    """y (Tensor [T, N], dtype of x)."""
+    y = wide(a.x) @ wide(a.weight).T
+    return (y if a.bias is None else y + wide(a.bias)).to(a.x.dtype)
 
-    dy (Tensor [T, N], dtype of x); x may be None where dweight is not wanted.
-    Returns: dx (Tensor [T, K], dtype of x); dweight (Tensor [N, K]), dbias (Tensor [N]), dtype of weight.
+
+def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, those that are wanted, of the shapes and dtypes of their fields.
+
+    dy (Tensor [T, N], dtype of x); a.x is read where the gradient of weight is wanted, a.bias never: they may be None.
     """
     dy_wide = wide(dy)
-    dx = dweight = dbias = None
-    if wants_dx:
-        dx = (dy_wide @ wide(weight)).to(dy.dtype)
-    if wants_dweight:
-        assert x is not None
-        dweight = (dy_wide.T @ wide(x)).to(weight.dtype)
-    if wants_dbias:
-        dbias = dy_wide.sum(0).to(weight.dtype)
-    return dx, dweight, dbias
+    made = {}
+    if "x" in wants:
+        made["x"] = (dy_wide @ wide(a.weight)).to(dy.dtype)
+    if "weight" in wants:
+        made["weight"] = (dy_wide.T @ wide(a.x)).to(a.weight.dtype)
+    if "bias" in wants:
+        made["bias"] = dy_wide.sum(0).to(a.weight.dtype)
+    return made

@@ -15,7 +15,7 @@ nobody keeps them or makes them twice. Backward knows what the sum is to be divi
 import torch
 from torch import Tensor
 
-from bert_fast.reference.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
+from bert_fast.reference.cross_entropy import CrossEntropy, cross_entropy_bwd, cross_entropy_fwd
 from bert_fast.reference.precision import wide
 
 __all__ = ["linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
@@ -42,12 +42,13 @@ def linear_cross_entropy_fwd(
     logits = x @ weight.T  # wide, and not rounded to the dtype of x in between: nothing keeps them
     if bias is not None:
         logits = logits + wide(bias)
-    loss, lse = cross_entropy_fwd(logits, labels, ignore_index, label_smoothing)
+    scores = CrossEntropy(logits, labels, ignore_index, label_smoothing)
+    loss, lse = cross_entropy_fwd(scores)
     if not (wants_dx or wants_dweight or wants_dbias):
         return loss, None, None, None
     with torch.no_grad():
         number = (labels != ignore_index).sum().to(loss.dtype)  # the loss is the sum divided by it
-        dlogits = cross_entropy_bwd(number, logits, labels, lse, ignore_index, label_smoothing)
+        dlogits = cross_entropy_bwd(scores, number, lse)["logits"]
         dx = dlogits @ weight if wants_dx else None
         dweight = dlogits.T @ x if wants_dweight else None
         dbias = dlogits.sum(0) if wants_dbias else None

@@ -11,49 +11,46 @@ Saved for backward: x, and pre unless it is to be computed again. `activations.p
 et al. 2017 (arXiv:1706.03762), section 3.3; Hendrycks and Gimpel 2016 (arXiv:1606.08415).
 """
 
+from collections.abc import Set
+from typing import Annotated, NamedTuple
+
 from torch import Tensor
 
 from bert_fast.reference.activations import activation_bwd, activation_fwd
-from bert_fast.reference.linear import linear_bwd, linear_fwd
+from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
+__all__ = ["LinearGelu", "linear_gelu_bwd", "linear_gelu_fwd"]
 
 
-def linear_gelu_fwd(
-    x: Tensor, weight: Tensor, bias: Tensor | None, hidden_act: str, save_pre: bool
-) -> tuple[Tensor, Tensor | None]:
-    """y = act(x W^T + b).
+class LinearGelu(NamedTuple):
+    """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides."""
 
-    x (Tensor [T, K]); weight (Tensor [N, K]), bias (Tensor [N] or None): dtype of x, or fp32 beside half precision.
-    hidden_act: a name of `activations.ACTIVATIONS`.
-    Returns: y (Tensor [T, N], dtype of x), of the pre-activation before it is rounded; pre (Tensor [T, N], dtype of x),
-        the pre-activation, where it is to be saved, else None.
-    """
-    pre = linear_fwd(wide(x), weight, bias)
-    return activation_fwd(pre, hidden_act).to(x.dtype), pre.to(x.dtype) if save_pre else None
+    x: Annotated[Tensor, "x T K"]
+    weight: Annotated[Tensor, "p N K"]
+    bias: Annotated[Tensor | None, "p N"]
+    hidden_act: str  # a name of `activations.ACTIVATIONS`
+    save_pre: bool  # whether the pre-activation is returned
+
+    @property
+    def product(self) -> Linear:
+        """The linear layer alone."""
+        return Linear(self.x, self.weight, self.bias)
 
 
-def linear_gelu_bwd(
-    dy: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    pre: Tensor | None,
-    hidden_act: str,
-    wants_dx: bool,
-    wants_dweight: bool,
-    wants_dbias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `linear_gelu_fwd`, None for those that are not wanted.
+def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
+    """y (Tensor [T, N], dtype of x), of pre before it is rounded; pre (the same), or None where it is not saved."""
+    pre = linear_fwd(a.product._replace(x=wide(a.x)))
+    return activation_fwd(pre, a.hidden_act).to(a.x.dtype), pre.to(a.x.dtype) if a.save_pre else None
 
-    dy (Tensor [T, N]); weight, bias as given to the forward; pre as returned by it, None: computed again from x. x may
-        be None where neither that nor dweight needs it.
-    Returns: dx (Tensor [T, K], dtype of x); dweight (Tensor [N, K]), dbias (Tensor [N]), dtype of weight.
+
+def linear_gelu_bwd(a: LinearGelu, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, those that are wanted, of the shapes and dtypes of their fields.
+
+    dy (Tensor [T, N]); pre as returned by the forward, None: computed again from x. a.x may be None where neither that
+    nor the gradient of weight needs it, a.bias where pre is given.
     """
     if pre is None:
-        assert x is not None
-        pre = linear_fwd(wide(x), weight, bias)
-    dpre = activation_bwd(wide(dy), wide(pre), hidden_act)
-    dx, dweight, dbias = linear_bwd(dpre, x, weight, wants_dx, wants_dweight, wants_dbias)
-    return None if dx is None else dx.to(dy.dtype), dweight, dbias
+        pre = linear_fwd(a.product._replace(x=wide(a.x)))
+    made = linear_bwd(a.product, activation_bwd(wide(dy), wide(pre), a.hidden_act), wants)
+    return made | {"x": made["x"].to(dy.dtype)} if "x" in made else made

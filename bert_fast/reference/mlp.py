@@ -12,69 +12,58 @@ Saved for backward: x, and pre unless it is to be computed again. act is never s
 backward reads pre for act' anyway. Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
 """
 
+from collections.abc import Set
+from typing import Annotated, NamedTuple
+
 from torch import Tensor
 
 from bert_fast.reference.activations import activation_bwd, activation_fwd
-from bert_fast.reference.linear import linear_bwd, linear_fwd
+from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["mlp_bwd", "mlp_fwd"]
+__all__ = ["UP", "Mlp", "mlp_bwd", "mlp_fwd"]
 
 
-def mlp_fwd(
-    x: Tensor,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    down_bias: Tensor | None,
-    hidden_act: str,
-    save_pre: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """y = act(x Wu^T + bu) Wd^T + bd.
+class Mlp(NamedTuple):
+    """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides. N is H in BERT."""
 
-    x (Tensor [T, H]); up_weight (Tensor [I, H]), up_bias (Tensor [I] or None), down_weight (Tensor [N, I]), down_bias
-        (Tensor [N] or None): dtype of x, or fp32 beside half precision; N is H in BERT.
-    hidden_act: a name of `activations.ACTIVATIONS`.
-    Returns: y (Tensor [T, N], dtype of x); pre (Tensor [T, I], dtype of x), the pre-activation, where it is to be
-        saved, else None.
+    x: Annotated[Tensor, "x T H"]
+    up_weight: Annotated[Tensor, "p I H"]
+    up_bias: Annotated[Tensor | None, "p I"]
+    down_weight: Annotated[Tensor, "p N I"]
+    down_bias: Annotated[Tensor | None, "p N"]
+    hidden_act: str  # a name of `activations.ACTIVATIONS`
+    save_pre: bool  # whether the pre-activation is returned
+
+
+# Of the first linear layer: the fields that are its own, by its names.
+UP = {"x": "x", "up_weight": "weight", "up_bias": "bias"}
+_DOWN = {"down_weight": "weight", "down_bias": "bias"}
+
+
+def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
+    """y (Tensor [T, N], dtype of x); pre (Tensor [T, I], dtype of x), the pre-activation, or None where not saved."""
+    pre = linear_fwd(Linear(wide(a.x), a.up_weight, a.up_bias))
+    y = linear_fwd(Linear(activation_fwd(pre, a.hidden_act), a.down_weight, a.down_bias))
+    return y.to(a.x.dtype), pre.to(a.x.dtype) if a.save_pre else None
+
+
+def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, those that are wanted, of the shapes of their fields; each bias's of the dtype of its weight.
+
+    dy (Tensor [T, N]); pre as returned by the forward, None: computed again from x where it is needed. a.x may be None
+    where neither that nor the gradient of up_weight needs it, a.up_bias where pre is given, a.down_bias always.
     """
-    pre = linear_fwd(wide(x), up_weight, up_bias)
-    y = linear_fwd(activation_fwd(pre, hidden_act), down_weight, down_bias)
-    return y.to(x.dtype), pre.to(x.dtype) if save_pre else None
-
-
-def mlp_bwd(
-    dy: Tensor,
-    x: Tensor | None,
-    pre: Tensor | None,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    hidden_act: str,
-    wants_dx: bool,
-    wants_dup_weight: bool,
-    wants_dup_bias: bool,
-    wants_ddown_weight: bool,
-    wants_ddown_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `mlp_fwd`, None for those that are not wanted.
-
-    dy (Tensor [T, N]); the parameters as given to the forward; pre as returned by it, None: computed again from x where
-        it is needed. x may be None where neither that nor dup_weight needs it.
-    Returns: dx (Tensor [T, H], dtype of x); dup_weight [I, H], dup_bias [I], ddown_weight [N, I], ddown_bias [N], each
-        of the dtype of its weight.
-    """
-    dx = dup_weight = dup_bias = ddown_weight = None
-    wants_dpre = wants_dx or wants_dup_weight or wants_dup_bias
-    if pre is None and (wants_dpre or wants_ddown_weight):
-        assert x is not None
-        pre = linear_fwd(wide(x), up_weight, up_bias)
-    act = None if pre is None else activation_fwd(wide(pre), hidden_act)
-    dact, ddown_weight, ddown_bias = linear_bwd(
-        wide(dy), act, down_weight, wants_dpre, wants_ddown_weight, wants_ddown_bias
-    )
+    wants_dpre = not wants.isdisjoint(UP)
+    if pre is None and (wants_dpre or "down_weight" in wants):
+        pre = linear_fwd(Linear(wide(a.x), a.up_weight, a.up_bias))
+    act = None if pre is None else activation_fwd(wide(pre), a.hidden_act)
+    of_down = {_DOWN[name] for name in wants & _DOWN.keys()} | ({"x"} if wants_dpre else set())
+    down = linear_bwd(Linear(act, a.down_weight, None), wide(dy), of_down)  # type: ignore[arg-type]
+    made = {name: down[of_linear] for name, of_linear in _DOWN.items() if of_linear in down}
     if wants_dpre:
-        assert dact is not None and pre is not None
-        dpre = activation_bwd(dact, wide(pre), hidden_act)
-        dx, dup_weight, dup_bias = linear_bwd(dpre, x, up_weight, wants_dx, wants_dup_weight, wants_dup_bias)
-    return None if dx is None else dx.to(dy.dtype), dup_weight, dup_bias, ddown_weight, ddown_bias
+        assert pre is not None
+        dpre = activation_bwd(down["x"], wide(pre), a.hidden_act)
+        up = linear_bwd(Linear(a.x, a.up_weight, None), dpre, {UP[name] for name in wants & UP.keys()})
+        made |= {name: up[of_linear] for name, of_linear in UP.items() if of_linear in up}
+    return made | {"x": made["x"].to(dy.dtype)} if "x" in made else made

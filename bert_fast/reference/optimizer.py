@@ -29,6 +29,7 @@ found_inf is not 0 nothing changes, t included.
 Precision: a tensor's arithmetic is that of its moments, fp32 or (for fp64 parameters) fp64; norms are fp64.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -174,5 +175,13 @@ def _moments(
     m.mul_(beta1).add_(g, alpha=grad_weight)
     v.mul_(beta2).add_(g.square(), alpha=1.0 - beta2)
     t = float(step)
-    correction1, correction2 = (1.0 - beta1**t, 1.0 - beta2**t) if bias_correction else (1.0, 1.0)
+    correction1, correction2 = (1.0 - _power(beta1, t), 1.0 - _power(beta2, t)) if bias_correction else (1.0, 1.0)
     return m / correction1 / ((v / correction2).sqrt() + eps)
+
+
+def _power(beta: float, t: float) -> float:
+    """beta^t as tensors have it: infinite where Python raises, of a count below 0 that somebody wrote."""
+    try:
+        return beta**t
+    except (OverflowError, ZeroDivisionError):
+        return math.inf

@@ -11,40 +11,44 @@ the gradient that attention returns is dqkv as it stands. Parameters may be wide
 Saved for backward: x. Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 """
 
+from collections.abc import Set
+from typing import Annotated, NamedTuple
+
 import torch
 from torch import Tensor
 
-from bert_fast.reference.linear import linear_bwd, linear_fwd
+from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 
-__all__ = ["qkv_projection_bwd", "qkv_projection_fwd"]
-
-
-def qkv_projection_fwd(
-    x: Tensor, wq: Tensor, bq: Tensor | None, wk: Tensor, bk: Tensor | None, wv: Tensor, bv: Tensor | None
-) -> Tensor:
-    """The projections of x.
-
-    x (Tensor [T, H]); wq, wk, wv (Tensors [N, H]); bq, bk, bv (Tensors [N], or all None): dtype of x, or fp32 beside
-    half precision.
-    Returns: qkv (Tensor [T, 3N], dtype of x).
-    """
-    return torch.cat([linear_fwd(x, wq, bq), linear_fwd(x, wk, bk), linear_fwd(x, wv, bv)], dim=1)
+__all__ = ["QkvProjection", "qkv_projection_bwd", "qkv_projection_fwd"]
 
 
-def qkv_projection_bwd(
-    dqkv: Tensor,
-    x: Tensor | None,
-    wq: Tensor,
-    wk: Tensor,
-    wv: Tensor,
-    wants_dx: bool = True,
-    wants_dweight: bool = True,
-    wants_dbias: bool = True,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `qkv_projection_fwd`, None for those that are not wanted.
+class QkvProjection(NamedTuple):
+    """The arguments: all biases or none; parameters of the dtype of x or, beside half precision, fp32. Any strides."""
 
-    dqkv (Tensor [T, 3N], dtype of x); x may be None where dweight is not wanted.
-    Returns: dx (Tensor [T, H], dtype of x); dweight (Tensor [3N, H]), dbias (Tensor [3N]): of the three projections one
+    x: Annotated[Tensor, "x T H"]
+    wq: Annotated[Tensor, "p N H"]
+    bq: Annotated[Tensor | None, "p N"]
+    wk: Annotated[Tensor, "p N H"]
+    bk: Annotated[Tensor | None, "p N"]
+    wv: Annotated[Tensor, "p N H"]
+    bv: Annotated[Tensor | None, "p N"]
+
+    @property
+    def parts(self) -> tuple[Linear, Linear, Linear]:
+        """The three projections on their own."""
+        return Linear(self.x, self.wq, self.bq), Linear(self.x, self.wk, self.bk), Linear(self.x, self.wv, self.bv)
+
+
+def qkv_projection_fwd(a: QkvProjection) -> Tensor:
+    """qkv (Tensor [T, 3N], dtype of x)."""
+    return torch.cat([linear_fwd(part) for part in a.parts], dim=1)
+
+
+def qkv_projection_bwd(a: QkvProjection, dqkv: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+    """Gradients by name, those of "x", "weight" and "bias" that are wanted.
+
+    dqkv (Tensor [T, 3N], dtype of x); a.x is read where the gradient of the weights is wanted, biases never.
+    Returns: x (Tensor [T, H], dtype of x); weight (Tensor [3N, H]), bias (Tensor [3N]): of the three projections one
         below the other, dtype of the weights.
     """
-    return linear_bwd(dqkv, x, torch.cat([wq, wk, wv]), wants_dx, wants_dweight, wants_dbias)
+    return linear_bwd(Linear(a.x, torch.cat([a.wq, a.wk, a.wv]), None), dqkv, wants)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import kernels, models, parts
+from benchmarks import budget, kernels, models
 from benchmarks.case import KernelCase, Problem
 from benchmarks.ceilings import ceilings_of
 from benchmarks.registry import kernel_cases
@@ -111,8 +111,8 @@ def test_whole_models_are_timed_where_their_texts_are_there(cpu_run: CpuRun, mon
 
 def test_a_part_without_time_says_what_it_left_out(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))  # a case takes two seconds
-    monkeypatch.setattr(parts.time, "monotonic", lambda: float(next(clock)))
-    seconds = parts.Seconds(5.0)
+    monkeypatch.setattr(budget.time, "monotonic", lambda: float(next(clock)))
+    seconds = budget.Seconds(5.0)
     left_out: list[tuple[str, str]] = []
     cases = kernel_cases("small", [FAMILY])
     done = [case.variant for case in seconds.of(cases, lambda case, why: left_out.append((case.variant, why)))]

@@ -9,59 +9,68 @@ import torch
 from torch import Tensor
 
 from bert_fast.reference import attention as reference
+from bert_fast.reference.attention import Attention
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = ["OP", "TOLERANCES", "arguments_of", "check", "heads_first", "in_fused_buffer", "pairwise", "run"]
+__all__ = [
+    "EXTRAS",
+    "OP",
+    "TOLERANCES",
+    "arguments_of",
+    "check",
+    "heads_first",
+    "in_fused_buffer",
+    "pairwise",
+    "run",
+    "truth_of",
+]
 
 OP = "attention"
 TOLERANCES = "triton_attention"
 EXTRAS = ("bias", "head_mask", "distance_table")
 
 
-def arguments_of(case: AttentionCase, inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """The arguments of `attention_fwd` by name. What a call does not need is None, as the op leaves it."""
+def arguments_of(case: AttentionCase, inputs: dict[str, Tensor]) -> Attention:
+    """The arguments of a case with these tensors. What a call does not need is None, as the op leaves it."""
     extras = {name: inputs.get(name) for name in EXTRAS}
-    (cu_q, cu_k), (coords_q, coords_k) = case.cu_seqlens(), case.coords()
     looks_up = case.causal or any(t is not None for t in extras.values())
     device = inputs["q"].device
-    named = {
-        "cu_seqlens_q": cu_q,
-        "cu_seqlens_k": cu_k,
-        "seed": SEED if case.dropout_p else None,
-        "coords_q": coords_q if looks_up or case.dropout_p else None,
-        "coords_k": coords_k if looks_up else None,
-    }
-    return {
-        **{name: inputs[name] for name in ("q", "k", "v")},
-        **{name: None if t is None else t.to(device) for name, t in named.items()},
-        "max_seqlen_q": max(case.lengths, default=0),
-        "max_seqlen_k": max(case.lengths if case.lengths_k is None else case.lengths_k, default=0),
-        "softmax_scale": case.scale,
-        "dropout_p": case.dropout_p,
-        "site": SITE if case.dropout_p else 0,
-        "causal": case.causal,
+    cu_q, cu_k, coords_q, coords_k = (t.to(device) for t in (*case.cu_seqlens(), *case.coords()))
+    return Attention(
+        q=inputs["q"],
+        k=inputs["k"],
+        v=inputs["v"],
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        max_seqlen_q=max(case.lengths, default=0),
+        max_seqlen_k=max(case.lengths if case.lengths_k is None else case.lengths_k, default=0),
+        softmax_scale=case.scale,
+        dropout_p=case.dropout_p,
+        seed=SEED.to(device) if case.dropout_p else None,
+        coords_q=coords_q if looks_up or case.dropout_p else None,
+        coords_k=coords_k if looks_up else None,
+        site=SITE if case.dropout_p else 0,
+        causal=case.causal,
         **extras,
-        "key_term": case.relative == "relative_key_query",
-        "sequence_order": None,
-    }
+        key_term=case.relative == "relative_key_query",
+        sequence_order=None,
+    )
 
 
-def run(family: Any, arguments: dict[str, Any], dout: Tensor) -> dict[str, Tensor]:
+def run(family: Any, a: Attention, dout: Tensor) -> dict[str, Tensor]:
     """out, lse and the gradient of every tensor by a back-end's launchers."""
-    out, lse = family.attention_fwd(**arguments)
-    wants = {f"wants_d{name}": arguments[name] is not None for name in EXTRAS}
-    gradients = family.attention_bwd(dout=dout, out=out, lse=lse, **arguments, **wants)
-    names = ("dq", "dk", "dv", *(f"d{name}" for name in EXTRAS))
-    results = {"out": out, "lse": lse, **dict(zip(names, gradients, strict=True))}
-    assert [results[f"d{name}"] is not None for name in EXTRAS] == list(wants.values())
-    return {name: t for name, t in results.items() if t is not None}
+    out, lse = family.attention_fwd(a)
+    wants = {name for name in EXTRAS if getattr(a, name) is not None}
+    made = family.attention_bwd(a, dout, out, lse, wants)
+    assert made.keys() == {"q", "k", "v"} | wants
+    return {"out": out, "lse": lse} | {f"d{name}": gradient for name, gradient in made.items()}
 
 
-def truth_of(arguments: dict[str, Any], dout: Tensor) -> dict[str, Tensor]:
+def truth_of(a: Attention, dout: Tensor) -> dict[str, Tensor]:
     """The same by the reference in fp64, from inputs as rounded as they are."""
-    wide = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in arguments.items()}
-    return run(reference, wide, dout.double())
+    wide = (x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in a)
+    return run(reference, Attention(*wide), dout.double())
 
 
 def check(
@@ -78,13 +87,13 @@ def check(
     compared, as large scores are. changes: of arguments that change no result. Returns: the results.
     """
     inputs = case.inputs(dtype) if inputs is None else inputs
-    arguments = arguments_of(case, inputs)
+    a = arguments_of(case, inputs)
     before = {name: t.clone() for name, t in inputs.items()}
-    actual = run(family, arguments | changes, inputs["dout"])
+    actual = run(family, a._replace(**changes), inputs["dout"])
     for name, copy in before.items():
         assert torch.equal(inputs[name].nan_to_num(nan=7.0), copy.nan_to_num(nan=7.0)), f"{name} was written to"
-    truth, plain = truth_of(arguments, inputs["dout"]), case.plain_of(before)
-    plain["lse"] = reference.attention_fwd(**arguments)[1]  # fp32 throughout
+    truth, plain = truth_of(a, inputs["dout"]), case.plain_of(before)
+    plain["lse"] = reference.attention_fwd(a)[1]  # fp32 throughout
     assert actual.keys() == truth.keys() == plain.keys()
     has_keys = torch.isfinite(truth["lse"])
     assert torch.equal(actual["lse"] == -torch.inf, ~has_keys), "lse is -inf where no key is left, only there"

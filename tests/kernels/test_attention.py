@@ -14,6 +14,7 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.kernels._attention_tiles import launch_config, short_config
 from bert_fast.kernels._launch import architecture, assume_architecture, ceil_div
+from bert_fast.reference.attention import Attention
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.traffic import assert_traffic, traffic
 
@@ -178,9 +179,9 @@ def test_causal_by_position_not_by_order(kernels, length: int) -> None:  # type:
 def test_queries_before_every_key_see_nothing(kernels) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((40,), (50,), head_dim=16, causal=True, dropout_p=0.1)
     inputs = case.inputs(torch.float32)
-    arguments = arguments_of(case, inputs)
-    arguments["coords_k"] = arguments["coords_k"] + torch.tensor([0, 17], dtype=torch.int32)
-    results = run(kernels, arguments, inputs["dout"])
+    a = arguments_of(case, inputs)
+    later = a.coords_k + torch.tensor([0, 17], dtype=torch.int32)
+    results = run(kernels, a._replace(coords_k=later), inputs["dout"])
     assert (results["lse"][:, :17] == -torch.inf).all() and torch.isfinite(results["lse"][:, 17:]).all()
     assert not results["out"][:17].any() and not results["dq"][:17].any()
     # Keys from 23 on stand behind every query.
@@ -220,10 +221,10 @@ def test_scores_all_far_from_zero(kernels, dtype: torch.dtype, sign: float) -> N
 def test_the_order_of_sequences_changes_no_bit(kernels, dtype: torch.dtype, lengths_k: tuple[int, ...] | None) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((7, 33, 0, 40), lengths_k, num_heads=1, head_dim=16, dropout_p=0.1, causal=True)
     inputs = case.inputs(dtype)
-    arguments = arguments_of(case, inputs)
-    expected = run(kernels, arguments, inputs["dout"])
+    a = arguments_of(case, inputs)
+    expected = run(kernels, a, inputs["dout"])
     for order in ((3, 1, 0, 2), (2, 0, 1, 3)):
-        ordered = arguments | {"sequence_order": torch.tensor(order, dtype=torch.int32)}
+        ordered = a._replace(sequence_order=torch.tensor(order, dtype=torch.int32))
         results = run(kernels, ordered, inputs["dout"])
         assert all(torch.equal(results[name], expected[name]) for name in expected)
 
@@ -257,8 +258,8 @@ def test_nothing_to_attend_to_or_with(kernels, name: str) -> None:  # type: igno
 
 def test_saved_logarithms_are_natural_and_without_dropout(kernels) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((20,), num_heads=2, head_dim=16, dropout_p=0.5)
-    arguments = arguments_of(case, case.inputs(torch.float32))
-    lse = kernels.attention_fwd(**arguments | {"q": torch.zeros(20, 2, 16)})[1]
+    a = arguments_of(case, case.inputs(torch.float32))
+    _, lse = kernels.attention_fwd(a._replace(q=torch.zeros(20, 2, 16)))
     assert lse.dtype == torch.float32
     torch.testing.assert_close(lse, torch.full((2, 20), math.log(20)))
 
@@ -290,12 +291,12 @@ def test_tiles_of_other_processors(  # type: ignore[no-untyped-def]
 # Memory
 
 
-def floors(a: dict[str, Any]) -> tuple[float, float]:
+def floors(a: Attention) -> tuple[float, float]:
     """Bytes that forward and backward must move by the docstring of `kernels/attention.py`, for a single sequence."""
-    (num_queries, num_heads, head_dim), num_keys, dtype = a["q"].shape, len(a["k"]), a["q"].dtype
+    (num_queries, num_heads, head_dim), num_keys, dtype = a.q.shape, len(a.k), a.q.dtype
     queries, keys = (n * head_dim * dtype.itemsize for n in (num_queries, num_keys))
-    lse, names = 4 * num_queries, 8 * num_queries if a["dropout_p"] else 0
-    where = architecture(a["q"].device)
+    lse, names = 4 * num_queries, 8 * num_queries if a.dropout_p else 0
+    where = architecture(a.q.device)
     if short_config(max(num_queries, num_keys), head_dim, dtype, where) is not None:
         return num_heads * (2 * queries + 2 * keys + lse + names), num_heads * (4 * queries + 4 * keys + lse + names)
     config = launch_config(head_dim, dtype, where, False)
@@ -321,14 +322,13 @@ def test_bytes_are_those_of_the_docstring(  # type: ignore[no-untyped-def]
     a = arguments_of(case, inputs)
     forward_floor, backward_floor = floors(a)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(**a)
+        out, lse = kernels.attention_fwd(a)
     assert_traffic(forward, forward_floor)
-    assert forward.times_loaded(a["q"]) == {1} == forward.times_stored(out) == forward.times_stored(lse)
-    wants = dict.fromkeys(("wants_dbias", "wants_dhead_mask", "wants_ddistance_table"), False)
+    assert forward.times_loaded(a.q) == {1} == forward.times_stored(out) == forward.times_stored(lse)
     with traffic() as backward:
-        gradients = kernels.attention_bwd(inputs["dout"], out=out, lse=lse, **a, **wants)
+        made = kernels.attention_bwd(a, inputs["dout"], out, lse, set())
     assert_traffic(backward, backward_floor)
-    assert all(backward.times_stored(gradient) == {1} for gradient in gradients[:3])
+    assert all(backward.times_stored(made[name]) == {1} for name in "qkv")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -337,16 +337,15 @@ def test_causal_attention_reads_no_tile_that_nobody_sees(kernels, dtype: torch.d
     case = AttentionCase((length,), num_heads=1, head_dim=head_dim, causal=True)
     inputs = case.inputs(dtype)
     a = arguments_of(case, inputs)
-    config = launch_config(head_dim, dtype, architecture(a["q"].device), True)
+    config = launch_config(head_dim, dtype, architecture(a.q.device), True)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(**a)
+        out, lse = kernels.attention_fwd(a)
     for token in range(length):  # a key is read by the blocks whose last query stands at it or behind, by tiles
         tile = token // config.forward.block_n * config.forward.block_n
         readers = length // config.forward.block_m - tile // config.forward.block_m
-        assert forward.times_loaded(a["k"][token]) == {readers} == forward.times_loaded(a["v"][token])
-    wants = dict.fromkeys(("wants_dbias", "wants_dhead_mask", "wants_ddistance_table"), False)
+        assert forward.times_loaded(a.k[token]) == {readers} == forward.times_loaded(a.v[token])
     with traffic() as backward:
-        kernels.attention_bwd(inputs["dout"], out=out, lse=lse, **a, **wants)
+        kernels.attention_bwd(a, inputs["dout"], out, lse, set())
     for token in range(length):  # a query's gradient: once for dq, once for every block of keys that stands before it
         last = token // config.dkdv.block_m * config.dkdv.block_m + config.dkdv.block_m - 1
         readers = 1 + last // config.dkdv.block_n + 1

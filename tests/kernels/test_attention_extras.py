@@ -9,7 +9,7 @@ import torch
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.traffic import traffic
 
-from .attention_grid import arguments_of, check, heads_first, pairwise, run
+from .attention_grid import EXTRAS, arguments_of, check, heads_first, pairwise, run
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -95,9 +95,9 @@ def test_positions_far_from_zero(kernels, offset: int) -> None:  # type: ignore[
         "bias": torch.nn.functional.pad(inputs["bias"], (offset, 40, offset, 40), value=5.0),
         "head_mask": torch.nn.functional.pad(inputs["head_mask"], (offset, 40), value=5.0),
     }
-    arguments = arguments_of(case, inputs | moved)
-    arguments["coords_q"] = arguments["coords_k"] = arguments["coords_q"] + torch.tensor([0, offset]).int()
-    results = run(kernels, arguments, inputs["dout"])
+    a = arguments_of(case, inputs | moved)
+    coords = a.coords_q + torch.tensor([0, offset]).int()
+    results = run(kernels, a._replace(coords_q=coords, coords_k=coords), inputs["dout"])
     for name in ("out", "lse", "dq", "dk", "dv", "ddistance_table"):
         torch.testing.assert_close(results[name], expected[name])
     assert expected["dbias"].shape[2:] == (size, size)
@@ -164,9 +164,9 @@ def test_relative_positions_with_wide_holes(kernels, relative: str, causal: bool
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
     table = torch.full((9 * len(inputs["distance_table"]), 16), 7.0)[:-8]
     table[::9] = inputs["distance_table"]
-    arguments = arguments_of(case, inputs | {"distance_table": table})
-    arguments["coords_q"] = arguments["coords_k"] = arguments["coords_q"] * torch.tensor([1, 9]).int()
-    results = run(kernels, arguments, inputs["dout"])
+    a = arguments_of(case, inputs | {"distance_table": table})
+    coords = a.coords_q * torch.tensor([1, 9]).int()
+    results = run(kernels, a._replace(coords_q=coords, coords_k=coords), inputs["dout"])
     gradient = results.pop("ddistance_table")
     results["ddistance_table"] = gradient[::9].clone()
     for name, result in results.items():
@@ -180,9 +180,9 @@ def test_table_in_fp32_beside_fp16(kernels, relative: str) -> None:  # type: ign
     """As under autocast; its gradient keeps its dtype. The table is rounded to the dtype of q."""
     case = AttentionCase((34, 5), head_dim=16, relative=relative)
     inputs = case.inputs(torch.float16)
-    rounded = run(kernels, arguments_of(case, inputs), inputs["dout"])
-    table = inputs["distance_table"].float()
-    results = run(kernels, arguments_of(case, inputs) | {"distance_table": table}, inputs["dout"])
+    a = arguments_of(case, inputs)
+    rounded = run(kernels, a, inputs["dout"])
+    results = run(kernels, a._replace(distance_table=a.distance_table.float()), inputs["dout"])
     assert results["ddistance_table"].dtype == torch.float32
     assert torch.equal(results["ddistance_table"].half(), rounded["ddistance_table"])
     assert torch.equal(results["dq"], rounded["dq"])
@@ -195,10 +195,10 @@ def test_table_in_fp32_beside_fp16(kernels, relative: str) -> None:  # type: ign
 def test_runs_repeat_and_the_order_of_sequences_changes_no_bit(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((7, 33, 0, 5), head_dim=16, bias="AQK", head_mask="A", relative=RELATIVE[1], dropout_p=0.1)
     inputs = case.inputs(dtype)
-    arguments = arguments_of(case, inputs)
-    first = run(kernels, arguments, inputs["dout"])
+    a = arguments_of(case, inputs)
+    first = run(kernels, a, inputs["dout"])
     for order in (None, torch.tensor([1, 0, 3, 2], dtype=torch.int32)):
-        second = run(kernels, arguments | {"sequence_order": order}, inputs["dout"])
+        second = run(kernels, a._replace(sequence_order=order), inputs["dout"])
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -212,27 +212,24 @@ def test_nothing_to_attend_to_or_with(kernels, lengths: Any) -> None:  # type: i
 def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((5,), head_dim=16, bias="A", head_mask="A", relative="relative_key")
     inputs = case.inputs(torch.float32)
-    arguments = arguments_of(case, inputs)
-    out, lse = kernels.attention_fwd(**arguments)
-    for wanted in range(3):
-        names = ("wants_dbias", "wants_dhead_mask", "wants_ddistance_table")
-        wants = {name: i == wanted for i, name in enumerate(names)}
-        made = kernels.attention_bwd(dout=inputs["dout"], out=out, lse=lse, **arguments, **wants)[3:]
-        assert [one is not None for one in made] == list(wants.values())
+    a = arguments_of(case, inputs)
+    out, lse = kernels.attention_fwd(a)
+    for wanted in EXTRAS:
+        made = kernels.attention_bwd(a, inputs["dout"], out, lse, {wanted})
+        assert made.keys() == {"q", "k", "v", wanted}
 
 
 def test_factors_are_read_once_a_pass(kernels) -> None:  # type: ignore[no-untyped-def]
     """Forward, dq, and dk with dv: each reads every pair's bias and factor once, and writes nothing of their size."""
     case = AttentionCase((40,), num_heads=2, head_dim=16, bias="BAQK", head_mask="BAQK")
     inputs = case.inputs(torch.float16)
-    arguments = arguments_of(case, inputs)
+    a = arguments_of(case, inputs)
     # One row of the batch would be broadcast all the same; its other dimensions are full.
     assert inputs["bias"].shape == inputs["head_mask"].shape == (1, 2, 40, 40)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(**arguments)
-    wants = dict.fromkeys(("wants_dbias", "wants_dhead_mask", "wants_ddistance_table"), False)
+        out, lse = kernels.attention_fwd(a)
     with traffic() as backward:
-        kernels.attention_bwd(dout=inputs["dout"], out=out, lse=lse, **arguments, **wants)
+        kernels.attention_bwd(a, inputs["dout"], out, lse, set())
     for factor in (*inputs["bias"][0], *inputs["head_mask"][0]):
         # In forward, queries past the end of a tile read the first one's, from the cache.
         assert forward.times_loaded(factor[1:]) == {1} and backward.times_loaded(factor) == {2}

@@ -5,11 +5,10 @@ import torch
 
 from bert_fast import backend, ops
 from bert_fast.aten import attention as aten
-from bert_fast.reference import attention as reference
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 
-from .attention_grid import OP, arguments_of, in_fused_buffer, run
+from .attention_grid import OP, arguments_of, in_fused_buffer, run, truth_of
 
 pytestmark = pytest.mark.gpu
 
@@ -34,13 +33,8 @@ def on_gpu(case, dtype, fused=False):
 
 def compare(kernels, case, dtype, fused=False):
     """Every output against the reference in fp64, where the torch back-end says how far plain torch is off."""
-    arguments, dout = on_gpu(case, dtype, fused)
-    actual, plain = run(kernels, arguments, dout), run(aten, arguments, dout)
-    wide = {
-        name: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-        for name, t in arguments.items()
-    }
-    truth = run(reference, wide, dout.double())
+    a, dout = on_gpu(case, dtype, fused)
+    actual, plain, truth = run(kernels, a, dout), run(aten, a, dout), truth_of(a, dout)
     has_keys = torch.isfinite(truth["lse"])
     assert torch.equal(torch.isfinite(actual["lse"]), has_keys)
     for results in (actual, plain, truth):
@@ -124,11 +118,11 @@ def test_both_regimes_agree(kernels, monkeypatch, length, dropout_p, dtype):
 def test_runs_repeat_bit_for_bit(kernels, lengths, causal, dtype):
     extras = dict(bias="AQK", head_mask="A", relative="relative_key_query") if max(lengths) == 512 else {}
     case = AttentionCase(lengths, None, 12, 64, dropout_p=0.1, causal=causal, **extras)
-    arguments, dout = on_gpu(case, dtype)
-    first = run(kernels, arguments, dout)
+    a, dout = on_gpu(case, dtype)
+    first = run(kernels, a, dout)
     order = torch.tensor(lengths).argsort(descending=True).int().cuda()
     for sequence_order in (None, None, order):
-        again = run(kernels, arguments | {"sequence_order": sequence_order}, dout)
+        again = run(kernels, a._replace(sequence_order=sequence_order), dout)
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -136,21 +130,21 @@ def test_runs_repeat_bit_for_bit(kernels, lengths, causal, dtype):
 def test_masks_are_those_of_the_torch_back_end(kernels, dtype):
     """Uniform probabilities and values that are unit vectors: what is not 0 was kept."""
     case = AttentionCase((128, 64, 100), None, 12, 128, dropout_p=0.5, softmax_scale=0.0)
-    arguments, _ = on_gpu(case, dtype)
+    a, _ = on_gpu(case, dtype)
     places = torch.cat([torch.arange(n) for n in case.lengths])
-    arguments["v"] = torch.nn.functional.one_hot(places, 128).to(dtype).cuda()[:, None].expand(-1, 12, -1)
-    actual, expected = (family.attention_fwd(**arguments)[0] != 0 for family in (kernels, aten))
+    a = a._replace(v=torch.nn.functional.one_hot(places, 128).to(dtype).cuda()[:, None].expand(-1, 12, -1))
+    actual, expected = (family.attention_fwd(a)[0] != 0 for family in (kernels, aten))
     assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_leaks_into_other_sequences(kernels, dtype):
     case = AttentionCase((100, 33, 300), None, 4, 40, dropout_p=0.1)
-    arguments, dout = on_gpu(case, dtype)
-    good = run(kernels, arguments, dout)
-    for t in (arguments["q"], arguments["k"], arguments["v"], dout):
+    a, dout = on_gpu(case, dtype)
+    good = run(kernels, a, dout)
+    for t in (a.q, a.k, a.v, dout):
         t[100:133] = torch.nan
-    spoilt = run(kernels, arguments, dout)
+    spoilt = run(kernels, a, dout)
     for name, t in good.items():
         one, other = (x.transpose(0, 1) if name == "lse" else x for x in (t, spoilt[name]))
         assert torch.equal(one[:100], other[:100]) and torch.equal(one[133:], other[133:]), name
@@ -165,15 +159,15 @@ def test_more_than_two_to_the_31_elements(kernels):
     buffer[-last:] = torch.randn(last, num_heads, head_dim, device="cuda")
     bounds = [*range(0, num_tokens - last, 4096), num_tokens - last, num_tokens]
     case = AttentionCase((last,), None, num_heads, head_dim)
-    arguments, dout = on_gpu(case, torch.bfloat16)
-    arguments |= {name: buffer[-last:].clone() for name in ("q", "k", "v")}
-    expected = run(kernels, arguments | {"max_seqlen_q": 4096, "max_seqlen_k": 4096}, dout)
+    a, dout = on_gpu(case, torch.bfloat16)
+    near = buffer[-last:].clone()
+    a = a._replace(q=near, k=near, v=near, max_seqlen_q=4096, max_seqlen_k=4096)
+    expected = run(kernels, a, dout)
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device="cuda")
-    arguments |= dict.fromkeys(("q", "k", "v"), buffer)
-    arguments |= {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": 4096, "max_seqlen_k": 4096}
+    a = a._replace(q=buffer, k=buffer, v=buffer, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
     far = torch.zeros_like(buffer)
     far[-last:] = dout
-    results = run(kernels, arguments, far)
+    results = run(kernels, a, far)
     for name in ("out", "dq", "dk", "dv"):
         assert torch.equal(results[name][-last:], expected[name]), name
 

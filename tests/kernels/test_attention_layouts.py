@@ -85,13 +85,13 @@ def test_expanded_queries_and_keys(kernels) -> None:  # type: ignore[no-untyped-
 def test_strided_offsets_and_names(kernels) -> None:  # type: ignore[no-untyped-def]
     """cu_seqlens and coords whose elements do not stand side by side."""
     case = AttentionCase((5, 40), (33, 2), head_dim=16, dropout_p=0.1, causal=True, holes=True)
-    arguments = arguments_of(case, case.inputs(torch.float32))
+    a = arguments_of(case, case.inputs(torch.float32))
     spread = {
-        name: arguments[name].repeat_interleave(2, dim=0)[::2]
+        name: getattr(a, name).repeat_interleave(2, dim=0)[::2]
         for name in ("cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k")
     }
     check(kernels, case, torch.float32, **spread)
-    check(kernels, case, torch.float32, **{n: arguments[n].T.contiguous().T for n in ("coords_q", "coords_k")})
+    check(kernels, case, torch.float32, coords_q=a.coords_q.T.contiguous().T, coords_k=a.coords_k.T.contiguous().T)
 
 
 def test_strides_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend, ops
+from bert_fast.reference.attention import Attention
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
 from bert_fast.testing.traffic import traffic
 
@@ -42,11 +43,11 @@ class IntoOne:
         self.family, self.attention_fwd = family, family.attention_fwd
         self.dqkv: Tensor | None = None
 
-    def attention_bwd(self, q: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
-        self.dqkv = q.new_full((q.shape[0], 3, *q.shape[1:]), torch.nan)
-        made = self.family.attention_bwd(q=q, **arguments, dqkv=self.dqkv)
-        for gradient, part in zip(made, self.dqkv.unbind(1), strict=False):
-            assert gradient.data_ptr() == part.data_ptr() and gradient.stride() == part.stride()
+    def attention_bwd(self, a: Attention, *upstream: Any) -> dict[str, Tensor]:
+        self.dqkv = a.q.new_full((a.q.shape[0], 3, *a.q.shape[1:]), torch.nan)
+        made = self.family.attention_bwd(a, *upstream, self.dqkv)
+        for name, part in zip("qkv", self.dqkv.unbind(1), strict=True):
+            assert made[name].data_ptr() == part.data_ptr() and made[name].stride() == part.stride()
         return made
 
 
@@ -54,9 +55,9 @@ class IntoOne:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_of_three_tensors(kernels, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     inputs = in_fused_buffer(CASES[name].inputs(dtype))
-    arguments = arguments_of(CASES[name], inputs)
-    expected = run(kernels, arguments, inputs["dout"])
-    results = run(IntoOne(kernels), arguments, inputs["dout"])
+    a = arguments_of(CASES[name], inputs)
+    expected = run(kernels, a, inputs["dout"])
+    results = run(IntoOne(kernels), a, inputs["dout"])
     assert results.keys() == expected.keys()
     assert all(torch.equal(results[key], expected[key]) for key in expected)
 
@@ -64,10 +65,10 @@ def test_the_bits_of_three_tensors(kernels, name: str, dtype: torch.dtype) -> No
 def test_sequences_too_long_for_offsets_of_32_bits(kernels, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     case = CASES["short"]
     inputs = in_fused_buffer(case.inputs(torch.float32))
-    arguments = arguments_of(case, inputs)
-    expected = run(kernels, arguments, inputs["dout"])
+    a = arguments_of(case, inputs)
+    expected = run(kernels, a, inputs["dout"])
     monkeypatch.setattr(kernels, "_MAX_INT32", 33 * 3 * 3 * 24 - 1)  # one less than the longest sequence reaches
-    results = run(IntoOne(kernels), arguments, inputs["dout"])
+    results = run(IntoOne(kernels), a, inputs["dout"])
     assert all(torch.equal(results[key], expected[key]) for key in expected)
 
 
@@ -90,10 +91,9 @@ def test_the_op_against_the_reference(kernels, dtype: torch.dtype) -> None:  # t
 def test_every_gradient_is_written_once(kernels) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((40, 24), num_heads=2, head_dim=32, dropout_p=0.1)
     inputs = in_fused_buffer(case.inputs(torch.float16))
-    arguments = arguments_of(case, inputs)
-    out, lse = kernels.attention_fwd(**arguments)
+    a = arguments_of(case, inputs)
+    out, lse = kernels.attention_fwd(a)
     family = IntoOne(kernels)
-    wants = dict.fromkeys(("wants_dbias", "wants_dhead_mask", "wants_ddistance_table"), False)
     with traffic() as backward:
-        family.attention_bwd(dout=inputs["dout"], out=out, lse=lse, **arguments, **wants)
+        family.attention_bwd(a, inputs["dout"], out, lse, set())
     assert family.dqkv is not None and backward.times_stored(family.dqkv) == {1}

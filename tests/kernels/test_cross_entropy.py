@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from bert_fast import backend
 from bert_fast.reference import cross_entropy as reference
+from bert_fast.reference.cross_entropy import CrossEntropy
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import assert_traffic, traffic
@@ -65,11 +66,13 @@ def check(
     before = [logits.clone(), labels.clone()]
     is_labelled = labels != ignore_index
     dloss = torch.tensor(-1.25 * max(1, len(labels)))  # undoes the mean: gradients of size 1
-    loss, lse = kernels.cross_entropy_fwd(logits, labels, ignore_index, smoothing)
-    dlogits = kernels.cross_entropy_bwd(dloss, logits, labels, lse, ignore_index, smoothing)
+    a = CrossEntropy(logits, labels, ignore_index, smoothing)
+    loss, lse = kernels.cross_entropy_fwd(a)
+    dlogits = kernels.cross_entropy_bwd(a, dloss, lse)["logits"]
     plain = run_plain(logits, labels, dloss, smoothing, ignore_index)
-    true_loss, true_lse = reference.cross_entropy_fwd(logits.double(), labels, ignore_index, smoothing)
-    truth = reference.cross_entropy_bwd(dloss.double(), logits.double(), labels, true_lse, ignore_index, smoothing)
+    exact = a._replace(logits=logits.double())
+    true_loss, true_lse = reference.cross_entropy_fwd(exact)
+    truth = reference.cross_entropy_bwd(exact, dloss.double(), true_lse)["logits"]
     assert_close_to_truth(OP, "loss", loss, plain[0], true_loss)
     assert_close_to_truth(OP, "lse", lse[is_labelled], plain[1][is_labelled], true_lse[is_labelled])
     assert_close_to_truth(OP, dlogits_name, dlogits, plain[2], truth)
@@ -156,7 +159,7 @@ def test_infinities_are_those_of_torch(kernels, num_classes: int, value: float, 
     logits[1, column] = value
     losses, lse = kernels.cross_entropy_rows_fwd(logits, labels, IGNORE, 0.0)
     assert torch.equal(torch.isfinite(losses), torch.isfinite(F.cross_entropy(logits, labels, reduction="none")))
-    dlogits = kernels.cross_entropy_bwd(torch.tensor(1.0), logits, labels, lse)
+    dlogits = kernels.cross_entropy_bwd(CrossEntropy(logits, labels), torch.tensor(1.0), lse)["logits"]
     leaf = logits.clone().requires_grad_()
     F.cross_entropy(leaf, labels).backward()
     assert torch.equal(torch.isfinite(dlogits), torch.isfinite(leaf.grad))
@@ -166,12 +169,13 @@ def test_infinities_are_those_of_torch(kernels, num_classes: int, value: float, 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_rows_without_a_label_are_not_read(kernels, num_classes: int, value: float) -> None:  # type: ignore[no-untyped-def]
     logits, labels = make_logits(5, num_classes), make_labels(5, num_classes)
-    expected = kernels.cross_entropy_fwd(logits, labels)
+    expected = kernels.cross_entropy_fwd(CrossEntropy(logits, labels))
     spoilt = logits.clone()
     spoilt[labels == IGNORE] = value
+    a = CrossEntropy(spoilt, labels)
     with traffic() as counts:
-        loss, lse = kernels.cross_entropy_fwd(spoilt, labels)
-        dlogits = kernels.cross_entropy_bwd(torch.tensor(2.0), spoilt, labels, lse)
+        loss, lse = kernels.cross_entropy_fwd(a)
+        dlogits = kernels.cross_entropy_bwd(a, torch.tensor(2.0), lse)["logits"]
     assert torch.equal(loss, expected[0]) and torch.equal(lse, expected[1])
     assert torch.isfinite(dlogits).all() and not dlogits[labels == IGNORE].any()
     assert counts.times_loaded(spoilt[1]) == {0}
@@ -179,10 +183,10 @@ def test_rows_without_a_label_are_not_read(kernels, num_classes: int, value: flo
 
 @pytest.mark.parametrize("num_classes", [4, 300])
 def test_nothing_labelled(kernels, num_classes: int) -> None:  # type: ignore[no-untyped-def]
-    logits, labels = make_logits(5, num_classes), torch.full((5,), IGNORE)
-    loss, lse = kernels.cross_entropy_fwd(logits, labels)
+    a = CrossEntropy(make_logits(5, num_classes), torch.full((5,), IGNORE))
+    loss, lse = kernels.cross_entropy_fwd(a)
     assert loss == 0 and not lse.any()
-    assert not kernels.cross_entropy_bwd(torch.tensor(float("inf")), logits, labels, lse).any()
+    assert not kernels.cross_entropy_bwd(a, torch.tensor(float("inf")), lse)["logits"].any()
 
 
 @pytest.mark.parametrize("num_classes", [4, 300])
@@ -196,18 +200,19 @@ def test_labels_out_of_range_show_and_read_nothing(kernels, num_classes: int, ba
     addresses = range(logits.data_ptr(), logits.data_ptr() + logits.nbytes)
     others = [a for a in counts.loads if a not in addresses]
     assert len(others) == len(labels)
-    assert kernels.cross_entropy_fwd(logits, labels)[0].isnan()
-    dlogits = kernels.cross_entropy_bwd(torch.tensor(1.0), logits, labels, lse)
+    a = CrossEntropy(logits, labels)
+    assert kernels.cross_entropy_fwd(a)[0].isnan()
+    dlogits = kernels.cross_entropy_bwd(a, torch.tensor(1.0), lse)["logits"]
     assert dlogits[2].isnan().all() and torch.isfinite(dlogits[[0, 1, 3, 4]]).all()
 
 
 @pytest.mark.parametrize("num_classes", [9, 1031])
 def test_runs_repeat_bit_for_bit(kernels, num_classes: int) -> None:  # type: ignore[no-untyped-def]
-    logits, labels = make_logits(7, num_classes, torch.float16), make_labels(7, num_classes)
+    a = CrossEntropy(make_logits(7, num_classes, torch.float16), make_labels(7, num_classes), IGNORE, 0.1)
 
     def run() -> tuple[Tensor, ...]:
-        loss, lse = kernels.cross_entropy_fwd(logits, labels, IGNORE, 0.1)
-        return loss, lse, kernels.cross_entropy_bwd(torch.tensor(3.0), logits, labels, lse, IGNORE, 0.1)
+        loss, lse = kernels.cross_entropy_fwd(a)
+        return loss, lse, kernels.cross_entropy_bwd(a, torch.tensor(3.0), lse)["logits"]
 
     assert all(torch.equal(first, second) for first, second in zip(run(), run(), strict=True))
 
@@ -216,8 +221,9 @@ def test_runs_repeat_bit_for_bit(kernels, num_classes: int) -> None:  # type: ig
 def test_rows_in_chunks_with_gradients_in_place(kernels, num_classes: int) -> None:  # type: ignore[no-untyped-def]
     """What a caller does that makes its logits chunk by chunk and turns each into its gradient."""
     logits, labels = make_logits(7, num_classes), make_labels(7, num_classes)
-    loss, lse = kernels.cross_entropy_fwd(logits, labels)
-    dlogits = kernels.cross_entropy_bwd(torch.tensor(3.0), logits, labels, lse)
+    a = CrossEntropy(logits, labels)
+    loss, lse = kernels.cross_entropy_fwd(a)
+    dlogits = kernels.cross_entropy_bwd(a, torch.tensor(3.0), lse)["logits"]
     scale = kernels.divide_by_labelled(torch.tensor(3.0), labels, IGNORE)
     all_losses, gradients = [], []
     for z, label in zip(logits.split(3), labels.split(3), strict=True):
@@ -233,7 +239,7 @@ def test_rows_in_chunks_with_gradients_in_place(kernels, num_classes: int) -> No
 @pytest.mark.parametrize("num_classes", [9, 1031])
 def test_gradients_leave_what_lies_between_rows(kernels, num_classes: int) -> None:  # type: ignore[no-untyped-def]
     logits, labels = make_logits(4, num_classes, torch.float16), make_labels(4, num_classes)
-    _, lse = kernels.cross_entropy_fwd(logits, labels)
+    _, lse = kernels.cross_entropy_fwd(CrossEntropy(logits, labels))
     scale = torch.tensor(0.5)
     expected = kernels.cross_entropy_rows_bwd(scale, logits, labels, lse, IGNORE, 0.0, torch.empty_like(logits))
     for gap in (1, 5, 8):
@@ -246,11 +252,12 @@ def test_gradients_leave_what_lies_between_rows(kernels, num_classes: int) -> No
 @pytest.mark.parametrize("num_classes", [9, 1031])
 def test_bf16_stays_within_a_unit_of_the_reference(kernels, num_classes: int) -> None:  # type: ignore[no-untyped-def]
     logits, labels = make_logits(5, num_classes, torch.bfloat16), make_labels(5, num_classes)
-    loss, lse = kernels.cross_entropy_fwd(logits, labels)
-    plain, truth = (reference.cross_entropy_fwd(t, labels)[0] for t in (logits, logits.double()))
+    a = CrossEntropy(logits, labels)
+    loss, lse = kernels.cross_entropy_fwd(a)
+    plain, truth = (reference.cross_entropy_fwd(CrossEntropy(t, labels))[0] for t in (logits, logits.double()))
     assert_close_to_truth(OP, "loss", loss, plain, truth)
-    dlogits = kernels.cross_entropy_bwd(torch.tensor(4.0), logits, labels, lse).float()
-    expected = reference.cross_entropy_bwd(torch.tensor(4.0), logits.float(), labels, lse)
+    dlogits = kernels.cross_entropy_bwd(a, torch.tensor(4.0), lse)["logits"].float()
+    expected = reference.cross_entropy_bwd(a._replace(logits=logits.float()), torch.tensor(4.0), lse)["logits"]
     assert ((dlogits - expected).abs() <= expected.abs() * RELATIVE["bf16_stored_by_interpreter"]).all()
 
 
@@ -262,10 +269,11 @@ def test_offsets_beyond_two_to_the_31(kernels, tmp_path: Path, num_classes: int)
     size = stride + num_classes
     storage = torch.from_file(str(tmp_path / "logits"), shared=True, size=size, dtype=torch.float16)
     far = storage.as_strided((2, num_classes), (stride, 1)).copy_(logits)
-    near, distant = (kernels.cross_entropy_fwd(t, labels) for t in (logits, far))
+    arguments = [CrossEntropy(t, labels) for t in (logits, far)]
+    near, distant = map(kernels.cross_entropy_fwd, arguments)
     assert all(torch.equal(a, b) for a, b in zip(near, distant, strict=True))
-    expected = kernels.cross_entropy_bwd(torch.tensor(2.0), logits, labels, near[1])
-    assert torch.equal(kernels.cross_entropy_bwd(torch.tensor(2.0), far, labels, near[1]), expected)
+    expected, got = (kernels.cross_entropy_bwd(a, torch.tensor(2.0), near[1])["logits"] for a in arguments)
+    assert torch.equal(got, expected)
     kernels.cross_entropy_rows_bwd(torch.tensor(1.0), far, labels, near[1], IGNORE, 0.0, far)
     assert torch.equal(far, expected)
 

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend
+from bert_fast.reference.bias_gelu import BiasGelu
+from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.interpreter import last_programs
+from tests.attention_records import plain_attention
 
 pytestmark = pytest.mark.interpreter
 
@@ -76,12 +79,16 @@ def test_layer_norm(sparse) -> None:  # type: ignore[no-untyped-def]
     family = kernels("layer_norm")
     x, dy = torch.randn(2, TAIL, COLS).to(DTYPE).unbind()
     weight, bias = torch.randn(2, COLS).unbind()
-    y, mean, rstd = family.layer_norm_fwd(x, weight, bias, 1e-12)
-    dx = family.layer_norm_bwd(dy, x, weight, mean, rstd)[0]
+
+    def run(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+        a = LayerNorm(x, weight, bias, 1e-12)
+        y, mean, rstd = family.layer_norm_fwd(a)
+        return y, family.layer_norm_bwd(a, dy, mean, rstd)["x"]
+
+    y, dx = run(x, dy)
     far_x, far_dy = tail(x, sparse(ROWS, COLS)), tail(dy, sparse(ROWS, COLS))
     with last_programs():
-        far_y, far_mean, far_rstd = family.layer_norm_fwd(far_x, weight, bias, 1e-12)
-        far_dx = family.layer_norm_bwd(far_dy, far_x, weight, far_mean, far_rstd)[0]
+        far_y, far_dx = run(far_x, far_dy)
     assert_same_last_rows(far_y, y)
     assert_same_last_rows(far_dx, dx)
 
@@ -112,13 +119,15 @@ def test_bias_gelu(sparse) -> None:  # type: ignore[no-untyped-def]
     family = kernels("bias_gelu")
     x, dy = torch.randn(2, TAIL, COLS).to(DTYPE).unbind()
     bias = torch.randn(COLS)
-    y, (dx, _) = family.bias_gelu_fwd(x, bias, "gelu"), family.bias_gelu_bwd(dy, x, bias, "gelu")
+
+    def run(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+        a = BiasGelu(x, bias, "gelu")
+        return family.bias_gelu_fwd(a), family.bias_gelu_bwd(a, dy)["x"]
+
+    y, dx = run(x, dy)
     far_x, far_dy = tail(x, sparse(ROWS, COLS)), tail(dy, sparse(ROWS, COLS))
     with last_programs():
-        far_y, (far_dx, _) = (
-            family.bias_gelu_fwd(far_x, bias, "gelu"),
-            family.bias_gelu_bwd(far_dy, far_x, bias, "gelu"),
-        )
+        far_y, far_dx = run(far_x, far_dy)
     # A program owns a block of columns: the last one of the last.
     cols = 128
     assert_same_last_rows(far_y[:, -cols:], y[:, -cols:])
@@ -177,12 +186,13 @@ def test_attention(sparse, head_dim: int) -> None:  # type: ignore[no-untyped-de
     coords[-TAIL:] = torch.arange(2 * TAIL).view(TAIL, 2)
 
     def run(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, coords: Tensor, bounds: list[int]) -> tuple[Tensor, ...]:
-        cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
-        arguments = (
-            cu_seqlens, cu_seqlens, TAIL, TAIL, 0.1, 0.3, seed, coords, coords, 3, True, None, None, None, False, None,
+        a = plain_attention(
+            q, k, v, torch.tensor(bounds, dtype=torch.int32), TAIL, softmax_scale=0.1, dropout_p=0.3, seed=seed,
+            coords_q=coords, coords_k=coords, site=3, causal=True,
         )  # fmt: skip
-        out, lse = family.attention_fwd(q, k, v, *arguments)
-        return out, *family.attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, False)[:3]
+        out, lse = family.attention_fwd(a)
+        made = family.attention_bwd(a, dout, out, lse, set())
+        return out, made["q"], made["k"], made["v"]
 
     near = run(q, k, v, dout, coords[-TAIL:], [0, TAIL])
     far = [tail(t, sparse(ROWS, num_heads, head_dim)) for t in (q, k, v, dout)]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bert_fast import backend
 from bert_fast.reference import layer_norm as reference
+from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
@@ -34,8 +35,9 @@ def make_inputs(
 
 def run(family, inputs: Inputs, eps: float = 1e-12) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
     x, weight, bias, dy = inputs
-    y, mean, rstd = family.layer_norm_fwd(x, weight, bias, eps)
-    return y, mean, rstd, *family.layer_norm_bwd(dy, x, weight, mean, rstd)
+    y, mean, rstd = family.layer_norm_fwd(LayerNorm(x, weight, bias, eps))
+    made = family.layer_norm_bwd(LayerNorm(x, weight, None, None), dy, mean, rstd)
+    return y, mean, rstd, made["x"], made["weight"], made["bias"]
 
 
 def run_plain(inputs: Inputs, eps: float) -> tuple[Tensor, ...]:
@@ -172,14 +174,15 @@ def test_bytes_are_those_of_the_docstring(kernels) -> None:  # type: ignore[no-u
     num_tokens, hidden_size = 13, 40
     x, weight, bias, dy = make_inputs(num_tokens, hidden_size, torch.float16)
     with traffic() as forward:
-        y, mean, rstd = kernels.layer_norm_fwd(x, weight, bias, 1e-12)
+        y, mean, rstd = kernels.layer_norm_fwd(LayerNorm(x, weight, bias, 1e-12))
     assert forward.times_loaded(x) == {1}
     assert all(forward.times_stored(t) == {1} for t in (y, mean, rstd))
     assert len(forward.loads) == x.numel() + 2 * hidden_size
     assert forward.stored_bytes == num_tokens * (2 * hidden_size + 8)
 
     with traffic() as backward:
-        dx, dweight, dbias = kernels.layer_norm_bwd(dy, x, weight, mean, rstd)
+        made = kernels.layer_norm_bwd(LayerNorm(x, weight, None, None), dy, mean, rstd)
+    dx, dweight, dbias = made["x"], made["weight"], made["bias"]
     assert all(backward.times_loaded(t) == {1} for t in (dy, x, mean, rstd))
     assert all(backward.times_stored(t) == {1} for t in (dx, dweight, dbias))
     partial_bytes = backward.stored_bytes - sum(t.nbytes for t in (dx, dweight, dbias))

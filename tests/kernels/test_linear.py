@@ -1,7 +1,5 @@
 """The Triton back-end of linear, in the interpreter, against the fp64 reference."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,14 +7,16 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.aten import linear as aten
 from bert_fast.reference import linear as reference
+from bert_fast.reference.linear import Linear
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable
 
 pytestmark = pytest.mark.interpreter
 
-ALL = (True, True, True)
+GRADIENTS = ("x", "weight", "bias")
 
 
 @pytest.fixture
@@ -39,10 +39,11 @@ def make_inputs(
 
 def run(family, inputs: Tensors) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
     x, weight, bias, dy = inputs.values()
-    y = family.linear_fwd(x, weight, bias)
-    dx, dweight, dbias = family.linear_bwd(dy, x, weight, True, True, bias is not None)
-    outputs = {"y": y, "dx": dx, "dweight": dweight}
-    return outputs if bias is None else outputs | {"dbias": dbias}
+    y = family.linear_fwd(Linear(x, weight, bias))
+    wants = {name for name in GRADIENTS if inputs[name] is not None}
+    made = family.linear_bwd(Linear(x, weight, None), dy, wants)
+    assert made.keys() == wants
+    return {"y": y} | {f"d{name}": gradient for name, gradient in made.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -79,13 +80,13 @@ def test_small_and_large_numbers(kernels, scale):  # type: ignore[no-untyped-def
     check("linear", run, kernels, aten, reference, make_inputs(20, 36, 27, torch.float16, scale=scale))
 
 
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=3)))
+@parametrize_wants(*GRADIENTS)
 def test_what_is_not_wanted_is_not_there(kernels, wants):  # type: ignore[no-untyped-def]
     x, weight, _, dy = make_inputs(9, 12, 10, torch.float32).values()
-    whole = kernels.linear_bwd(dy, x, weight, *ALL)
-    part = kernels.linear_bwd(dy, x if wants[1] else None, weight, *wants)
-    for one, other, wanted in zip(whole, part, wants, strict=True):
-        assert torch.equal(one, other) if wanted else other is None
+    whole = kernels.linear_bwd(Linear(x, weight, None), dy, {*GRADIENTS})
+    part = kernels.linear_bwd(Linear(x if "weight" in wants else None, weight, None), dy, wants)
+    assert part.keys() == wants
+    assert all(torch.equal(part[name], whole[name]) for name in wants)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -110,12 +111,12 @@ def test_bytes_are_those_of_the_docstring(kernels):  # type: ignore[no-untyped-d
     """Operands are read, each address at least once, results written once; nothing else."""
     x, weight, bias, dy = make_inputs(70, 40, 90, torch.float16).values()
     with traffic() as forward:
-        y = kernels.linear_fwd(x, weight, bias)
+        y = kernels.linear_fwd(Linear(x, weight, bias))
     assert forward.times_stored(y) == {1} and forward.stored_bytes == y.nbytes
     assert forward.unique_bytes <= (x.nbytes + weight.nbytes + bias.nbytes + y.nbytes) * (
         1 + RELATIVE["traffic_above_floor"]
     )
     with traffic() as backward:
-        dx, dweight, _ = kernels.linear_bwd(dy, x, weight, True, True, False)
-    assert backward.times_stored(dx) == backward.times_stored(dweight) == {1}
-    assert backward.stored_bytes == dx.nbytes + dweight.nbytes
+        made = kernels.linear_bwd(Linear(x, weight, None), dy, {"x", "weight"})
+    assert backward.times_stored(made["x"]) == backward.times_stored(made["weight"]) == {1}
+    assert backward.stored_bytes == made["x"].nbytes + made["weight"].nbytes

@@ -1,7 +1,5 @@
 """The Triton back-end of linear_gelu, in the interpreter, against the fp64 reference."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,14 +7,17 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.aten import linear_gelu as aten
 from bert_fast.reference import linear_gelu as reference
+from bert_fast.reference.linear_gelu import LinearGelu
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable
 
 pytestmark = pytest.mark.interpreter
 
 ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu", "tanh"]
+GRADIENTS = ("x", "weight", "bias")
 
 
 @pytest.fixture
@@ -39,11 +40,14 @@ def make_inputs(
 
 def run(family, inputs: Tensors, hidden_act: str = "gelu", save_pre: bool = True) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
     x, weight, bias, dy = inputs.values()
-    y, pre = family.linear_gelu_fwd(x, weight, bias, hidden_act, save_pre)
+    a = LinearGelu(x, weight, bias, hidden_act, save_pre)
+    y, pre = family.linear_gelu_fwd(a)
     assert (pre is not None) == save_pre
-    dx, dweight, dbias = family.linear_gelu_bwd(dy, x, weight, bias, pre, hidden_act, True, True, bias is not None)
-    outputs = {"y": y, "dx": dx, "dweight": dweight} | ({"pre": pre} if save_pre else {})
-    return outputs if bias is None else outputs | {"dbias": dbias}
+    wants = {name for name in GRADIENTS if inputs[name] is not None}
+    made = family.linear_gelu_bwd(a, dy, pre, wants)
+    assert made.keys() == wants
+    outputs = {"y": y} | {f"d{name}": gradient for name, gradient in made.items()}
+    return outputs | ({"pre": pre} if save_pre else {})
 
 
 def compare(kernels, inputs: Tensors, *flags) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
@@ -105,15 +109,16 @@ def test_small_and_large_numbers(kernels, hidden_act, scale):  # type: ignore[no
 
 
 @pytest.mark.parametrize("save_pre", [True, False])
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=3)))
+@parametrize_wants(*GRADIENTS)
 def test_what_is_not_wanted_is_not_there(kernels, wants, save_pre):  # type: ignore[no-untyped-def]
     x, weight, bias, dy = make_inputs(9, 12, 10, torch.float32).values()
-    _, pre = kernels.linear_gelu_fwd(x, weight, bias, "gelu", save_pre)
-    whole = kernels.linear_gelu_bwd(dy, x, weight, bias, pre, "gelu", True, True, True)
-    kept = x if wants[1] or not save_pre else None
-    part = kernels.linear_gelu_bwd(dy, kept, weight, bias, pre, "gelu", *wants)
-    for one, other, wanted in zip(whole, part, wants, strict=True):
-        assert torch.equal(one, other) if wanted else other is None
+    a = LinearGelu(x, weight, bias, "gelu", save_pre)
+    _, pre = kernels.linear_gelu_fwd(a)
+    whole = kernels.linear_gelu_bwd(a, dy, pre, {*GRADIENTS})
+    kept = a if "weight" in wants or not save_pre else a._replace(x=None)
+    part = kernels.linear_gelu_bwd(kept, dy, pre, wants)
+    assert part.keys() == wants
+    assert all(torch.equal(part[name], whole[name]) for name in wants)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -138,16 +143,17 @@ def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("save_pre", [True, False])
 def test_bytes_are_those_of_the_docstring(kernels, save_pre):  # type: ignore[no-untyped-def]
     x, weight, bias, dy = make_inputs(70, 40, 90, torch.float16).values()
+    a = LinearGelu(x, weight, bias, "gelu", save_pre)
     slack = 1 + RELATIVE["traffic_above_floor"]
     with traffic() as forward:
-        y, pre = kernels.linear_gelu_fwd(x, weight, bias, "gelu", save_pre)
+        y, pre = kernels.linear_gelu_fwd(a)
     assert forward.times_stored(y) == {1} and forward.stored_bytes == y.nbytes * (1 + save_pre)
     assert forward.unique_loaded_bytes(x, weight, bias) == x.nbytes + weight.nbytes + bias.nbytes
     assert forward.unique_bytes <= (x.nbytes + weight.nbytes + bias.nbytes + forward.stored_bytes) * slack
 
     # dpre alone: what the products for dx and dweight move is the affair of linear
     with traffic() as backward:
-        kernels.linear_gelu_bwd(dy, x, weight, bias, pre, "gelu", False, False, True)
+        kernels.linear_gelu_bwd(a, dy, pre, {"bias"})
     partial_bytes = backward.stored_bytes - y.nbytes - bias.nbytes * 2  # fp32 sums
     assert 0 < partial_bytes < y.nbytes and partial_bytes % (4 * 90) == 0
     assert backward.unique_loaded_bytes(dy) == dy.nbytes

@@ -7,15 +7,17 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.aten import mlp as aten
 from bert_fast.reference import mlp as reference
+from bert_fast.reference.mlp import Mlp
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable
 
 pytestmark = pytest.mark.interpreter
 
 ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu", "tanh"]
-GRADIENTS = ("dx", "dup_weight", "dup_bias", "ddown_weight", "ddown_bias")
+GRADIENTS = ("x", "up_weight", "up_bias", "down_weight", "down_bias")
 
 
 @pytest.fixture
@@ -40,14 +42,14 @@ def make_inputs(
 
 
 def run(family, inputs: Tensors, hidden_act: str = "gelu", save_pre: bool = True) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
-    x, up_weight, up_bias, down_weight, down_bias, dy = inputs.values()
-    y, pre = family.mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, hidden_act, save_pre)
+    *tensors, dy = inputs.values()
+    a = Mlp(*tensors, hidden_act, save_pre)
+    y, pre = family.mlp_fwd(a)
     assert (pre is not None) == save_pre
-    wants = (True, True, up_bias is not None, True, down_bias is not None)
-    made = family.mlp_bwd(dy, x, pre, up_weight, up_bias, down_weight, hidden_act, *wants)
-    outputs = {"y": y} | {
-        name: gradient for name, gradient in zip(GRADIENTS, made, strict=True) if gradient is not None
-    }
+    wants = {name for name in GRADIENTS if inputs[name] is not None}
+    made = family.mlp_bwd(a._replace(down_bias=None), dy, pre, wants)
+    assert made.keys() == wants
+    outputs = {"y": y} | {f"d{name}": gradient for name, gradient in made.items()}
     return outputs | ({"pre": pre} if save_pre else {})
 
 
@@ -81,9 +83,9 @@ def test_fp32_parameters_beside_half_precision(kernels, save_pre):  # type: igno
     inputs = make_inputs(33, 40, 24, torch.float16, weight_dtype=torch.float32)
     outputs = compare(kernels, inputs, "gelu", save_pre)
     for name in GRADIENTS[1:]:
-        assert outputs[name].dtype == torch.float32
-        if name != "ddown_bias":  # a few numbers of half precision can add up to one
-            assert not representable(outputs[name], torch.float16), f"{name}: rounded to half precision on the way"
+        assert outputs[f"d{name}"].dtype == torch.float32
+        if name != "down_bias":  # a few numbers of half precision can add up to one
+            assert not representable(outputs[f"d{name}"], torch.float16), f"d{name}: rounded to half precision"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -103,17 +105,18 @@ def test_small_and_large_numbers(kernels, hidden_act, scale):  # type: ignore[no
 
 
 @pytest.mark.parametrize("save_pre", [True, False])
-@pytest.mark.parametrize("wants", [tuple((i == j) == one for j in range(5)) for i in range(6) for one in (True, False)])
+@parametrize_wants(*GRADIENTS, sizes=(0, 1, 4, 5))
 def test_what_is_not_wanted_is_not_there(kernels, wants, save_pre):  # type: ignore[no-untyped-def]
-    x, up_weight, up_bias, down_weight, down_bias, dy = make_inputs(5, 6, 10, torch.float32).values()
-    _, pre = kernels.mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, "gelu", save_pre)
-    whole = reference.mlp_bwd(dy, x, pre, up_weight, up_bias, down_weight, "gelu", *(True,) * 5)
-    kept = x if wants[1] or (not save_pre and any(wants[:4])) else None
-    part = kernels.mlp_bwd(dy, kept, pre, up_weight, up_bias, down_weight, "gelu", *wants)
-    for one, other, wanted in zip(whole, part, wants, strict=True):
-        assert (other is not None) == wanted
-        if wanted:
-            torch.testing.assert_close(other, one)
+    *tensors, dy = make_inputs(5, 6, 10, torch.float32).values()
+    a = Mlp(*tensors, "gelu", save_pre)
+    _, pre = kernels.mlp_fwd(a)
+    a = a._replace(down_bias=None)
+    whole = reference.mlp_bwd(a, dy, pre, {*GRADIENTS})
+    needs_x = "up_weight" in wants or (not save_pre and wants - {"down_bias"})
+    part = kernels.mlp_bwd(a if needs_x else a._replace(x=None), dy, pre, wants)
+    assert part.keys() == wants
+    for name in wants:
+        torch.testing.assert_close(part[name], whole[name])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -124,7 +127,7 @@ def test_a_bad_number_spoils_what_it_belongs_to(kernels, save_pre):  # type: ign
     outputs = run(kernels, inputs, "gelu", save_pre)
     spoilt = (torch.arange(70)[:, None] == 66).expand(70, 40)
     assert torch.equal(outputs["y"].isnan(), spoilt) and torch.equal(outputs["dx"].isnan(), spoilt)
-    assert all(outputs[name].isnan().all() for name in GRADIENTS[1:4]) and outputs["ddown_bias"].isfinite().all()
+    assert all(outputs[f"d{name}"].isnan().all() for name in GRADIENTS[1:4]) and outputs["ddown_bias"].isfinite().all()
 
 
 def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
@@ -136,8 +139,9 @@ def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
 def test_bytes_are_those_of_the_docstring(kernels):  # type: ignore[no-untyped-def]
     """Between the products every [T, I] tensor is written once, and nothing else is."""
     x, up_weight, up_bias, down_weight, _, dy = make_inputs(70, 40, 130, torch.float16).values()
+    a = Mlp(x, up_weight, up_bias, down_weight, None, "gelu", True)
     with traffic() as forward:
-        y, pre = kernels.mlp_fwd(x, up_weight, up_bias, down_weight, None, "gelu", True)
+        y, pre = kernels.mlp_fwd(a)
     assert forward.times_stored(y) == forward.times_stored(pre) == {1}
     assert forward.stored_bytes == y.nbytes + 2 * pre.nbytes  # pre and the activation
     read = x.nbytes + up_weight.nbytes + up_bias.nbytes + down_weight.nbytes + pre.nbytes  # the activation, not pre
@@ -145,10 +149,8 @@ def test_bytes_are_those_of_the_docstring(kernels):  # type: ignore[no-untyped-d
     assert forward.unique_bytes <= (read + forward.stored_bytes) * (1 + RELATIVE["traffic_above_floor"])
 
     with traffic() as backward:
-        dx, dup_weight, _, ddown_weight, _ = kernels.mlp_bwd(
-            dy, x, pre, up_weight, up_bias, down_weight, "gelu", True, True, True, True, False
-        )
+        made = kernels.mlp_bwd(a, dy, pre, {"x", "up_weight", "up_bias", "down_weight"})
     assert backward.times_loaded(pre) == {1}  # one epilogue has both of its uses
-    results = dx.nbytes + dup_weight.nbytes + ddown_weight.nbytes
+    results = sum(made[name].nbytes for name in ("x", "up_weight", "down_weight"))
     sums = backward.stored_bytes - results - 2 * pre.nbytes  # beside dpre and the activation
     assert 0 < sums <= 4 * 130 * (70 // 16 + 2), "column sums: fp32, a row for every block of rows, then the totals"

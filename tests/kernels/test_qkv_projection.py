@@ -1,7 +1,5 @@
 """The Triton back-end of qkv_projection, in the interpreter, against the fp64 reference."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,9 +7,11 @@ from torch import Tensor, nn
 from bert_fast import backend
 from bert_fast.aten import qkv_projection as aten
 from bert_fast.reference import qkv_projection as reference
+from bert_fast.reference.qkv_projection import QkvProjection
 from bert_fast.storage import are_neighbours, join_memory
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.interpreter
 
 OP = "qkv_projection"
 PARAMETERS = ("wq", "bq", "wk", "bk", "wv", "bv")
+GRADIENTS = ("x", "weight", "bias")
 
 
 @pytest.fixture
@@ -42,12 +43,19 @@ def make_inputs(
     return inputs | {"dqkv": randn(tokens, 3 * width, dtype=dtype)}
 
 
+def without_biases(a: QkvProjection) -> QkvProjection:
+    """As backward is given it."""
+    return a._replace(bq=None, bk=None, bv=None)
+
+
 def run(family, inputs: Tensors) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
-    x, wq, bq, wk, bk, wv, bv, dqkv = inputs.values()
-    qkv = family.qkv_projection_fwd(x, wq, bq, wk, bk, wv, bv)
-    made = family.qkv_projection_bwd(dqkv, x, wq, wk, wv, True, True, bq is not None)
-    outputs = dict(zip(("qkv", "dx", "dweight", "dbias"), (qkv, *made), strict=True))
-    return {name: t for name, t in outputs.items() if t is not None}
+    *tensors, dqkv = inputs.values()
+    a = QkvProjection(*tensors)
+    qkv = family.qkv_projection_fwd(a)
+    wants = {"x", "weight"} if a.bq is None else {*GRADIENTS}
+    made = family.qkv_projection_bwd(without_biases(a), dqkv, wants)
+    assert made.keys() == wants
+    return {"qkv": qkv} | {f"d{name}": gradient for name, gradient in made.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -89,14 +97,14 @@ def test_strides(kernels, layout, dtype):  # type: ignore[no-untyped-def]
     check(OP, run, kernels, aten, reference, inputs | {name: relaid(inputs[name], layout) for name in PARAMETERS[::2]})
 
 
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=3)))
+@parametrize_wants(*GRADIENTS)
 def test_what_is_not_wanted_is_not_there(kernels, wants):  # type: ignore[no-untyped-def]
-    inputs = make_inputs(9, 12, 8, torch.float32)
-    weights = [inputs[name] for name in PARAMETERS[::2]]
-    whole = kernels.qkv_projection_bwd(inputs["dqkv"], inputs["x"], *weights, True, True, True)
-    part = kernels.qkv_projection_bwd(inputs["dqkv"], inputs["x"] if wants[1] else None, *weights, *wants)
-    for one, other, wanted in zip(whole, part, wants, strict=True):
-        assert torch.equal(one, other) if wanted else other is None
+    *tensors, dqkv = make_inputs(9, 12, 8, torch.float32).values()
+    a = without_biases(QkvProjection(*tensors))
+    whole = kernels.qkv_projection_bwd(a, dqkv, {*GRADIENTS})
+    part = kernels.qkv_projection_bwd(a if "weight" in wants else a._replace(x=None), dqkv, wants)
+    assert part.keys() == wants
+    assert all(torch.equal(part[name], whole[name]) for name in wants)
 
 
 def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
@@ -108,14 +116,15 @@ def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
 def test_bytes_are_those_of_the_docstring(kernels):  # type: ignore[no-untyped-def]
     """Operands are read where they lie, each address at least once, results written once; nothing else."""
     inputs = make_inputs(70, 40, 24, torch.float16)
-    x, wq, bq, wk, bk, wv, bv, dqkv = inputs.values()
+    *tensors, dqkv = inputs.values()
+    a = QkvProjection(*tensors)
     with traffic() as forward:
-        qkv = kernels.qkv_projection_fwd(x, wq, bq, wk, bk, wv, bv)
+        qkv = kernels.qkv_projection_fwd(a)
     assert forward.times_stored(qkv) == {1} and forward.stored_bytes == qkv.nbytes
-    floor = sum(t.nbytes for name, t in inputs.items() if name != "dqkv") + qkv.nbytes
+    floor = sum(t.nbytes for t in a) + qkv.nbytes
     assert floor <= forward.unique_bytes <= floor * (1 + RELATIVE["traffic_above_floor"])
-    assert all(0 not in forward.times_loaded(t) for t in (x, wq, wk, wv, bq, bk, bv)), "a copy was read instead"
+    assert all(0 not in forward.times_loaded(t) for t in a), "a copy was read instead"
     with traffic() as backward:
-        dx, dweight, _ = kernels.qkv_projection_bwd(dqkv, x, wq, wk, wv, True, True, False)
-    assert backward.times_stored(dx) == backward.times_stored(dweight) == {1}
-    assert 0 not in backward.times_loaded(wv), "a copy was read instead"
+        made = kernels.qkv_projection_bwd(without_biases(a), dqkv, {"x", "weight"})
+    assert backward.times_stored(made["x"]) == backward.times_stored(made["weight"]) == {1}
+    assert 0 not in backward.times_loaded(a.wv), "a copy was read instead"

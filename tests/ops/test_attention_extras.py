@@ -11,6 +11,7 @@ from bert_fast import ops
 from bert_fast.aten.attention import attention_bwd, attention_fwd
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
+from tests.attention_records import plain_attention
 
 BIASES = ["", "B", "A", "K", "Q", "BK", "QK", "BQK", "BAQK"]
 LAYOUTS = [
@@ -121,13 +122,13 @@ def test_relative_positions_need_no_tensor_of_all_pairs(key_term: bool) -> None:
     q, k, v, dout = (torch.randn(length, heads, head_dim) for _ in range(4))
     table, cu_seqlens = torch.randn(2 * length + 5, head_dim), torch.tensor([0, length], dtype=torch.int32)
     coords = torch.stack((torch.zeros(length), torch.arange(length)), 1).int()
-    arguments = (
-        cu_seqlens, cu_seqlens, length, length, 0.1, 0.0, None, coords, coords, 0, False, None, None, table, key_term,
-        None,
+    a = plain_attention(
+        q, k, v, cu_seqlens, length, softmax_scale=0.1, coords_q=coords, coords_k=coords, distance_table=table,
+        key_term=key_term,
     )  # fmt: skip
     with Largest() as largest:
-        out, lse = attention_fwd(q, k, v, *arguments)
-        attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, True)
+        out, lse = attention_fwd(a)
+        attention_bwd(a, dout, out, lse, {"distance_table"})
     assert largest.elements == heads * length * length
 
 

@@ -9,6 +9,7 @@ import torch
 from bert_fast import env, ops
 from bert_fast.errors import BackendError
 from bert_fast.ops import _attention_checks as checks
+from tests.attention_records import plain_attention
 
 CU = torch.tensor([0, 3, 5], dtype=torch.int32)
 COORDS = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]], dtype=torch.int32)
@@ -178,11 +179,12 @@ def test_values_are_checked_in_compiled_graphs_too() -> None:
 def test_on_a_device_values_are_looked_at_only_when_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking waits for the device; a tensor without values shows whether anyone looks."""
     offsets, coords = torch.zeros(3, dtype=torch.int32, device=META), torch.zeros(5, 2, dtype=torch.int32, device=META)
-    bias = torch.zeros(1, 1, 1, 1, device=META)
-    checks.check_lookups(offsets, offsets, coords, coords, bias, None, None)
+    bias, x = torch.zeros(1, 1, 1, 1, device=META), X.to(META)
+    a = plain_attention(x, x, x, offsets, 3, coords_q=coords, coords_k=coords, bias=bias)
+    checks.check_lookups(a)
     monkeypatch.setattr(checks, "SETTINGS", dataclasses.replace(env.SETTINGS, debug=True))
     with pytest.raises(RuntimeError, match="meta"):
-        checks.check_lookups(offsets, offsets, coords, coords, bias, None, None)
+        checks.check_lookups(a)
 
 
 PADDED = torch.zeros(2, 3, 4, 8)

@@ -1,7 +1,5 @@
 """Attention that returns its probabilities: the reference's, with gradients through both results."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +7,7 @@ from torch import Tensor
 from bert_fast import ops
 from bert_fast.reference.attention import attention_with_probabilities as reference
 from bert_fast.testing.attention import AttentionCase
+from tests.attention_records import plain_attention
 
 SEED = torch.tensor([12])
 CASES = {
@@ -41,11 +40,12 @@ def test_equal_to_the_reference(name: str, dtype: torch.dtype) -> None:
     case, leaves = CASES[name], leaves_of(CASES[name], dtype)
     given = arguments_of(case)
     out, probabilities = ops.attention_with_probabilities(**leaves, **given)
-    extras = [leaves.get(extra) for extra in ("bias", "head_mask", "distance_table")]
-    wanted_out, _, wanted = reference(
-        leaves["q"], leaves["k"], leaves["v"], *case.cu_seqlens(), 5, 5, 1 / math.sqrt(case.head_dim), case.dropout_p,
-        SEED, *case.coords(), 4, case.causal, *extras, given["key_term"], None,
+    (cu_q, cu_k), (coords_q, coords_k) = case.cu_seqlens(), case.coords()
+    a = plain_attention(
+        **leaves, cu_seqlens=cu_q, cu_seqlens_k=cu_k, max_seqlen=5, dropout_p=case.dropout_p, seed=SEED,
+        coords_q=coords_q, coords_k=coords_k, site=4, causal=case.causal, key_term=given["key_term"],
     )  # fmt: skip
+    wanted_out, _, wanted = reference(a)
     assert torch.equal(out, wanted_out) and len(probabilities) == len(wanted) == len(case.lengths)
     assert all(torch.equal(one, other) for one, other in zip(probabilities, wanted, strict=True))
     assert {p.dtype for p in probabilities} <= {dtype}

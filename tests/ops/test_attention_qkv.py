@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import ops
+from bert_fast.ops.attention_qkv import attention_of_packed
 from bert_fast.storage import join_memory
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
 
@@ -173,3 +174,28 @@ GIVEN: dict[str, Any] = dict(qkv=QKV, cu_seqlens=CU, max_seqlen=3)
 def test_bad_input_is_named(changes: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         ops.attention_qkv(**GIVEN | changes)
+
+
+def packed(tokens: int = 6) -> ops.Packing:
+    return ops.Packing.from_keep_mask(torch.ones(2, tokens // 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_door_of_modules_gives_the_same_bits(causal: bool, dropout_p: float) -> None:
+    qkv, packing = torch.randn(6, 3, 2, 8), packed()
+    rules: dict[str, Any] = dict(causal=causal, dropout_p=dropout_p, seed=SEED, site=SITE)
+    expected = ops.attention_qkv(
+        qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, coords=packing.coords, **rules
+    )
+    assert torch.equal(attention_of_packed(qkv, packing, **rules), expected)
+
+
+def test_the_door_of_modules_refuses_other_tokens_by_name() -> None:
+    rules: dict[str, Any] = dict(causal=False, dropout_p=0.3, seed=SEED, site=SITE)
+    with pytest.raises(ValueError, match=r"coords: expected shape \[4, 2\], got \[6, 2\]"):
+        attention_of_packed(torch.randn(4, 3, 2, 8), packed(), **rules)
+    with pytest.raises(ValueError, match="cu_seqlens: expected device meta"):
+        attention_of_packed(torch.randn(6, 3, 2, 8, device="meta"), packed(), **rules)
+    with pytest.raises(ValueError, match=r"dropout_p: expected a probability in \[0, 1\], got 2"):
+        attention_of_packed(torch.randn(6, 3, 2, 8), packed(), **rules | {"dropout_p": 2})

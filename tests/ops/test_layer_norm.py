@@ -10,6 +10,7 @@ from bert_fast import backend
 from bert_fast.errors import BackendError
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.reference import layer_norm as reference
+from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.compare import assert_close_to_truth
 
 BACKENDS = ["reference", "torch", pytest.param("triton", marks=pytest.mark.interpreter)]
@@ -165,10 +166,11 @@ def test_backward_runs_where_forward_was_asked_to_run() -> None:
     with backend.use_backend("reference"):
         y = layer_norm(**arguments)
     dy = torch.randn_like(y)
-    x, weight, bias = (t.detach() for t in arguments.values())
-    _, mean, rstd = reference.layer_norm_fwd(x, weight, bias, 1e-12)
-    expected = reference.layer_norm_bwd(dy, x, weight, mean, rstd)
-    assert all(map(torch.equal, torch.autograd.grad(y, list(arguments.values()), dy), expected))
+    a = LayerNorm(*(t.detach() for t in arguments.values()), 1e-12)
+    _, mean, rstd = reference.layer_norm_fwd(a)
+    expected = reference.layer_norm_bwd(a, dy, mean, rstd)
+    gradients = torch.autograd.grad(y, list(arguments.values()), dy)
+    assert all(torch.equal(got, expected[name]) for name, got in zip(arguments, gradients, strict=True))
 
 
 def test_autocast_casts_x_and_keeps_parameters() -> None:

@@ -1,6 +1,5 @@
 """mlp: the torch back-end against the reference, chunks of tokens, what is made and saved, autocast, messages."""
 
-from itertools import product
 from unittest import mock
 
 import pytest
@@ -12,12 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bert_fast import ops
 from bert_fast.aten import mlp as aten
 from bert_fast.reference.activations import ACTIVATIONS
+from bert_fast.reference.mlp import Mlp
 from bert_fast.testing.compare import assert_close_to_truth
+from tests.wants import parametrize_wants
 
 from .linear_cases import assert_autocast_agrees, assert_checkpoints, assert_matches, gradients, leaves, randn, saved
 from .test_linear_gelu import PLAIN
 
 HALF = (torch.float16, torch.bfloat16)
+GRADIENTS = ("x", "up_weight", "up_bias", "down_weight", "down_bias")
 
 
 def _op(backend, hidden_act="gelu", save_pre=True):
@@ -93,24 +95,24 @@ def test_one_dtype_for_each_half():
 
 
 @pytest.mark.parametrize("save_pre", [True, False])
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=5)))
+@parametrize_wants(*GRADIENTS)
 def test_only_wanted_gradients_are_computed(small_chunks, wants, save_pre):
     inputs, dy = _inputs(11, 6, 10), torch.randn(11, 6)
     truth, plain = gradients(_plain(), inputs, dy, torch.float64), gradients(_plain(), inputs, dy)
-    given = [t.clone().requires_grad_(wanted) for t, wanted in zip(inputs.values(), wants, strict=True)]
+    given = [t.clone().requires_grad_(name in wants) for name, t in inputs.items()]
     with mock.patch.object(aten, "mlp_bwd", wraps=aten.mlp_bwd) as backward:
         y = _op("torch", save_pre=save_pre)(*given)
-        if not any(wants):
+        if not wants:
             assert not y.requires_grad
             return
         y.backward(dy)
-    _, x, pre, *_ = arguments = backward.call_args.args
-    assert arguments[7:] == wants
-    needs_pre = any(wants[:4])
+    a, _, pre, asked = backward.call_args.args
+    assert asked == wants
+    needs_pre = bool(wants - {"down_bias"})
     assert (pre is None) == (not (save_pre and needs_pre))
-    assert (x is None) == (not (wants[1] or (needs_pre and not save_pre)))
-    for name, t, wanted in zip(inputs, given, wants, strict=True):
-        if wanted:
+    assert (a.x is None) == (not ("up_weight" in wants or (needs_pre and not save_pre)))
+    for name, t in zip(inputs, given, strict=True):
+        if name in wants:
             assert_close_to_truth("mlp", f"d{name}", t.grad, plain[f"d{name}"], truth[f"d{name}"])
         else:
             assert t.grad is None
@@ -147,17 +149,16 @@ def test_nothing_wide_is_made_but_the_pre_activation(small_chunks):
     with Sizes() as whole:
         F.linear(F.gelu(F.linear(x, up_weight)), down_weight)
     assert sum(size >= wide for size in whole.made) == 2
+    a = Mlp(x, up_weight, None, down_weight, None, "gelu", False)
     with Sizes() as inference:
-        aten.mlp_fwd(x, up_weight, None, down_weight, None, "gelu", False)
+        aten.mlp_fwd(a)
     assert max(inference.made) == 8 * 64
     with Sizes() as forward:
-        _, pre = aten.mlp_fwd(x, up_weight, None, down_weight, None, "gelu", True)
+        _, pre = aten.mlp_fwd(a._replace(save_pre=True))
     assert [size for size in forward.made if size > 8 * 64] == [pre.numel()]
     for kept in (pre, None):
         with Sizes() as backward:
-            aten.mlp_bwd(
-                torch.randn(40, 6), x, kept, up_weight, None, down_weight, "gelu", True, True, True, True, True
-            )
+            aten.mlp_bwd(a, torch.randn(40, 6), kept, {*GRADIENTS})
         assert max(backward.made) == 8 * 64
 
 

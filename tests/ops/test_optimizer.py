@@ -169,6 +169,19 @@ def test_parameters_written_between_steps_take_the_place_of_masters(kind: str, n
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stride", [(19, 1), (1, 1)])
+def test_strides_of_single_elements_mean_nothing(kind: str, name: str, stride: tuple[int, int]) -> None:
+    actual = random_lists([(1, 16)], torch.float16, master=True)
+    expected = actual.copy()
+    actual.master_params[0] = actual.master_params[0].as_strided((1, 16), stride)
+    for lists in (actual, expected):
+        step(kind, lists, HYPERS[1], name)
+    for one, other in zip(actual.all, expected.all, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_moves_nothing_keeps_what_was_written(kind: str, name: str) -> None:
     """The least and the greatest numbers, too, and an infinity that the master rounds to."""
     lists = random_lists([(8,)], torch.float16, master=True)

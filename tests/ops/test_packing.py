@@ -1,7 +1,9 @@
 """Removing padding and putting it back."""
 
+import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -178,6 +180,19 @@ def test_repad_of_a_batch_that_came_packed():
     assert padded.tolist() == [[5, 6], [-1, -1], [7, -1]]
 
 
+def repad_with(padding_value, dtype=torch.float32):
+    return repad(torch.zeros(3, dtype=dtype), Packing.from_keep_mask(KEEP), padding_value=padding_value)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(-math.inf, torch.float16), (True, torch.bool), (-100.0, torch.int64), (np.float32(2), torch.float32)],
+    ids=["infinity", "bool", "whole", "numpy"],
+)
+def test_numbers_that_fill_padding(value, dtype):
+    assert repad_with(value, dtype)[0, 2] == value and repad_with(value, dtype).dtype is dtype
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -187,8 +202,55 @@ def test_repad_of_a_batch_that_came_packed():
         (lambda: unpad(torch.zeros(3, 3), KEEP.to("meta")), ValueError, "keep_mask: expected device cpu"),
         (lambda: repad(torch.zeros(2), Packing.from_keep_mask(KEEP)), ValueError, r"x: expected 3 tokens .* \[2\]"),
         (lambda: repad(torch.zeros(3).to("meta"), Packing.from_keep_mask(KEEP)), ValueError, "x: expected device cpu"),
+        (
+            lambda: repad(torch.zeros(3), KEEP),
+            TypeError,
+            "packing: expected a Packing, as unpad returns it, got Tensor",
+        ),
+        (lambda: repad_with(""), TypeError, "padding_value: expected a number, got str"),
+        (lambda: repad_with(torch.zeros(1)), TypeError, "padding_value: expected a number, got Tensor"),
+        (lambda: repad_with(1e300), ValueError, r"padding_value: expected a number of float32 .*, got 1e\+300"),
+        (lambda: repad_with(10**400), ValueError, "padding_value: expected a number of float32"),
+        (lambda: repad_with(0.5, torch.int64), ValueError, "padding_value: expected a number of int64 .*, got 0.5"),
+        (lambda: repad_with(2**63, torch.int64), ValueError, "padding_value: expected a number of int64"),
+        (lambda: repad_with(math.nan, torch.uint8), ValueError, "padding_value: expected a number of uint8"),
+        (lambda: repad_with(2, torch.bool), ValueError, "padding_value: expected a number of bool"),
     ],
 )
 def test_messages_of_unpad_and_repad(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("keep_mask", [KEEP, torch.ones(3, 3)], ids=["padded", "full"])
+@pytest.mark.parametrize(
+    ("method", "x", "error", "message"),
+    [
+        ("pack", [1], TypeError, "x: expected a Tensor, got list"),
+        ("pack", torch.zeros(3, 4, 2), ValueError, r"x: expected shape \[3, 3, \.\.\.\], got \[3, 4, 2\]"),
+        ("pack", torch.zeros(3, 3).to_sparse(), TypeError, "x: expected a dense Tensor, got layout sparse_coo"),
+        ("pack", torch.zeros(3, 3, device="meta"), ValueError, "x: expected device cpu"),
+        ("unpack", torch.zeros(5, 2), ValueError, r"x: expected shape \[\d, \.\.\.\], got \[5, 2\]"),
+        ("unpack", "abc", TypeError, "x: expected a Tensor, got str"),
+        ("first_tokens", torch.zeros(2, 2), ValueError, r"x: expected shape \[\d, \.\.\.\], got \[2, 2\]"),
+    ],
+)
+def test_what_a_packing_is_given_fits_it(keep_mask, method, x, error, message):
+    with pytest.raises(error, match=message):
+        getattr(Packing.from_keep_mask(keep_mask), method)(x)
+
+
+def test_layouts_beyond_32_bits_are_refused():
+    with pytest.raises(ValueError, match=r"batch_size, length: expected fewer than 2\*\*31 tokens, got 65536 .* 65536"):
+        Packing.full(2**16, 2**16, torch.device("cpu"))
+    offsets = torch.zeros(2, dtype=torch.int32, device="meta")
+    with pytest.raises(ValueError, match=r"num_tokens: expected fewer than 2\*\*31"):
+        Packing.from_cu_seqlens(offsets, 3, 2**31)
+    for device in ("nowhere", [1], 2**64):
+        with pytest.raises(ValueError, match=r"device: expected a torch.device or its name"):
+            Packing.full(1, 1, device)
+
+
+def test_offsets_without_memory_are_refused():
+    with pytest.raises(ValueError, match="cu_seqlens: expected a Tensor with memory"):
+        Packing.from_cu_seqlens(torch._efficientzerotensor(2, dtype=torch.int32), 3, 0)

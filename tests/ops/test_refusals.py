@@ -53,6 +53,8 @@ def test_back_ends_are_names(name: Any) -> None:
 def test_approximations_are_names() -> None:
     with pytest.raises(ValueError, match=r"^approximate: expected"):
         ops.bias_gelu(X, approximate=[])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^approximate: expected"):
+        ops.linear_gelu(X, torch.ones(2, 4), approximate={"none"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,10 @@ def test_steps_want_memory_with_values() -> None:
         ops.adamw_step(**_lists(grads=[torch._efficientzerotensor(2)]), lr=1.0)
     with pytest.raises(ValueError, match=r"^steps\[0\]: expected memory"):
         ops.lamb_step(**_lists(steps=[torch._neg_view(torch.zeros(()))]), lr=1.0)
+    with pytest.raises(ValueError, match=r"^grads\[0\]: expected memory"):
+        ops.global_norm([torch._neg_view(torch.ones(2))])
+    with pytest.raises(ValueError, match=r"^found_inf: expected memory"):
+        ops.adamw_step(**_lists(), lr=1.0, found_inf=torch._efficientzerotensor(()))
     with pytest.raises(ValueError, match=r"^eps: expected an int of at most 64 bits"):
         ops.adamw_step(**_lists(), lr=1.0, eps=2**64)
     ops.adamw_step(**{name: [t.to("meta") for t in tensors] for name, tensors in _lists().items()}, lr=1.0)
@@ -158,3 +164,41 @@ def test_optimizers_want_parameters() -> None:
         optimizer.add_param_group(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^master_weights: expected a bool"):
         AdamW([torch.nn.Parameter(torch.ones(2))], master_weights=[])  # type: ignore[arg-type]
+
+
+class Hostile:
+    """Cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_what_cannot_be_shown_is_named() -> None:
+    with pytest.raises(BackendError, match=r"^backend: expected one of .*, got Hostile"):
+        ops.layer_norm(X, ONE, ZERO, backend=Hostile())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^approximate: expected one of none, tanh, got <Hostile"):
+        ops.bias_gelu(X, approximate=Hostile())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("x", lambda nested: ops.linear(nested, torch.ones(2, 4))),
+        ("x", lambda nested: ops.layer_norm(nested, ONE, ZERO)),
+        ("residual", lambda nested: ops.dropout_add_layer_norm(X, nested, ONE, ZERO)),
+        ("labels", lambda nested: ops.cross_entropy(X, nested)),
+        ("keep_mask", lambda nested: ops.unpad(torch.zeros(3, 4, 2), nested)),
+    ],
+    ids=["linear", "norm", "residual", "labels", "mask"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_not_dense(name: str, call: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name}: expected a dense Tensor, got a nested one"):
+        call(torch.nested.nested_tensor([torch.zeros(4)] * 3))
+
+
+def test_positions_without_memory() -> None:
+    coords, q, offsets = torch._efficientzerotensor((1, 2), dtype=torch.int32), Q[:1], OFFSETS // 2
+    bias = torch.zeros(1, 1, 1, 1)
+    with pytest.raises(ValueError, match=r"^coords_q: expected a Tensor with memory"):
+        ops.attention_with_probabilities(q, q, q, cu_seqlens_q=offsets, max_seqlen_q=1, bias=bias, coords_q=coords)

@@ -2,16 +2,18 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_fast.reference.attention import attention_bwd, attention_fwd, attention_with_probabilities
+from bert_fast.reference.attention import Attention, attention_bwd, attention_fwd, attention_with_probabilities
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.testing.explicit import explicit_function
 from bert_fast.testing.tolerances import tolerance
+from tests.attention_records import plain_attention
 
 SEED = torch.tensor([-0x1234_5678_9ABC_DEF], dtype=torch.int64)
 SITE = 9
@@ -19,6 +21,8 @@ HEADS, HEAD_DIM = 2, 3
 SCALE = 1 / math.sqrt(HEAD_DIM)
 ROWS = 4  # rows of the batch that the ragged sequences below come from
 LENGTH = 6  # and its padded length
+EXTRAS = ("bias", "head_mask", "distance_table")
+GRADIENTS = ("q", "k", "v", *EXTRAS)
 
 
 def _rand(*shape: int) -> Tensor:
@@ -48,35 +52,32 @@ BIAS = {
 HEAD_MASKS = {"per head": (1, HEADS, 1, 1), "per pair": (ROWS, HEADS, LENGTH, LENGTH)}
 
 
-def _arguments(packing, keys=None, dropout_p=0.0, causal=False, extras=(None, None, None), key_term=False):
-    """All arguments after q, k, v; extras: bias, head_mask, distance_table."""
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: tuple = RAGGED, keys: tuple | None = None, **others: Any
+) -> Attention:
+    """Attention within packed sequences; keys: their packing, where it is not that of the queries."""
     (cu_q, coords_q), (cu_k, coords_k) = packing, keys or packing
-    return (
-        cu_q, cu_k, LENGTH, LENGTH, SCALE, dropout_p, SEED, coords_q, coords_k, SITE, causal, *extras, key_term, None,
-    )  # fmt: skip
+    return plain_attention(
+        q, k, v, cu_q, LENGTH, cu_seqlens_k=cu_k, seed=SEED, coords_q=coords_q, coords_k=coords_k, site=SITE, **others
+    )
 
 
-def _explicit(packing, keys, dropout_p, causal, key_term):
-    def forward(q, k, v, *extras):
-        arguments = _arguments(packing, keys, dropout_p, causal, extras, key_term)
-        out, lse = attention_fwd(q, k, v, *arguments)
-        return (out,), ([t.detach() for t in (q, k, v, out, lse)], arguments, [x is not None for x in extras])
+def _gradcheck(packing=RAGGED, keys=None, bias=None, head_mask=None, table=None, **others) -> None:
+    def forward(*tensors):
+        q, k, v, *extras = (None if t is None else t.detach() for t in tensors)
+        a = _attention(q, k, v, packing, keys, **dict(zip(EXTRAS, extras, strict=True)), **others)
+        out, lse = attention_fwd(a)
+        return (out,), (a, out, lse)
 
     def backward(saved, dout):
-        tensors, arguments, wants = saved
-        return attention_bwd(dout, *tensors, *arguments, *wants)
+        a, out, lse = saved
+        wants = {name for name in EXTRAS if getattr(a, name) is not None}
+        made = attention_bwd(a, dout, out, lse, wants)
+        return [made.get(name) for name in GRADIENTS]
 
-    return explicit_function(forward, backward)
-
-
-def _gradcheck(
-    packing=RAGGED, keys=None, dropout_p=0.0, causal=False, key_term=False, bias=None, head_mask=None, table=None
-) -> None:
-    keys = keys or packing
-    num_queries, num_keys = int(packing[0][-1]), int(keys[0][-1])
+    num_queries, num_keys = int(packing[0][-1]), int((keys or packing)[0][-1])
     q, k, v = _rand(num_queries, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM)
-    function = _explicit(packing, keys, dropout_p, causal, key_term)
-    assert torch.autograd.gradcheck(function, (q, k, v, bias, head_mask, table))
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), (q, k, v, bias, head_mask, table))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -136,12 +137,13 @@ def test_gradcheck_of_all_combinations(
 
 def test_no_gradient_is_made_that_is_not_wanted() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
-    extras = torch.randn(1, 1, 1, 1), torch.randn(1, 1, 1, 1), torch.randn(2 * LENGTH - 1, HEAD_DIM)
-    arguments = _arguments(RAGGED, extras=extras, key_term=True)
-    out, lse = attention_fwd(q, k, v, *arguments)
-    for wants in itertools.product([False, True], repeat=3):
-        made = attention_bwd(torch.ones_like(out), q, k, v, out, lse, *arguments, *wants)
-        assert tuple(gradient is not None for gradient in made[3:]) == wants
+    bias, head_mask, table = torch.randn(1, 1, 1, 1), torch.randn(1, 1, 1, 1), torch.randn(2 * LENGTH - 1, HEAD_DIM)
+    a = _attention(q, k, v, bias=bias, head_mask=head_mask, distance_table=table, key_term=True)
+    out, lse = attention_fwd(a)
+    for size in range(len(EXTRAS) + 1):
+        for wants in itertools.combinations(EXTRAS, size):
+            made = attention_bwd(a, torch.ones_like(out), out, lse, {*wants})
+            assert made.keys() == {"q", "k", "v", *wants}
 
 
 def test_explicit_backward_equals_autograd_with_masked_entries() -> None:
@@ -151,18 +153,17 @@ def test_explicit_backward_equals_autograd_with_masked_entries() -> None:
     bias[1, :, :, 2] = -torch.inf
     bias.requires_grad_()
     q, k, v = (_rand(int(RAGGED[0][-1]), HEADS, HEAD_DIM) for _ in range(3))
-    arguments = _arguments(RAGGED, dropout_p=0.3, extras=(bias, None, None))
-    out, lse = attention_fwd(q, k, v, *arguments)
+    a = _attention(q, k, v, dropout_p=0.3, bias=bias)
+    out, lse = attention_fwd(a)
     dout = torch.randn_like(out)
     expected = torch.autograd.grad(out, (q, k, v, bias), dout)
     with torch.no_grad():
-        got = attention_bwd(dout, q, k, v, out, lse, *arguments, True, False, False)
-    for gradient, wanted in zip(got[:4], expected, strict=True):
+        made = attention_bwd(a, dout, out, lse, {"bias"})
+    for name, wanted in zip(("q", "k", "v", "bias"), expected, strict=True):
         assert torch.isfinite(wanted).all()
-        torch.testing.assert_close(gradient, wanted)
-    dq, _, _, dbias, *_ = got
+        torch.testing.assert_close(made[name], wanted)
     assert not out[1].any() and (lse[:, 1] == -torch.inf).all()
-    assert not dq[1].any() and not dbias[0, :, 1].any() and not dbias[1, :, :, 2].any()
+    assert not made["q"][1].any() and not made["bias"][0, :, 1].any() and not made["bias"][1, :, :, 2].any()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -171,8 +172,7 @@ def test_equals_padded_softmax_attention(dropout_p: float, causal: bool) -> None
     """Written once more on the padded batch, with torch's softmax and logsumexp."""
     cu, coords = RAGGED
     q, k, v = (_rand(int(cu[-1]), HEADS, HEAD_DIM).detach() for _ in range(3))
-    arguments = _arguments(RAGGED, dropout_p=dropout_p, causal=causal)
-    out, lse = attention_fwd(q, k, v, *arguments)
+    out, lse = attention_fwd(_attention(q, k, v, dropout_p=dropout_p, causal=causal))
     rows, positions = coords.long().unbind(1)
 
     def padded(x: Tensor) -> Tensor:
@@ -195,35 +195,35 @@ def test_equals_padded_softmax_attention(dropout_p: float, causal: bool) -> None
 def test_equals_scaled_dot_product_attention() -> None:
     q, k, v = (_rand(2 * 5, HEADS, HEAD_DIM) for _ in range(3))
     cu = torch.tensor([0, 5, 10], dtype=torch.int32)
-    arguments = (cu, cu, 5, 5, SCALE, 0.0, None, None, None, 0, True, None, None, None, False, None)
-    out, lse = attention_fwd(q, k, v, *arguments)
+    a = plain_attention(q, k, v, cu, 5, causal=True)
+    out, lse = attention_fwd(a)
     batched = [x.unflatten(0, (2, 5)).transpose(1, 2) for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*batched, is_causal=True).transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(out, expected)
     dout = torch.randn_like(out)
     wanted = torch.autograd.grad(expected, (q, k, v), dout)
     with torch.no_grad():
-        got = attention_bwd(dout, q, k, v, out, lse, *arguments, False, False, False)
-    for gradient, want in zip(got[:3], wanted, strict=True):
-        torch.testing.assert_close(gradient, want)
+        made = attention_bwd(a, dout, out, lse, set())
+    for name, want in zip("qkv", wanted, strict=True):
+        torch.testing.assert_close(made[name], want)
 
 
 def test_without_coords_tokens_are_counted_from_zero() -> None:
     cu, coords = _pack([[0, 1, 2], [], [0, 1]])
     q, k, v = torch.randn(3, 5, HEADS, HEAD_DIM).unbind()
-    extras = torch.randn(3, HEADS, 3, 3), None, torch.randn(5, HEAD_DIM)
-    named = attention_fwd(q, k, v, *_arguments((cu, coords), causal=True, extras=extras, key_term=True))
-    counted = attention_fwd(q, k, v, *_arguments((cu, None), causal=True, extras=extras, key_term=True))
+    bias, table = torch.randn(3, HEADS, 3, 3), torch.randn(5, HEAD_DIM)
+    a = _attention(q, k, v, (cu, coords), causal=True, bias=bias, distance_table=table, key_term=True)
+    named, counted = attention_fwd(a), attention_fwd(a._replace(coords_q=None, coords_k=None))
     assert torch.equal(named[0], counted[0]) and torch.equal(named[1], counted[1])
 
 
 def test_sequences_do_not_see_each_other() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
-    arguments = _arguments(RAGGED, dropout_p=0.1)
-    before, _ = attention_fwd(q, k, v, *arguments)
+    a = _attention(q, k, v, dropout_p=0.1)
+    before, _ = attention_fwd(a)
     for x in (q, k, v):
         x[3:9] += 1.0  # the second sequence
-    after, _ = attention_fwd(q, k, v, *arguments)
+    after, _ = attention_fwd(a)
     others = torch.tensor([0, 1, 2, 9, 10, 11])
     assert torch.equal(before[others], after[others]) and not torch.equal(before[3:9], after[3:9])
 
@@ -232,11 +232,11 @@ def test_rows_are_those_of_the_coords() -> None:
     """Some sequences of a batch, in another order, find their own biases and masks by the rows in their coords."""
     coords = RAGGED[1]
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM, dtype=torch.float64).unbind()
-    extras = torch.randn(ROWS, 1, LENGTH, LENGTH), torch.randn(ROWS, HEADS, 1, 1), None
-    whole, whole_lse = attention_fwd(q, k, v, *_arguments(RAGGED, dropout_p=0.3, extras=extras))
+    looked_up = dict(bias=torch.randn(ROWS, 1, LENGTH, LENGTH), head_mask=torch.randn(ROWS, HEADS, 1, 1))
+    whole, whole_lse = attention_fwd(_attention(q, k, v, dropout_p=0.3, **looked_up))
     chosen = torch.tensor([9, 10, 11, 0, 1, 2])  # the last sequence, then the first
     some = torch.tensor([0, 3, 6], dtype=torch.int32), coords[chosen]
-    part, lse = attention_fwd(q[chosen], k[chosen], v[chosen], *_arguments(some, dropout_p=0.3, extras=extras))
+    part, lse = attention_fwd(_attention(q[chosen], k[chosen], v[chosen], some, dropout_p=0.3, **looked_up))
     torch.testing.assert_close(part, whole[chosen])
     torch.testing.assert_close(lse, whole_lse[:, chosen])
 
@@ -244,9 +244,9 @@ def test_rows_are_those_of_the_coords() -> None:
 def test_probabilities_are_those_multiplied_with_v() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
     head_mask = torch.tensor([1.0, 0.0]).view(1, HEADS, 1, 1)
-    arguments = _arguments(RAGGED, dropout_p=0.3, extras=(None, head_mask, None))
-    out, lse, probabilities = attention_with_probabilities(q, k, v, *arguments)
-    same_out, same_lse = attention_fwd(q, k, v, *arguments)
+    a = _attention(q, k, v, dropout_p=0.3, head_mask=head_mask)
+    out, lse, probabilities = attention_with_probabilities(a)
+    same_out, same_lse = attention_fwd(a)
     assert torch.equal(out, same_out) and torch.equal(lse, same_lse)
     assert [tuple(p.shape) for p in probabilities] == [(2, 3, 3), (2, 6, 6), (2, 0, 0), (2, 3, 3)]
     torch.testing.assert_close(out[3:9], (probabilities[1] @ v[3:9].transpose(0, 1)).transpose(0, 1))
@@ -255,7 +255,7 @@ def test_probabilities_are_those_multiplied_with_v() -> None:
 
 def test_gradcheck_through_probabilities() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        out, _, probabilities = attention_with_probabilities(q, k, v, *_arguments(RAGGED, extras=(bias, None, None)))
+        out, _, probabilities = attention_with_probabilities(_attention(q, k, v, bias=bias))
         return out, *probabilities
 
     q, k, v = (_rand(12, HEADS, HEAD_DIM) for _ in range(3))
@@ -268,41 +268,44 @@ def test_nothing_to_attend(num_queries: int, num_keys: int) -> None:
     q, k, v = (torch.randn(n, HEADS, HEAD_DIM) for n in (num_queries, num_keys, num_keys))
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (num_queries, num_keys))
     coords_q, coords_k = (torch.stack([torch.zeros(n), torch.arange(n)], 1).int() for n in (num_queries, num_keys))
-    extras = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 4, 4), torch.randn(7, HEAD_DIM)
-    arguments = _arguments((cu_q, coords_q), (cu_k, coords_k), 0.1, extras=extras)
-    out, lse = attention_fwd(q, k, v, *arguments)
-    dq, dk, dv, *dextras = attention_bwd(torch.ones_like(out), q, k, v, out, lse, *arguments, True, True, True)
+    bias, head_mask, table = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 4, 4), torch.randn(7, HEAD_DIM)
+    a = _attention(q, k, v, (cu_q, coords_q), (cu_k, coords_k), dropout_p=0.1)
+    a = a._replace(bias=bias, head_mask=head_mask, distance_table=table)
+    out, lse = attention_fwd(a)
+    made = attention_bwd(a, torch.ones_like(out), out, lse, {*EXTRAS})
     if num_keys == 0 or num_queries == 0:
-        assert not any(gradient.any() for gradient in dextras)
+        assert not any(made[name].any() for name in EXTRAS)
     assert out.shape == q.shape and lse.shape == (HEADS, num_queries)
     if num_keys == 0:
-        assert not out.any() and (lse == -torch.inf).all() and not dq.any()
+        assert not out.any() and (lse == -torch.inf).all() and not made["q"].any()
     if num_queries == 0:
-        assert not dk.any() and not dv.any()
+        assert not made["k"].any() and not made["v"].any()
 
 
 def test_no_sequences() -> None:
     empty = torch.randn(0, HEADS, HEAD_DIM)
-    out, lse = attention_fwd(empty, empty, empty, *_arguments((torch.zeros(1, dtype=torch.int32), None)))
+    out, lse = attention_fwd(_attention(empty, empty, empty, (torch.zeros(1, dtype=torch.int32), None)))
     assert out.shape == empty.shape and lse.shape == (HEADS, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_dtypes(dtype: torch.dtype) -> None:
     q, k, v, dout = torch.randn(4, 12, HEADS, HEAD_DIM).to(dtype).unbind()
-    extras = torch.randn(ROWS, 1, LENGTH, LENGTH), torch.randn(1, HEADS, 1, 1), torch.randn(2 * LENGTH - 1, HEAD_DIM)
-    arguments = _arguments(RAGGED, dropout_p=0.1, extras=extras, key_term=True)
-    out, lse = attention_fwd(q, k, v, *arguments)
-    truth, _ = attention_fwd(q.double(), k.double(), v.double(), *arguments)
+    bias, head_mask = torch.randn(ROWS, 1, LENGTH, LENGTH), torch.randn(1, HEADS, 1, 1)
+    a = _attention(q, k, v, dropout_p=0.1, bias=bias, head_mask=head_mask, key_term=True)
+    a = a._replace(distance_table=torch.randn(2 * LENGTH - 1, HEAD_DIM))
+    out, lse = attention_fwd(a)
+    truth, _ = attention_fwd(a._replace(q=q.double(), k=k.double(), v=v.double()))
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(out.double(), truth, rtol=torch.finfo(dtype).eps, atol=tolerance("", "", dtype).floor)
-    gradients = attention_bwd(dout, q, k, v, out, lse, *arguments, True, True, True)
-    assert [g.dtype for g in gradients] == [dtype] * 3 + [torch.float32] * 3
+    made = attention_bwd(a, dout, out, lse, {*EXTRAS})
+    expected = dict.fromkeys("qkv", dtype) | dict.fromkeys(EXTRAS, torch.float32)
+    assert {name: gradient.dtype for name, gradient in made.items()} == expected
 
 
 def test_scores_of_any_size() -> None:
     """exp neither overflows nor loses its row where scores are in the thousands."""
     cu = torch.tensor([0, 4], dtype=torch.int32)
     q, k, v = torch.randn(3, 4, HEADS, HEAD_DIM).unbind()
-    out, lse = attention_fwd(q * 1e3, k * 1e3, v, *_arguments((cu, None)))
+    out, lse = attention_fwd(_attention(q * 1e3, k * 1e3, v, (cu, None)))
     assert torch.isfinite(out).all() and torch.isfinite(lse).all()

@@ -6,33 +6,37 @@ import pytest
 import torch
 
 from bert_fast.reference.activations import ACTIVATIONS, activation_bwd, activation_fwd
-from bert_fast.reference.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
+from bert_fast.reference.bias_gelu import BiasGelu, bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.testing.explicit import explicit_function
 
 
 @pytest.mark.parametrize("hidden_act", sorted(ACTIVATIONS))
 def test_gradcheck(hidden_act: str) -> None:
     def forward(x, bias):
-        return (bias_gelu_fwd(x, bias, hidden_act),), (x.detach(), bias.detach())
+        return (bias_gelu_fwd(BiasGelu(x, bias, hidden_act)),), BiasGelu(x.detach(), bias.detach(), hidden_act)
+
+    def backward(a, dy):
+        made = bias_gelu_bwd(a, dy)
+        return made["x"], made["bias"]
 
     x, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((4, 7), (7,)))
-    function = explicit_function(forward, lambda saved, dy: bias_gelu_bwd(dy, *saved, hidden_act))
-    assert torch.autograd.gradcheck(function, (x, bias))
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), (x, bias))
 
 
 def test_without_bias_it_is_the_activation() -> None:
     x, dy = torch.randn(2, 3, 5).unbind()
-    assert torch.equal(bias_gelu_fwd(x, None, "gelu"), activation_fwd(x, "gelu"))
-    dx, dbias = bias_gelu_bwd(dy, x, None, "gelu")
-    assert torch.equal(dx, activation_bwd(dy, x, "gelu")) and dbias is None
+    a = BiasGelu(x, None, "gelu")
+    assert torch.equal(bias_gelu_fwd(a), activation_fwd(x, "gelu"))
+    made = bias_gelu_bwd(a, dy)
+    assert torch.equal(made["x"], activation_bwd(dy, x, "gelu")) and "bias" not in made
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_dtypes_round_once(dtype: torch.dtype) -> None:
     x, dy, bias = torch.randn(4, 6).to(dtype), torch.randn(4, 6).to(dtype), torch.randn(6)
-    assert torch.equal(bias_gelu_fwd(x, bias, "gelu"), bias_gelu_fwd(x.float(), bias, "gelu").to(dtype))
-    dx, dbias = bias_gelu_bwd(dy, x, bias, "gelu")
-    assert (dx.dtype, dbias.dtype) == (dtype, torch.float32)
+    a = BiasGelu(x, bias, "gelu")
+    assert torch.equal(bias_gelu_fwd(a), bias_gelu_fwd(a._replace(x=x.float())).to(dtype))
+    assert {name: t.dtype for name, t in bias_gelu_bwd(a, dy).items()} == dict(x=dtype, bias=torch.float32)
 
 
 def test_tails_are_right_relative_to_themselves() -> None:

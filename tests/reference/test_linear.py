@@ -1,17 +1,16 @@
 """linear and linear_gelu: gradcheck of the explicit backwards, forwards against torch, dtypes, what is not wanted."""
 
-from itertools import product
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from bert_fast.reference.activations import ACTIVATIONS
-from bert_fast.reference.linear import linear_bwd, linear_fwd
-from bert_fast.reference.linear_gelu import linear_gelu_bwd, linear_gelu_fwd
+from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
+from bert_fast.reference.linear_gelu import LinearGelu, linear_gelu_bwd, linear_gelu_fwd
 from bert_fast.testing.explicit import explicit_function
+from tests.wants import parametrize_wants
 
-ALL = (True, True, True)
+GRADIENTS = ("x", "weight", "bias")
 
 
 def _rand(*shape: int) -> torch.Tensor:
@@ -20,11 +19,15 @@ def _rand(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_linear_gradcheck(has_bias: bool) -> None:
-    function = explicit_function(
-        lambda x, w, b: ((linear_fwd(x, w, b),), (x.detach(), w.detach())),
-        lambda saved, dy: linear_bwd(dy, *saved, True, True, has_bias),
-    )
-    assert torch.autograd.gradcheck(function, (_rand(5, 4), _rand(3, 4), _rand(3) if has_bias else None))
+    def forward(x, weight, bias):
+        return (linear_fwd(Linear(x, weight, bias)),), Linear(x.detach(), weight.detach(), None)
+
+    def backward(a, dy):
+        made = linear_bwd(a, dy, {*GRADIENTS} if has_bias else {"x", "weight"})
+        return [made.get(name) for name in GRADIENTS]
+
+    inputs = (_rand(5, 4), _rand(3, 4), _rand(3) if has_bias else None)
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), inputs)
 
 
 @pytest.mark.parametrize("hidden_act", sorted(ACTIVATIONS))
@@ -32,12 +35,15 @@ def test_linear_gradcheck(has_bias: bool) -> None:
 @pytest.mark.parametrize("save_pre", [True, False])
 def test_linear_gelu_gradcheck(hidden_act: str, has_bias: bool, save_pre: bool) -> None:
     def forward(x, weight, bias):
-        y, pre = linear_gelu_fwd(x, weight, bias, hidden_act, save_pre)
+        y, pre = linear_gelu_fwd(LinearGelu(x, weight, bias, hidden_act, save_pre))
         assert (pre is not None) == save_pre
-        return (y,), tuple(None if t is None else t.detach() for t in (x, weight, bias, pre))
+        return (y,), [None if t is None else t.detach() for t in (x, weight, bias, pre)]
 
     def backward(saved, dy):
-        return linear_gelu_bwd(dy, *saved, hidden_act, True, True, has_bias)
+        *tensors, pre = saved
+        a = LinearGelu(*tensors, hidden_act, save_pre)
+        made = linear_gelu_bwd(a, dy, pre, {*GRADIENTS} if has_bias else {"x", "weight"})
+        return [made.get(name) for name in GRADIENTS]
 
     inputs = (_rand(5, 4), _rand(7, 4), _rand(7) if has_bias else None)
     assert torch.autograd.gradcheck(explicit_function(forward, backward), inputs)
@@ -46,21 +52,25 @@ def test_linear_gelu_gradcheck(hidden_act: str, has_bias: bool, save_pre: bool) 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_linear_gelu_is_torch(approximate: str) -> None:
     x, weight, bias = _rand(6, 8), _rand(10, 8), _rand(10)
-    y, pre = linear_gelu_fwd(x, weight, bias, {"none": "gelu", "tanh": "gelu_new"}[approximate], True)
+    hidden_act = {"none": "gelu", "tanh": "gelu_new"}[approximate]
+    y, pre = linear_gelu_fwd(LinearGelu(x, weight, bias, hidden_act, True))
     torch.testing.assert_close(pre, F.linear(x, weight, bias))
     torch.testing.assert_close(y, F.gelu(F.linear(x, weight, bias), approximate=approximate))
 
 
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=3)))
-def test_what_is_not_wanted_is_not_there_and_changes_nothing(wants: tuple[bool, bool, bool]) -> None:
+@parametrize_wants(*GRADIENTS)
+def test_what_is_not_wanted_is_not_there_and_changes_nothing(wants: frozenset[str]) -> None:
     x, weight, bias, dy = (t.detach() for t in (_rand(5, 4), _rand(7, 4), _rand(7), _rand(5, 7)))
-    _, pre = linear_gelu_fwd(x, weight, bias, "gelu", True)
-    whole = linear_bwd(dy, x, weight, *ALL), linear_gelu_bwd(dy, x, weight, bias, pre, "gelu", *ALL)
-    kept = x if wants[1] else None
-    part = linear_bwd(dy, kept, weight, *wants), linear_gelu_bwd(dy, kept, weight, bias, pre, "gelu", *wants)
+    _, pre = linear_gelu_fwd(LinearGelu(x, weight, bias, "gelu", True))
+
+    def gradients(x, wants):
+        of_gelu = linear_gelu_bwd(LinearGelu(x, weight, bias, "gelu", True), dy, pre, wants)
+        return linear_bwd(Linear(x, weight, None), dy, wants), of_gelu
+
+    whole, part = gradients(x, {*GRADIENTS}), gradients(x if "weight" in wants else None, wants)
     for expected, got in zip(whole, part, strict=True):
-        for one, other, wanted in zip(expected, got, wants, strict=True):
-            assert torch.equal(one, other) if wanted else other is None
+        assert got.keys() == wants
+        assert all(torch.equal(got[name], expected[name]) for name in wants)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -68,20 +78,22 @@ def test_what_is_not_wanted_is_not_there_and_changes_nothing(wants: tuple[bool, 
 def test_narrow_dtypes_round_once(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
     x, dy = (torch.randn(5, size).to(dtype) for size in (64, 9))
     weight, bias = (torch.randn(*shape).to(weight_dtype or dtype) for shape in ((9, 64), (9,)))
-    y, pre = linear_gelu_fwd(x, weight, bias, "gelu", True)
+    a = LinearGelu(x, weight, bias, "gelu", True)
+    y, pre = linear_gelu_fwd(a)
     exact = F.linear(x.float(), weight.float(), bias.float())
     assert torch.equal(pre, exact.to(dtype))
     torch.testing.assert_close(y, F.gelu(exact).to(dtype))
-    for dx, dweight, dbias in (
-        linear_bwd(dy, x, weight, *ALL),
-        linear_gelu_bwd(dy, x, weight, bias, pre, "gelu", *ALL),
-        linear_gelu_bwd(dy, x, weight, bias, None, "gelu", *ALL),
+    wants = {*GRADIENTS}
+    for made in (
+        linear_bwd(Linear(x, weight, None), dy, wants),
+        linear_gelu_bwd(a, dy, pre, wants),
+        linear_gelu_bwd(a, dy, None, wants),
     ):
-        assert dx.dtype == dtype and dweight.dtype == dbias.dtype == weight.dtype
+        assert {name: t.dtype for name, t in made.items()} == dict(x=dtype, weight=weight.dtype, bias=weight.dtype)
 
 
 def test_no_tokens() -> None:
-    x, weight, bias = torch.randn(0, 4), torch.randn(6, 4), torch.randn(6)
-    y, pre = linear_gelu_fwd(x, weight, bias, "gelu", True)
-    dx, dweight, dbias = linear_gelu_bwd(y, x, weight, bias, pre, "gelu", *ALL)
-    assert y.shape == (0, 6) and dx.shape == (0, 4) and not dweight.any() and not dbias.any()
+    a = LinearGelu(torch.randn(0, 4), torch.randn(6, 4), torch.randn(6), "gelu", True)
+    y, pre = linear_gelu_fwd(a)
+    made = linear_gelu_bwd(a, y, pre, {*GRADIENTS})
+    assert y.shape == (0, 6) and made["x"].shape == (0, 4) and not made["weight"].any() and not made["bias"].any()

@@ -1,16 +1,15 @@
 """mlp: gradcheck of the explicit backward, the forward against torch, dtypes, what is not wanted, no tokens."""
 
-from itertools import product
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from bert_fast.reference.activations import ACTIVATIONS
-from bert_fast.reference.mlp import mlp_bwd, mlp_fwd
+from bert_fast.reference.mlp import Mlp, mlp_bwd, mlp_fwd
 from bert_fast.testing.explicit import explicit_function
+from tests.wants import parametrize_wants
 
-ALL = (True,) * 5
+GRADIENTS = ("x", "up_weight", "up_bias", "down_weight", "down_bias")
 
 
 def _rand(*shape: int) -> torch.Tensor:
@@ -25,16 +24,18 @@ def _inputs(tokens: int = 5) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("save_pre", [True, False])
 def test_gradcheck(hidden_act: str, has_bias: bool, save_pre: bool) -> None:
-    def forward(x, up_weight, up_bias, down_weight, down_bias):
-        y, pre = mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, hidden_act, save_pre)
+    def forward(*tensors):
+        y, pre = mlp_fwd(Mlp(*tensors, hidden_act, save_pre))
         assert (pre is not None) == save_pre
-        return (y,), tuple(None if t is None else t.detach() for t in (x, pre, up_weight, up_bias, down_weight))
+        return (y,), [None if t is None else t.detach() for t in (*tensors[:4], pre)]
 
     def backward(saved, dy):
-        return mlp_bwd(dy, *saved, hidden_act, True, True, has_bias, True, has_bias)
+        *tensors, pre = saved
+        made = mlp_bwd(Mlp(*tensors, None, hidden_act, save_pre), dy, pre, wants)
+        return [made.get(name) for name in GRADIENTS]
 
-    x, up_weight, up_bias, down_weight, down_bias = _inputs()
-    inputs = (x, up_weight, up_bias if has_bias else None, down_weight, down_bias if has_bias else None)
+    wants = {name for name in GRADIENTS if has_bias or not name.endswith("bias")}
+    inputs = [t if name in wants else None for name, t in zip(GRADIENTS, _inputs(), strict=True)]
     assert torch.autograd.gradcheck(explicit_function(forward, backward), inputs)
 
 
@@ -42,39 +43,42 @@ def test_gradcheck(hidden_act: str, has_bias: bool, save_pre: bool) -> None:
 def test_is_torch(approximate: str) -> None:
     x, up_weight, up_bias, down_weight, down_bias = _inputs()
     hidden_act = {"none": "gelu", "tanh": "gelu_new"}[approximate]
-    y, pre = mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, hidden_act, True)
+    y, pre = mlp_fwd(Mlp(x, up_weight, up_bias, down_weight, down_bias, hidden_act, True))
     torch.testing.assert_close(pre, F.linear(x, up_weight, up_bias))
     act = F.gelu(F.linear(x, up_weight, up_bias), approximate=approximate)
     torch.testing.assert_close(y, F.linear(act, down_weight, down_bias))
 
 
-@pytest.mark.parametrize("wants", list(product((True, False), repeat=5)))
+@parametrize_wants(*GRADIENTS)
 @pytest.mark.parametrize("save_pre", [True, False])
-def test_what_is_not_wanted_is_not_there_and_changes_nothing(wants: tuple[bool, ...], save_pre: bool) -> None:
-    x, up_weight, up_bias, down_weight, down_bias = (t.detach() for t in _inputs())
-    y, pre = mlp_fwd(x, up_weight, up_bias, down_weight, down_bias, "gelu", save_pre)
-    dy = torch.randn_like(y)
-    whole = mlp_bwd(dy, x, pre, up_weight, up_bias, down_weight, "gelu", *ALL)
-    needs_x = wants[1] or (not save_pre and any(wants[:4]))
-    part = mlp_bwd(dy, x if needs_x else None, pre, up_weight, up_bias, down_weight, "gelu", *wants)
-    for one, other, wanted in zip(whole, part, wants, strict=True):
-        assert torch.equal(one, other) if wanted else other is None
+def test_what_is_not_wanted_is_not_there_and_changes_nothing(wants: frozenset[str], save_pre: bool) -> None:
+    a = Mlp(*(t.detach() for t in _inputs()), "gelu", save_pre)
+    y, pre = mlp_fwd(a)
+    a, dy = a._replace(down_bias=None), torch.randn_like(y)
+    whole = mlp_bwd(a, dy, pre, {*GRADIENTS})
+    needs_x = "up_weight" in wants or (not save_pre and wants - {"down_bias"})
+    part = mlp_bwd(a if needs_x else a._replace(x=None), dy, pre, wants)
+    assert part.keys() == wants
+    assert all(torch.equal(part[name], whole[name]) for name in wants)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None])
 def test_narrow_dtypes_round_once(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
     x, *parameters = (t.detach() for t in _inputs())
-    x, parameters = x.to(dtype), [t.to(weight_dtype or dtype) for t in parameters]
-    y, pre = mlp_fwd(x, *parameters, "gelu", True)
-    exact, _ = mlp_fwd(x.float(), *(t.float() for t in parameters), "gelu", False)
+    tensors = [x.to(dtype), *(t.to(weight_dtype or dtype) for t in parameters)]
+    a = Mlp(*tensors, "gelu", True)
+    y, pre = mlp_fwd(a)
+    exact, _ = mlp_fwd(Mlp(*(t.float() for t in tensors), "gelu", False))
     assert torch.equal(y, exact.to(dtype)) and pre.dtype == dtype
-    dx, *dparameters = mlp_bwd(y, x, pre, *parameters[:3], "gelu", *ALL)
-    assert dx.dtype == dtype and {t.dtype for t in dparameters} == {weight_dtype or dtype}
+    made = mlp_bwd(a._replace(down_bias=None), y, pre, {*GRADIENTS})
+    expected = {"x": dtype} | dict.fromkeys(GRADIENTS[1:], weight_dtype or dtype)
+    assert {name: t.dtype for name, t in made.items()} == expected
 
 
 def test_no_tokens() -> None:
-    x, *parameters = (t.detach() for t in _inputs(0))
-    y, pre = mlp_fwd(x, *parameters, "gelu", True)
-    dx, *dparameters = mlp_bwd(y, x, pre, *parameters[:3], "gelu", *ALL)
-    assert y.shape == (0, 3) and dx.shape == (0, 4) and not any(t.any() for t in dparameters)
+    a = Mlp(*(t.detach() for t in _inputs(0)), "gelu", True)
+    y, pre = mlp_fwd(a)
+    made = mlp_bwd(a._replace(down_bias=None), y, pre, {*GRADIENTS})
+    assert made.keys() == {*GRADIENTS}
+    assert y.shape == (0, 3) and made.pop("x").shape == (0, 4) and not any(t.any() for t in made.values())

@@ -158,3 +158,13 @@ def test_global_norm(grad_scale: float | None) -> None:
 )
 def test_is_dense(tensor: torch.Tensor, dense: bool) -> None:
     assert reference.is_dense(tensor) == dense
+
+
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999)], ids=str)
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_counts_below_zero(kind: str, betas: tuple[float, float]) -> None:
+    """What no step has counted is computed, as PyTorch's operators do, and not refused half-way."""
+    lists = random_lists([(3,)], torch.float64)
+    lists.steps[0].fill_(-1e30)
+    step(kind, lists, Hyper(beta1=betas[0], beta2=betas[1]))
+    assert lists.steps[0] == -1e30

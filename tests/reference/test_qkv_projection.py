@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert_fast.reference.qkv_projection import qkv_projection_bwd, qkv_projection_fwd
+from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 from bert_fast.testing.explicit import explicit_function
+
+GRADIENTS = ("x", "weight", "bias")
 
 
 def parameters(width: int, hidden: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -13,17 +15,23 @@ def parameters(width: int, hidden: int, dtype: torch.dtype = torch.float64) -> l
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3) for shape in ((width, hidden), width)]
 
 
+def without_biases(a: QkvProjection) -> QkvProjection:
+    """As backward is given it."""
+    return a._replace(bq=None, bk=None, bv=None)
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_gradcheck(has_bias: bool) -> None:
-    def forward(x, *given):
-        saved = tuple(t.detach() for t in (x, *given[::2]))
-        return (qkv_projection_fwd(x, *given),), saved
+    def forward(*tensors):
+        saved = QkvProjection(*(None if t is None else t.detach() for t in tensors))
+        return (qkv_projection_fwd(QkvProjection(*tensors)),), without_biases(saved)
 
-    def backward(saved, dqkv):
-        dx, dweight, dbias = qkv_projection_bwd(dqkv, *saved, True, True, has_bias)
-        assert (dbias is not None) == has_bias
-        dbiases = dbias.chunk(3) if has_bias else (None,) * 3
-        return dx, *(d for pair in zip(dweight.chunk(3), dbiases, strict=True) for d in pair)
+    def backward(a, dqkv):
+        wants = {*GRADIENTS} if has_bias else {"x", "weight"}
+        made = qkv_projection_bwd(a, dqkv, wants)
+        assert made.keys() == wants
+        dbiases = made["bias"].chunk(3) if has_bias else (None,) * 3
+        return made["x"], *(d for pair in zip(made["weight"].chunk(3), dbiases, strict=True) for d in pair)
 
     given = parameters(6, 4)
     if not has_bias:
@@ -34,31 +42,31 @@ def test_gradcheck(has_bias: bool) -> None:
 
 def test_it_is_three_linears() -> None:
     x, given = torch.randn(5, 4, dtype=torch.float64), parameters(6, 4)
-    projected = qkv_projection_fwd(x, *given).chunk(3, dim=1)
+    projected = qkv_projection_fwd(QkvProjection(x, *given)).chunk(3, dim=1)
     for got, weight, bias in zip(projected, given[::2], given[1::2], strict=True):
         torch.testing.assert_close(got, F.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fp32_parameters_beside_half_precision(dtype: torch.dtype) -> None:
-    x, given = torch.randn(5, 4).to(dtype), [p.detach() for p in parameters(6, 4, torch.float32)]
-    qkv = qkv_projection_fwd(x, *given)
-    wide = qkv_projection_fwd(x.double(), *(p.double() for p in given))
+    a = QkvProjection(torch.randn(5, 4).to(dtype), *(p.detach() for p in parameters(6, 4, torch.float32)))
+    qkv = qkv_projection_fwd(a)
+    wide = qkv_projection_fwd(QkvProjection(*(t.double() for t in a)))
     assert qkv.dtype == dtype and torch.equal(qkv, wide.to(dtype))
-    gradients = qkv_projection_bwd(qkv, x, *given[::2])
-    assert [t.dtype for t in gradients] == [dtype, torch.float32, torch.float32]
+    made = qkv_projection_bwd(without_biases(a), qkv, {*GRADIENTS})
+    assert {name: t.dtype for name, t in made.items()} == dict(x=dtype, weight=torch.float32, bias=torch.float32)
 
 
-def test_unwanted_gradients_are_none() -> None:
-    x, given = torch.randn(5, 4), parameters(6, 4, torch.float32)
+def test_unwanted_gradients_are_not_made() -> None:
+    a = without_biases(QkvProjection(torch.randn(5, 4), *parameters(6, 4, torch.float32)))
     dqkv = torch.randn(5, 18)
-    for wants in ((True, False, False), (False, True, False), (False, False, True), (False,) * 3):
-        made = qkv_projection_bwd(dqkv, x if wants[1] else None, *given[::2], *wants)
-        assert [t is not None for t in made] == list(wants)
+    for wants in ({"x"}, {"weight"}, {"bias"}, set()):
+        made = qkv_projection_bwd(a if "weight" in wants else a._replace(x=None), dqkv, wants)
+        assert made.keys() == wants
 
 
 def test_no_tokens() -> None:
-    x, given = torch.randn(0, 4), parameters(6, 4, torch.float32)
-    qkv = qkv_projection_fwd(x, *given)
-    dx, dweight, dbias = qkv_projection_bwd(qkv, x, *given[::2])
-    assert qkv.shape == (0, 18) and dx.shape == (0, 4) and not dweight.any() and not dbias.any()
+    a = QkvProjection(torch.randn(0, 4), *parameters(6, 4, torch.float32))
+    qkv = qkv_projection_fwd(a)
+    made = qkv_projection_bwd(without_biases(a), qkv, {*GRADIENTS})
+    assert qkv.shape == (0, 18) and made["x"].shape == (0, 4) and not made["weight"].any() and not made["bias"].any()
