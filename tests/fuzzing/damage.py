@@ -1,5 +1,6 @@
 """Folders of files, and what happens to files: flipped bits, missing ends, other fields, swapped names, links."""
 
+import copy
 import json
 import os
 import random
@@ -126,11 +127,16 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
+def _value(rng: random.Random) -> Any:
+    """One that the next case can change without changing it for others."""
+    return copy.deepcopy(rng.choice(_VALUES))
+
+
 def mutated_json(rng: random.Random, value: Any) -> Any:
     """The value with one field changed, added, taken away or given another name."""
     containers = list(_containers(value))
     if not containers or rng.random() < 0.03:
-        return rng.choice(_VALUES)
+        return _value(rng)
     container = rng.choice(containers[: rng.choice((1, 3, len(containers)))])
     if isinstance(container, list):
         place = rng.randrange(len(container) + 1)
@@ -138,18 +144,18 @@ def mutated_json(rng: random.Random, value: Any) -> Any:
             case 0:
                 del container[place : place + 1]
             case 1:
-                container.insert(place, rng.choice(_VALUES))
+                container.insert(place, _value(rng))
             case 2 if container:
                 container.append(container[0])
             case _ if place < len(container):
-                container[place] = rng.choice(_VALUES)
+                container[place] = _value(rng)
         return value
     key = rng.choice(list(container)) if container else ""
     match rng.randrange(8):
         case 0:
             container.pop(key, None)
         case 1:
-            container[rng.choice(("", "a", "name", "\x1b[2J", f"{key} "))] = rng.choice(_VALUES)
+            container[rng.choice(("", "a", "name", "\x1b[2J", f"{key} "))] = _value(rng)
         case 2 if container:
             container[rng.choice(("", str(key).upper(), "x"))] = container.pop(key)
         case 3 if container:
@@ -157,7 +163,7 @@ def mutated_json(rng: random.Random, value: Any) -> Any:
         case 4 if isinstance(container.get(key), int):
             container[key] += rng.choice((-1, 1, 100, 10**12))
         case _:
-            container[key] = rng.choice(_VALUES)
+            container[key] = _value(rng)
     return value
 
 

@@ -162,7 +162,7 @@ def run_tables(case: Case) -> None:
         damage(case, case.folder, rng.choice((0, 0, 1, 1, 2)))
         case.say(f"# {data.name}: {data.read_bytes()[:300] if data.is_file() and not data.is_symlink() else None!r}")
     options = _reading_options(case, kind)
-    names = (*_PLACES, *options)
+    names = (*_PLACES, *options, *([data] if isinstance(data, str) and data else []))
     if case.chance(0.15):
         readers: tuple[Callable[..., Any], ...] = (read_table, read_questions, read_conll)
         case.call(rng.choice(readers), data, names=names)
@@ -301,9 +301,10 @@ def run_stores(case: Case) -> None:
         name = rng.choice(sorted(options))
         options[name] = spoil(rng, options[name])
     source = case.call(PretrainingSource, store, _TOKENIZER, **options)
-    lengths = case.call(source.lengths, 0, any_error=not is_verified)
+    epoch = rng.choice((0, 1))
+    lengths = case.call(source.lengths, epoch, any_error=not is_verified)
     indices = np.array([rng.randrange(len(lengths)) for _ in range(3)]) if len(lengths) else np.zeros(0, np.int64)
-    batch = case.call(source.batch, rng.choice((0, 1)), indices, any_error=not is_verified)
+    batch = case.call(source.batch, epoch, indices, any_error=not is_verified)
     ids = batch["input_ids"]
     case.expect(
         not is_verified or not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < len(_TOKENIZER),

@@ -121,7 +121,7 @@ def run_model_files(case: Case) -> None:
     else:
         wanted = getattr(models, name if case.chance(0.8) else rng.choice(CLASSES))
         options = _loading_options(case)
-        model = case.call(wanted.from_pretrained, folder, **options, names=_config_names())
+        model = case.call(wanted.from_pretrained, folder, **options, names=(*_config_names(), *options))
         for parameter in model.parameters():
             case.expect(not parameter.is_meta, "a loaded model has parameters on meta")
 

@@ -17,21 +17,29 @@ __all__ = ["run"]
 
 # What messages of these calls may name; the base class, torch.optim's, calls parameters by no other name.
 _NAMES = ("params", "parameter", "parameters", "param_groups", "gradient", "state", "state_dict", "lr", "betas", "eps",
-          "weight_decay", "max_grad_norm", "grad_scale", "found_inf", "closure", "backend")  # fmt: skip
+          "weight_decay", "max_grad_norm", "grad_scale", "found_inf", "closure", "backend", "bias_correction",
+          "grad_averaging")  # fmt: skip
+_OF_CHECKPOINTS = ("amsgrad", "maximize", "fused", "foreach", "capturable", "differentiable", "decoupled_weight_decay")
+# Options that one of the optimizers does not have.
+_OTHERS = {
+    optim.AdamW: ("bias_correction", "grad_averaging", "use_nvlamb", "prefer_apex"),
+    optim.Lamb: ("amsgrad", "maximize", "fused", "prefer_apex"),
+    optim.make_lamb: ("amsgrad", "maximize", "fused"),
+}
 
 
 def run(case: Case) -> None:
     """An optimizer that lives through a few steps, and what happens to parameters, gradients and state in between."""
     rng, d = case.rng, Tensors(case)
     params = [_parameter(d) for _ in range(rng.randint(1, 4))]
-    options = _options(case)
+    make = rng.choice((optim.AdamW, optim.AdamW, optim.Lamb, optim.Lamb, optim.make_lamb))
+    options = _options(case, () if case.chance(0.05) else _OTHERS[make])
     given: Any = params
     if case.chance(0.3):
         given = [{"params": params[:1], "lr": rng.choice((0.0, 1e-2))}, {"params": params[1:]}]
     if case.chance(0.08):
         given = spoil(rng, given)
-    make = rng.choice((optim.AdamW, optim.Lamb))
-    optimizer = case.call(make, given, **options, names=_NAMES)
+    optimizer = case.call(make, given, **options, names=(*_NAMES, *options))
     for _ in range(rng.randint(1, 3)):
         for p in params:
             p.grad = _gradient(d, p)
@@ -53,7 +61,7 @@ def _gradient(d: Tensors, p: Tensor) -> Tensor | None:
     return relaid(d.rng, gradient) if d.any_layout else gradient
 
 
-def _options(case: Case) -> dict[str, Any]:
+def _options(case: Case, without: tuple[str, ...]) -> dict[str, Any]:
     rng = case.rng
     options: dict[str, Callable[[], Any]] = {
         "lr": lambda: rng.choice((1e-3, 0.0, 1, torch.tensor(1e-2))),
@@ -65,8 +73,14 @@ def _options(case: Case) -> dict[str, Any]:
         "backend": lambda: rng.choice((None, "torch", "reference")),
         "bias_correction": lambda: case.chance(0.5),
         "fused": lambda: case.chance(0.5),
+        "grad_averaging": lambda: case.chance(0.5),
+        "use_nvlamb": lambda: case.chance(0.5),
+        "prefer_apex": lambda: case.chance(0.5),
+        "amsgrad": lambda: False,
+        "maximize": lambda: False,
     }
-    chosen = {name: options[name]() for name in rng.sample(sorted(options), rng.choice((0, 1, 2, 4)))}
+    known = sorted(options.keys() - set(without))
+    chosen = {name: options[name]() for name in rng.sample(known, rng.choice((0, 1, 2, 4)))}
     if chosen and case.chance(0.2):
         name = rng.choice(sorted(chosen))
         chosen[name] = spoil(rng, chosen[name])
@@ -86,7 +100,8 @@ def _step(case: Case, optimizer: Any, params: list[nn.Parameter]) -> None:
     """A step; one that is refused has written nothing."""
     before = [(p, _bits(p)) for p in _readable(params)]
     try:
-        case.call(optimizer.step, names=_NAMES)
+        closure = (garbage(case.rng),) if case.chance(0.02) else ()
+        case.call(optimizer.step, *closure, names=_NAMES)
     except Refused as refusal:
         for p, bits in before:
             if _bits(p) != bits:
@@ -162,4 +177,4 @@ def _save_and_load(case: Case, optimizer: Any, params: list[nn.Parameter]) -> No
     if case.chance(0.3):
         adam = rng.choice((torch.optim.AdamW, torch.optim.Adam))(params, lr=0.1)
         state = adam.state_dict()
-    case.call(optimizer.load_state_dict, state, names=_NAMES)
+    case.call(optimizer.load_state_dict, state, names=(*_NAMES, *_OF_CHECKPOINTS))

@@ -175,7 +175,9 @@ def spoil(rng: Any, value: Any) -> Any:
     if isinstance(value, int | float):
         return rng.choice((*_NUMBERS, math.nan, math.inf, value + 1, -value, str(value), None, np.float32(1), True))
     if isinstance(value, str):
-        return rng.choice(("", value[:-1], value.upper(), value + " ", "\0", value.encode(), None, 3))
+        return rng.choice(
+            ("", value[:-1], value.upper(), value + " ", "\0", value.encode(errors="surrogatepass"), None, 3)
+        )
     if isinstance(value, list | tuple):
         return _spoiled_list(rng, value)
     return rng.choice((*_NUMBERS, "abc", torch.zeros(1), torch.ones(2, 2), True, [1]))
@@ -235,6 +237,10 @@ def _expanded(rng: Any, t: Tensor) -> Tensor:
     return t[:1].expand(t.shape) if t.dim() and len(t) else t
 
 
+def _sparse(t: Tensor) -> Tensor:
+    return t.detach().as_subclass(Tensor).to_sparse()  # of other classes it cannot be made
+
+
 _SPOILED_TENSORS: tuple[Callable[[Any, Tensor], Any], ...] = (
     lambda rng, t: None,
     _resized,
@@ -251,13 +257,13 @@ _SPOILED_TENSORS: tuple[Callable[[Any, Tensor], Any], ...] = (
     lambda rng, t: t.flatten(),
     lambda rng, t: t.transpose(0, -1) if t.dim() else t,
     lambda rng, t: t.detach().to("meta"),
-    lambda rng, t: t.detach().to_sparse() if t.dim() and t.dtype != torch.bool and not t.is_meta else t,
+    lambda rng, t: _sparse(t) if t.dim() and t.dtype != torch.bool and not t.is_meta else t,
     lambda rng, t: t.detach().as_subclass(Plain),
     lambda rng, t: torch.nn.Parameter(t.detach()) if t.is_floating_point() else t,
     lambda rng, t: t.detach().neg().neg() if t.dtype != torch.bool else t,
     lambda rng, t: torch._neg_view(t.detach()) if t.is_floating_point() else t,
     lambda rng, t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
-    lambda rng, t: t.detach().cpu().float().numpy() if t.device.type == "cpu" else t,
-    lambda rng, t: t.detach().tolist() if t.device.type == "cpu" and t.numel() < 100 else t,
+    lambda rng, t: t.detach().cpu().float().clone().numpy() if t.device.type == "cpu" else t,
+    lambda rng, t: t.detach().clone().tolist() if t.device.type == "cpu" and t.numel() < 100 else t,
     lambda rng, t: t[:0] if t.dim() else t,
 )

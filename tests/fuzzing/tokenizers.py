@@ -12,6 +12,7 @@ import numpy as np
 from bert_fast.tokenization import AddedToken, BatchEncoding, BertTokenizer
 
 from .case import Case, describe
+from .rules import argument_names
 from .tensors import garbage, spoil
 from .texts import SPECIAL, Texts, added_tokens, engine_options, vocabulary
 
@@ -155,7 +156,11 @@ def _ask(case: Case, tokenizer: BertTokenizer, texts: Texts) -> None:
         case.call(setattr, tokenizer, name, value, names=(name,))
         return
     name = rng.choice(sorted(questions))
-    case.call(getattr(tokenizer, name), *questions[name](), names=(*_NAMES, "vocab"))
+    arguments = questions[name]()
+    if case.chance(0.1):
+        arguments = (*arguments[:1], *(spoil(rng, argument) for argument in arguments[1:]), garbage(rng))
+        arguments = arguments[: len(argument_names(getattr(tokenizer, name)))]
+    case.call(getattr(tokenizer, name), *arguments, names=(*_NAMES, "vocab"))
 
 
 def _rows(case: Case, tokenizer: BertTokenizer) -> Any:
@@ -260,7 +265,7 @@ def _expect_sound(case: Case, encoding: BatchEncoding, text: Any, options: dict[
     if "input_ids" not in plain:
         return
     rows = plain["input_ids"]
-    is_flat = not rows or not isinstance(rows[0], list)
+    is_flat = not rows or not isinstance(rows[0], list | np.ndarray)
     for name in ("token_type_ids", "attention_mask", "special_tokens_mask", "offset_mapping"):
         if name in plain:
             pairs = zip([rows], [plain[name]], strict=True) if is_flat else zip(rows, plain[name], strict=True)
@@ -278,18 +283,21 @@ def _ask_encoding(case: Case, encoding: BatchEncoding) -> None:
     rng = case.rng
     name = rng.choice(("tokens", "word_ids", "sequence_ids", "token_to_chars", "char_to_token", "word_to_tokens",
                        "word_to_chars", "char_to_word", "token_to_word", "token_to_sequence"))  # fmt: skip
-    numbers = [
+    numbers: list[Any] = [
         rng.choice((0, 0, 0, 1, 2, 5)) for _ in range(1 if name in ("tokens", "word_ids", "sequence_ids") else 2)
     ]
 
-    def ask(*indices: int) -> None:
+    def ask(*indices: Any) -> None:
         with contextlib.suppress(IndexError, ValueError):  # a row or token that is not there: as from a list
             getattr(encoding, name)(*indices)
 
     case.say(f"encoding.{name}(...)")
     case.call(ask, *numbers)  # what the call took, it can answer questions about
+    if case.chance(0.1):
+        numbers[rng.randrange(len(numbers))] = garbage(rng)
+        case.call(ask, *numbers, names=argument_names(getattr(encoding, name)))
     if case.chance(0.3):
-        case.call(encoding.to, "cpu")
+        case.call(encoding.to, "cpu" if case.chance(0.9) else garbage(rng))
 
 
 def _run_ragged(case: Case, tokenizer: BertTokenizer, texts: Texts) -> None:
