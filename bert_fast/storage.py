@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as _is_transformed  # tensors may be wrapped, without a storage
 from torch.utils.dlpack import from_dlpack
 
 __all__ = ["are_neighbours", "join_memory", "one_tensor", "separate_memory", "view_of_neighbours"]
@@ -84,22 +85,25 @@ def separate_memory(*parameters: nn.Parameter | None) -> None:
 
 
 def _view(tensors: Sequence[Tensor]) -> Tensor | None:
-    if torch.compiler.is_compiling() or not _fit_together(tensors):
+    if torch.compiler.is_compiling() or _is_transformed() or type(tensors[0]) not in _PLAIN:
         return None
-    first = tensors[0]
-    block = getattr(first.untyped_storage(), _BLOCK, None)
-    if block is None or block.dtype is not first.dtype:
+    block = getattr(tensors[0].untyped_storage(), _BLOCK, None)
+    if block is None:
         return None
-    start = end = first.data_ptr()
+    dtype, sizes = block.dtype, block.shape[1:]
+    start = end = tensors[0].data_ptr()
     rows = 0
     for t in tensors:
-        if t.data_ptr() != end:
+        if type(t) not in _PLAIN or t.data_ptr() != end or t.dtype is not dtype or not t.is_contiguous():
+            return None
+        shape = t.shape
+        if not shape or shape[1:] != sizes:
             return None
         end += t.nbytes
-        rows += t.shape[0]
+        rows += shape[0]
     # A storage may have been given other memory since (`share_memory`); what lies within the block is the block's.
     skipped = start - block.data_ptr()
-    if skipped < 0 or skipped + end - start > block.nbytes or block.shape[1:] != first.shape[1:]:
+    if skipped < 0 or skipped + end - start > block.nbytes or not rows:
         return None
     return block if rows == block.shape[0] else block.narrow(0, skipped * rows // (end - start), rows)
 
@@ -116,7 +120,7 @@ def _forget_block(parameter: nn.Parameter) -> bool:
 
 def _fit_together(tensors: Sequence[Tensor]) -> bool:
     """Whether all are plain tensors, contiguous, not empty, alike in dtype, device and all sizes but the first."""
-    if torch._C._are_functorch_transforms_active():  # tensors may be wrapped, and then have no storage
+    if _is_transformed():
         return False
     first = tensors[0]
     dtype, device, sizes = first.dtype, first.device, first.shape[1:]

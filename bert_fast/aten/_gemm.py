@@ -63,9 +63,12 @@ def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_gaps(t: Tensor) -> Tensor:
     """t, or a copy where its rows lie apart: products in half precision read what is between, on some processors.
 
-    Seen with fp16 of PyTorch 2.13 on Intel's: NaN between the rows of a view came out as NaN.
+    Seen with fp16 of PyTorch 2.13 on Intel's: NaN between the rows of a view came out as NaN. A copy of a transposed
+    view is one too: another layout is another routine, whose sums round otherwise.
     """
-    return t if t.dim() != 2 or t.is_contiguous() or t.t().is_contiguous() else t.contiguous()
+    if t.dim() != 2 or t.is_contiguous() or t.t().is_contiguous():
+        return t
+    return t.t().contiguous().t() if t.stride(0) == 1 else t.contiguous()
 
 
 def _by_onednn(a: Tensor) -> bool:

@@ -8,21 +8,23 @@ import torch
 from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
-__all__ = ["autocast_dtype", "autocast_linear_operands", "autocast_operands", "without_autocast"]
+__all__ = [
+    "autocast_dtype", "autocast_linear_operands", "autocast_operands", "is_autocast_on", "without_autocast",
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _is_on(device_type: str) -> bool:
-    """Whether autocast is on; PyTorch refuses to say so of meta tensors."""
-    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+def is_autocast_on(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x; PyTorch refuses to say so of meta tensors."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def autocast_dtype(x: Any) -> torch.dtype | None:
     """What autocast asks of an op led by x; None where it is off or x is no tensor that it casts."""
     if not _is_any_autocast_enabled():  # of any device: what is asked most often, and at the least cost
         return None
-    if not isinstance(x, Tensor) or not _is_on(x.device.type) or x.dtype == torch.float64:
+    if not isinstance(x, Tensor) or not is_autocast_on(x) or x.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(x.device.type)
 
@@ -65,7 +67,7 @@ def without_autocast(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def run(x: Tensor, *arguments: Any) -> Any:
-        if not (_is_any_autocast_enabled() and _is_on(x.device.type)):
+        if not (_is_any_autocast_enabled() and is_autocast_on(x)):
             return function(x, *arguments)
         with torch.autocast(x.device.type, enabled=False):
             return function(x, *arguments)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from bert_fast.backend import OpSpec, resolve
-from bert_fast.ops._autocast import without_autocast
+from bert_fast.ops._autocast import is_autocast_on
 from bert_fast.ops._register import Op, is_direct
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
 
@@ -184,7 +184,7 @@ class _Pair:
             for names in (tuple(self.backward_types), kept)
         )
         self._pick_flags = _picker(tuple(self.backward_types), tuple(flags))
-        self._leads = self._leads_among(tuple(self.types))
+        self._lead = self._leads_among(tuple(self.types))[0]
         self._plans: dict[tuple[bool, ...], _Plan] = {}
         self._wanted: dict[tuple[bool, ...], frozenset[str]] = {}
 
@@ -208,26 +208,22 @@ class _Pair:
 
     def forward(self, *values: Any) -> Any:
         """The implementation of the forward op."""
-        if _is_any_autocast_enabled():
-            return without_autocast(self._forward)(*values)
-        return self._forward(*values)
-
-    def _forward(self, *values: Any) -> Any:
+        lead = values[self._lead]
+        if _is_any_autocast_enabled() and is_autocast_on(lead):
+            with torch.autocast(lead.device.type, enabled=False):
+                return self.forward(*values)
         a: Any = tuple.__new__(self.record, values[:-1])
-        module = self._module(values, self._leads)
+        module = self._module(lead, values[-1])
         made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
-        if isinstance(made, Tensor):
-            return made.contiguous()
-        return tuple([values[self._leads[0]].new_empty(0) if one is None else one.contiguous() for one in made])
+        return made.contiguous() if isinstance(made, Tensor) else _without_none(made, lead)
 
     def backward(self, *values: Any) -> Any:
         """The implementation of the backward op."""
-        if _is_any_autocast_enabled():
-            return without_autocast(self._backward)(*values)
-        return self._backward(*values)
-
-    def _backward(self, *values: Any) -> Any:
-        made = self._gradients(self._module(values, self._of_arguments.leads), self.read(values))
+        if _is_any_autocast_enabled() and is_autocast_on(values[0]):
+            with torch.autocast(values[0].device.type, enabled=False):
+                return self.backward(*values)
+        module = self._module(_first(values, self._of_arguments.leads), values[-1])
+        made = self._gradients(module, self.read(values))
         gradients = _without_none([made.get(one) for one in self.gradients], values[0])
         return gradients if len(gradients) > 1 else gradients[0]
 
@@ -236,23 +232,19 @@ class _Pair:
             return getattr(module, self.backward_name)(*given)
         return self.run_backward(module, *given)
 
-    def _module(self, values: Sequence[Any], leads: Sequence[int]) -> Any:
-        """The back-end's module for a call with these arguments."""
-        for place in leads:
-            lead = values[place]
-            if lead is not None:
-                break
+    def _module(self, lead: Tensor, request: str) -> Any:
+        """The back-end's module for a call that this tensor leads."""
         hidden_size = lead.shape[-1] if self.rows else None
         head_dim = lead.shape[-1] if self.heads else None
         spec = tuple.__new__(OpSpec, (lead.device, lead.dtype, hidden_size, head_dim, Tensor))
-        return resolve(self.implementation, spec, values[-1])
+        return resolve(self.implementation, spec, request)
 
     def fake_forward(self, *values: Any) -> Any:
         """Outputs of the shapes and dtypes that forward's have."""
         a: Any = tuple.__new__(self.record, values[:-1])
         made = [one for one in self.outputs if one not in self.makes or self.makes[one](a)]
         empty = empty_like_lines(self.lines, dict(zip(self.types, values, strict=True)), made)
-        lead = values[self._leads[0]]
+        lead = values[self._lead]
         outputs = _without_none([empty.get(one) for one in self.outputs], lead)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -307,7 +299,7 @@ class _Pair:
         else:  # what the op does, without packing the arguments for it
             reader, with_none = self._of_kept, (*kept, *plan.flags, None)
             a = tuple.__new__(self.record, reader.fields(with_none))
-            module = self._module(kept, reader.leads)
+            module = self._module(_first(kept, reader.leads), kept[-1])
             made = self._gradients(module, (a, upstream, *reader.outputs(with_none), *plan.flagged))
         if self.same:
             a = a or tuple.__new__(self.record, self._of_kept.fields((*kept, *plan.flags, None)))
@@ -341,6 +333,14 @@ class _Pair:
             flagged = (wanted.intersection(self.flags),) if flags else ()
             plan = self._plans[needs] = _Plan(wanted, flags, flagged, results)
         return plan
+
+
+def _first(values: Sequence[Any], places: Iterable[int]) -> Any:
+    """The first value at one of these places that is given."""
+    for place in places:
+        if values[place] is not None:
+            break
+    return values[place]
 
 
 def _without_none(made: Iterable[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
