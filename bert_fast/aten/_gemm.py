@@ -35,6 +35,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is None and a.shape[1] == 1:  # the weight gradient of one token: libraries take up to twice as long
         return a * b
     if _by_onednn(a):
+        if bias is not None and not bias.is_contiguous():  # it would read what lies between the elements
+            bias = bias.contiguous()
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
     if a.is_cpu and a.dtype in _HALF:
         a, b = _without_gaps(a), _without_gaps(b)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
 from transformers.models.bert import modeling_bert as hf
 
+from bert_fast.checks import check_shape
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import (
     by_name,
@@ -135,6 +136,7 @@ class FusedBertForQuestionAnswering(TokenModel, hf.BertForQuestionAnswering):
         if kept is None:
             return forward(**inputs)
         output = forward(**{**inputs, **dict.fromkeys(_POSITIONS), "return_dict": True})
+        check_shape("attention_mask", kept, output.start_logits.shape)
         lowest = torch.finfo(output.start_logits.dtype).min
         scores = [scores.masked_fill(~kept, lowest) for scores in (output.start_logits, output.end_logits)]
         loss = None

@@ -94,6 +94,8 @@ def predict_words(
         return next_token_labels(packed, packing) if next_words else packed
 
     def rows(packing: Packing) -> Tensor | None:
+        if packing.coords.is_meta:
+            return None
         if positions is not None:
             _check_positions(positions, labels, packing)
             if positions.device.type != "cpu" or torch.compiler.is_compiling():

@@ -104,10 +104,10 @@ class PackedBertModel:
             attentions=[] if output_attentions else None,
             cross_attentions=[] if output_attentions and memory is not None else None,
         )
+        hidden = self.embeddings(*tokens.packed(packing), call=call)
         chosen = None if rows is None else rows(packing)
         # What is shown or kept of the last layer is all of it.
         is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None
-        hidden = self.embeddings(*tokens.packed(packing), call=call)
         if memory is not None:
             check_beside_hidden("encoder_hidden_states", memory.states, hidden)
         if isinstance(cache, KeyValueCache) and num_cached:

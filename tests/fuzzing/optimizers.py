@@ -107,9 +107,6 @@ def _step(case: Case, optimizer: Any, params: list[nn.Parameter]) -> None:
             if _bits(p) != bits:
                 raise Finding(f"a step was refused ({refusal}) and a parameter changed") from None
         raise
-    for p, _ in before:
-        if p.grad is not None and torch.isfinite(p.grad).all():
-            continue  # what it was made from decides; only that it came back
 
 
 def _change(case: Case, d: Tensors, optimizer: Any, params: list[nn.Parameter]) -> list[nn.Parameter]:

@@ -240,3 +240,10 @@ def test_a_setting_that_is_neither_true_nor_false_is_named(make, name: str) -> N
     model = fuse(make("BertModel"))
     with pytest.raises(TypeError, match=f"{name}: expected a bool, got Tensor"):
         model(torch.ones(1, 3, dtype=torch.long), **{name: torch.zeros(2, 3)})
+
+
+def test_a_mask_of_another_length_is_named(make) -> None:
+    """transformers itself takes it where nothing is masked."""
+    model = fuse(make("BertForQuestionAnswering"))
+    with pytest.raises(ValueError, match=r"attention_mask: expected shape \[3, 16\]"):
+        model(torch.ones(3, 16, dtype=torch.long), torch.ones(3, 17, dtype=torch.bool))

@@ -324,3 +324,9 @@ def test_nothing_to_learn_from_is_a_loss_of_zero() -> None:
     loss = answers(IDS[:, :0], start_positions=torch.tensor([0, 3]), end_positions=torch.tensor([0, 3])).loss
     loss.backward()
     assert loss.item() == 0 and not answers.qa_outputs.weight.grad.any()
+
+
+def test_tokens_and_labels_without_values_beside_parameters_with_them() -> None:
+    tokens = torch.ones(1, 5, dtype=torch.long, device="meta")
+    with pytest.raises(ValueError, match="expected device cpu"):
+        make("BertForMaskedLM")(tokens, labels=tokens)
