@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
+from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
@@ -130,10 +131,8 @@ def aot_cases() -> Iterator[AotCase]:
             ) -> None:
                 x, weight = torch.zeros(num_tokens, h, dtype=dtype), torch.zeros(h, dtype=parameters)
                 masks = (p, seed, coords, 1) if p else (p, None, None, 1)
-                y, kept_h, mean, rstd = family.dropout_add_layer_norm_fwd(
-                    x, x, weight, weight, weight, EPS, *masks, "device"
-                )
-                family.dropout_add_layer_norm_bwd(x, y, kept_h, mean, rstd, weight, weight, *masks, "device")
+                a = DropoutAddLayerNorm(x, x, weight, weight, weight, EPS, *masks, "device")
+                family.dropout_add_layer_norm_bwd(a, x, *family.dropout_add_layer_norm_fwd(a))
 
             yield AotCase(
                 f"H={hidden_size} {dtype_name(dtype)}" + (" parameters bf16" if parameter_dtype == bf16 else ""),

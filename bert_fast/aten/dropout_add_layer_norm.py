@@ -5,16 +5,14 @@ from torch import Tensor
 
 from bert_fast.aten._native import address, dropout_arguments, routines
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
-from bert_fast.reference.dropout_add_layer_norm import output_suffices
+from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm, output_suffices
 
 __all__ = ["dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd"]
 
 
-def dropout_add_layer_norm_fwd(
-    x: Tensor, residual: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
-    dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, saves: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
+    x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves = a
     chosen = _choose(saves, weight, bias, x.dtype)
     lib = routines(x, residual, x_bias, weight, bias)
     num_tokens, hidden_size = x.shape
@@ -22,7 +20,7 @@ def dropout_add_layer_norm_fwd(
         x, residual, weight, bias = x.contiguous(), residual.contiguous(), weight.contiguous(), bias.contiguous()
         x_bias = None if x_bias is None else x_bias.contiguous()
         coords = None if coords is None else coords.contiguous()
-        y, h = torch.empty_like(x), _new_h(x, saves)
+        y, h = torch.empty_like(x), None if saves == "output" else torch.empty_like(x)
         mean, rstd = x.new_empty(num_tokens), x.new_empty(num_tokens)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_fwd(
@@ -39,15 +37,15 @@ def dropout_add_layer_norm_fwd(
     h = residual + x if chosen == "input" else _wide(residual) + x
     y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
     if chosen == "output":
-        h = _new_h(x, saves)
+        h = None if saves == "output" else x.new_empty(x.shape)
     return y.to(x.dtype), h, mean.squeeze(-1), rstd.squeeze(-1)
 
 
 def dropout_add_layer_norm_bwd(
-    dy: Tensor, y: Tensor | None, h: Tensor | None, mean: Tensor | None, rstd: Tensor, weight: Tensor, bias: Tensor,
-    dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, saves: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dx, dresidual, dx_bias, dweight, dbias), as `reference.dropout_add_layer_norm`."""
+    a: DropoutAddLayerNorm, dy: Tensor, y: Tensor | None, h: Tensor | None, mean: Tensor | None, rstd: Tensor
+) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.dropout_add_layer_norm`."""
+    _, _, _, weight, bias, _, dropout_p, seed, coords, site, saves = a
     from_output = _choose(saves, weight, bias, dy.dtype) == "output"
     kept = y if from_output else h
     assert kept is not None
@@ -69,7 +67,7 @@ def dropout_add_layer_norm_bwd(
             dx_bias.data_ptr(), dweight.data_ptr(), dbias.data_ptr(),
             num_tokens, hidden_size, address(coords), key, site, threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
-        return dx, dresidual, dx_bias, dweight, dbias
+        return {"x": dx, "residual": dresidual, "x_bias": dx_bias, "weight": dweight, "bias": dbias}
     wide_weight = _wide(weight)
     if from_output:
         # n rstd' + mean' with mean' = 0 and rstd' = 1 is n itself; the true rstd is a factor of the whole gradient.
@@ -85,8 +83,8 @@ def dropout_add_layer_norm_bwd(
     dx = dresidual
     if dropout_p > 0.0:
         dx = dropout_bwd(dresidual, dropout_p, seed, coords, site) if num_tokens else torch.empty_like(dy)
-    dx_bias = dx.sum(0, dtype=wide_weight.dtype).to(weight.dtype)
-    return dx, dresidual, dx_bias, dweight.to(weight.dtype), dbias.to(weight.dtype)
+    of_columns = {"x_bias": dx.sum(0, dtype=wide_weight.dtype), "weight": dweight, "bias": dbias}
+    return {"x": dx, "residual": dresidual} | {name: t.to(weight.dtype) for name, t in of_columns.items()}
 
 
 def _check_length(name: str, parameter: Tensor, hidden_size: int) -> None:
@@ -111,11 +109,6 @@ def _choose(saves: str, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> str
     if saves != "device":
         return saves
     return "output" if weight.device.type == "cpu" and output_suffices(weight, bias, dtype) else "input"
-
-
-def _new_h(x: Tensor, saves: str) -> Tensor:
-    """Room for h where there must be some: [T, H], or [0] where it is known before the call that it is not kept."""
-    return x.new_empty(0 if saves == "output" else x.shape)
 
 
 def _wide(x: Tensor) -> Tensor:

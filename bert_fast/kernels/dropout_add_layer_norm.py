@@ -48,10 +48,17 @@ from bert_fast.kernels._launch import (
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, SAVES, max_shift
+from bert_fast.reference.dropout_add_layer_norm import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    SAVES,
+    DropoutAddLayerNorm,
+    max_shift,
+)
 
 __all__ = ["LaunchConfig", "dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd", "launch_config"]
 
+_GRADIENTS = ("x", "residual", "x_bias", "weight", "bias")
 _MIN_WEIGHT = tl.constexpr(MIN_WEIGHT)
 _MAX_WEIGHT = tl.constexpr(MAX_WEIGHT)
 _MAX_SHIFT_FP32 = tl.constexpr(max_shift(torch.float32))
@@ -308,37 +315,24 @@ def _chosen(saves: str, config: LaunchConfig) -> str:
     return "input" if saves == "device" and config.keeps_h else saves
 
 
-def dropout_add_layer_norm_fwd(
-    x: Tensor,
-    residual: Tensor,
-    x_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    saves: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launches the forward kernel; arguments and results as in `reference/dropout_add_layer_norm.py`.
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launches the forward kernel: (y, h, mean, rstd), as `reference.dropout_add_layer_norm`; h is empty for None.
 
     x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; copied where neighbouring columns are not neighbours.
     """
-    assert saves in SAVES
-    x, residual = unit_stride(x), unit_stride(residual)
+    assert a.saves in SAVES
+    x, residual = unit_stride(a.x), unit_stride(a.residual)
     num_rows, hidden_size = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    h = torch.empty(0 if saves == "output" else x.shape, dtype=x.dtype, device=x.device)
+    h = torch.empty(0 if a.saves == "output" else x.shape, dtype=x.dtype, device=x.device)
     mean, rstd = (torch.empty(num_rows, dtype=torch.float32, device=x.device) for _ in range(2))
     if num_rows == 0:
         return y, h, mean, rstd
     config = launch_config(hidden_size, x.dtype)
     tile = config.forward
-    saves = _chosen(saves, config)
-    has_dropout = dropout_threshold(dropout_p) > 0
-    drop_max, scale = dropout_arguments(dropout_p)
-    seed, coords = (seed, coords.contiguous()) if has_dropout and coords is not None else (None, None)
+    has_dropout = dropout_threshold(a.dropout_p) > 0
+    drop_max, scale = dropout_arguments(a.dropout_p)
+    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
     stride_unit = math.gcd(tile.vector, x.stride(0), residual.stride(0))
     num_groups = ceil_div(num_rows, tile.rows)
     grid = (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),)
@@ -346,9 +340,9 @@ def dropout_add_layer_norm_fwd(
         _dropout_add_layer_norm_fwd_kernel[grid](
             x,
             residual,
-            x_bias.contiguous() if x_bias is not None else None,
-            weight.contiguous(),
-            bias.contiguous(),
+            a.x_bias.contiguous() if a.x_bias is not None else None,
+            a.weight.contiguous(),
+            a.bias.contiguous(),
             seed,
             coords,
             y,
@@ -359,15 +353,15 @@ def dropout_add_layer_norm_fwd(
             residual.stride(0) // stride_unit,
             0,
             num_rows,
-            eps,
+            a.eps,
             scale,
             drop_max,
-            site,
+            a.site,
             N_COLS=hidden_size,
             **tile.constants,
             STRIDE_UNIT=stride_unit,
-            SAVES=saves,
-            HAS_X_BIAS=x_bias is not None,
+            SAVES=_chosen(a.saves, config),
+            HAS_X_BIAS=a.x_bias is not None,
             HAS_DROPOUT=has_dropout,
             num_warps=tile.num_warps,
             enable_fp_fusion=True,  # residual + branch * scale, centred * rstd * weight + bias
@@ -376,40 +370,28 @@ def dropout_add_layer_norm_fwd(
 
 
 def dropout_add_layer_norm_bwd(
-    dy: Tensor,
-    y: Tensor | None,
-    h: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    saves: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Launches the backward kernel and the sum over its programs; as in `reference/dropout_add_layer_norm.py`."""
-    assert saves in SAVES
-    dy = unit_stride(dy)
+    a: DropoutAddLayerNorm, dy: Tensor, y: Tensor | None, h: Tensor | None, mean: Tensor | None, rstd: Tensor
+) -> dict[str, Tensor]:
+    """Launches the backward kernel and the sum over its programs: gradients by name, as the reference's."""
+    assert a.saves in SAVES
+    dy, weight = unit_stride(dy), a.weight
     num_rows, hidden_size = dy.shape
-    has_dropout = dropout_threshold(dropout_p) > 0
+    has_dropout = dropout_threshold(a.dropout_p) > 0
     dresidual = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
     dx = torch.empty_like(dresidual) if has_dropout else dresidual
     if num_rows == 0:
-        dx_bias, dweight, dbias = (torch.zeros_like(weight) for _ in range(3))
-        return dx, dresidual, dx_bias, dweight, dbias
+        sums = [torch.zeros_like(weight) for _ in range(3)]
+        return dict(zip(_GRADIENTS, (dx, dresidual, *sums), strict=True))
     config = launch_config(hidden_size, dy.dtype)
-    tile = config.backward
-    saves = _chosen(saves, config)
+    tile, saves = config.backward, _chosen(a.saves, config)
     y = None if y is None or saves == "input" else y.contiguous()
     h = None if h is None or saves == "output" else h.contiguous()
     stride_unit = math.gcd(tile.vector, dy.stride(0))
     num_groups = ceil_div(num_rows, tile.rows)
     num_programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, dy.device)
     partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
-    drop_max, scale = dropout_arguments(dropout_p)
-    seed, coords = (seed, coords.contiguous()) if has_dropout and coords is not None else (None, None)
+    drop_max, scale = dropout_arguments(a.dropout_p)
+    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
     with torch.cuda.device_of(dy):
         _dropout_add_layer_norm_bwd_kernel[(num_programs,)](
             dy,
@@ -418,7 +400,7 @@ def dropout_add_layer_norm_bwd(
             rstd if mean is None else mean,  # not read if saves is "output"
             rstd,
             weight.contiguous(),
-            bias.contiguous(),
+            a.bias.contiguous(),
             seed,
             coords,
             dx if has_dropout else None,
@@ -429,7 +411,7 @@ def dropout_add_layer_norm_bwd(
             num_rows,
             scale,
             drop_max,
-            site,
+            a.site,
             N_COLS=hidden_size,
             **tile.constants,
             STRIDE_UNIT=stride_unit,
@@ -439,5 +421,4 @@ def dropout_add_layer_norm_bwd(
             num_warps=tile.num_warps,
             enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
         )
-    dx_bias, dweight, dbias = column_sums(partial, weight.dtype)
-    return dx, dresidual, dx_bias, dweight, dbias
+    return dict(zip(_GRADIENTS, (dx, dresidual, *column_sums(partial, weight.dtype)), strict=True))

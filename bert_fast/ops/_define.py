@@ -27,7 +27,7 @@ from torch._C import _is_any_autocast_enabled
 
 from bert_fast.backend import OpSpec, resolve
 from bert_fast.ops._autocast import is_autocast_on
-from bert_fast.ops._register import Op, is_direct
+from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
 
 __all__ = ["define"]
@@ -66,7 +66,8 @@ def define(
     gradients: what backward makes, in order; "?" behind one that is made only if it is wanted: its flag follows the
         arguments of backward.
     joined: gradients that hold those of several fields, one below the other.
-    same: gradients that are another's where the predicate of the record holds; they are not made there.
+    same: gradients that are another's where the predicate of the record holds: implementations return the one tensor
+        for both, the registered op, whose outputs may not share memory, an empty one.
     saves: when what has a "?" in `backward` is kept, of the record and the names of wanted gradients; else always.
     makes: of the record, whether an output is made; else always.
     copies: fields in memory which the caller may fill again before backward; on the CPU a copy is kept.
@@ -128,7 +129,7 @@ class _Reader(NamedTuple):
 
     fields: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of the record
     outputs: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    leads: list[int]  # places of tensors of which the first that is given leads
+    lead: Callable[[tuple[Any, ...]], Tensor]  # the tensor that back-ends are chosen by
 
 
 class _Pair:
@@ -180,7 +181,7 @@ class _Pair:
         fields = tuple(one if one in given else None for one in self.types if one != "backend")
         known = tuple(one for one in given if one in outputs)
         self._of_arguments, self._of_kept = (
-            _Reader(_picker((*names, None), fields), _picker((*names, None), known), self._leads_among(names))
+            _Reader(_picker((*names, None), fields), _picker((*names, None), known), _first(self._leads_among(names)))
             for names in (tuple(self.backward_types), kept)
         )
         self._pick_flags = _picker(tuple(self.backward_types), tuple(flags))
@@ -222,9 +223,10 @@ class _Pair:
         if _is_any_autocast_enabled() and is_autocast_on(values[0]):
             with torch.autocast(values[0].device.type, enabled=False):
                 return self.backward(*values)
-        module = self._module(_first(values, self._of_arguments.leads), values[-1])
-        made = self._gradients(module, self.read(values))
-        gradients = _without_none([made.get(one) for one in self.gradients], values[0])
+        module, given = self._module(self._of_arguments.lead(values), values[-1]), self.read(values)
+        made = self._gradients(module, given)
+        twice = {one for one, (_, holds) in self.same.items() if holds(given[0])}  # outputs may not share memory
+        gradients = _without_none([None if one in twice else made.get(one) for one in self.gradients], values[0])
         return gradients if len(gradients) > 1 else gradients[0]
 
     def _gradients(self, module: Any, given: tuple[Any, ...]) -> _Gradients:
@@ -293,27 +295,26 @@ class _Pair:
             return tuple(gradients)
         plan = self._plan(ctx.needs_input_grad)
         kept = (upstream, *ctx.saved_tensors, *ctx.others)
-        if torch.is_grad_enabled() or _is_any_autocast_enabled() or not is_direct(kept):
-            a: Any = None
+        if torch.is_grad_enabled() or _is_any_autocast_enabled() or is_watched() or not are_plain(kept):
             made = self._by_op(kept, plan)
         else:  # what the op does, without packing the arguments for it
             reader, with_none = self._of_kept, (*kept, *plan.flags, None)
-            a = tuple.__new__(self.record, reader.fields(with_none))
-            module = self._module(_first(kept, reader.leads), kept[-1])
+            a: Any = tuple.__new__(self.record, reader.fields(with_none))
+            module = self._module(reader.lead(kept), kept[-1])
             made = self._gradients(module, (a, upstream, *reader.outputs(with_none), *plan.flagged))
-        if self.same:
-            a = a or tuple.__new__(self.record, self._of_kept.fields((*kept, *plan.flags, None)))
-            for one, (other, holds) in self.same.items():
-                if holds(a):
-                    made = {**made, one: made[other]}
         for place, name, part, parts in plan.results:
             gradient = made[name].contiguous()  # type: ignore[union-attr]
             gradients[place] = gradient if parts == 1 else gradient.tensor_split(parts)[part]
         return tuple(gradients)
 
     def _by_op(self, kept: tuple[Any, ...], plan: _Plan) -> _Gradients:
-        made = self.backward_op(*self._pick_arguments((*kept, *plan.flags)))
-        return dict(zip(self.gradients, (made,) if isinstance(made, Tensor) else made, strict=True))
+        returned = self.backward_op(*self._pick_arguments((*kept, *plan.flags)))
+        returned = (returned,) if isinstance(returned, Tensor) else returned
+        made = dict(zip(self.gradients, returned, strict=True))
+        if self.same:
+            a: Any = tuple.__new__(self.record, self._of_kept.fields((*kept, *plan.flags, None)))
+            made |= {one: made[other] for one, (other, holds) in self.same.items() if holds(a)}
+        return made
 
     def _plan(self, needs: tuple[bool, ...]) -> _Plan:
         plan = self._plans.get(needs)
@@ -335,12 +336,11 @@ class _Pair:
         return plan
 
 
-def _first(values: Sequence[Any], places: Iterable[int]) -> Any:
-    """The first value at one of these places that is given."""
-    for place in places:
-        if values[place] is not None:
-            break
-    return values[place]
+def _first(places: Sequence[int]) -> Callable[[tuple[Any, ...]], Any]:
+    """The function that takes the first value at one of these places that is given; None is never at place 0."""
+    if places[0] == 0:
+        return itemgetter(0)
+    return lambda values: next(values[place] for place in places if values[place] is not None)
 
 
 def _without_none(made: Iterable[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:

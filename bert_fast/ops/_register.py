@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 from bert_fast.errors import DerivativeError
 from bert_fast.ops._signature import Line, checker
 
-__all__ = ["Op", "custom_op", "is_direct", "without_none"]
+__all__ = ["Op", "are_plain", "custom_op", "is_watched", "without_none"]
 
 _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
@@ -65,7 +65,7 @@ class Op:
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the op, through PyTorch's dispatcher where somebody watches or an argument is not plain."""
-        if _is_watched() or not _are_plain(arguments):  # not `is_direct`: a call more
+        if is_watched() or not are_plain(arguments):
             return self._dispatch(*arguments)
         if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
             return self._formula.apply(*arguments)
@@ -117,12 +117,7 @@ class Op:
         self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
 
 
-def is_direct(arguments: tuple[Any, ...]) -> bool:
-    """Whether a call with these arguments, led by a tensor, may go around PyTorch's dispatcher."""
-    return not _is_watched() and _are_plain(arguments)
-
-
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether something wants to see each op: tracing, modes, `torch.func`, forward-mode derivatives, a profiler."""
     return (
         torch.compiler.is_compiling()
@@ -148,7 +143,7 @@ def _has_tangent(tensor: Tensor) -> bool:
         return _has_tangent(tensor)
 
 
-def _are_plain(arguments: tuple[Any, ...]) -> bool:
+def are_plain(arguments: tuple[Any, ...]) -> bool:
     """Whether all tensors are memory that can be read as it is, led by one that is not on the meta device."""
     for argument in arguments:
         kind = type(argument)

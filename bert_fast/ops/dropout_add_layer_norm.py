@@ -2,147 +2,34 @@
 
 Registered as `bert_fast::dropout_add_layer_norm_fwd` and `_bwd`, so `torch.compile` sees two opaque ops. What autograd
 saves depends on `saves`, as `reference/dropout_add_layer_norm.py` explains: "output" keeps the very tensor y that is
-returned, and rstd; "input" keeps h, mean and rstd; "device" all four. Besides parameters, seed and coords. The request
-for a back-end travels as the last argument: backward runs where forward was asked to run.
+returned, and rstd; "input" keeps h, mean and rstd; "device" all four. Besides parameters, seed and coords.
 """
 
 import torch
 from torch import Tensor
 
-from bert_fast import backend as backends
 from bert_fast import native
+from bert_fast.backend import requested
 from bert_fast.checks import check_dtype, check_like, check_number, check_same_device, check_shape, is_alike
 from bert_fast.ops._autocast import autocast_operands
-from bert_fast.ops._register import custom_op
+from bert_fast.ops._define import define
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, SAVES, max_shift, output_suffices
+from bert_fast.reference.dropout_add_layer_norm import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    SAVES,
+    DropoutAddLayerNorm,
+    max_shift,
+    output_suffices,
+)
 
 __all__ = ["dropout_add_layer_norm"]
 
-_OP = "dropout_add_layer_norm"
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WIDE = (torch.float32, torch.float64)
-
-
-def _check_saves(saves: str) -> None:
-    if saves not in SAVES:
-        raise ValueError(f"saves: expected one of {', '.join(SAVES)}, got {saves!r}")
-
-
-def _check_saved(y: Tensor | None, h: Tensor | None, mean: Tensor | None, saves: str) -> None:
-    """Raises unless what backward reads is there."""
-    _check_saves(saves)
-    check_given("y", y, saves != "input")
-    check_given("h", h, saves != "output")
-    check_given("mean", mean, saves != "output")
-
-
-@custom_op(
-    "dropout_add_layer_norm_fwd",
-    tensors={
-        "x": "x T H+", "residual": "x T H", "x_bias": "p H", "weight": "p H", "bias": "p H", "seed": "int64 1",
-        "coords": "int32 T 2",
-    },
-    check=lambda *arguments: _check_saves(arguments[-2]),
-)  # fmt: skip
-def _fwd(
-    x: Tensor,
-    residual: Tensor,
-    x_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    saves: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    module = backends.resolve(_OP, backends.OpSpec.of(x, hidden_size=x.shape[1]), backend)
-    y, h, mean, rstd = module.dropout_add_layer_norm_fwd(
-        x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves
-    )
-    # The fake implementation promises this layout; PyTorch's own operators would keep that of a transposed x.
-    return y.contiguous(), h.contiguous(), mean, rstd
-
-
-@_fwd.register_fake
-def _(x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves, backend):  # type: ignore[no-untyped-def]
-    statistics_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    h = y.new_empty(0) if saves == "output" else torch.empty_like(y)
-    mean, rstd = (x.new_empty(x.shape[:1], dtype=statistics_dtype) for _ in range(2))
-    return y, h, mean, rstd
-
-
-@custom_op(
-    "dropout_add_layer_norm_bwd",
-    tensors={
-        "dy": "x T H+", "y": "x T H", "h": "x T H", "mean": "s T", "rstd": "s T", "weight": "p H", "bias": "p H",
-        "seed": "int64 1", "coords": "int32 T 2",
-    },
-    check=lambda dy, y, h, mean, *rest: _check_saved(y, h, mean, rest[-2]),
-)  # fmt: skip
-def _bwd(
-    dy: Tensor,
-    y: Tensor | None,
-    h: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    saves: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    module = backends.resolve(_OP, backends.OpSpec.of(dy, hidden_size=dy.shape[1]), backend)
-    dx, dresidual, dx_bias, dweight, dbias = module.dropout_add_layer_norm_bwd(
-        dy, y, h, mean, rstd, weight, bias, dropout_p, seed, coords, site, saves
-    )
-    if dropout_p == 0.0:  # dx is dresidual, and two outputs of an op may not share memory: see `_backward`
-        dresidual = dx.new_empty(0)
-    return dx.contiguous(), dresidual.contiguous(), dx_bias, dweight, dbias
-
-
-@_bwd.register_fake
-def _(dy, y, h, mean, rstd, weight, bias, dropout_p, seed, coords, site, saves, backend):  # type: ignore[no-untyped-def]
-    dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
-    dresidual = dx.new_empty(0) if dropout_p == 0.0 else torch.empty_like(dx)
-    dx_bias, dweight, dbias = (torch.empty_like(weight) for _ in range(3))
-    return dx, dresidual, dx_bias, dweight, dbias
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    _, _, x_bias, weight, bias, _, dropout_p, seed, coords, site, saves, backend = inputs
-    y, h, mean, rstd = output
-    ctx.mark_non_differentiable(h, mean, rstd)
-    ctx.set_materialize_grads(False)  # or autograd would fill a [T, H] gradient of h with zeros
-    kept_y = None if saves == "input" else y
-    kept_h, kept_mean = (None, None) if saves == "output" else (h, mean)
-    ctx.save_for_backward(kept_y, kept_h, kept_mean, rstd, weight, bias, seed, coords)
-    ctx.has_x_bias = x_bias is not None
-    ctx.arguments = (dropout_p, site, saves, backend)
-
-
-def _backward(ctx, dy, *_):  # type: ignore[no-untyped-def]
-    y, h, mean, rstd, weight, bias, seed, coords = ctx.saved_tensors
-    dropout_p, site, saves, backend = ctx.arguments
-    dx, dresidual, dx_bias, dweight, dbias = _bwd(
-        dy, y, h, mean, rstd, weight, bias, dropout_p, seed, coords, site, saves, backend
-    )
-    if dropout_p == 0.0:
-        dresidual = dx
-    return dx, dresidual, dx_bias if ctx.has_x_bias else None, dweight, dbias, *[None] * 7
-
-
-_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
 def dropout_add_layer_norm(
@@ -184,8 +71,8 @@ def dropout_add_layer_norm(
     _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)
     if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
         dropout_p, seed, coords = 0.0, None, None  # nothing to replay, nothing to save
-    request, saves = backends.requested(backend), _saves(x, weight, bias)
-    return _fwd(
+    request, saves = requested(backend), _saves(x, weight, bias)
+    return _op(
         x, residual, x_bias, weight, bias, check_number("eps", eps), float(dropout_p), seed, coords, int(site), saves,
         request,
     )[0]  # fmt: skip
@@ -241,3 +128,34 @@ def _check(
     if x_bias is not None and not is_alike(x_bias, weight):
         check_like("x_bias", x_bias, (hidden_size,), "weight", weight)
     check_dropout_state(dropout_p, seed, coords, x, site, ("coords", "x"))
+
+
+def _check_saves(a: DropoutAddLayerNorm) -> None:
+    if a.saves not in SAVES:
+        raise ValueError(f"saves: expected one of {', '.join(SAVES)}, got {a.saves!r}")
+
+
+def _check_saved(a: DropoutAddLayerNorm, y: Tensor | None, h: Tensor | None, mean: Tensor | None, _: Tensor) -> None:
+    """Raises unless what backward reads is there."""
+    check_given("y", y, a.saves != "input")
+    check_given("h", h, a.saves != "output")
+    check_given("mean", mean, a.saves != "output")
+
+
+_op = define(
+    "dropout_add_layer_norm",
+    DropoutAddLayerNorm,
+    outputs={"y": "x T H", "h": "x T H", "mean": "s T", "rstd": "s T"},
+    makes={"h": lambda a: a.saves != "output"},
+    backward="dy y? h? mean? rstd weight bias dropout_p seed coords site saves",
+    gradients="x residual x_bias weight bias",
+    same={"residual": ("x", lambda a: dropout_threshold(a.dropout_p) == 0)},
+    saves={
+        "y": lambda a, wants: a.saves != "input",
+        "h": lambda a, wants: a.saves != "output",
+        "mean": lambda a, wants: a.saves != "output",
+    },
+    last_dimension="hidden_size",
+    check=_check_saves,
+    check_backward=_check_saved,
+)

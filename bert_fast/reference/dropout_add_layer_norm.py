@@ -17,8 +17,8 @@ Backward, with g = dy * weight. y depends on h directly and through mean and rst
 What backward reads `n` from is the argument `saves`:
 
     "input"   h. Works for any weight.
-    "output"  y, which the next matrix product keeps anyway: n = (y - bias) / weight. h is not stored: an empty tensor
-              stands for it. Allowed where `output_suffices(weight, bias)`, and wherever no backward follows.
+    "output"  y, which the next matrix product keeps anyway: n = (y - bias) / weight. h is not stored: there is
+              none. Allowed where `output_suffices(weight, bias)`, and wherever no backward follows.
     "device"  one or the other, by `output_suffices`, decided where the tensors are, alike in both passes; h is
               allocated, but holds something only where the output does not suffice. For devices whose weights the host
               cannot look at without waiting, and for graphs, whose allocations may not depend on data.
@@ -31,6 +31,8 @@ very function: with statistics of another h, a row of tiny variance would get an
 rstd. Where it is not, nothing rounds h. So y depends on which of the two it is, in the last place of half precision.
 """
 
+from typing import Annotated, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,7 @@ __all__ = [
     "MAX_WEIGHT",
     "MIN_WEIGHT",
     "SAVES",
+    "DropoutAddLayerNorm",
     "dropout_add_layer_norm_bwd",
     "dropout_add_layer_norm_fwd",
     "max_shift",
@@ -77,90 +80,78 @@ def output_suffices(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
     return ((size >= MIN_WEIGHT) & (size <= MAX_WEIGHT) & (shift <= size * max_shift(dtype))).all()
 
 
-def _dropout(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int) -> Tensor:
+def _dropout(x: Tensor, a: "DropoutAddLayerNorm") -> Tensor:
     """x * scale where kept, exactly 0 elsewhere (also where x is not finite)."""
-    if dropout_p == 0.0:
+    if a.dropout_p == 0.0:
         return x
-    assert seed is not None and coords is not None
-    keep = keep_mask(seed, site, coords, x.shape[1], dropout_p)
-    return torch.where(keep, x * dropout_scale(dropout_p), 0.0)
+    assert a.seed is not None and a.coords is not None
+    keep = keep_mask(a.seed, a.site, a.coords, x.shape[1], a.dropout_p)
+    return torch.where(keep, x * dropout_scale(a.dropout_p), 0.0)
 
 
-def dropout_add_layer_norm_fwd(
-    x: Tensor,
-    residual: Tensor,
-    x_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    saves: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class DropoutAddLayerNorm(NamedTuple):
+    """The arguments; parameters have one dtype, that of x or, beside half precision, fp32. Any strides."""
+
+    x: Annotated[Tensor, "x T H+"]  # the branch
+    residual: Annotated[Tensor, "x T H"]  # what it is added to
+    x_bias: Annotated[Tensor | None, "p H"]  # bias of the linear layer before, added here to save a pass
+    weight: Annotated[Tensor, "p H"]
+    bias: Annotated[Tensor, "p H"]
+    eps: float  # added to the variance as given
+    dropout_p: float  # probability of dropping
+    seed: Annotated[Tensor | None, "int64 1"]  # with coords and site it names the mask; neither is needed without
+    coords: Annotated[Tensor | None, "int32 T 2"]  # (row, position) of every token in the original batch
+    site: int
+    saves: str  # one of SAVES, see above
+
+
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """LayerNorm(residual + dropout(x + x_bias)) and what its backward needs.
 
-    x, residual (Tensor [T, H], one dtype): the branch, and what it is added to.
-    x_bias (Tensor [H] or None): bias of the linear layer before, added here to save a pass.
-    weight, bias (Tensor [H]); eps (float): used as given.
-    dropout_p (float): probability of dropping; seed (Tensor [1], int64) and coords (Tensor [T, 2], int32: original
-        row and position of every token) name the mask, may be None iff dropout_p is 0; site (int): see DropoutSite.
-    saves: one of SAVES, see above.
-    Returns: y, h (Tensor [T, H], dtype of x; h [0] if saves is "output"); mean, rstd (Tensor [T], fp32, fp64 for fp64
-        inputs).
+    Returns: y (Tensor [T, H], dtype of x); h, of the same kind, None where it is known before that the output is read
+        instead (saves is "output"); mean, rstd (Tensor [T], fp32, fp64 for fp64 inputs).
     """
-    assert saves in SAVES
-    work = _work_dtype(x)
-    branch = x.to(work) if x_bias is None else x.to(work) + x_bias.to(work)
-    exact_h = residual.to(work) + _dropout(branch, dropout_p, seed, coords, site)
-    stored_h = exact_h.to(x.dtype)
-    if saves == "input":
+    assert a.saves in SAVES
+    x, work = a.x, _work_dtype(a.x)
+    branch = x.to(work) if a.x_bias is None else x.to(work) + a.x_bias.to(work)
+    exact_h = a.residual.to(work) + _dropout(branch, a)
+    stored_h = None if a.saves == "output" else exact_h.to(x.dtype)
+    if stored_h is None:
+        h = exact_h
+    elif a.saves == "input":
         h = stored_h.to(work)
-    elif saves == "output":
-        h, stored_h = exact_h, stored_h.new_empty(0)
     else:
-        h = torch.where(output_suffices(weight, bias, x.dtype), exact_h, stored_h.to(work))
+        h = torch.where(output_suffices(a.weight, a.bias, x.dtype), exact_h, stored_h.to(work))
     mean = h.mean(dim=1)
     centred = h - mean[:, None]
-    rstd = torch.rsqrt(centred.square().mean(dim=1) + eps)
-    y = centred * rstd[:, None] * weight.to(work) + bias.to(work)
+    rstd = torch.rsqrt(centred.square().mean(dim=1) + a.eps)
+    y = centred * rstd[:, None] * a.weight.to(work) + a.bias.to(work)
     return y.to(x.dtype), stored_h, mean, rstd
 
 
 def dropout_add_layer_norm_bwd(
-    dy: Tensor,
-    y: Tensor | None,
-    h: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    saves: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `dropout_add_layer_norm_fwd`, from what it saved and the replayed mask.
+    a: DropoutAddLayerNorm, dy: Tensor, y: Tensor | None, h: Tensor | None, mean: Tensor | None, rstd: Tensor
+) -> dict[str, Tensor]:
+    """Gradients by name, from what forward saved and the replayed mask.
 
-    dy (Tensor [T, H], dtype of y): gradient of y; the other arguments as in forward and as it returned them.
-    y: not read, may be None, if saves is "input"; h and mean if it is "output". Parameters must be those of forward.
-    Returns: dx, dresidual (Tensor [T, H], dtype of dy; the very same tensor when dropout_p is 0);
-        dx_bias, dweight, dbias (Tensor [H], dtype of weight).
+    dy (Tensor [T, H], dtype of y): gradient of y. y: not read, may be None, if saves is "input"; h and mean if it is
+        "output". Parameters must be those of forward; x, residual, x_bias and eps are not read, may be None.
+    Returns: x, residual (Tensor [T, H], dtype of dy; the very same tensor when dropout_p is 0); x_bias, weight, bias
+        (Tensor [H], dtype of weight).
     """
-    work = _work_dtype(dy)
+    work, weight = _work_dtype(dy), a.weight
     dy_, weight_ = dy.to(work), weight.to(work)
-    normalised = _normalised(y, h, mean, rstd, weight_, bias.to(work), saves, dy.dtype)
+    normalised = _normalised(y, h, mean, rstd, weight_, a.bias.to(work), a.saves, dy.dtype)
     g = dy_ * weight_
     mean_g = g.mean(dim=1, keepdim=True)
     mean_gn = (g * normalised).mean(dim=1, keepdim=True)
     dh = rstd[:, None] * (g - mean_g - normalised * mean_gn)
-    dx_ = _dropout(dh, dropout_p, seed, coords, site)
+    dx_ = _dropout(dh, a)
     dweight, dbias, dx_bias = ((dy_ * normalised).sum(dim=0), dy_.sum(dim=0), dx_.sum(dim=0))
     dresidual = dh.to(dy.dtype)
-    dx = dresidual if dropout_p == 0.0 else dx_.to(dy.dtype)
-    return dx, dresidual, dx_bias.to(weight.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype)
+    dx = dresidual if a.dropout_p == 0.0 else dx_.to(dy.dtype)
+    of_columns = {"x_bias": dx_bias, "weight": dweight, "bias": dbias}
+    return {"x": dx, "residual": dresidual} | {name: t.to(weight.dtype) for name, t in of_columns.items()}
 
 
 def _normalised(

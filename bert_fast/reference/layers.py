@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bert_fast.reference import attention
 from bert_fast.reference.activations import activation_fwd
 from bert_fast.reference.dropout import DropoutSite, dropout_site
-from bert_fast.reference.dropout_add_layer_norm import dropout_add_layer_norm_fwd
+from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm, dropout_add_layer_norm_fwd
 from bert_fast.reference.embedding import embedding_fwd
 from bert_fast.reference.linear import Linear, linear_fwd
 from bert_fast.reference.packing import Packing
@@ -52,11 +52,12 @@ class SelfOutput(nn.Module):
     def forward(self, x: Tensor, residual: Tensor, call: Call) -> Tensor:
         """x [T, in_features], residual [T, H] to [T, H]."""
         norm, dropout_p = self.LayerNorm, 0.0 if call.seed is None else self.dropout_p
-        y, _, _, _ = dropout_add_layer_norm_fwd(
-            linear_fwd(Linear(x, self.dense.weight, None)), residual, self.dense.bias, norm.weight, norm.bias, norm.eps,
-            dropout_p, call.seed, call.tokens.coords, self.site, "input",
+        product = linear_fwd(Linear(x, self.dense.weight, None))
+        a = DropoutAddLayerNorm(
+            product, residual, self.dense.bias, norm.weight, norm.bias, norm.eps, dropout_p, call.seed,
+            call.tokens.coords, self.site, "input",
         )  # fmt: skip
-        return y
+        return dropout_add_layer_norm_fwd(a)[0]
 
 
 class SelfAttention(nn.Module):

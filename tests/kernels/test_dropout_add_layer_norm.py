@@ -14,7 +14,13 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.reference import dropout_add_layer_norm as reference
 from bert_fast.reference.dropout import keep_mask
-from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, max_shift, output_suffices
+from bert_fast.reference.dropout_add_layer_norm import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    DropoutAddLayerNorm,
+    max_shift,
+    output_suffices,
+)
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
@@ -64,6 +70,13 @@ class Inputs:
             self.saves == "device" and not output_suffices(self.weight, self.bias, self.x.dtype)
         )
 
+    @property
+    def record(self) -> DropoutAddLayerNorm:
+        """The arguments of the op."""
+        return DropoutAddLayerNorm(
+            self.x, self.residual, self.x_bias, self.weight, self.bias, self.eps, self.dropout_p, *self.mask, self.saves
+        )
+
     def tensors(self) -> list[Tensor]:
         named = (self.x, self.residual, self.x_bias, self.weight, self.bias, self.dy)
         return [t for t in named if t is not None]
@@ -103,15 +116,9 @@ def make_inputs(
 
 def run(family, i: Inputs) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
     """(y, h, mean, rstd, dx, dresidual, dx_bias, dweight, dbias) of one implementation."""
-    y, h, mean, rstd = family.dropout_add_layer_norm_fwd(
-        i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask, i.saves
-    )
-    return (
-        y, h, mean, rstd,
-        *family.dropout_add_layer_norm_bwd(
-            i.dy, y, h, mean, rstd, i.weight, i.bias, i.dropout_p, *i.mask, i.saves
-        ),
-    )  # fmt: skip
+    y, h, mean, rstd = family.dropout_add_layer_norm_fwd(i.record)
+    made = family.dropout_add_layer_norm_bwd(i.record, i.dy, y, h, mean, rstd)
+    return y, h, mean, rstd, *(made[name] for name in ("x", "residual", "x_bias", "weight", "bias"))
 
 
 def run_plain(i: Inputs) -> tuple[Tensor, ...]:
@@ -329,15 +336,12 @@ def test_masks_are_those_of_the_reference(kernels, hidden_size, dtype, dropout_p
     ones, zeros = torch.ones(num_tokens, hidden_size, dtype=dtype), torch.zeros(num_tokens, hidden_size, dtype=dtype)
     keep = keep_mask(SEED, SITE, coords, hidden_size, dropout_p)
     weight = torch.ones(hidden_size)
-    _, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
-        ones, zeros, None, weight, weight, 1e-12, dropout_p, SEED, coords, SITE, "input"
-    )
+    a = DropoutAddLayerNorm(ones, zeros, None, weight, weight, 1e-12, dropout_p, SEED, coords, SITE, "input")
+    _, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(a)
     assert torch.equal(h != 0, keep)
-    dx, dresidual, *_ = kernels.dropout_add_layer_norm_bwd(
-        torch.randn(num_tokens, hidden_size).to(dtype), None, zeros, mean, torch.ones_like(rstd), weight, weight,
-        dropout_p, SEED, coords, SITE, "input",
-    )  # fmt: skip
-    assert torch.equal(dx != 0, keep & (dresidual != 0))
+    dy = torch.randn(num_tokens, hidden_size).to(dtype)
+    made = kernels.dropout_add_layer_norm_bwd(a, dy, None, zeros, mean, torch.ones_like(rstd))
+    assert torch.equal(made["x"] != 0, keep & (made["residual"] != 0))
 
 
 def test_masks_depend_on_seed_site_row_and_position(kernels) -> None:  # type: ignore[no-untyped-def]
@@ -346,7 +350,9 @@ def test_masks_depend_on_seed_site_row_and_position(kernels) -> None:  # type: i
     def mask(seed: int = 1, site: int = 2, row: int = 3, position: int = 4) -> Tensor:
         coords = torch.tensor([[row, position]], dtype=torch.int32)
         return kernels.dropout_add_layer_norm_fwd(
-            ones, ones * 0, None, weight, weight, 1e-12, 0.5, torch.tensor([seed]), coords, site, "input"
+            DropoutAddLayerNorm(
+                ones, ones * 0, None, weight, weight, 1e-12, 0.5, torch.tensor([seed]), coords, site, "input"
+            )
         )[1]
 
     base = mask()
@@ -411,9 +417,7 @@ def test_bytes_are_those_of_the_docstring(kernels, dropout_p, suffices) -> None:
     """Three tensors forward (four where h is stored), each element once; nothing but parameters and sums besides."""
     i = make_inputs(13, 40, torch.float16, dropout_p, suffices=suffices)
     with traffic() as forward:
-        y, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(
-            i.x, i.residual, i.x_bias, i.weight, i.bias, i.eps, i.dropout_p, *i.mask, i.saves
-        )
+        y, h, mean, rstd = kernels.dropout_add_layer_norm_fwd(i.record)
     names = [t for t in i.mask[1:2] if t is not None]  # coords
     written = (y, mean, rstd) if suffices else (y, h, mean, rstd)
     for t in (i.x, i.residual, *names):
@@ -426,9 +430,8 @@ def test_bytes_are_those_of_the_docstring(kernels, dropout_p, suffices) -> None:
     assert forward.stored_bytes == sum(t.nbytes for t in written)
 
     with traffic() as backward:
-        dx, dresidual, *sums = kernels.dropout_add_layer_norm_bwd(
-            i.dy, y, h, mean, rstd, i.weight, i.bias, i.dropout_p, *i.mask, i.saves
-        )
+        made = kernels.dropout_add_layer_norm_bwd(i.record, i.dy, y, h, mean, rstd)
+    dx, dresidual, *sums = (made[name] for name in ("x", "residual", "x_bias", "weight", "bias"))
     kept = (y, rstd) if suffices else (h, mean, rstd)
     for t in (i.dy, *kept, *names):
         assert backward.times_loaded(t) == {1}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bert_fast import backend
 from bert_fast.reference.bias_gelu import BiasGelu
+from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
 from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.interpreter import last_programs
 from tests.attention_records import plain_attention
@@ -103,9 +104,10 @@ def test_dropout_add_layer_norm(sparse, saves: str) -> None:  # type: ignore[no-
     seed = torch.tensor([5])
 
     def run(x: Tensor, residual: Tensor, dy: Tensor, coords: Tensor) -> tuple[Tensor, ...]:
-        mask = (0.3, seed, coords, 3)
-        y, h, mean, rstd = family.dropout_add_layer_norm_fwd(x, residual, x_bias, weight, bias, 1e-12, *mask, saves)
-        return y, *family.dropout_add_layer_norm_bwd(dy, y, h, mean, rstd, weight, bias, *mask, saves)[:2]
+        a = DropoutAddLayerNorm(x, residual, x_bias, weight, bias, 1e-12, 0.3, seed, coords, 3, saves)
+        y, h, mean, rstd = family.dropout_add_layer_norm_fwd(a)
+        made = family.dropout_add_layer_norm_bwd(a, dy, y, h, mean, rstd)
+        return y, made["x"], made["residual"]
 
     near = run(x, residual, dy, coords[-TAIL:])
     far = [tail(t, sparse(ROWS, COLS)) for t in (x, residual, dy)]

@@ -9,6 +9,7 @@ from bert_fast.reference.dropout_add_layer_norm import (
     MAX_WEIGHT,
     MIN_WEIGHT,
     SAVES,
+    DropoutAddLayerNorm,
     dropout_add_layer_norm_bwd,
     dropout_add_layer_norm_fwd,
     max_shift,
@@ -32,7 +33,7 @@ class _Explicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, x_bias, weight, bias, dropout_p, coords, saves):  # type: ignore[override]
         y, h, mean, rstd = dropout_add_layer_norm_fwd(
-            x, residual, x_bias, weight, bias, 1e-12, dropout_p, SEED, coords, SITE, saves
+            DropoutAddLayerNorm(x, residual, x_bias, weight, bias, 1e-12, dropout_p, SEED, coords, SITE, saves)
         )
         kept = {"input": (None, h, mean), "output": (y, None, None), "device": (y, h, mean)}[saves]
         ctx.save_for_backward(*kept, rstd, weight, bias, coords)
@@ -42,10 +43,23 @@ class _Explicit(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):  # type: ignore[override]
         y, h, mean, rstd, weight, bias, coords = ctx.saved_tensors
-        dx, dresidual, dx_bias, dweight, dbias = dropout_add_layer_norm_bwd(
-            dy, y, h, mean, rstd, weight, bias, ctx.dropout_p, SEED, coords, SITE, ctx.saves
+        a = DropoutAddLayerNorm(
+            None,
+            None,
+            None,
+            weight,
+            bias,
+            None,
+            ctx.dropout_p,
+            SEED,
+            coords,
+            SITE,
+            ctx.saves,  # type: ignore[arg-type]
         )
-        return dx, dresidual, dx_bias if ctx.has_bias else None, dweight, dbias, None, None, None
+        made = dropout_add_layer_norm_bwd(a, dy, y, h, mean, rstd)
+        if not ctx.has_bias:
+            made["x_bias"] = None
+        return *(made[name] for name in ("x", "residual", "x_bias", "weight", "bias")), None, None, None
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1, 1.0])
@@ -78,7 +92,7 @@ def test_forward_is_torch_layer_norm_of_the_masked_sum(dropout_p: float) -> None
     x_bias, weight, bias = torch.randn(3, 24, dtype=torch.float64).unbind()
     coords = _coords(7)
     y, h, mean, rstd = dropout_add_layer_norm_fwd(
-        x, residual, x_bias, weight, bias, 1e-5, dropout_p, SEED, coords, SITE, "input"
+        DropoutAddLayerNorm(x, residual, x_bias, weight, bias, 1e-5, dropout_p, SEED, coords, SITE, "input")
     )
     keep = keep_mask(SEED, SITE, coords, 24, dropout_p)
     expected_h = residual + (x + x_bias) * keep * dropout_scale(dropout_p)
@@ -96,40 +110,40 @@ def test_forward_is_torch_layer_norm_of_the_masked_sum(dropout_p: float) -> None
 def test_dtypes(dtype: torch.dtype, saves: str) -> None:
     x, residual, dy = torch.randn(3, 4, 16).to(dtype).unbind()
     weight, bias = torch.randn(2, 16).unbind()
-    y, h, mean, rstd = dropout_add_layer_norm_fwd(
-        x, residual, None, weight, bias, 1e-12, 0.1, SEED, _coords(4), SITE, saves
-    )
-    assert (y.dtype, h.dtype, mean.dtype, rstd.dtype) == (dtype, dtype, torch.float32, torch.float32)
-    assert h.numel() == (0 if saves == "output" else 64)
-    grads = dropout_add_layer_norm_bwd(dy, y, h, mean, rstd, weight, bias, 0.1, SEED, _coords(4), SITE, saves)
-    assert [g.dtype for g in grads] == [dtype, dtype, torch.float32, torch.float32, torch.float32]
+    a = DropoutAddLayerNorm(x, residual, None, weight, bias, 1e-12, 0.1, SEED, _coords(4), SITE, saves)
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(a)
+    assert (y.dtype, mean.dtype, rstd.dtype) == (dtype, torch.float32, torch.float32)
+    assert h is None if saves == "output" else (h.dtype == dtype and h.shape == (4, 16))
+    grads = dropout_add_layer_norm_bwd(a, dy, y, h, mean, rstd)
+    wide = torch.float32
+    assert {n: g.dtype for n, g in grads.items()} == dict(x=dtype, residual=dtype, x_bias=wide, weight=wide, bias=wide)
 
 
 def test_without_dropout_dx_is_dresidual() -> None:
     h, dy = torch.randn(2, 4, 8).unbind()
     weight = torch.ones(8)
-    grads = dropout_add_layer_norm_bwd(dy, None, h, h.mean(1), h.std(1), weight, weight, 0.0, None, None, SITE, "input")
-    assert grads[0] is grads[1]
+    a = DropoutAddLayerNorm(h, h, None, weight, weight, 1e-12, 0.0, None, None, SITE, "input")
+    grads = dropout_add_layer_norm_bwd(a, dy, None, h, h.mean(1), h.std(1))
+    assert grads["x"] is grads["residual"]
 
 
 def test_everything_dropped_leaves_the_residual_even_where_x_is_not_finite() -> None:
     x = torch.tensor([[float("inf"), float("nan"), 1.0, 2.0]])
     residual = torch.randn(1, 4)
     weight, bias = torch.ones(4), torch.zeros(4)
-    _, h, _, _ = dropout_add_layer_norm_fwd(
-        x, residual, None, weight, bias, 1e-12, 1.0, SEED, _coords(1), SITE, "input"
-    )
+    a = DropoutAddLayerNorm(x, residual, None, weight, bias, 1e-12, 1.0, SEED, _coords(1), SITE, "input")
+    _, h, _, _ = dropout_add_layer_norm_fwd(a)
     assert torch.equal(h, residual)
 
 
 def test_no_rows() -> None:
     empty = torch.empty(0, 8)
     weight, bias = torch.ones(8), torch.zeros(8)
-    masks = (0.1, SEED, _coords(0), SITE, "input")
-    y, h, mean, rstd = dropout_add_layer_norm_fwd(empty, empty, None, weight, bias, 1e-12, *masks)
+    a = DropoutAddLayerNorm(empty, empty, None, weight, bias, 1e-12, 0.1, SEED, _coords(0), SITE, "input")
+    y, h, mean, rstd = dropout_add_layer_norm_fwd(a)
     assert y.shape == h.shape == (0, 8) and mean.shape == rstd.shape == (0,)
-    grads = dropout_add_layer_norm_bwd(y, None, h, mean, rstd, weight, bias, *masks)
-    assert all(not g.any() for g in grads)
+    grads = dropout_add_layer_norm_bwd(a, y, None, h, mean, rstd)
+    assert len(grads) == 5 and all(not g.any() for g in grads.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
