@@ -9,7 +9,7 @@ import torch
 from bert_fast import backend, native
 from bert_fast._version import __version__
 from bert_fast.demo.requirements import package_version
-from bert_fast.training.reporting.machine import available_cores, processor_name
+from bert_fast.training.reporting.run_directory import available_cores, processor_name
 
 __all__ = ["Environment", "describe_environment"]
 

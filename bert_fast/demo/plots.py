@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from bert_fast.demo.results import DemoResults, rate, times
 from bert_fast.demo.settings import LOSS_TOLERANCE
-from bert_fast.training.reporting.svg import BAD, MAIN, svg
+from bert_fast.training.reporting.page import BAD, MAIN, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: complete or not there, the newest few and the best one.
+"""Checkpoints of a run: complete or not there, the newest few and the best one; and the lock on its directory.
 
     checkpoints/step-00000100/
         model.safetensors, config.json   as `save_pretrained` writes them: from_pretrained opens the directory
@@ -14,27 +14,171 @@ noticed by the digests. Checkpoints of versions that wrote none are taken as the
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
 import re
 import shutil
+import socket
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
-from bert_fast.data.digests import HashingFile, file_digest
-from bert_fast.errors import CheckpointError
+from bert_fast.data.digests import DIGESTS, HashingFile, check_seal, file_digest, seal
+from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.files import sync_directory, sync_tree
-from bert_fast.training.state_file import RunState, read_state, write_state
+from bert_fast.training.loader import Position
 
-__all__ = ["STATE", "WEIGHTS", "CheckpointFolder", "check_files", "load_data", "replace_directory", "save_data"]
+__all__ = [
+    "OPTIMIZER",
+    "RANDOM",
+    "STATE",
+    "WEIGHTS",
+    "CheckpointFolder",
+    "Progress",
+    "RunLock",
+    "RunState",
+    "check_files",
+    "load_data",
+    "read_state",
+    "replace_directory",
+    "save_data",
+    "write_state",
+]
 
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REMOVING, _DAMAGED = ".writing-", ".removing-", "damaged-"
 STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.pt", "random.pt"
 WEIGHTS = "*.safetensors"  # all that counts of the best checkpoint, and of one that a model is made of
+_OUTCOMES = (None, "finished", "stopped early")
+_LOCK = "run.lock"
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    step: steps done. epoch, epoch_step: the next step's place in the data. best_step, best_value: of the evaluation
+    with the best metric so far. since_best: evaluations after that.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    since_best: int = 0
+
+    @property
+    def position(self) -> Position:
+        """The next step's place in the data."""
+        return Position(self.epoch, self.epoch_step)
+
+    def forget_best(self) -> None:
+        """As if there had been no evaluation yet: the weights of the best one are lost."""
+        self.best_step, self.best_value, self.since_best = None, None, 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Progress":
+        """What `as_dict` gave.
+
+        Raises:
+            ValueError: something else; the message names the field.
+        """
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise ValueError(f"{missing[0]}: is missing")
+        for name in names:
+            value = values[name]
+            if name == "best_value":
+                is_right = value is None or _is_number(value)
+            else:  # no step is past the last one that was done, and there is at least one in an epoch
+                is_right = _is_count(value, values["step"]) or (name == "best_step" and value is None)
+            if not is_right:
+                raise ValueError(f"{name}: got {value!r}")
+        return cls(**{name: values[name] for name in names})
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What state.json says.
+
+    Attributes:
+        step: steps done.
+        outcome: how the run ended; None: it had not.
+        progress: see `Progress`.
+        metrics: of the last evaluation.
+        agreement: see `training_state.agreement`.
+        digests: of the other files by name; {} in checkpoints of versions that kept none.
+    """
+
+    step: int
+    outcome: str | None
+    progress: Progress
+    metrics: dict[str, float]
+    agreement: dict[str, Any]
+    digests: dict[str, str]
+
+
+def write_state(file: Path, state: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+    """Writes the fields of a `RunState`, with a digest of them all."""
+    file.write_text(json.dumps(seal({**state, DIGESTS: digests}), indent=1) + "\n", encoding="utf-8")
+
+
+def read_state(file: Path) -> RunState:
+    """What `write_state` wrote.
+
+    Raises:
+        CheckpointError: the file is missing or damaged; the message names it, and the field that is wrong.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        check_seal(content)
+        return _checked_state(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read or is damaged: {error}") from None
+
+
+def _checked_state(content: Mapping[str, Any]) -> RunState:
+    progress: Any
+    metrics: Any
+    agreement: Any
+    progress, metrics, agreement = (content.get(name) for name in ("progress", "metrics", "agreement"))
+    step, outcome, digests = content.get("step"), content.get("outcome"), content.get(DIGESTS, {})
+    for name, value in (("progress", progress), ("metrics", metrics), ("agreement", agreement), (DIGESTS, digests)):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name}: expected an object, got {type(value).__name__}")
+    if outcome not in _OUTCOMES:
+        raise ValueError(f"outcome: expected one of {_OUTCOMES}, got {outcome!r}")
+    for name, value in metrics.items():
+        if not _is_number(value):
+            raise ValueError(f"metrics: {name}: expected a number, got {type(value).__name__}")
+    for name, value in digests.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not isinstance(value, str):
+            raise ValueError(f"{DIGESTS}: expected files of the checkpoint and their digests, got {name!r}: {value!r}")
+    how_far = Progress.from_dict(progress)
+    if how_far.step != step or isinstance(step, bool):
+        raise ValueError(f"step: expected {how_far.step}, as progress has it, got {step!r}")
+    return RunState(step, outcome, how_far, metrics, agreement, digests)
+
+
+def _is_count(value: Any, most: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and isinstance(most, int) and 0 <= value <= most
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class CheckpointFolder:
@@ -208,3 +352,76 @@ def load_data(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no error of its own for damaged files
         raise CheckpointError(f"{file}: cannot be read or is damaged: {error}") from None
+
+
+class RunLock:
+    """A directory that this run alone writes into, until `release`, or until the process ends in whatever way.
+
+    The lock is the kernel's (flock), on run.lock, which says which process has it and is gone afterwards. It is
+    advisory: who only reads does not ask for it. Where a file system has no locks nothing is guarded; network file
+    systems may honour them on one machine only.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._descriptor: int | None = None
+        _LOCKS.add(self)
+
+    def acquire(self) -> None:
+        """Takes the lock; makes the directory if it is missing.
+
+        Raises:
+            CheckpointError: the directory cannot be made or written.
+            TrainingError: another run has the lock; the message names its process.
+        """
+        path = self._directory / _LOCK
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            while self._descriptor is None:
+                self._descriptor = self._take(path)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:
+            raise CheckpointError(f"output_dir: {self._directory} cannot be made or written: {error}") from error
+
+    def _take(self, path: Path) -> int | None:
+        """The open file with the lock; None: whoever had the lock removed the file meanwhile."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise TrainingError(
+                f"output_dir: {self._directory}: another run writes there ({holder}); wait until it has ended, or "
+                "choose another directory"
+            ) from None
+        except OSError:  # no locks on this file system
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Gives up the lock, if this process has it."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # before others can take it: theirs is a new file
+                (self._directory / _LOCK).unlink()
+            self.forget()
+
+    def forget(self) -> None:
+        """In a process that was forked off: what it inherited must not hold the lock when its parent is gone."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _forget_locks() -> None:
+    for lock in _LOCKS:
+        lock.forget()
+
+
+_LOCKS: weakref.WeakSet[RunLock] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_locks)

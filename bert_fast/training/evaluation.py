@@ -7,9 +7,8 @@ from torch import nn
 
 from bert_fast.data.batches import Batches
 from bert_fast.data.source import Source
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.processes import Processes
-from bert_fast.training.task import Task
+from bert_fast.training.distributed import Processes
+from bert_fast.training.task import Predictions, Task
 
 __all__ = ["run_over"]
 

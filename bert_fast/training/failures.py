@@ -1,20 +1,25 @@
-"""What a person is told when a step fails, and the evidence that is kept."""
+"""What ends a run before its time: signals, numbers that are not finite, missing memory, lost processes."""
 
 import json
 import math
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_fast.errors import TrainingError
 from bert_fast.training.checkpoints import replace_directory, save_data
+from bert_fast.training.distributed import Processes, lost_process
 from bert_fast.training.loader import MicroBatch
-from bert_fast.training.processes import Processes, lost_process
 
-__all__ = ["FiniteWatch", "explained", "smaller_steps"]
+__all__ = ["FiniteWatch", "StopSignals", "explained", "smaller_steps"]
 
 Examples = Callable[[MicroBatch], list[int]]  # which examples a micro-batch holds
 
@@ -116,3 +121,34 @@ def _save_batches(
 def _is_about_memory(error: BaseException) -> bool:
     words = ("not enough memory", "can't allocate memory", "out of memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error).lower() for word in words)
+
+
+class StopSignals:
+    """While it is entered, the first SIGTERM or SIGINT is only noted: `received` is then its name.
+
+    A second one does what it did before: SIGINT raises KeyboardInterrupt. Outside the main thread, where Python allows
+    no handlers, nothing is noted.
+    """
+
+    _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            for number in self._SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            signal.signal(number, self._before[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+        else:
+            self.received = signal.Signals(number).name

@@ -14,6 +14,7 @@ takes part in the exchange of gradients and counts for nothing.
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -92,6 +93,14 @@ class BatchLoader:
 
     def __next__(self) -> MicroBatch:
         return self._source.next()
+
+    def next_step(self) -> tuple[list[MicroBatch], float]:
+        """(micro-batches of the next step, seconds waited for them)."""
+        began = time.perf_counter()
+        batches = [next(self)]
+        while not batches[-1].place.is_last:
+            batches.append(next(self))
+        return batches, time.perf_counter() - began
 
     def close(self) -> None:
         """Ends what works beside the training."""

@@ -8,16 +8,14 @@ from torch import nn
 
 from bert_fast.data.source import Source, check_source
 from bert_fast.training.config import TrainingConfig
+from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over
-from bert_fast.training.events import Observer
 from bert_fast.training.failures import explained
-from bert_fast.training.optimizers import make_optimizer
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.processes import Processes
+from bert_fast.training.loop import Run, Setup, TrainingResult
+from bert_fast.training.observers import Observer
+from bert_fast.training.optimization import make_optimizer
 from bert_fast.training.reporting import default_observers
-from bert_fast.training.run import Run, TrainingResult
-from bert_fast.training.setup import Setup
-from bert_fast.training.task import Task
+from bert_fast.training.task import Predictions, Task
 
 __all__ = ["Trainer", "TrainingResult"]
 

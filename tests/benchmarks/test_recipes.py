@@ -23,7 +23,7 @@ def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     import torch
 
     from bert_fast import BertModel, BertTokenizer
-    from bert_fast.training.recipes.models import make_config
+    from bert_fast.training.recipes import make_config
 
     directory = tmp_path_factory.mktemp("checkpoint")
     tokenizer = BertTokenizer.from_pretrained(shared_data / "vocab" / "bert-base-uncased" / "vocab.txt")

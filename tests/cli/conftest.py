@@ -11,13 +11,13 @@ import torch
 
 from bert_fast import BertConfig, BertForMaskedLM, BertTokenizer
 from bert_fast.cli import main
-from bert_fast.training.reporting.listener import Listener
+from bert_fast.training.observers import Observer
 
 TEXT = "a the film was good bad very not red blue is house who lives in Oslo Paris John Mary ran . ?"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *TEXT.split()]
 
 
-class NoPage(Listener):
+class NoPage(Observer):
     """In place of the page, whose plots take seconds; it has tests of its own."""
 
     def __init__(self, *_: Any) -> None:

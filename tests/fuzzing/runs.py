@@ -19,7 +19,7 @@ from safetensors.torch import load
 from bert_fast import BertForMaskedLM, BertTokenizer
 from bert_fast.cli import embed, evaluate, finetune, main, predict, pretrain, report, tokenize
 from bert_fast.training import Trainer, TrainingConfig
-from bert_fast.training.reporting.listener import Listener
+from bert_fast.training.observers import Observer
 
 from ..training.toy import ToySource, ToyTask, toy_config, toy_model
 from .case import Case, Finding, place_of
@@ -30,7 +30,7 @@ from .tensors import spoil
 __all__ = ["run_commands", "run_resumed", "run_settings"]
 
 
-class _NoPage(Listener):
+class _NoPage(Observer):
     """In place of the page of a run, whose plots take seconds."""
 
     def __init__(self, *_: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.models import BertConfig, BertForSequenceClassification
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Predictions
 from bert_fast.training.tasks.classification import ClassificationTask
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]

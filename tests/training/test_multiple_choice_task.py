@@ -11,7 +11,7 @@ import torch
 from bert_fast.data.multiple_choice import MultipleChoiceSource
 from bert_fast.models import BertConfig, BertForMultipleChoice
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Predictions
 from bert_fast.training.tasks.multiple_choice import MultipleChoiceTask
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "he", "rides", "stops", "falls", "rain"]

@@ -16,8 +16,7 @@ from bert_fast.data import tokenize_files
 from bert_fast.data.batches import Batches
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
 from bert_fast.models.outputs import BertForPreTrainingOutput, MaskedLMOutput
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Predictions, Task
 from bert_fast.training.tasks.pretraining import PretrainingTask
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##x"]

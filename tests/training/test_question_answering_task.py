@@ -11,7 +11,7 @@ import torch
 from bert_fast import BertConfig, BertForQuestionAnswering
 from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Predictions
 from bert_fast.training.tasks.question_answering import QuestionAnsweringTask
 
 CONTEXT = "John and Mary ran to Oslo in May"

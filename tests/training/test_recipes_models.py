@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_fast import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, BertTokenizer
 from bert_fast.errors import CheckpointError, SourceError
-from bert_fast.training.recipes.build import build
-from bert_fast.training.recipes.models import SIZES, load_model, load_tokenizer, make_config, new_model
+from bert_fast.training.recipes.build import SIZES, build, load_model, load_tokenizer, make_config, new_model
 from bert_fast.training.recipes.runs import phases, plan_text, run
 from bert_fast.training.recipes.settings import ModelSettings, Settings, SettingsError
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from bert_fast.errors import CheckpointError, TrainingError
+from bert_fast.training.checkpoints import RunLock
 from bert_fast.training.reporting import default_observers
-from bert_fast.training.run_lock import RunLock
 from tests.training.test_trainer import Recorder
 from tests.training.toy_process import start, toy_trainer, train_together
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.goals import GOALS
 from bert_fast import BertForPreTraining
-from bert_fast.training.recipes.models import make_config
+from bert_fast.training.recipes import make_config
 from bert_fast.training.recipes.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")

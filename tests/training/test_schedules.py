@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bert_fast.training.schedules import learning_rate_schedule, warmup_steps
+from bert_fast.training.optimization import learning_rate_schedule, warmup_steps
 
 NAMES = {"linear": "linear", "cosine": "cosine", "polynomial": "polynomial", "constant": "constant_with_warmup"}
 

@@ -11,7 +11,7 @@ from bert_fast import BertConfig, BertForTokenClassification
 from bert_fast.data.conll import read_conll
 from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.predictions import Predictions
+from bert_fast.training.task import Predictions
 from bert_fast.training.tasks.token_classification import TokenClassificationTask
 
 WORDS = ["john", "mary", "lives", "in", "new", "york", "oslo", "."]

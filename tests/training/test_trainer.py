@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from bert_fast import BertForSequenceClassification
 from bert_fast.errors import TrainingError
 from bert_fast.training import Trainer, TrainingConfig
+from bert_fast.training.distributed import lost_process
 from bert_fast.training.failures import explained
-from bert_fast.training.processes import lost_process
 from tests.training.toy import ToySource, ToyTask, toy_config, toy_model
 from tests.training.toy_process import toy_trainer
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import bert_fast
 from bert_fast import BertConfig, BertForMaskedLM, BertForTokenClassification
 from bert_fast.errors import CheckpointError
-from bert_fast.training import Trainer, saved_state
+from bert_fast.training import Trainer, training_state
 from bert_fast.training.reporting import default_observers
 from tests.training.test_trainer import Recorder
 from tests.training.toy import SIZES, ToySource, ToyTask, toy_config, toy_model
@@ -252,7 +252,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_ctrl_c_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: bool) -> None:
     """In a step, or while a checkpoint is written: nothing is half there, and the run goes on to the same end."""
     expected = make(tmp_path / "straight").train()
-    save, calls = saved_state.save_data, []
+    save, calls = training_state.save_data, []
 
     def interrupt() -> None:
         for _ in range(2):
@@ -269,7 +269,7 @@ def test_ctrl_c_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: b
             if not saving and event.step == 4:
                 interrupt()
 
-    monkeypatch.setattr(saved_state, "save_data", interrupted_save)
+    monkeypatch.setattr(training_state, "save_data", interrupted_save)
     observer, handler, threads = Ob(), signal.getsignal(signal.SIGINT), threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "cut off", [observer]).train()

@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path, monke
             raise OSError(28, "No space left on device")
         save(file, data)
 
-    monkeypatch.setattr("bert_fast.training.saved_state.save_data", full)
+    monkeypatch.setattr("bert_fast.training.training_state.save_data", full)
     with pytest.raises(CheckpointError, match="step-00000009: cannot be written: the disk is full"):
         toy_trainer(tmp_path, steps=STEPS, save_every=3, eval_every=100).train()
     monkeypatch.undo()

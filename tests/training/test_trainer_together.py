@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from bert_fast.errors import TrainingError
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.training.checkpoints import CheckpointFolder
-from bert_fast.training.saved_state import check_processes
+from bert_fast.training.training_state import check_processes
 from tests.training.toy import toy_model
 from tests.training.toy_process import start, train_together
 

@@ -13,10 +13,10 @@ import torch
 from bert_fast.data import ClassificationSource
 from bert_fast.models import BertConfig, BertModel
 from bert_fast.training import Predictions, Trainer, TrainingConfig
+from bert_fast.training.optimization import learning_rate_schedule
 from bert_fast.training.recipes import Embedder, Settings, TrainedModel, embed_files, make_config, plan_text, run
 from bert_fast.training.recipes.settings import read_yaml
 from bert_fast.training.reporting import MetricsLog, RunDirectory, default_observers, read_metrics, write_report
-from bert_fast.training.schedules import learning_rate_schedule
 from bert_fast.training.tasks import (
     ClassificationTask,
     MultipleChoiceTask,

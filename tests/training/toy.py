@@ -9,8 +9,7 @@ from bert_fast import BertConfig, BertForSequenceClassification
 from bert_fast.data.source import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.config import TrainingConfig
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task
+from bert_fast.training.task import Predictions, Task
 
 SIZES = dict(
     vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,

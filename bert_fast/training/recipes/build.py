@@ -1,27 +1,53 @@
-"""From settings to what a `Trainer` takes: tokenizer, task and model."""
+"""From settings to what a `Trainer` takes: tokenizer, task and model.
+
+A model starts from a size by its name, a configuration, or a checkpoint whose head may be another one.
+"""
 
 import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bert_fast.checks import check_choice
 from bert_fast.data import TokenStore, tokenize_files
 from bert_fast.data.counter_random import CounterRandom
-from bert_fast.errors import SourceError
-from bert_fast.models import BertPreTrainedModel
+from bert_fast.errors import CheckpointError, SourceError
+from bert_fast.models import BertConfig, BertPreTrainedModel
+from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
+from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer
-from bert_fast.training.recipes.models import load_model, load_tokenizer, new_model
-from bert_fast.training.recipes.settings import PretrainData, QaData, Settings, SettingsError
+from bert_fast.training.checkpoints import STATE, WEIGHTS, check_files
+from bert_fast.training.recipes.settings import ModelSettings, PretrainData, QaData, Settings, SettingsError
 from bert_fast.training.recipes.tasks import make_task, model_class, read_source
 from bert_fast.training.task import Task
 
-__all__ = ["Parts", "build", "pretraining_source", "settings_at_fault"]
+__all__ = [
+    "SIZES",
+    "Parts",
+    "build",
+    "load_model",
+    "load_tokenizer",
+    "make_config",
+    "new_model",
+    "pretraining_source",
+    "settings_at_fault",
+]
+
+# name -> (layers, hidden size). Turc et al. 2019 (arXiv:1908.08962), and Devlin et al. 2018 (arXiv:1810.04805).
+SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
 
 OnMain = Callable[[Callable[[], Any]], Any]
 
@@ -163,3 +189,122 @@ def _below(directory: Path | None, name: str) -> Path | None:
         return None
     directory.mkdir(parents=True, exist_ok=True)
     return directory / name
+
+
+def make_config(size: str, vocab_size: int, **overrides: Any) -> BertConfig:
+    """The configuration of a size by its name: heads of 64, 4 times as wide within a layer.
+
+    Args:
+        size: a key of `SIZES`.
+        vocab_size: tokens that the tokenizer knows.
+        overrides: further fields.
+
+    Raises:
+        ValueError: another name. TypeError, ValueError: see `BertConfig`.
+    """
+    check_choice("size", size, SIZES)
+    layers, hidden = SIZES[size]
+    values = {
+        "vocab_size": vocab_size,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": hidden // 64,
+        "intermediate_size": 4 * hidden,
+    }
+    return BertConfig(**values | overrides)
+
+
+def load_tokenizer(settings: ModelSettings) -> BertTokenizer:
+    """The tokenizer that the settings name, or that lies beside the model.
+
+    Raises:
+        SettingsError: neither is there.
+        FileNotFoundError, ValueError: its files are missing or damaged.
+    """
+    place: str | None = settings.tokenizer
+    if place is None:
+        if not os.path.isdir(settings.model):
+            raise SettingsError(f"tokenizer: expected one, as there is none beside model={settings.model}")
+        place = settings.model
+    is_vocabulary = Path(place).suffix == ".txt"
+    if settings.cased and not is_vocabulary:
+        raise SettingsError(f"cased: goes with a vocab.txt; {place} knows what it is")
+    options = {"do_lower_case": not settings.cased} if is_vocabulary else {}
+    return BertTokenizer.from_pretrained(place, **options)
+
+
+def new_model(
+    cls: type[BertPreTrainedModel], name: str, tokenizer: BertTokenizer, max_length: int
+) -> BertPreTrainedModel:
+    """A model to pre-train: with random weights (a size of `SIZES`, a config.json), or those of a checkpoint directory.
+
+    Raises:
+        SettingsError: there is no such model, or it has fewer words or positions than are needed.
+        CheckpointError: see `load_model`.
+    """
+    if name in SIZES:
+        config = make_config(name, len(tokenizer), max_position_embeddings=max(512, max_length))
+    elif os.path.isfile(name):
+        config = BertConfig.from_json_file(name)
+    elif os.path.isdir(name):
+        return load_model(cls, name, tokenizer, max_length)
+    else:
+        raise SettingsError(
+            f"model: expected one of {', '.join(SIZES)}, a config.json or a checkpoint directory, got {name!r}"
+        )
+    _check_fit(config, tokenizer, max_length)
+    return cls(config)
+
+
+def load_model(
+    cls: type[BertPreTrainedModel],
+    directory: str | os.PathLike[str],
+    tokenizer: BertTokenizer,
+    max_length: int,
+    values: Mapping[str, Any] | None = None,
+    *,
+    may_lack_head: bool = True,
+) -> BertPreTrainedModel:
+    """A model with a checkpoint's encoder; a head that the checkpoint lacks, or has for other labels, is new.
+
+    Args:
+        cls: of the model.
+        directory: of the checkpoint.
+        tokenizer: whose ids the model is to take.
+        max_length: tokens of a sequence that it is to take.
+        values: fields of the configuration that replace those of the file: the labels.
+        may_lack_head: False: every parameter must be there.
+
+    Raises:
+        SettingsError: it has fewer words or positions than are needed.
+        CheckpointError: files are missing or broken, or a part that must be there is not.
+    """
+    if not os.path.isdir(directory):
+        raise SettingsError(f"model: expected a checkpoint directory, got {os.fspath(directory)!r}")
+    if os.path.isfile(os.path.join(directory, STATE)):  # a checkpoint of a run: it knows its digests
+        check_files(Path(directory), WEIGHTS)
+    # Weights are trained in fp32, whatever they are stored in.
+    config = BertConfig.from_pretrained(directory, dtype=None, **(values or {}))
+    _check_fit(config, tokenizer, max_length)
+    state_dict = load_checkpoint(directory)
+    check_sizes(config, state_dict, model_name=cls.__name__, source=directory)
+    model = cls(config)
+    report = load_into(model, state_dict, ignore_mismatched_sizes=True, source=directory)
+    lost = [*report.missing, *(mismatch.name for mismatch in report.mismatched)]
+    if may_lack_head:
+        lost = [name for name in lost if name.startswith("bert.") and not name.startswith("bert.pooler.")]
+    if lost:
+        what = "the whole encoder" if may_lack_head else f"a {cls.__name__}"
+        raise CheckpointError(f"{directory}: expected {what}; missing or of other shapes: {list_names(lost)}")
+    return model
+
+
+def _check_fit(config: BertConfig, tokenizer: BertTokenizer, max_length: int) -> None:
+    if len(tokenizer) > config.vocab_size:
+        raise SettingsError(
+            f"tokenizer: expected at most the model's vocab_size={config.vocab_size} tokens, got {len(tokenizer)}"
+        )
+    if max_length > config.max_position_embeddings:
+        raise SettingsError(
+            f"max_length: expected at most the model's {config.max_position_embeddings} positions, got {max_length}"
+        )

@@ -14,14 +14,13 @@ from bert_fast.files import path_name
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.config import PRECISIONS, TrainingConfig
+from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.processes import Processes
-from bert_fast.training.recipes.build import pretraining_source, settings_at_fault
-from bert_fast.training.recipes.models import load_model
+from bert_fast.training.loop import TASK_FILE
+from bert_fast.training.recipes.build import load_model, pretraining_source, settings_at_fault
 from bert_fast.training.recipes.settings import ClassifyData, NerData, PretrainData, Settings, SettingsError
 from bert_fast.training.recipes.tasks import make_task, model_class, read_source
-from bert_fast.training.run import TASK_FILE
+from bert_fast.training.task import Predictions
 
 __all__ = ["TrainedModel"]
 

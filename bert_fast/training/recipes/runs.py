@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.checks import check_choice, check_flag
+from bert_fast.training.checkpoints import RunLock
 from bert_fast.training.config import TrainingConfig
-from bert_fast.training.processes import Processes
+from bert_fast.training.distributed import Processes
+from bert_fast.training.loop import RESUME, Run, TrainingResult
 from bert_fast.training.recipes.build import Parts, build, settings_at_fault
 from bert_fast.training.recipes.settings import PretrainData, Settings, SettingsError
 from bert_fast.training.reporting import default_observers
-from bert_fast.training.run import RESUME, Run, TrainingResult
-from bert_fast.training.run_lock import RunLock
 from bert_fast.training.trainer import Trainer
 
 __all__ = ["phases", "plan_text", "run"]

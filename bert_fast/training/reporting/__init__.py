@@ -4,13 +4,12 @@ import importlib.util
 from pathlib import Path
 
 from bert_fast.checks import check_flag
-from bert_fast.training.events import Observer
+from bert_fast.training.observers import Observer
 from bert_fast.training.reporting.flops import model_flops, peak_flops
-from bert_fast.training.reporting.metrics_log import MetricsLog, read_metrics
+from bert_fast.training.reporting.loggers import MetricsLog, TensorBoardLog, read_metrics
 from bert_fast.training.reporting.progress import ProgressLine
 from bert_fast.training.reporting.report import ReportPage, write_report
 from bert_fast.training.reporting.run_directory import RunDirectory
-from bert_fast.training.reporting.tensorboard_log import TensorBoardLog
 
 __all__ = [
     "MetricsLog",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bert_fast.models.config import BertConfig
-from bert_fast.training.events import Plan, Step
+from bert_fast.training.observers import Plan, Step
 
 __all__ = ["LABEL_SHARE", "model_flops", "model_flops_utilisation", "peak_flops"]
 
@@ -18,7 +18,7 @@ _SEQUENCE_MODELS = ("BertForSequenceClassification", "BertForMultipleChoice", "B
 
 
 def model_flops(config: BertConfig, head: str) -> tuple[float, float]:
-    """(flops_per_token, flops_per_square) of forward and backward, as `events.Plan` has them.
+    """(flops_per_token, flops_per_square) of forward and backward, as `observers.Plan` has them.
 
     Counts the matrix products that the mathematics needs, on tokens without padding, a multiply and an add as two
     (Chowdhery et al. 2022, arXiv:2204.02311, appendix B); nothing for look-ups, norms, activations, what is computed

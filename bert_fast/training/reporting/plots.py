@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bert_fast.training.reporting.figures import power
+from bert_fast.training.reporting.formatting import power
+from bert_fast.training.reporting.page import BAD, MAIN, SECOND, SOFT, svg
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
-from bert_fast.training.reporting.svg import BAD, MAIN, SECOND, SOFT, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

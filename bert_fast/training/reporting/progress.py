@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from bert_fast.terminal import printable
-from bert_fast.training.events import Evaluation, Plan, Step
-from bert_fast.training.reporting.figures import count, duration, losses, memory, number, percent, rate
+from bert_fast.training.observers import Evaluation, Observer, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
-from bert_fast.training.reporting.listener import Listener
+from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, percent, rate
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -35,7 +34,7 @@ class _Part:
     style: str = ""
 
 
-class ProgressLine(Listener):
+class ProgressLine(Observer):
     """Writes to the terminal: one line that is drawn over, with rich; elsewhere, or without rich, a line now and then.
 
     Args:

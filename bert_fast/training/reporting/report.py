@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.files import path_name, write_atomically
-from bert_fast.training.events import Evaluation, Plan
+from bert_fast.training.observers import Evaluation, Observer, Plan
 from bert_fast.training.reporting import plots
-from bert_fast.training.reporting.figures import count, duration, memory, number, percent
-from bert_fast.training.reporting.listener import Listener
+from bert_fast.training.reporting.formatting import count, duration, memory, number, percent
 from bert_fast.training.reporting.page import Html, cards, columns, figure, notes, page, section, table, tagged
 from bert_fast.training.reporting.record import RunRecord
 from bert_fast.training.reporting.run_directory import RunDirectory
@@ -27,7 +26,7 @@ _MAX_VERDICT_CHARS = 80
 _SECONDS_BETWEEN = 60.0  # pages that are written while a run goes on
 
 
-class ReportPage(Listener):
+class ReportPage(Observer):
     """Writes the page after evaluations, at most once a minute, and at the end.
 
     A run goes on if its page cannot be written; a warning says why.

@@ -2,20 +2,23 @@
 
 import datetime
 import json
+import os
 import platform
 import shlex
 import sys
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from bert_fast._version import __version__
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name, write_atomically
-from bert_fast.training.events import Plan
-from bert_fast.training.reporting.listener import Listener
-from bert_fast.training.reporting.machine import available_cores, processor_name, versions
+from bert_fast.training.observers import Observer, Plan
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "available_cores", "device_name", "processor_name", "versions"]
 
 _README = """\
 This directory holds one training run of bert_fast.
@@ -39,7 +42,7 @@ Pre-training in two phases makes a directory like this one for each, length-128/
 """
 
 
-class RunDirectory(Listener):
+class RunDirectory(Observer):
     """The paths of a run, and run.json, config.yaml and README.txt in it.
 
     Attributes:
@@ -131,7 +134,7 @@ class RunDirectory(Listener):
             self._write(stored)
 
     def read(self) -> dict[str, Any]:
-        """run.json: "plan" (the fields of `events.Plan`) and "starts" (one for each time that the run was started).
+        """run.json: "plan" (the fields of `observers.Plan`) and "starts" (one for each time that the run was started).
 
         Raises:
             SourceError: it is missing or damaged.
@@ -173,3 +176,36 @@ def _yaml(values: dict[str, Any]) -> str:
     except ImportError:
         return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+
+def processor_name() -> str:
+    """Of the first processor, as the system calls it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device_name(device: torch.device) -> str:
+    """Of a device that a model runs on, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU {processor_name()}, {available_cores()} cores"
+
+
+def versions(packages: tuple[str, ...] = ("torch", "triton", "numpy", "accelerate")) -> dict[str, str]:
+    """Of bert_fast, Python and those of the packages that are installed."""
+    found = {"bert_fast": __version__, "Python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from bert_fast.data.multiple_choice import MultipleChoiceSource
 from bert_fast.data.source import Source
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task, check_sources
-from bert_fast.training.tasks.result_rows import probabilities, write_rows
+from bert_fast.training.task import Predictions, Task, check_sources, probabilities, write_table
 
 __all__ = ["MultipleChoiceTask"]
 
@@ -70,7 +68,7 @@ class MultipleChoiceTask(Task):
     def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
         """Writes `rows` as a table: path.tsv."""
         file = path.with_name(f"{path.name}.tsv")
-        write_rows(file, self.rows(source, predictions))
+        write_table(file, self.rows(source, predictions))
         return [file]
 
     def describe(self, source: Source, index: int) -> str:

@@ -15,8 +15,7 @@ from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
 from bert_fast.data.source import Source
 from bert_fast.models.losses import class_loss
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task, check_sources
+from bert_fast.training.task import Predictions, Task, check_sources
 
 __all__ = ["PretrainingTask"]
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from bert_fast.data.source import Source
 from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.predictions import Predictions
-from bert_fast.training.task import Task, check_sources
+from bert_fast.training.task import Predictions, Task, check_sources
 
 __all__ = ["TokenClassificationTask"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bert_fast.training.events import Evaluation, Observer, Plan, Step
+from bert_fast.training.observers import Evaluation, Observer, Plan, Step
 from bert_fast.training.reporting import MetricsLog, RunDirectory
 
 HOSTILE = "<script>alert('x')</script> & [red]markup[/red]"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bert_fast.models.config import BertConfig
-from bert_fast.training.events import Plan, Step
+from bert_fast.training.observers import Plan, Step
 from bert_fast.training.reporting import flops
 from bert_fast.training.reporting.flops import model_flops, model_flops_utilisation, peak_flops
 

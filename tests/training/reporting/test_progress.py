@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bert_fast.training.events import Plan
+from bert_fast.training.observers import Plan
 from bert_fast.training.reporting import ProgressLine
-from bert_fast.training.reporting.figures import count, duration, losses, memory, number, percent
+from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, percent
 
 from .conftest import HOSTILE, make_evaluation, make_step
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bert_fast.errors import SourceError
-from bert_fast.training.events import Evaluation, Plan, Step
+from bert_fast.training.observers import Evaluation, Plan, Step
 from bert_fast.training.reporting import MetricsLog, ReportPage, RunDirectory, write_report
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
 

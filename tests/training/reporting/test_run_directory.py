@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bert_fast.errors import SourceError
-from bert_fast.training.events import Plan
+from bert_fast.training.observers import Plan
 from bert_fast.training.reporting import RunDirectory, default_observers
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_fast.training.events import Plan
+from bert_fast.training.observers import Plan
 from bert_fast.training.reporting import TensorBoardLog
 
 from .conftest import make_evaluation, make_step

@@ -4,27 +4,29 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_fast.checks import check_choice
 from bert_fast.data.batches import Batches
 from bert_fast.errors import CheckpointError
 from bert_fast.files import write_atomically
-from bert_fast.training.checkpoints import WEIGHTS, CheckpointFolder
-from bert_fast.training.events import Evaluation, Plan
-from bert_fast.training.failures import FiniteWatch, explained, smaller_steps
+from bert_fast.training.checkpoints import WEIGHTS, CheckpointFolder, Progress, RunLock
+from bert_fast.training.config import TrainingConfig
+from bert_fast.training.distributed import Processes
+from bert_fast.training.failures import FiniteWatch, StopSignals, explained, smaller_steps
 from bert_fast.training.loader import BatchLoader, MicroBatch
+from bert_fast.training.observers import Evaluation, Observer, Plan, Tally, tell
+from bert_fast.training.optimization import learning_rate_schedule
 from bert_fast.training.reporting import model_flops
-from bert_fast.training.reporting.machine import available_cores, processor_name
-from bert_fast.training.run_lock import RunLock
-from bert_fast.training.saved_state import (
+from bert_fast.training.reporting.run_directory import device_name
+from bert_fast.training.task import Task
+from bert_fast.training.training_state import (
     agreement,
     check_agreement,
     check_processes,
@@ -34,18 +36,34 @@ from bert_fast.training.saved_state import (
     seed_generators,
     whole_model,
 )
-from bert_fast.training.schedules import learning_rate_schedule
-from bert_fast.training.setup import Setup
-from bert_fast.training.state_file import Progress
-from bert_fast.training.stop_signals import StopSignals
-from bert_fast.training.telling import Tally, Teller
 
-__all__ = ["RESUME", "TASK_FILE", "Run", "TrainingResult"]
+__all__ = ["RESUME", "TASK_FILE", "Run", "Setup", "TrainingResult"]
 
 TASK_FILE = "bert_fast_task.json"  # beside the weights: how model and task were made
 
 RESUME = ("auto", "must", "never")
 _RANK_SEEDS = 1_000_003  # processes draw dropout from seeds this far apart
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A task, how to train on it, and everything that takes part, on its device.
+
+    model: what is saved and judged. prepared: what is called in training, with autocast and gradient exchange.
+    observers: in the main process only. evaluate: loss and metrics over the task's examples to judge by.
+    tokenizer, settings: kept beside the weights, as `Trainer` explains them.
+    """
+
+    task: Task
+    config: TrainingConfig
+    model: Any
+    prepared: nn.Module
+    optimizer: Any
+    processes: Processes
+    observers: list[Observer]
+    evaluate: Callable[[], dict[str, float]]
+    tokenizer: Any
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,7 @@ class Run:
         )
         self.checkpoints = CheckpointFolder(config.output_dir / "checkpoints", config.keep_checkpoints)
         self.lock = RunLock(config.output_dir)
-        self.tell = Teller(setup.observers)
+        self.observers = setup.observers
         self.tally = Tally(self.processes, config.batch_tokens)
         self.watch = FiniteWatch(config.output_dir / "failed_batch", self.processes, self._examples)
         self.progress = Progress()
@@ -104,10 +122,10 @@ class Run:
             result = self._finish(outcome)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an observer that fails, too, would hide the error
-                self.tell.end(f"failed: {error}" if str(error) else f"failed: {type(error).__name__}")
+                tell(self.observers, Observer.end, f"failed: {str(error) or type(error).__name__}")
             raise
         else:
-            self.tell.end(result.outcome)
+            tell(self.observers, Observer.end, result.outcome)
             return result
         finally:
             self.lock.release()
@@ -130,9 +148,9 @@ class Run:
             )
         seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
         outcome, notes = self._go_on() if has_checkpoints else (None, [])
-        self.tell.start(self._plan())
+        tell(self.observers, Observer.start, self._plan())
         for note in notes:
-            self.tell.note(note)
+            tell(self.observers, Observer.note, note)
         return outcome
 
     def _go_on(self) -> tuple[str | None, list[str]]:
@@ -203,7 +221,7 @@ class Run:
             steps_per_epoch=self.epoch_steps,
             first_step=self.progress.step,
             num_processes=self.processes.count,
-            device=_device_name(self.processes.device),
+            device=device_name(self.processes.device),
             flops_per_token=flops[0],
             flops_per_square=flops[1],
             metric=self.task.metric,
@@ -228,7 +246,7 @@ class Run:
         self.setup.prepared.train()
         with StopSignals() as signals, contextlib.closing(loader):
             while True:
-                batches, wait = _taken(loader)
+                batches, wait = loader.next_step()
                 outcome = self._step(batches, wait, signals)
                 if outcome is not None:
                     return outcome
@@ -328,7 +346,8 @@ class Run:
     def _report(self) -> None:
         if self.tally.num_steps:
             rate = self.learning_rate(self.progress.step - 1)
-            self.tell.step(self.tally.report(self.progress.step, self.epochs, rate, self.grad_norm, self.paused))
+            step = self.tally.report(self.progress.step, self.epochs, rate, self.grad_norm, self.paused)
+            tell(self.observers, Observer.step, step)
             self.paused = 0.0
 
     def _evaluate(self) -> bool:
@@ -347,7 +366,8 @@ class Run:
             self.progress.since_best += 1
         tokens = int(self.task.valid.lengths(0).sum())
         seconds = time.perf_counter() - began
-        self.tell.evaluation(Evaluation(self.progress.step, self.epochs, self.metrics, is_best, seconds, tokens))
+        evaluation = Evaluation(self.progress.step, self.epochs, self.metrics, is_best, seconds, tokens)
+        tell(self.observers, Observer.evaluation, evaluation)
         return is_best
 
     def _is_hopeless(self) -> bool:
@@ -375,22 +395,13 @@ class Run:
             self.checkpoints.prune(self.progress.best_step)
             return path
 
-        self.tell.checkpoint(step, self.processes.on_main(save))
+        tell(self.observers, Observer.checkpoint, step, self.processes.on_main(save))
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
         began = time.perf_counter()
         yield
         self.paused += time.perf_counter() - began
-
-
-def _taken(loader: BatchLoader) -> tuple[list[MicroBatch], float]:
-    """(micro-batches of the next step, seconds waited for them)."""
-    began = time.perf_counter()
-    batches = [next(loader)]
-    while not batches[-1].place.is_last:
-        batches.append(next(loader))
-    return batches, time.perf_counter() - began
 
 
 def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -409,9 +420,3 @@ def _is_better(value: float, best: float, higher_is_better: bool) -> bool:
     if math.isnan(value) or math.isnan(best):
         return not math.isnan(value)
     return value > best if higher_is_better else value < best
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU {processor_name()}, {available_cores()} cores"

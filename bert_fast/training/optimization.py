@@ -1,11 +1,16 @@
-"""Learning rates as functions of the step: a linear warm-up, then a decay to 0 at the last step, or none."""
+"""The optimizer of a run, and its learning rate as a function of the step."""
 
 import math
 from collections.abc import Callable
 
-from bert_fast.checks import check_choice, check_count, check_number
+import torch
+from torch import nn
 
-__all__ = ["learning_rate_schedule", "warmup_steps"]
+from bert_fast.checks import check_choice, check_count, check_number
+from bert_fast.optim import AdamW, make_lamb, weight_decay_groups
+from bert_fast.training.config import TrainingConfig
+
+__all__ = ["learning_rate_schedule", "make_optimizer", "warmup_steps"]
 
 _DECAYS: dict[str, Callable[[float, float], float]] = {
     # share of the way after the warm-up that is done -> share of the learning rate
@@ -45,3 +50,15 @@ def learning_rate_schedule(
         return learning_rate * decay(min(1.0, done), power)
 
     return at
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """AdamW or LAMB with weight decay on matrices only; clipping to config.max_grad_norm is part of their step.
+
+    Sharded parameters are stepped as whole ones are: norms are those of all shards together.
+    """
+    groups = weight_decay_groups(model, config.weight_decay)
+    make = AdamW if config.optimizer == "adamw" else make_lamb
+    return make(
+        groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, max_grad_norm=config.max_grad_norm
+    )  # fmt: skip

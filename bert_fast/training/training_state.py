@@ -19,7 +19,7 @@ from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.checkpoints import OPTIMIZER, RANDOM, load_data, save_data
 from bert_fast.training.config import TrainingConfig
-from bert_fast.training.processes import Processes
+from bert_fast.training.distributed import Processes
 from bert_fast.training.task import Task
 
 __all__ = [
