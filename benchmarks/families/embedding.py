@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
+from bert_fast.reference.embedding import Embedding
 
 __all__ = ["aot_cases", "cases", "small_cases"]
 
@@ -122,7 +123,8 @@ def _launch(
             torch.empty(rows, hidden_size, dtype=tables) for rows in (_AOT_WORDS, LENGTH, NUM_TYPES)
         )
         parameter = torch.zeros(hidden_size)  # in fp32, as under autocast
-        lookups = (
+        mask = (dropout_p, torch.zeros(1, dtype=torch.int64), coords, 1) if dropout_p else (0.0, None, None, 1)
+        a = Embedding(
             torch.zeros(num_tokens, hidden_size, dtype=tables) if vectors else ids,
             None if vectors else ids,
             None if vectors else coords[:, 1],
@@ -130,10 +132,13 @@ def _launch(
             None if vectors else position_table,
             type_table,
             PADDING_IDX,
+            parameter,
+            parameter,
+            EPS,
+            *mask,
+            y_dtype,
         )
-        mask = (dropout_p, torch.zeros(1, dtype=torch.int64), coords, 1) if dropout_p else (0.0, None, None, 1)
-        y, mean, rstd = family.embedding_fwd(*lookups, parameter, parameter, EPS, *mask, y_dtype)
-        family.embedding_bwd(y, *lookups, parameter, mean, rstd, *mask)
+        family.embedding_bwd(a, *family.embedding_fwd(a))
 
     return launch
 

@@ -1,12 +1,14 @@
 """Embedding from PyTorch's operators: lookups added in place, one LayerNorm, dropout; nothing kept but statistics."""
 
+from collections.abc import Set
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.reference.embedding import EmbeddingGradients
+from bert_fast.reference.embedding import LOOKED_UP, Embedding
 from bert_fast.reference.precision import wide, wide_dtype
 
 __all__ = ["embedding_bwd", "embedding_fwd"]
@@ -29,18 +31,11 @@ def _in_table(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor | None]:
     return ids.where(in_range, 0), in_range
 
 
-def _sum(
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """(h [T, H] in fp32 or fp64, the ids that were looked up, whether each token's ids are all in range or None)."""
+def _sum(a: Embedding) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    """(h [T, H] in fp32 or fp64, the ids by table, whether each token's ids are all in range or None)."""
+    words, work = a.words, wide_dtype(a.type_table.dtype)
     used: dict[str, Tensor] = {}
     exists: Tensor | None = None
-    work = wide_dtype(type_table.dtype)
 
     def checked(name: str, ids: Tensor, table: Tensor) -> Tensor:
         nonlocal exists
@@ -54,15 +49,15 @@ def _sum(
         if h is words:
             h = words.clone(memory_format=torch.contiguous_format)
     else:
-        assert word_table is not None
-        h = F.embedding(checked("words", words, word_table), word_table).to(work)
-    if token_type_ids is None:
-        h += type_table[0]
+        assert a.word_table is not None
+        h = F.embedding(checked("word_table", words, a.word_table), a.word_table).to(work)
+    if a.token_type_ids is None:
+        h += a.type_table[0]
     else:
-        _add_rows(h, checked("types", token_type_ids, type_table), type_table)
-    if position_table is not None:
-        assert position_ids is not None
-        _add_rows(h, checked("positions", position_ids, position_table), position_table)
+        _add_rows(h, checked("type_table", a.token_type_ids, a.type_table), a.type_table)
+    if a.position_table is not None:
+        assert a.position_ids is not None
+        _add_rows(h, checked("position_table", a.position_ids, a.position_table), a.position_table)
     return h, used, exists
 
 
@@ -75,82 +70,45 @@ def _add_rows(h: Tensor, ids: Tensor, table: Tensor) -> None:
         part += F.embedding(part_ids, table)
 
 
-def embedding_fwd(
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), as `reference.embedding`. On a device a token with an id out of range gets a row of NaN."""
-    h, _, exists = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table)
-    y, mean, rstd = torch.native_layer_norm(h, h.shape[-1:], wide(weight), wide(bias), eps)
+    h, _, exists = _sum(a)
+    y, mean, rstd = torch.native_layer_norm(h, h.shape[-1:], wide(a.weight), wide(a.bias), a.eps)
     mean, rstd = mean.squeeze(-1), rstd.squeeze(-1)
-    if dropout_threshold(dropout_p) > 0 and len(y):
-        y = dropout_fwd(y, dropout_p, seed, coords, site)
+    if dropout_threshold(a.dropout_p) > 0 and len(y):
+        y = dropout_fwd(y, a.dropout_p, a.seed, a.coords, a.site)
     if exists is not None:
         y, mean, rstd = (t.masked_fill(~(exists[:, None] if t is y else exists), torch.nan) for t in (y, mean, rstd))
-    return y.to(out_dtype or type_table.dtype), mean, rstd
+    return y.to(a.out_dtype), mean, rstd
 
 
 def embedding_bwd(
-    dy: Tensor,
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    needs_words: bool = True,
-    needs_positions: bool = True,
-    needs_types: bool = True,
-) -> EmbeddingGradients:
-    """The gradients, as `reference.embedding`; h is looked up again."""
-    h, used, exists = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table)
+    a: Embedding, dy: Tensor, mean: Tensor, rstd: Tensor, wants: Set[str] = LOOKED_UP
+) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.embedding`; h is looked up again."""
+    h, used, exists = _sum(a)
     dn = dy.to(h.dtype)
-    if dropout_threshold(dropout_p) > 0 and len(dn):
-        dn = dropout_bwd(dn, dropout_p, seed, coords, site)
+    if dropout_threshold(a.dropout_p) > 0 and len(dn):
+        dn = dropout_bwd(dn, a.dropout_p, a.seed, a.coords, a.site)
     if exists is not None:  # what looked nothing up counts nowhere
         dn = dn.masked_fill(~exists[:, None], 0.0)
         mean, rstd = (t.masked_fill(~exists, 0.0) for t in (mean, rstd))
-    wide_weight = wide(weight)
+    wide_weight = wide(a.weight)
     dh, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
         dn, h, h.shape[-1:], mean.unsqueeze(1), rstd.unsqueeze(1), wide_weight, wide_weight, [True] * 3
     )
     del h, dn
 
-    dwords = dpositions = dtypes = None
-    if needs_words and words.is_floating_point():
-        dwords = dh.to(words.dtype)
-    elif needs_words:
-        assert word_table is not None
-        dwords = _table_gradient(dh, used["words"], word_table, padding_idx)
-    if needs_positions and position_table is not None:
-        dpositions = _table_gradient(dh, used["positions"], position_table, None)
-    if needs_types and token_type_ids is None:
-        dtypes = torch.zeros_like(type_table)
-        dtypes[0] = dh.sum(0)
-    elif needs_types:
-        dtypes = _table_gradient(dh, used["types"], type_table, None)
-    return EmbeddingGradients(dwords, dpositions, dtypes, dweight.to(weight.dtype), dbias.to(weight.dtype))
+    made = {"weight": dweight.to(a.weight.dtype), "bias": dbias.to(a.weight.dtype)}
+    if "words" in wants and "word_table" not in used:
+        made["words"] = dh.to(a.words.dtype)
+    for name in wants & used.keys():
+        padding_idx = a.padding_idx if name == "word_table" else None
+        made[name] = _table_gradient(dh, used[name], getattr(a, name), padding_idx)
+    if "type_table" in wants and a.token_type_ids is None:
+        made["type_table"] = torch.zeros_like(a.type_table)
+        made["type_table"][0] = dh.sum(0)
+    return made
 
 
 def _table_gradient(dh: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bert_fast.kernels._launch import RowTile, ceil_div, row_tile, unit_stride
 from bert_fast.kernels._math import row_major
+from bert_fast.reference.embedding import Embedding
 
 __all__ = ["RUNTIME", "LaunchConfig", "Lookups", "launch_config", "looked_up", "sum_of_lookups"]
 
@@ -138,23 +139,13 @@ class Lookups:
     flags: dict[str, bool]
 
     @classmethod
-    def of(
-        cls,
-        words: Tensor,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        word_table: Tensor | None,
-        position_table: Tensor | None,
-        type_table: Tensor,
-    ) -> "Lookups":
+    def of(cls, a: Embedding) -> "Lookups":
         """Copies are made only of tables and vectors whose neighbouring columns are not neighbours in memory."""
-        are_ids = not words.is_floating_point()
-        if position_table is None:
-            position_ids = None
-        ids = (words if are_ids else None, token_type_ids, position_ids)
+        are_ids = a.word_source == "word_table"
+        position_ids = None if a.position_table is None else a.position_ids
+        ids = (a.words if are_ids else None, a.token_type_ids, position_ids)
         tables = tuple(
-            None if t is None else unit_stride(t)
-            for t in (word_table if are_ids else words, type_table, position_table)
+            None if t is None else unit_stride(t) for t in (getattr(a, a.word_source), a.type_table, a.position_table)
         )
         return cls(
             (*ids, *tables),
@@ -163,7 +154,7 @@ class Lookups:
             tuple(0 if t is None else t.shape[0] for t in tables),  # type: ignore[arg-type]
             {
                 "WORDS_ARE_IDS": are_ids,
-                "HAS_TYPES": token_type_ids is not None,
+                "HAS_TYPES": a.token_type_ids is not None,
                 "HAS_POSITIONS": position_ids is not None,
             },
         )

@@ -1,5 +1,7 @@
 """Backward of the embedding in Triton; formulas, shapes and bytes in `embedding.py`."""
 
+from collections.abc import Set
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ from bert_fast.kernels._layer_norm import layer_norm_backward
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.kernels._table_gradient import key_dtype, table_gradient
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.reference.embedding import EmbeddingGradients
+from bert_fast.reference.embedding import LOOKED_UP, Embedding
 
 __all__ = ["embedding_bwd"]
 
@@ -149,43 +151,23 @@ def _embedding_bwd_kernel(
 
 
 def embedding_bwd(
-    dy: Tensor,
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    needs_words: bool = True,
-    needs_positions: bool = True,
-    needs_types: bool = True,
-) -> EmbeddingGradients:
-    """Launches the row kernel, its sums and the table gradients; arguments and results as in `reference/embedding.py`.
+    a: Embedding, dy: Tensor, mean: Tensor, rstd: Tensor, wants: Set[str] = LOOKED_UP
+) -> dict[str, Tensor]:
+    """Launches the row kernel, its sums and the table gradients: gradients by name, as `reference.embedding`.
 
     dy [T, H] of fp32, fp16 or bf16, strided or expanded.
     """
-    lookups = Lookups.of(words, token_type_ids, position_ids, word_table, position_table, type_table)
-    dy = unit_stride(dy)
-    num_tokens, hidden_size, device = words.shape[0], type_table.shape[1], words.device
+    lookups, dy = Lookups.of(a), unit_stride(dy)
+    num_tokens, hidden_size, device = a.words.shape[0], a.type_table.shape[1], a.words.device
     num_words, num_types, num_positions = lookups.sizes
-    needs_positions = needs_positions and position_table is not None
+    wants = wants & {a.word_source, "type_table", *(() if a.position_table is None else ("position_table",))}
     if num_tokens == 0:
-        dwords = torch.zeros_like(word_table if lookups.flags["WORDS_ARE_IDS"] else words) if needs_words else None
-        dpositions = torch.zeros_like(position_table) if needs_positions else None
-        dtypes = torch.zeros_like(type_table) if needs_types else None
-        return EmbeddingGradients(dwords, dpositions, dtypes, torch.zeros_like(weight), torch.zeros_like(weight))
-    has_word_table = needs_words and lookups.flags["WORDS_ARE_IDS"]
+        return {name: torch.zeros_like(getattr(a, name)) for name in wants} | {
+            name: torch.zeros_like(a.weight) for name in ("weight", "bias")
+        }
     # Without types only row 0 was looked up: one sum, whatever the size of the table.
-    type_sums = 0 if not needs_types else 1 if token_type_ids is None else num_types
-    config = launch_config(hidden_size, type_table.dtype, dy.dtype)
+    type_sums = 0 if "type_table" not in wants else 1 if a.token_type_ids is None else num_types
+    config = launch_config(hidden_size, a.type_table.dtype, dy.dtype)
     tile = config.backward
     has_type_keys = type_sums > config.max_type_sums
     if has_type_keys:
@@ -194,11 +176,11 @@ def embedding_bwd(
     def keys(is_needed: bool, num_rows: int) -> Tensor | None:
         return torch.empty(num_tokens, dtype=key_dtype(num_rows), device=device) if is_needed else None
 
-    word_keys, type_keys = keys(has_word_table, num_words), keys(has_type_keys, num_types)
-    position_keys = keys(needs_positions, num_positions)
+    word_keys, type_keys = keys("word_table" in wants, num_words), keys(has_type_keys, num_types)
+    position_keys = keys("position_table" in wants, num_positions)
     dh = None
-    if needs_words or needs_positions or has_type_keys:
-        dh = torch.empty(num_tokens, hidden_size, dtype=type_table.dtype, device=device)
+    if has_type_keys or wants - {"type_table"}:
+        dh = torch.empty(num_tokens, hidden_size, dtype=a.type_table.dtype, device=device)
 
     # Fewer programs also mean less to reduce.
     num_programs = persistent_programs(
@@ -206,21 +188,19 @@ def embedding_bwd(
     )
     partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=device)
     type_partial = torch.empty(num_programs, 1, type_sums * hidden_size, dtype=torch.float32, device=device)
-    has_dropout = dropout_threshold(dropout_p) > 0
-    drop_max, scale = dropout_arguments(dropout_p)
-    if has_dropout:
-        assert seed is not None and coords is not None
-        coords = coords.contiguous()
+    has_dropout = dropout_threshold(a.dropout_p) > 0
+    drop_max, scale = dropout_arguments(a.dropout_p)
+    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
     stride_unit = lookups.stride_unit(tile.vector, dy.stride(0))
-    with torch.cuda.device_of(words):
+    with torch.cuda.device_of(a.words):
         _embedding_bwd_kernel[(num_programs,)](
             dy,
             *lookups.tensors,
             mean,
             rstd,
-            weight.contiguous(),
-            seed if has_dropout else None,
-            coords if has_dropout else None,
+            a.weight.contiguous(),
+            seed,
+            coords,
             dh,
             word_keys,
             type_keys,
@@ -233,7 +213,7 @@ def embedding_bwd(
             *lookups.sizes,
             scale,
             drop_max,
-            site,
+            a.site,
             N_COLS=hidden_size,
             CHUNKS=tile.chunks,
             ROWS=tile.rows,
@@ -246,18 +226,18 @@ def embedding_bwd(
             num_warps=tile.num_warps,
             enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
         )
-    dweight, dbias = column_sums(partial, weight.dtype)
-    dtypes = None
+    made = dict(zip(("weight", "bias"), column_sums(partial, a.weight.dtype), strict=True))
     if has_type_keys:
-        dtypes = table_gradient(dh, type_keys, num_types)
-    elif needs_types:
-        dtypes = column_sums(type_partial, type_table.dtype)[0].view(type_sums, hidden_size)
-        if type_sums < num_types:
-            dtypes = torch.nn.functional.pad(dtypes, (0, 0, 0, num_types - type_sums))
-    dwords = None
-    if has_word_table:
-        dwords = table_gradient(dh, word_keys, num_words, padding_idx)
-    elif needs_words:
-        dwords = dh.to(words.dtype)
-    dpositions = table_gradient(dh, position_keys, num_positions) if needs_positions else None
-    return EmbeddingGradients(dwords, dpositions, dtypes, dweight, dbias)
+        made["type_table"] = table_gradient(dh, type_keys, num_types)
+    elif "type_table" in wants:
+        sums = column_sums(type_partial, a.type_table.dtype)[0].view(type_sums, hidden_size)
+        is_whole = type_sums == num_types
+        made["type_table"] = sums if is_whole else torch.nn.functional.pad(sums, (0, 0, 0, num_types - type_sums))
+    if "word_table" in wants:
+        made["word_table"] = table_gradient(dh, word_keys, num_words, a.padding_idx)
+    elif "words" in wants:
+        assert dh is not None
+        made["words"] = dh.to(a.words.dtype)
+    if "position_table" in wants:
+        made["position_table"] = table_gradient(dh, position_keys, num_positions)
+    return made

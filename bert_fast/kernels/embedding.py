@@ -39,6 +39,7 @@ from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_pr
 from bert_fast.kernels._layer_norm import normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
+from bert_fast.reference.embedding import Embedding
 
 __all__ = ["embedding_bwd", "embedding_fwd", "launch_config"]
 
@@ -127,62 +128,44 @@ def _embedding_fwd_kernel(
         tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
 
-def embedding_fwd(
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launches the forward kernel; arguments and results as in `reference/embedding.py`.
+def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
+    """Launches the forward kernel: (y, mean, rstd), as `reference.embedding`.
 
     Tables, vectors and y of fp32, fp16 or bf16, H <= 8,192; ids of int32 or int64, strided or expanded. Returns new,
     contiguous tensors. A token with an id outside its table gets a row of NaN.
     """
-    lookups = Lookups.of(words, token_type_ids, position_ids, word_table, position_table, type_table)
-    num_tokens, hidden_size, device = words.shape[0], type_table.shape[1], words.device
-    y = torch.empty(num_tokens, hidden_size, dtype=out_dtype or type_table.dtype, device=device)
+    lookups = Lookups.of(a)
+    num_tokens, hidden_size, device = a.words.shape[0], a.type_table.shape[1], a.words.device
+    y = torch.empty(num_tokens, hidden_size, dtype=a.out_dtype, device=device)
     mean, rstd = (torch.empty(num_tokens, dtype=torch.float32, device=device) for _ in range(2))
     if num_tokens == 0:
         return y, mean, rstd
-    config = launch_config(hidden_size, type_table.dtype, y.dtype)
+    config = launch_config(hidden_size, a.type_table.dtype, y.dtype)
     tile = config.forward
     num_programs = persistent_programs(
         ceil_div(num_tokens, tile.rows), config.forward_programs_per_multiprocessor, device
     )
-    has_dropout = dropout_threshold(dropout_p) > 0
-    drop_max, scale = dropout_arguments(dropout_p)
-    if has_dropout:
-        assert seed is not None and coords is not None
-        coords = coords.contiguous()
+    has_dropout = dropout_threshold(a.dropout_p) > 0
+    drop_max, scale = dropout_arguments(a.dropout_p)
+    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
     stride_unit = lookups.stride_unit(tile.vector)
-    with torch.cuda.device_of(words):
+    with torch.cuda.device_of(a.words):
         _embedding_fwd_kernel[(num_programs,)](
             *lookups.tensors,
-            weight.contiguous(),
-            bias.contiguous(),
-            seed if has_dropout else None,
-            coords if has_dropout else None,
+            a.weight.contiguous(),
+            a.bias.contiguous(),
+            seed,
+            coords,
             y,
             mean,
             rstd,
             *lookups.strides(stride_unit),
             num_tokens,
             *lookups.sizes,
-            eps,
+            a.eps,
             scale,
             drop_max,
-            site,
+            a.site,
             N_COLS=hidden_size,
             CHUNKS=tile.chunks,
             ROWS=tile.rows,

@@ -30,7 +30,7 @@ from bert_fast.ops._autocast import is_autocast_on
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
 
-__all__ = ["define"]
+__all__ = ["declaration", "define"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _Predicate = Callable[[Any], Any]
@@ -91,7 +91,7 @@ def define(
         pair.lines,
         check and (lambda *values: check(record._make(values[:-1]))),
         None,
-        declaration=_declaration(pair.types, len(outputs)),
+        declaration=declaration(pair.types, len(outputs)),
     )
 
     def check_given(*values: Any) -> None:
@@ -107,7 +107,7 @@ def define(
         pair.lines,
         check_given,
         check_values and (lambda *values: check_values(pair.read(values)[0])),
-        declaration=_declaration(pair.backward_types, len(pair.gradients)),
+        declaration=declaration(pair.backward_types, len(pair.gradients)),
     )
     op.register_fake(pair.fake_forward)
     pair.backward_op.register_fake(pair.fake_backward)
@@ -356,14 +356,14 @@ def _picker(source: Sequence[Any], wanted: Sequence[Any]) -> Callable[[tuple[Any
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))  # one alone would not be a tuple
 
 
-def _declaration(types: Mapping[str, Any], num_outputs: int) -> Callable[..., Any]:
+def declaration(types: Mapping[str, Any], num_outputs: int) -> Callable[..., Any]:
     """A function that nobody calls, with the signature that a schema is inferred from."""
 
-    def declaration() -> None:
+    def declared() -> None:
         """Nothing."""
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind, annotation=annotation) for name, annotation in types.items()]
     returned = Tensor if num_outputs == 1 else tuple[(Tensor,) * num_outputs]  # type: ignore[misc]
-    declaration.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-    return declaration
+    declared.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    return declared

@@ -1,16 +1,15 @@
 """y = dropout(LayerNorm(word + type + position)), forward and backward, on any back-end.
 
 Registered as `bert_fast::embedding_fwd` and `_bwd`, so `torch.compile` sees two opaque ops and autograd saves exactly
-ids, mean and rstd besides parameters, seed and coords: nothing of size T * H. The request for a back-end travels as the
-last argument: backward runs where forward was asked to run.
+ids, mean and rstd besides parameters, seed and coords: nothing of size T * H.
 """
 
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
-from bert_fast import backend as backends
+from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import (
     check_dtype,
     check_ids,
@@ -21,182 +20,19 @@ from bert_fast.checks import (
     check_shape,
 )
 from bert_fast.ops._autocast import autocast_dtype
-from bert_fast.ops._register import custom_op
+from bert_fast.ops._define import declaration
+from bert_fast.ops._register import Op
+from bert_fast.ops._signature import lines_of
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
+from bert_fast.reference.embedding import Embedding
+from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["embedding"]
 
-_OP = "embedding"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int64, torch.int32)
-_WORDS, _POSITIONS, _TYPES = 1, 2, 4  # bits of `needs`: gradients that are wanted
-
-
-def _check_forward(
-    words: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, word_table: Tensor | None,
-    position_table: Tensor | None, type_table: Tensor, padding_idx: int | None, weight: Tensor, bias: Tensor,
-    eps: float, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, *_: Any,
-) -> None:  # fmt: skip
-    _check(
-        words, word_table, type_table, weight, bias, token_type_ids, position_ids, position_table, padding_idx,
-        dropout_p, seed, coords, site,
-    )  # fmt: skip
-
-
-def _check_backward(
-    dy: Tensor, words: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, word_table: Tensor | None,
-    position_table: Tensor | None, type_table: Tensor, padding_idx: int | None, weight: Tensor, mean: Tensor,
-    rstd: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int, *_: Any,
-) -> None:  # fmt: skip
-    _check(
-        words, word_table, type_table, weight, weight, token_type_ids, position_ids, position_table, padding_idx,
-        dropout_p, seed, coords, site,
-    )  # fmt: skip
-
-
-def _check_all_ids(
-    words: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, word_table: Tensor | None,
-    position_table: Tensor | None, type_table: Tensor, *_: Any,
-) -> None:  # fmt: skip
-    """Raises ValueError where an id is no row of its table; where that can be seen at no cost, see `check_ids`."""
-    for name, ids, table in (
-        ("words", words, word_table),
-        ("token_type_ids", token_type_ids, type_table),
-        ("position_ids", position_ids, position_table),
-    ):
-        if ids is not None and table is not None and not ids.is_floating_point():
-            check_ids(name, ids, len(table))
-
-
-_TABLES = {"type_table": "x K+ H+", "word_table": "x V H", "position_table": "x M H", "weight": "p H"}
-
-
-@custom_op("embedding_fwd", tensors=_TABLES | {"bias": "p H"}, check=_check_forward)
-def _fwd(
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    # Here, not in the public function, so that compiled graphs check their ids too.
-    _check_all_ids(words, token_type_ids, position_ids, word_table, position_table, type_table)
-    module = backends.resolve(_OP, backends.OpSpec.of(type_table, hidden_size=type_table.shape[1]), backend)
-    y, mean, rstd = module.embedding_fwd(
-        words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias, eps,
-        dropout_p, seed, coords, site, out_dtype,
-    )  # fmt: skip
-    return y.contiguous(), mean, rstd
-
-
-@_fwd.register_fake
-def _(  # type: ignore[no-untyped-def]
-    words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias, eps,
-    dropout_p, seed, coords, site, out_dtype, backend,
-):  # fmt: skip
-    statistics_dtype = torch.float64 if type_table.dtype == torch.float64 else torch.float32
-    y = type_table.new_empty((words.shape[0], type_table.shape[1]), dtype=out_dtype)
-    mean, rstd = (type_table.new_empty((words.shape[0],), dtype=statistics_dtype) for _ in range(2))
-    return y, mean, rstd
-
-
-@custom_op(
-    "embedding_bwd",
-    tensors=_TABLES | {"dy": "f T H", "mean": "s T", "rstd": "s T"},
-    check=_check_backward,
-    check_values=lambda dy, *saved: _check_all_ids(*saved),
-)
-def _bwd(
-    dy: Tensor,
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    needs: int,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients that nobody needs come back empty."""
-    module = backends.resolve(_OP, backends.OpSpec.of(type_table, hidden_size=type_table.shape[1]), backend)
-    gradients = module.embedding_bwd(
-        dy, words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, mean,
-        rstd, dropout_p, seed, coords, site, bool(needs & _WORDS), bool(needs & _POSITIONS), bool(needs & _TYPES),
-    )  # fmt: skip
-    dwords, dpositions, dtypes, dweight, dbias = (dy.new_empty(0) if g is None else g.contiguous() for g in gradients)
-    return dwords, dpositions, dtypes, dweight, dbias
-
-
-@_bwd.register_fake
-def _(  # type: ignore[no-untyped-def]
-    dy, words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, mean, rstd,
-    dropout_p, seed, coords, site, needs, backend,
-):  # fmt: skip
-    def like(t: Tensor | None, bit: int) -> Tensor:
-        if t is None or not needs & bit:
-            return dy.new_empty(0)
-        return torch.empty_like(t, memory_format=torch.contiguous_format)
-
-    dwords = like(words if words.is_floating_point() else word_table, _WORDS)
-    dweight, dbias = (torch.empty_like(weight, memory_format=torch.contiguous_format) for _ in range(2))
-    return dwords, like(position_table, _POSITIONS), like(type_table, _TYPES), dweight, dbias
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx = inputs[:7]
-    weight, _, _, dropout_p, seed, coords, site, _, backend = inputs[7:]
-    _, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(
-        words, token_type_ids, position_ids, word_table, position_table, type_table, weight, mean, rstd, seed, coords
-    )
-    ctx.arguments = (padding_idx, dropout_p, site, backend)
-
-
-def _backward(ctx, dy, *_):  # type: ignore[no-untyped-def]
-    words, types, positions, word_table, position_table, type_table, weight, mean, rstd, seed, coords = (
-        ctx.saved_tensors
-    )
-    padding_idx, dropout_p, site, backend = ctx.arguments
-    are_vectors = words.is_floating_point()
-    wanted = ctx.needs_input_grad
-    has = {
-        _WORDS: wanted[0] if are_vectors else wanted[3],
-        _POSITIONS: position_table is not None and wanted[4],
-        _TYPES: wanted[5],
-    }
-    needs = sum(bit for bit, is_wanted in has.items() if is_wanted)
-    *gradients, dweight, dbias = _bwd(
-        dy, words, types, positions, word_table, position_table, type_table, padding_idx, weight, mean, rstd,
-        dropout_p, seed, coords, site, needs, backend,
-    )  # fmt: skip
-    dwords, dpositions, dtypes = (g if has[bit] else None for bit, g in zip(has, gradients, strict=True))
-    dvectors, dword_table = (dwords, None) if are_vectors else (None, dwords)
-    return dvectors, None, None, dword_table, dpositions, dtypes, None, dweight, dbias, *[None] * 7
-
-
-_fwd.register_autograd(_backward, setup_context=_setup_context)
+_BITS = (("word_table", 1), ("position_table", 2), ("type_table", 4))  # of `needs`: gradients that are wanted
 
 
 def embedding(
@@ -240,37 +76,21 @@ def embedding(
     Saves mean and rstd, 2 * T fp32 numbers, besides its inputs; h is looked up again. Nothing under `torch.no_grad`.
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2.
     """
-    _check(
-        words, word_table, type_table, weight, bias, token_type_ids, position_ids, position_table, padding_idx,
-        dropout_p, seed, coords, site,
-    )  # fmt: skip
+    given = (words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias)
+    _check(Embedding(*given, eps, dropout_p, seed, coords, site, None))  # type: ignore[arg-type]
     if dropout_threshold(dropout_p) == 0:  # p below 2**-17 drops nothing
         dropout_p, seed, coords = 0.0, None, None
     if words.is_floating_point():
         word_table = padding_idx = None
     padding_idx = None if padding_idx is None else int(padding_idx)
+    given = (words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias)
     out_dtype = autocast_dtype(type_table) or type_table.dtype
-    return _fwd(
-        words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias,
-        check_number("eps", eps), float(dropout_p), seed, coords, int(site), out_dtype, backends.requested(backend),
-    )[0]  # fmt: skip
+    mask = (float(dropout_p), seed, coords, int(site))
+    return _fwd(*given, check_number("eps", eps), *mask, out_dtype, requested(backend))[0]
 
 
-def _check(
-    words: Tensor,
-    word_table: Tensor | None,
-    type_table: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    position_table: Tensor | None,
-    padding_idx: int | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-) -> None:
+def _check(a: Embedding) -> None:
+    words, type_table, position_table = a.words, a.type_table, a.position_table
     check_shape("type_table", type_table, ("K", "H"))
     check_dtype("type_table", type_table, _DTYPES)
     num_types, hidden_size = type_table.shape
@@ -284,25 +104,145 @@ def _check(
     else:
         check_shape("words", words, ("T",))
         check_dtype("words", words, _INTEGERS)
-        check_like("word_table", word_table, ("V", hidden_size), "type_table", type_table)
-        num_words = word_table.shape[0]  # type: ignore[union-attr]
-        if padding_idx is not None and not 0 <= check_integer("padding_idx", padding_idx) < num_words:
-            raise ValueError(f"padding_idx: expected a row of word_table, in [0, {num_words}), got {padding_idx}")
+        check_like("word_table", a.word_table, ("V", hidden_size), "type_table", type_table)
+        num_words = a.word_table.shape[0]  # type: ignore[union-attr]
+        if a.padding_idx is not None and not 0 <= check_integer("padding_idx", a.padding_idx) < num_words:
+            raise ValueError(f"padding_idx: expected a row of word_table, in [0, {num_words}), got {a.padding_idx}")
     check_same_device("words", words, "type_table", type_table)
     num_tokens = words.shape[0]
     if position_table is not None:
         check_like("position_table", position_table, ("M", hidden_size), "type_table", type_table)
-    if (position_ids is None) != (position_table is None):
-        missing, given = ("position_ids", "position_table")[:: 1 if position_ids is None else -1]
+    if (a.position_ids is None) != (position_table is None):
+        missing, given = ("position_ids", "position_table")[:: 1 if a.position_ids is None else -1]
         raise ValueError(f"{missing}: expected a Tensor beside {given}, got None")
-    for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+    for name, ids in (("token_type_ids", a.token_type_ids), ("position_ids", a.position_ids)):
         if ids is not None:
             check_shape(name, ids, (num_tokens,))
             check_dtype(name, ids, _INTEGERS)
             check_same_device(name, ids, "words", words)
-    check_shape("weight", weight, (hidden_size,))
+    check_shape("weight", a.weight, (hidden_size,))
     is_half = type_table.dtype in (torch.float16, torch.bfloat16)
-    check_dtype("weight", weight, (type_table.dtype, torch.float32) if is_half else (type_table.dtype,))
-    check_same_device("weight", weight, "type_table", type_table)
-    check_like("bias", bias, (hidden_size,), "weight", weight)
-    check_dropout_state(dropout_p, seed, coords, words, site, ("coords", "words"))
+    check_dtype("weight", a.weight, (type_table.dtype, torch.float32) if is_half else (type_table.dtype,))
+    check_same_device("weight", a.weight, "type_table", type_table)
+    check_like("bias", a.bias, (hidden_size,), "weight", a.weight)
+    check_dropout_state(a.dropout_p, a.seed, a.coords, words, a.site, ("coords", "words"))
+
+
+def _check_all_ids(a: Embedding) -> None:
+    """Raises ValueError where an id is no row of its table; where that can be seen at no cost, see `check_ids`."""
+    for name, ids, table in (
+        ("words", a.words, a.word_table),
+        ("token_type_ids", a.token_type_ids, a.type_table),
+        ("position_ids", a.position_ids, a.position_table),
+    ):
+        if ids is not None and table is not None and not ids.is_floating_point():
+            check_ids(name, ids, len(table))
+
+
+# Not by `_define.define`: which field a word's gradient belongs to is known from the values that are given alone.
+class _Saved(NamedTuple):
+    """What backward is given beside dy: most of the record, statistics, and the gradients that are wanted."""
+
+    a: Embedding
+    mean: Tensor
+    rstd: Tensor
+    wants: frozenset[str]
+
+    @classmethod
+    def of(cls, given: tuple[Any, ...]) -> "_Saved":
+        """Of the arguments of the registered op between dy and the request for a back-end."""
+        lookups, (weight, mean, rstd, *mask, needs) = given[:7], given[7:]
+        a = Embedding._make((*lookups, weight, None, None, *mask, None))
+        wants = {a.word_source if name == "word_table" else name for name, bit in _BITS if needs & bit}
+        return cls(a, mean, rstd, frozenset(wants))
+
+
+def _module(a: Embedding, backend: str) -> Any:
+    lead = a.type_table
+    return resolve("embedding", OpSpec(lead.device, lead.dtype, hidden_size=lead.shape[1]), backend)
+
+
+def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    a = Embedding(*given[:-1])
+    _check_all_ids(a)  # here, not in the public function, so that compiled graphs check their ids too
+    y, mean, rstd = _module(a, given[-1]).embedding_fwd(a)
+    return y.contiguous(), mean, rstd
+
+
+def _backward(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Gradients that nobody needs come back empty."""
+    saved = _Saved.of(given[:-1])
+    made = _module(saved.a, given[-1]).embedding_bwd(saved.a, dy, saved.mean, saved.rstd, saved.wants)
+    names = (saved.a.word_source, "position_table", "type_table", "weight", "bias")
+    return tuple([made[name].contiguous() if name in made else dy.new_empty(0) for name in names])
+
+
+_TYPES = get_type_hints(Embedding)
+_LINES = lines_of(Embedding)
+_fwd = Op(
+    "embedding_fwd", _forward, _LINES, lambda *given: _check(Embedding(*given[:-1])), None,
+    declaration=declaration(_TYPES | {"backend": str}, 3),
+)  # fmt: skip
+_bwd = Op(
+    "embedding_bwd",
+    _backward,
+    _LINES | {"dy": "f T H", "mean": "s T", "rstd": "s T"},
+    lambda dy, *given: _check(_Saved.of(given[:-1]).a._replace(bias=given[7])),  # as good as weight
+    lambda dy, *given: _check_all_ids(_Saved.of(given[:-1]).a),
+    declaration=declaration(
+        {"dy": Tensor}
+        | {name: _TYPES[name] for name in (*Embedding._fields[:7], "weight")}
+        | {"mean": Tensor, "rstd": Tensor}
+        | {name: _TYPES[name] for name in ("dropout_p", "seed", "coords", "site")}
+        | {"needs": int, "backend": str},
+        5,
+    ),
+)
+
+
+def _fake_forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    a = Embedding(*given[:-1])
+    num_tokens, hidden_size = a.words.shape[0], a.type_table.shape[1]
+    mean, rstd = (a.type_table.new_empty(num_tokens, dtype=wide_dtype(a.type_table.dtype)) for _ in range(2))
+    return a.type_table.new_empty((num_tokens, hidden_size), dtype=a.out_dtype), mean, rstd
+
+
+def _fake_backward(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    a, _, _, wants = _Saved.of(given[:-1])
+    gradients = [
+        getattr(a, name).new_empty(getattr(a, name).shape)
+        if name in wants and getattr(a, name) is not None
+        else dy.new_empty(0)
+        for name in (a.word_source, "position_table", "type_table")
+    ]
+    return *gradients, a.weight.new_empty(a.weight.shape), a.weight.new_empty(a.weight.shape)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    a, (_, mean, rstd) = Embedding(*inputs[:-1]), output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*a[:6], a.weight, mean, rstd, a.seed, a.coords)
+    ctx.others = (a.padding_idx, a.dropout_p, a.site, inputs[-1])
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    gradients: dict[str, Tensor | None] = dict.fromkeys((*Embedding._fields, "backend"))
+    if dy is None:
+        return tuple(gradients.values())
+    *lookups, weight, mean, rstd, seed, coords = ctx.saved_tensors
+    padding_idx, dropout_p, site, backend = ctx.others
+    wanted = dict(zip(Embedding._fields, ctx.needs_input_grad, strict=False))
+    words = "words" if lookups[0].is_floating_point() else "word_table"
+    names = (words, "position_table", "type_table")
+    needs = sum([bit for name, (_, bit) in zip(names, _BITS, strict=True) if wanted[name]])
+    made = _bwd(dy, *lookups, padding_idx, weight, mean, rstd, dropout_p, seed, coords, site, needs, backend)
+    gradients |= {
+        name: gradient for name, gradient in zip((*names, "weight", "bias"), made, strict=True) if wanted[name]
+    }
+    return tuple(gradients.values())
+
+
+_fwd.register_fake(_fake_forward)
+_bwd.register_fake(_fake_backward)
+_fwd.register_autograd(_differentiate, setup_context=_save)

@@ -12,7 +12,8 @@ except the word table's row `padding_idx`, whose gradient stays 0.
 Saved for backward: ids, mean, rstd (h is looked up again). Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2.
 """
 
-from typing import NamedTuple
+from collections.abc import Set
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,104 +23,66 @@ from bert_fast.reference.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.layer_norm import LayerNorm, layer_norm_bwd, layer_norm_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["EmbeddingGradients", "embedding_bwd", "embedding_fwd"]
+__all__ = ["LOOKED_UP", "Embedding", "embedding_bwd", "embedding_fwd"]
+
+LOOKED_UP = frozenset({"words", "word_table", "position_table", "type_table"})  # whose gradients are made if wanted
 
 
-class EmbeddingGradients(NamedTuple):
-    """dwords: of the word table [V, H] where words are ids, of the vectors [T, H] where they are vectors.
+class Embedding(NamedTuple):
+    """The arguments; tables of one dtype, LayerNorm's parameters of that or, beside half precision, fp32."""
 
-    dwords, dposition_table and dtype_table are None where nobody asked for them.
-    """
+    words: Tensor  # ids (Tensor [T], int64 or int32), or vectors (Tensor [T, H], floating) that are looked up nowhere
+    token_type_ids: Tensor | None  # [T], int64 or int32; None: all of type 0
+    position_ids: Tensor | None  # [T], int64 or int32; not used without a position table
+    word_table: Annotated[Tensor | None, "x V H"]  # not used where words are vectors
+    position_table: Annotated[Tensor | None, "x M H"]
+    type_table: Annotated[Tensor, "x K+ H+"]
+    padding_idx: int | None  # the word whose row receives no gradient
+    weight: Annotated[Tensor, "p H"]  # of LayerNorm
+    bias: Annotated[Tensor, "p H"]
+    eps: float
+    dropout_p: float  # as of `reference/dropout.py`, and what names the mask
+    seed: Tensor | None
+    coords: Tensor | None
+    site: int
+    out_dtype: torch.dtype  # of y
 
-    dwords: Tensor | None
-    dposition_table: Tensor | None
-    dtype_table: Tensor | None
-    dweight: Tensor
-    dbias: Tensor
+    @property
+    def word_source(self) -> str:
+        """The field that words come from, and whose gradient they have."""
+        return "words" if self.words.is_floating_point() else "word_table"
 
 
-def _sum(
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-) -> Tensor:
+def _sum(a: Embedding) -> Tensor:
     """h [T, H], wide."""
-    if words.is_floating_point():
-        h = wide(words).to(wide(type_table).dtype)
+    if a.words.is_floating_point():
+        h = wide(a.words).to(wide(a.type_table).dtype)
     else:
-        assert word_table is not None
-        h = wide(F.embedding(words, word_table, padding_idx))
-    h = h + wide(type_table[0] if token_type_ids is None else F.embedding(token_type_ids, type_table))
-    if position_table is None:
+        assert a.word_table is not None
+        h = wide(F.embedding(a.words, a.word_table, a.padding_idx))
+    h = h + wide(a.type_table[0] if a.token_type_ids is None else F.embedding(a.token_type_ids, a.type_table))
+    if a.position_table is None:
         return h
-    assert position_ids is not None
-    return h + wide(F.embedding(position_ids, position_table))
+    assert a.position_ids is not None
+    return h + wide(F.embedding(a.position_ids, a.position_table))
 
 
-def embedding_fwd(
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The embedding of every token.
-
-    words (Tensor [T], int: ids, or Tensor [T, H], floating: vectors).
-    token_type_ids (Tensor [T], int, or None: all 0); position_ids (Tensor [T], int; unused without a position table).
-    word_table (Tensor [V, H]; unused where words are vectors); position_table (Tensor [M, H] or None);
-    type_table (Tensor [K, H]): all of one dtype.
-    padding_idx: the word id whose row receives no gradient; None for none.
-    weight, bias (Tensors [H]); eps: of LayerNorm. dropout_p, seed, coords, site: see reference/dropout.py.
-    out_dtype: of y; None for that of the tables.
-    Returns: y (Tensor [T, H]); mean, rstd (Tensors [T], fp32; fp64 for fp64 tables).
-    """
-    h = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx)
-    y, mean, rstd = layer_norm_fwd(LayerNorm(h, weight, bias, eps))
-    return dropout_fwd(y, dropout_p, seed, coords, site).to(out_dtype or type_table.dtype), mean, rstd
+def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
+    """y (Tensor [T, H], out_dtype); mean, rstd (Tensors [T], fp32; fp64 for fp64 tables)."""
+    y, mean, rstd = layer_norm_fwd(LayerNorm(_sum(a), a.weight, a.bias, a.eps))
+    return dropout_fwd(y, a.dropout_p, a.seed, a.coords, a.site).to(a.out_dtype), mean, rstd
 
 
 def embedding_bwd(
-    dy: Tensor,
-    words: Tensor,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    word_table: Tensor | None,
-    position_table: Tensor | None,
-    type_table: Tensor,
-    padding_idx: int | None,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    coords: Tensor | None,
-    site: int,
-    needs_words: bool = True,
-    needs_positions: bool = True,
-    needs_types: bool = True,
-) -> EmbeddingGradients:
-    """Gradients of `embedding_fwd`, each in the shape and dtype of its tensor.
+    a: Embedding, dy: Tensor, mean: Tensor, rstd: Tensor, wants: Set[str] = LOOKED_UP
+) -> dict[str, Tensor]:
+    """Gradients by name, of the shapes and dtypes of their fields; bias, eps and out_dtype are not read, may be None.
 
-    needs_words, needs_positions, needs_types: whether dwords, dposition_table and dtype_table are wanted.
+    dy (Tensor [T, H], floating); wants: of `LOOKED_UP`; what the call does not look up has no gradient.
     """
-    h = _sum(words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx)
-    dnormalised = dropout_bwd(dy.to(h.dtype), dropout_p, seed, coords, site)
-    norm = LayerNorm(h, wide(weight), None, None)  # type: ignore[arg-type]  # what its backward reads
+    h = _sum(a)
+    dnormalised = dropout_bwd(dy.to(h.dtype), a.dropout_p, a.seed, a.coords, a.site)
+    norm = LayerNorm(h, wide(a.weight), None, None)  # type: ignore[arg-type]  # what its backward reads
     dh, dweight, dbias = layer_norm_bwd(norm, dnormalised, mean, rstd).values()
 
     def scattered(ids: Tensor | None, table: Tensor) -> Tensor:
@@ -127,18 +90,16 @@ def embedding_bwd(
             ids = torch.zeros(len(dh), dtype=torch.int64, device=dh.device)
         return torch.zeros_like(table, dtype=dh.dtype).index_add_(0, ids, dh).to(table.dtype)
 
-    dwords = None
-    if needs_words and words.is_floating_point():
-        dwords = dh.to(words.dtype)
-    elif needs_words:
-        assert word_table is not None
-        dwords = scattered(words, word_table)
-        if padding_idx is not None:
-            dwords[padding_idx] = 0.0
-    return EmbeddingGradients(
-        dwords,
-        scattered(position_ids, position_table) if needs_positions and position_table is not None else None,
-        scattered(token_type_ids, type_table) if needs_types else None,
-        dweight.to(weight.dtype),
-        dbias.to(weight.dtype),
-    )
+    made = {"weight": dweight.to(a.weight.dtype), "bias": dbias.to(a.weight.dtype)}
+    if "words" in wants and a.word_source == "words":
+        made["words"] = dh.to(a.words.dtype)
+    elif "word_table" in wants and a.word_source == "word_table":
+        assert a.word_table is not None
+        made["word_table"] = scattered(a.words, a.word_table)
+        if a.padding_idx is not None:
+            made["word_table"][a.padding_idx] = 0.0
+    if "position_table" in wants and a.position_table is not None:
+        made["position_table"] = scattered(a.position_ids, a.position_table)
+    if "type_table" in wants:
+        made["type_table"] = scattered(a.token_type_ids, a.type_table)
+    return made

@@ -14,7 +14,7 @@ from bert_fast.reference import attention
 from bert_fast.reference.activations import activation_fwd
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm, dropout_add_layer_norm_fwd
-from bert_fast.reference.embedding import embedding_fwd
+from bert_fast.reference.embedding import Embedding, embedding_fwd
 from bert_fast.reference.linear import Linear, linear_fwd
 from bert_fast.reference.packing import Packing
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_fwd
@@ -204,14 +204,14 @@ class Embeddings(nn.Module):
 
     def forward(self, words: Tensor, token_type_ids: Tensor, position_ids: Tensor, call: Call) -> Tensor:
         """words: ids [T] or vectors [T, H]; all others [T]; to [T, H]."""
-        y, _, _ = embedding_fwd(
+        types, norm = self.token_type_embeddings.weight, self.LayerNorm
+        a = Embedding(
             words, token_type_ids, position_ids, self.word_embeddings.weight,
-            self.position_embeddings.weight if self.absolute else None, self.token_type_embeddings.weight,
-            self.word_embeddings.padding_idx, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps,
-            0.0 if call.seed is None else self.dropout_p, call.seed, call.tokens.coords,
-            dropout_site(DropoutSite.EMBEDDING),
+            self.position_embeddings.weight if self.absolute else None, types, self.word_embeddings.padding_idx,
+            norm.weight, norm.bias, norm.eps, 0.0 if call.seed is None else self.dropout_p, call.seed,
+            call.tokens.coords, dropout_site(DropoutSite.EMBEDDING), types.dtype,
         )  # fmt: skip
-        return y
+        return embedding_fwd(a)[0]
 
 
 class Encoder(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.reference import embedding as reference
 from bert_fast.reference.dropout import dropout_scale, keep_mask
+from bert_fast.reference.embedding import Embedding
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
@@ -22,6 +23,7 @@ SEED = torch.tensor([-0x0123_4567_89AB_CDEF], dtype=torch.int64)
 # Sequences of three tokens, in rows and at positions far from 0.
 COORDS = torch.stack([torch.arange(4096) // 3 + 1_000_003, torch.arange(4096) % 3 + 2**31 - 3], dim=1).int()
 NAMES = ("y", "mean", "rstd", "dwords", "dposition_table", "dtype_table", "dweight", "dbias")
+NAME_OF = {"words": "dwords", "word_table": "dwords"}
 NUM_WORDS, NUM_POSITIONS = 23, 9
 
 
@@ -50,9 +52,13 @@ class Inputs:
     eps: float = 1e-12
     out_dtype: torch.dtype | None = None
 
-    def lookups(self) -> tuple[Tensor | int | None, ...]:
-        tables = self.word_table, self.position_table, self.type_table
-        return self.words, self.token_type_ids, self.position_ids, *tables, self.padding_idx
+    @property
+    def record(self) -> Embedding:
+        """The arguments of the op."""
+        return Embedding(
+            self.words, self.token_type_ids, self.position_ids, self.word_table, self.position_table, self.type_table,
+            self.padding_idx, self.weight, self.bias, self.eps, *self.mask(), self.out_dtype or self.type_table.dtype,
+        )  # fmt: skip
 
     def mask(self) -> tuple[float, Tensor | None, Tensor | None, int]:
         return (self.dropout_p, SEED, COORDS[: len(self.words)], SITE) if self.dropout_p else (0.0, None, None, SITE)
@@ -96,10 +102,9 @@ def make_inputs(
 
 def run(family, i: Inputs) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
     """Forward and backward of one implementation, what it did not compute left out."""
-    y, mean, rstd = family.embedding_fwd(*i.lookups(), i.weight, i.bias, i.eps, *i.mask(), i.out_dtype)
-    gradients = family.embedding_bwd(i.dy, *i.lookups(), i.weight, mean, rstd, *i.mask())
-    named = dict(zip(NAMES, (y, mean, rstd, *gradients), strict=True))
-    return {name: t for name, t in named.items() if t is not None}
+    y, mean, rstd = family.embedding_fwd(i.record)
+    made = family.embedding_bwd(i.record, i.dy, mean, rstd)
+    return {"y": y, "mean": mean, "rstd": rstd} | {NAME_OF.get(name, f"d{name}"): t for name, t in made.items()}
 
 
 def run_plain(i: Inputs) -> dict[str, Tensor]:
@@ -313,24 +318,20 @@ def test_infinite_rows_stay_in_their_rows(kernels) -> None:  # type: ignore[no-u
 
 def test_only_wanted_gradients_are_made(kernels) -> None:  # type: ignore[no-untyped-def]
     i = make_inputs(5, 24)
-    _, mean, rstd = kernels.embedding_fwd(*i.lookups(), i.weight, i.bias, i.eps, *i.mask())
-    given = i.dy, *i.lookups(), i.weight, mean, rstd, *i.mask()
-    everything = kernels.embedding_bwd(*given)
-    for wanted in (0, 1, 2, 4):
-        flags = [bool(wanted & bit) for bit in (1, 2, 4)]
-        got = kernels.embedding_bwd(*given, *flags)
-        for flag, gradient, full in zip((*flags, True, True), got, everything, strict=True):
-            assert torch.equal(gradient, full) if flag else gradient is None
+    _, mean, rstd = kernels.embedding_fwd(i.record)
+    everything = kernels.embedding_bwd(i.record, i.dy, mean, rstd)
+    for wants in (set(), {"word_table"}, {"position_table"}, {"type_table"}):
+        got = kernels.embedding_bwd(i.record, i.dy, mean, rstd, wants)
+        assert got.keys() == wants | {"weight", "bias"}
+        assert all(torch.equal(gradient, everything[name]) for name, gradient in got.items())
 
 
 def test_packed_tokens_draw_the_masks_of_padded_ones(kernels) -> None:  # type: ignore[no-untyped-def]
     i = make_inputs(12, 64, dropout_p=0.5)
     kept = torch.tensor([0, 1, 4, 5, 7, 11])
-    given = [None if t is None else t[kept] for t in (i.words, i.token_type_ids, i.position_ids)]
-    p, seed, coords, site = i.mask()
     whole = run(kernels, i)["y"]
-    tables = i.word_table, i.position_table, i.type_table, i.padding_idx
-    packed = kernels.embedding_fwd(*given, *tables, i.weight, i.bias, i.eps, p, seed, coords[kept], site)[0]
+    names = ("words", "token_type_ids", "position_ids", "coords")
+    packed = kernels.embedding_fwd(i.record._replace(**{name: getattr(i.record, name)[kept] for name in names}))[0]
     assert torch.equal(packed, whole[kept])
 
 
@@ -394,7 +395,7 @@ def test_every_width_has_a_configuration(kernels, dtypes: tuple[torch.dtype, tor
 def test_bytes_of_forward_are_those_of_the_docstring(kernels, dropout_p: float) -> None:  # type: ignore[no-untyped-def]
     i = make_inputs(13, 40, torch.float16, dropout_p)
     with traffic() as counted:
-        y, mean, rstd = kernels.embedding_fwd(*i.lookups(), i.weight, i.bias, i.eps, *i.mask())
+        y, mean, rstd = kernels.embedding_fwd(i.record)
     for t in (y, mean, rstd):
         assert counted.times_stored(t) == {1}
     assert counted.stored_bytes == sum(t.nbytes for t in (y, mean, rstd))
@@ -419,9 +420,9 @@ def test_bytes_of_backward_are_those_of_the_docstring(kernels, dropout_p: float)
     num_tokens, hidden_size = 200, 40
     i = make_inputs(num_tokens, hidden_size, torch.float16, dropout_p)
     i.words[:150] = 5  # several whole pieces
-    _, mean, rstd = kernels.embedding_fwd(*i.lookups(), i.weight, i.bias, i.eps, *i.mask())
+    _, mean, rstd = kernels.embedding_fwd(i.record)
     with traffic() as counted:
-        gradients = kernels.embedding_bwd(i.dy, *i.lookups(), i.weight, mean, rstd, *i.mask())
+        gradients = kernels.embedding_bwd(i.record, i.dy, mean, rstd).values()
     for t in (i.dy, *(t for t in (i.mask()[2],) if t is not None)):
         assert counted.times_loaded(t) == {1}
     for t in gradients:

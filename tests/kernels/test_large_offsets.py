@@ -15,6 +15,7 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
+from bert_fast.reference.embedding import Embedding
 from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.interpreter import last_programs
 from tests.attention_records import plain_attention
@@ -148,13 +149,15 @@ def test_embedding(sparse) -> None:  # type: ignore[no-untyped-def]
 
     def run(ids: Tensor, coords: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         words, types, positions = ids
-        tables = (word_table, position_table, type_table)
-        mask = (0.3, seed, coords, 0)
-        y, mean, rstd = family.embedding_fwd(words, types, positions, *tables, None, weight, bias, 1e-12, *mask)
+        a = Embedding(
+            words, types, positions, word_table, position_table, type_table, None, weight, bias, 1e-12, 0.3, seed,
+            coords, 0, DTYPE,
+        )  # fmt: skip
+        y, mean, rstd = family.embedding_fwd(a)
         vectors = sparse(len(words), COLS) if len(words) == ROWS else torch.zeros(len(words), COLS, dtype=DTYPE)
         tail(word_table[words[-TAIL:].long()], vectors)
-        rest = (types, positions, None, position_table, type_table, None, weight, mean, rstd, *mask)
-        return y, family.embedding_bwd(dy, vectors, *rest, needs_positions=False, needs_types=False).dwords
+        of_vectors = a._replace(words=vectors, word_table=None)
+        return y, family.embedding_bwd(of_vectors, dy, mean, rstd, {"words"})["words"]
 
     near = run(ids[:, -TAIL:], coords[-TAIL:], dy)
     far_dy = tail(dy, sparse(ROWS, COLS))
