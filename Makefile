@@ -57,7 +57,7 @@ gpu:
 	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT))
 
 gpu-status:
-	@$(PYTHON) -m benchmarks.gpu_status
+	@$(PYTHON) -m benchmarks.gpu.status
 
 plots: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.plot

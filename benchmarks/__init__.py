@@ -1,1 +1,15 @@
-"""Benchmarks: `python -m benchmarks.run` times the cases of `registry.py` and appends to `results/`."""
+"""Benchmarks: what is timed, where, and what of it is stored. docs/benchmarks.md has the commands and the figures.
+
+registry.py       THE list of cases
+families/         the kernel cases of each op, `<op>.py`
+kernels/          one kernel case: right, repeatable, timed beside its contestants; what a device can reach
+models/           whole models and training runs beside transformers', single pieces on a CPU
+tokenizers/       the tokenizer beside others
+recipes/          the runs of `examples/` beside transformers' Trainer
+gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one
+gemm_tuning/      which tile of our matrix product, or the library, on a GPU
+aot/              the ahead-of-time gate: what the kernels compile to, without a GPU
+plot/             `make plots`: stored results as pictures and one page
+kit/              what they share: clocks, results as JSON lines, goals, Markdown
+results/          what was measured; files only grow
+"""

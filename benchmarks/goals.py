@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gemm_table
-from benchmarks.goal import Figure, Figures, Goal, Line
-from benchmarks.record import RESULTS, read_lines
+from benchmarks.gemm_tuning import table as gemm_table
+from benchmarks.kit.goal import Figure, Figures, Goal, Line
+from benchmarks.kit.record import RESULTS, read_lines
 from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 
 __all__ = ["GOALS", "report"]

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import Times
-from benchmarks.record import RESULTS, ROOT, Recorder, host_environment
+from benchmarks.kit.clock import Times
+from benchmarks.kit.record import DATA, RESULTS, Recorder, host_environment
 from bert_fast import BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
 from bert_fast.data.batches import Batches
 from bert_fast.data.pretraining import PretrainingSource
 
-DATA = ROOT.parent / "shared" / "data"
 ROUNDS = 9
 MAX_TOKENS = 16384
 GOAL = 2e6  # tokens per second

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 
 if TYPE_CHECKING:
-    from benchmarks.case import KernelCase
+    from benchmarks.kernels.case import KernelCase
 
 __all__ = ["CASES", "FUSED_CASES", "SHAPES", "TOKENIZER_CASES", "Case", "ModelShape", "family_names", "kernel_cases"]
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import KernelCase
-from benchmarks.ceilings import ceilings_of, measure_ceilings
-from benchmarks.components import COMPONENTS
-from benchmarks.kernels import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
-from benchmarks.models import run_case, saved_bytes_per_layer
-from benchmarks.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
+from benchmarks.kernels.timing import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
+from benchmarks.kit.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
+from benchmarks.models.forward_backward import run_case, saved_bytes_per_layer
+from benchmarks.models.pieces import COMPONENTS
+from benchmarks.models.training_runs import CPU_RUNS
 from benchmarks.registry import CASES, FUSED_CASES, kernel_cases
 from benchmarks.tokenizers.environment import tokenizer_environment
 from benchmarks.tokenizers.jobs import tokenizer_jobs
-from benchmarks.training_runs import CPU_RUNS
 
 Job = Callable[[], Iterable[dict[str, Any]]]
 
@@ -99,24 +99,19 @@ def check_and_time(
     providers: Iterable[str],
     rounds: int,
     ceilings: Ceilings | None = None,
-    compile_backend: str = "inductor",
 ) -> Iterable[dict[str, Any]]:
     """Yields what `check_case` says and, only if that is green, the times of all providers, peers included."""
     checked = check_case(case, device)
     yield {"kind": "verify", **checked}
     if not checked["ok"]:
         return
-    results = time_case(
-        case, device, providers, with_peers=True, rounds=rounds, ceilings=ceilings, compile_backend=compile_backend
-    )
-    for result in results:
-        named = {"family": case.family, "case": case.name, **result}
+    for result in time_case(
+        case, device, providers, with_peers=True, rounds=rounds, ceilings=ceilings, kernels=checked["kernels"]
+    ):
         if "skipped" in result:
-            yield {"kind": "skipped", "part": "time", **named, "reason": named.pop("skipped")}
-        elif result["provider"] == "bert_fast":
-            yield {"kind": "timing", **named, "verified": True, "kernels": checked["kernels"]}
+            yield {"kind": "skipped", "part": "time", "reason": result.pop("skipped"), **result}
         else:
-            yield {"kind": "timing", **named}
+            yield {"kind": "timing", **result}
 
 
 if __name__ == "__main__":

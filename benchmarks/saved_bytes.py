@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.models import VOCAB_SIZE, make_models
-from benchmarks.record import ROOT
+from benchmarks.kit.record import ROOT
+from benchmarks.models.forward_backward import VOCAB_SIZE, make_models
 from benchmarks.registry import SHAPES
 from bert_fast.demo.saved_bytes import SavedStorage, saved_storages
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import models
-from benchmarks.case import KernelCase
+from benchmarks.kernels.case import KernelCase
+from benchmarks.models import forward_backward as models
 from benchmarks.registry import CASES, TOKENIZER_CASES, Case, kernel_cases
 from benchmarks.tokenizers import contestants
 from benchmarks.tokenizers.cases import TokenizerCase

@@ -1,1 +1,1 @@
-"""Benchmark and ahead-of-time cases, one op family per file; see `benchmarks/case.py`."""
+"""Benchmark and ahead-of-time cases, one op family per file; see `benchmarks/kernels/case.py`."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.aot_launches import capture
-from benchmarks.case import AotCase, KernelCase, Problem, dtype_name
+from benchmarks.aot.launches import capture
+from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
 from bert_fast import ops
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import Attention

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
+from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import matrix_products as bert
-from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
-from benchmarks.gemm_configurations import gemm_aot_cases
+from benchmarks.aot.gemm_cases import gemm_aot_cases
+from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.kit import bert
 from bert_fast import ops
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.case import AotCase, KernelCase, Problem, dtype_name
+from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
 from bert_fast import ops
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.optimizers import Hyper, Lists, random_lists, written_out_step

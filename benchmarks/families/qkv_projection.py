@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import matrix_products as bert
-from benchmarks.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.storage import join_memory
 

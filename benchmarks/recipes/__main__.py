@@ -13,8 +13,9 @@ import json
 import os
 import sys
 
+from benchmarks.kit.markdown import show_tables
+from benchmarks.kit.record import RESULTS, ROOT, Recorder, cpu_environment
 from benchmarks.recipes import report
-from benchmarks.record import RESULTS, ROOT, Recorder, cpu_environment
 
 __all__ = ["main"]
 
@@ -36,9 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.tables:
         lines = report.stored(RESULTS / FILE)
-        print("\n\n".join(f"{name}\n\n{table}" for name, table in report.tables(lines).items()))
-        if options.write:
-            report.write_page(lines)
+        show_tables(report.tables(lines), report.PAGE, options.write)
         return 0
 
     from benchmarks.recipes.cases import RECIPES, our_run, settings_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import ROOT
+from benchmarks.kit.record import ROOT
 from bert_fast.training.recipes.runs import phases, run
 from bert_fast.training.recipes.settings import Settings
 from bert_fast.training.reporting import read_metrics

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.record import ROOT
+from benchmarks.kit.record import DATA, ROOT
 from bert_fast.files import write_atomically
 
 __all__ = ["DATA", "PREPARED", "minilm", "prepare"]
 
-DATA = ROOT.parent / "shared" / "data"  # of others, beside the project
 PREPARED = ROOT / "build" / "recipes" / "data"
 
 _EVERY = 10  # of so many messages one is kept to judge by

@@ -13,10 +13,11 @@ import argparse
 import sys
 import time
 
-from benchmarks.record import RESULTS, Recorder
+from benchmarks.kit.markdown import show_tables
+from benchmarks.kit.record import RESULTS, Recorder
 from benchmarks.tokenizers.environment import tokenizer_environment
 from benchmarks.tokenizers.jobs import LIVES, ROUNDS, tokenizer_jobs
-from benchmarks.tokenizers.report import goals_table, shown, tables, write_page
+from benchmarks.tokenizers.report import PAGE, goals_table, shown, tables
 from benchmarks.tokenizers.stored import newest_lines
 
 
@@ -38,11 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.goals or options.tables:
         lines = newest_lines(RESULTS / "tokenizers.jsonl")
-        print(
-            goals_table(lines) if options.goals else "\n\n".join(f"{name}\n\n{t}" for name, t in tables(lines).items())
-        )
-        if options.write:
-            write_page(lines)
+        if options.goals:
+            print(goals_table(lines))
+        else:
+            show_tables(tables(lines), PAGE, options.write)
         return 0
     jobs = {name: job for name, job in tokenizer_jobs(options.rounds, options.lives).items() if options.only in name}
     if options.list:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Times
+from benchmarks.kit.clock import Times
 from benchmarks.tokenizers.contestants import load
 from benchmarks.tokenizers.corpora import CORPORA, Vocabulary, slices
 from benchmarks.tokenizers.environment import pin_to_one_cpu

@@ -7,7 +7,7 @@ import os
 from importlib import metadata
 from typing import Any
 
-from benchmarks.record import host_environment
+from benchmarks.kit.record import host_environment
 
 __all__ = ["pin_to_one_cpu", "thread_environment", "tokenizer_environment"]
 

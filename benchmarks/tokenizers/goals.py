@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.goal import Figure, Figures, Goal, Line
+from benchmarks.kit.goal import Figure, Figures, Goal, Line
 from benchmarks.tokenizers.stored import best_peer, newest
 
 __all__ = ["TOKENIZER_GOALS"]

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT
+from benchmarks.kit.record import ROOT
 from benchmarks.tokenizers import contestants
 from benchmarks.tokenizers.corpora import CORPORA, slices
 from benchmarks.tokenizers.environment import thread_environment

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Times
-from benchmarks.record import ROOT
+from benchmarks.kit.clock import Times
+from benchmarks.kit.record import ROOT
 from benchmarks.tokenizers import instructions
 from benchmarks.tokenizers.cases import CASES, TokenizerCase
 from benchmarks.tokenizers.contestants import CONTESTANTS, missing, tokenizer_json

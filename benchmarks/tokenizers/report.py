@@ -1,21 +1,16 @@
 """Stored results of tokenizers as text: a line for the terminal, Markdown tables for docs/tokenizer_speed.md."""
 
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT
+from benchmarks.kit.markdown import NOTHING, facts, table
+from benchmarks.kit.record import ROOT
 from benchmarks.tokenizers.cases import CASES, TokenizerCase
 from benchmarks.tokenizers.contestants import CONTESTANTS
 from benchmarks.tokenizers.corpora import CORPORA
 from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 from benchmarks.tokenizers.stored import Line, best_peer
 
-__all__ = ["PAGE", "goals_table", "page_with", "shown", "tables", "write_page"]
-
 PAGE = ROOT / "docs" / "tokenizer_speed.md"
-_MARKED = re.compile(r"(<!-- table: ([a-z]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _FORMS = {"arrays": "arrays", "padded": "padded to 512", "lists": "lists", "one": "a call each, lists"}
 _STAGES = {
     "calls": "calls, and what a text costs whatever it holds",
@@ -63,7 +58,7 @@ def goals_table(lines: dict[str, Line]) -> str:
             measured = "" if figure.value is None else goal.shown(figure.value)
             state = "owed" if figure.value is None else "met" if goal.is_met(figure.value) else "**missed**"
             rows.append((goal.title.removeprefix("tokenizer: "), figure.what, bound, measured, state))
-    return _table(("goal", "case", "wanted", "measured", ""), rows)
+    return table(("goal", "case", "wanted", "measured", ""), rows)
 
 
 def tables(lines: dict[str, Line]) -> dict[str, str]:
@@ -78,41 +73,21 @@ def tables(lines: dict[str, Line]) -> dict[str, str]:
         "stages": _stages,
         "instructions": _instructions,
     }
-    return {name: make(lines) or "Nothing is stored." for name, make in makers.items()}
-
-
-def page_with(page: str, rendered: dict[str, str]) -> str:
-    """The page with the present tables between its marks. ValueError if a mark names none."""
-
-    def replaced(match: re.Match[str]) -> str:
-        start, name, end = match.groups()
-        if name not in rendered:
-            raise ValueError(f"table: expected one of {sorted(rendered)}, got {name!r}")
-        return f"{start}{rendered[name]}\n{end}"
-
-    return _MARKED.sub(replaced, page)
-
-
-def write_page(lines: dict[str, Line], path: Path = PAGE) -> None:
-    """Puts the tables into the page."""
-    path.write_text(page_with(path.read_text(encoding="utf-8"), tables(lines)), encoding="utf-8")
+    return {name: make(lines) or NOTHING for name, make in makers.items()}
 
 
 def _taken(lines: dict[str, Line]) -> str:
     """What the figures depend on."""
     known = lines.values()
-    facts = []
-    for key in ("processor", "threads", "python", "numpy", "commit"):
-        values = sorted({str(line[key]) for line in known if line.get(key) is not None})
-        facts.append(f"{key} {', '.join(values)}")
+    found = list(map(" ".join, facts(known, ("processor", "threads", "python", "numpy", "commit")).items()))
     versions: dict[str, set[str]] = {}
     for line in known:
         for name, entrant in line.get("entrants", {}).items():
             if name in CONTESTANTS and "version" in entrant:
                 versions.setdefault(name, set()).add(entrant["version"])
-    facts += [f"{name} {', '.join(sorted(found))}" for name, found in versions.items()]
+    found += [f"{name} {', '.join(sorted(values))}" for name, values in versions.items()]
     dates = sorted(line["time"][:10] for line in known)
-    return f"Taken {dates[0]} to {dates[-1]}: {'; '.join(facts)}." if dates else ""
+    return f"Taken {dates[0]} to {dates[-1]}: {'; '.join(found)}." if dates else ""
 
 
 def _timed_cases(lines: dict[str, Line]) -> list[tuple[TokenizerCase, Line]]:
@@ -129,7 +104,7 @@ def _speed(lines: dict[str, Line]) -> str:
         for name in CONTESTANTS:
             cells.append(_rate(line["entrants"].get(name), is_best=name == best))
         rows.append(cells)
-    return _table(("texts", "output", *CONTESTANTS), rows) if rows else ""
+    return table(("texts", "output", *CONTESTANTS), rows) if rows else ""
 
 
 def _rate(entrant: dict[str, Any] | None, is_best: bool) -> str:
@@ -149,7 +124,7 @@ def _calls(lines: dict[str, Line]) -> str:
         if case.form == "one":
             times = [f"{line['entrants'][name]['us']:.3f}" if name in line["entrants"] else "" for name in CONTESTANTS]
             rows.append((CORPORA[case.corpus].what, *times))
-    return _table(("microseconds a call", *CONTESTANTS), rows) if rows else ""
+    return table(("microseconds a call", *CONTESTANTS), rows) if rows else ""
 
 
 def _own(lines: dict[str, Line]) -> str:
@@ -161,7 +136,7 @@ def _own(lines: dict[str, Line]) -> str:
             clock = "wall" if name.endswith("threads") else "CPU"
             ratio = f"{entrant['ratio']:.2f}x" if "ratio" in entrant else ""
             rows.append((name.removeprefix("tokenizer/"), label, f"{entrant['mb_per_s']:.0f}", clock, ratio))
-    return _table(("case", "who", "MB/s", "time", "bert_fast's speed over it"), rows) if rows else ""
+    return table(("case", "who", "MB/s", "time", "bert_fast's speed over it"), rows) if rows else ""
 
 
 def _start(lines: dict[str, Line]) -> str:
@@ -172,7 +147,7 @@ def _start(lines: dict[str, Line]) -> str:
     for name, entrant in line["entrants"].items():
         megabytes = [f"{entrant[key] / 1e6:.1f}" for key in ("load_bytes", "used_bytes", "growth_bytes")]
         rows.append((name, f"{entrant['import_ms']:.0f}", f"{entrant['load_ms']:.1f}", *megabytes))
-    return _table(
+    return table(
         ("", "import, ms", "load, ms", "MB when loaded", "MB after 1.7 MB of text", "MB that 8 MB more add"), rows
     )
 
@@ -190,7 +165,7 @@ def _stages(lines: dict[str, Line]) -> str:
     for what, where in (("read", "memory"), ("read", "cache"), ("copy", "memory"), ("copy", "cache")):
         rate = line[f"{what}_{where}_gb_per_s"]
         rows.append((f"beside it: {what} from {where}", f"{1 / rate / total:.1%}", f"{1 / rate:.3f}", f"{rate:.0f}"))
-    return _table(("stage", "share", "ns a byte", "GB/s"), rows)
+    return table(("stage", "share", "ns a byte", "GB/s"), rows)
 
 
 def _instructions(lines: dict[str, Line]) -> str:
@@ -206,9 +181,4 @@ def _instructions(lines: dict[str, Line]) -> str:
         "mispredicted branches a KB",
         "misses of the first cache a KB",
     )
-    return _table(header, rows)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(header, rows)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import read_lines
+from benchmarks.kit.record import read_lines
 from benchmarks.tokenizers.contestants import PEERS
 
 __all__ = ["Line", "best_peer", "newest", "newest_lines", "peers_of"]

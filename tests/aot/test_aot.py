@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import aot_table
-from benchmarks.aot import _is_drawn
-from benchmarks.aot_check import DROPOUT_LIMIT, ISSUE_SHARE_LIMIT, compare, with_dropout_cost
-from benchmarks.aot_device import TARGETS, derive
+from benchmarks.aot import table as aot_table
+from benchmarks.aot.__main__ import _is_drawn
+from benchmarks.aot.check import DROPOUT_LIMIT, ISSUE_SHARE_LIMIT, compare, with_dropout_cost
+from benchmarks.aot.device import TARGETS, derive
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "bert_fast" / "kernels"

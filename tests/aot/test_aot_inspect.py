@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from benchmarks.aot_device import (
+from benchmarks.aot.device import (
     ISSUE_SLOTS_PER_BYTE,
     NEEDED_IN_FLIGHT_BYTES,
     TARGETS,
@@ -12,7 +12,7 @@ from benchmarks.aot_device import (
     product_bounds,
     resident_warps,
 )
-from benchmarks.aot_inspect import (
+from benchmarks.aot.listings import (
     Instruction,
     Listing,
     _once_per_tile,

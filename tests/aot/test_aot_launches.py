@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import aot_compile
-from benchmarks.aot_launches import Configuration, capture, configurations
-from benchmarks.case import AotCase
+from benchmarks.aot import compile as aot_compile
+from benchmarks.aot.launches import Configuration, capture, configurations
+from benchmarks.kernels.case import AotCase
 from bert_fast.env import SETTINGS
 
 triton = pytest.importorskip("triton")
@@ -86,7 +86,7 @@ def family(*cases: AotCase) -> Any:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> list[Configuration]:
-    monkeypatch.setattr("benchmarks.aot_launches.importlib.import_module", lambda name: modules[name.rsplit(".", 1)[1]])
+    monkeypatch.setattr("benchmarks.aot.launches.importlib.import_module", lambda name: modules[name.rsplit(".", 1)[1]])
     return configurations(modules)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import parts
-from benchmarks.parts import Run
-from benchmarks.record import read_lines
+from benchmarks.gpu import parts
+from benchmarks.gpu.run import Run
+from benchmarks.kit.record import read_lines
 
 FAMILY = "tests.benchmarks.fake_family"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.case import KernelCase, Problem
+from benchmarks.kernels.case import KernelCase, Problem
 
 FAMILY = "tests.benchmarks.fake_family"
 

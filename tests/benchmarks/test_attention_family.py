@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import tiles
-from benchmarks.aot_launches import capture
+from benchmarks.aot.launches import capture
 from benchmarks.families import attention as family
+from benchmarks.kernels import attention_tiles as tiles
 from bert_fast import ops
 from bert_fast.env import SETTINGS
 

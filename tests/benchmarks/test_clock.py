@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.clock import HostClock, QueueClock
+from benchmarks.kit.clock import HostClock, QueueClock
 
 
 class FakeCuda:

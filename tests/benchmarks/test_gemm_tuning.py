@@ -10,8 +10,13 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from benchmarks import gemm_table, gemm_tuning, kernels, parts
-from benchmarks.gemm_tuning import PRODUCTS, SMALL_PRODUCTS, Product
+from benchmarks.gemm_tuning import __main__ as command
+from benchmarks.gemm_tuning import products
+from benchmarks.gemm_tuning import table as gemm_table
+from benchmarks.gemm_tuning import timing as gemm_tuning
+from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Operands, Product
+from benchmarks.gpu import parts
+from benchmarks.kernels import timing as kernels
 from bert_fast.kernels import _gemm_table, _gemm_tiles
 from bert_fast.kernels._gemm_launch import layout_of
 from bert_fast.kernels._gemm_table import Tile
@@ -21,8 +26,8 @@ CPU = torch.device("cpu")
 FAST, SLOW, WRONG, TOO_LARGE = Tile(64, 64, 64), Tile(32, 32, 32), Tile(16, 16, 16), Tile(128, 256, 64)
 
 
-def in_fp32(product: Product, given: gemm_tuning.Operands) -> dict[str, torch.Tensor]:
-    return {name: t.float() for name, t in gemm_tuning.truth(product, given).items()}
+def in_fp32(product: Product, given: Operands) -> dict[str, torch.Tensor]:
+    return {name: t.float() for name, t in products.truth(product, given).items()}
 
 
 class VirtualClock:
@@ -41,7 +46,7 @@ class VirtualClock:
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides by plain torch: one tile of ours is right, one is slow, one wrong, one does not run."""
 
-    def compute(product: Product, given: gemm_tuning.Operands, tile: Tile | None) -> dict[str, torch.Tensor]:
+    def compute(product: Product, given: Operands, tile: Tile | None) -> dict[str, torch.Tensor]:
         if tile == TOO_LARGE:
             raise RuntimeError("out of resources: shared memory")
         VirtualClock.now += {None: 100.0, FAST: 80.0, SLOW: 400.0}.get(tile, 1.0)
@@ -50,7 +55,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_tuning, "compute", compute)
     monkeypatch.setattr(gemm_tuning, "make_clock", lambda device: VirtualClock())
     monkeypatch.setattr(gemm_tuning, "tiles_for", lambda *_: [TOO_LARGE, WRONG, FAST, SLOW])
-    monkeypatch.setattr(kernels.gpu_status, "kernel_hashes", dict)
+    monkeypatch.setattr(kernels, "kernel_hashes", dict)
 
 
 @pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS])
@@ -77,11 +82,11 @@ def test_only_what_is_right_is_timed(product: Product, stand_ins: None) -> None:
 
 @pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS if p.kind == "accumulate"])
 def test_checks_leave_the_operands_alone(product: Product) -> None:
-    given = gemm_tuning.operands(product, CPU)
+    given = products.operands(product, CPU)
     assert given.out is not None
     before = given.out.clone()
     results = gemm_tuning._once(product, given, None)  # the library's product runs on a CPU, too
-    torch.testing.assert_close(results["out"], gemm_tuning.truth(product, given)["out"].float())
+    torch.testing.assert_close(results["out"], products.truth(product, given)["out"].float())
     assert torch.equal(given.out, before)
 
 
@@ -114,7 +119,7 @@ def test_the_list_has_every_product_of_a_layer_once() -> None:
 
 @pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS])
 def test_operands_lie_in_memory_as_the_layout_says(product: Product) -> None:
-    given = gemm_tuning.operands(product, CPU)
+    given = products.operands(product, CPU)
     assert layout_of(given.a, given.b) == product.layout
     for t in (given.a, given.b, given.x, given.out):
         assert t is None or max(t.stride()) * t.element_size() % 128 == 0, "as rows of logits begin"
@@ -198,12 +203,12 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
     results.mkdir()
     tables.mkdir()
     arguments = ["--write-table", "--results", str(results), "--output", str(tables)]
-    assert gemm_tuning.main(arguments) == 1
+    assert command.main(arguments) == 1
     assert "nothing was written" in capsys.readouterr().out
     wgrad = dict(product="plain", layout="tn", m=768, n=3072, k=16384)
     lines = [line(None, 100.0), line(FAST, 90.0), line(None, 50.0, **wgrad), line(FAST, 110.0, **wgrad)]
     (results / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert gemm_tuning.main(arguments) == 0
+    assert command.main(arguments) == 0
     assert "2 products, 1 by our kernel" in capsys.readouterr().out
     path = tables / "made_up_3000.json"
     found, reason = _gemm_table.read(path, "3.6.1")
@@ -216,7 +221,7 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
     assert (content["commit"], content["triton"], content["device"]) == ("c0ffee", "3.6.0", "Made up 3000")
     assert len(path.read_text().splitlines()) < 20, "a line for each entry"
     (results / "a.jsonl").write_text(json.dumps(line(None, 1.0, source="old")) + "\n")
-    assert gemm_tuning.main(arguments) == 1
+    assert command.main(arguments) == 1
     assert "no results of the present kernels" in capsys.readouterr().out
 
 
@@ -233,9 +238,9 @@ def test_the_part_records_lines_and_what_it_left_out(
     monkeypatch.setattr(gemm_tuning, "time_product", failing)
     assert cpu_run.part("gemm") == 0
     is_specialized: list[bool] = []
-    monkeypatch.setattr(gemm_tuning, "time_products", lambda *arguments: is_specialized.append(arguments[-1]))
+    monkeypatch.setattr(gemm_tuning, "time_product", lambda *arguments: is_specialized.append(arguments[-1]) or [])
     parts.main(["gemm", "--run", str(cpu_run.file), "--family", "specialized"])
-    assert is_specialized == [True]
+    assert is_specialized == [True] * len(SMALL_PRODUCTS)
     lines = cpu_run.lines("gemm")
     assert len(lines) == 5 * (len(SMALL_PRODUCTS) - 1)
     assert all(line["gpu"] is None for line in lines), "pays nothing that is owed to a GPU"
@@ -245,8 +250,8 @@ def test_the_part_records_lines_and_what_it_left_out(
 
 
 def test_the_command_lists_products_and_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gemm_tuning.main(["--list", "--only", "base up activation"]) == 0
+    assert command.main(["--list", "--only", "base up activation"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == len(gemm_tuning.TOKENS) and shown[0] == "base up activation nt 16384x3072x768 bf16"
+    assert len(shown) == len(products.TOKENS) and shown[0] == "base up activation nt 16384x3072x768 bf16"
     if not torch.cuda.is_available():
-        assert gemm_tuning.main([]) == 1
+        assert command.main([]) == 1

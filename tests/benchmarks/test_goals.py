@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks import goals
+from benchmarks.gpu.summary import _products
 from benchmarks.registry import kernel_cases
-from benchmarks.summary import _products
 
 GPU = "Made up 3000"
 
@@ -131,8 +131,8 @@ def test_goals_name_cases_that_exist(family: str, provider: str, variant: str) -
 
 
 def test_products_that_goals_name_exist() -> None:
-    gemm_tuning = pytest.importorskip("benchmarks.gemm_tuning")
-    named = {(p.m, p.n, p.k) for p in gemm_tuning.PRODUCTS if (p.kind, p.layout) == ("plain", "nt")}
+    products = pytest.importorskip("benchmarks.gemm_tuning.products")
+    named = {(p.m, p.n, p.k) for p in products.PRODUCTS if (p.kind, p.layout) == ("plain", "nt")}
     wanted = {tuple(map(int, f.what.split()[1].split("x"))) for f in goals.library_rate([])}
     assert len(wanted) == 26 and wanted <= named
 

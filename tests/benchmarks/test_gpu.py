@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
-from benchmarks.gpu import Part, Process, parts_of, run_parts
-from benchmarks.record import ROOT, Recorder, read_lines
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.__main__ import parts_of
+from benchmarks.gpu.driver import Part, Process, run_parts
+from benchmarks.gpu.summary import summary
+from benchmarks.kit.record import ROOT, Recorder, read_lines
 from benchmarks.registry import family_names
-from benchmarks.summary import summary
 from tests.benchmarks.conftest import FAMILY, CpuRun
 from tests.patience import PATIENCE_S
 
@@ -101,8 +102,8 @@ def test_a_driver_that_is_ended_ends_what_it_runs(tmp_path: Path) -> None:
     code = f"""
 import io, signal, sys
 from pathlib import Path
-from benchmarks.gpu import *
-from benchmarks.record import Recorder
+from benchmarks.gpu.driver import *
+from benchmarks.kit.record import Recorder
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 child = "import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
 part = Part("p", 600.0, (Process("p", (sys.executable, "-c", child)),))
@@ -178,7 +179,7 @@ def test_the_command_names_files_after_the_gpu_and_says_what_failed(
 
     def parts(run_file: Path, families: dict[str, int], cores: int) -> list[Part]:
         code = (
-            "from pathlib import Path; from benchmarks.parts import Run\n"
+            "from pathlib import Path; from benchmarks.gpu.run import Run\n"
             f"run = Run.read(Path({str(run_file)!r}))\n"
             f"run.recorder.write('verify', case='c', ok={is_green}, error='wrong', family='x')"
         )
@@ -186,7 +187,7 @@ def test_the_command_names_files_after_the_gpu_and_says_what_failed(
 
     monkeypatch.setattr(gpu, "_probe", lambda commit: (environment | {"commit": commit}, {"x": 1}))
     monkeypatch.setattr(gpu, "parts_of", parts)
-    monkeypatch.setattr(gpu.gpu_status, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu.status, "RESULTS", tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         done = gpu.main(["--results", str(tmp_path / "new"), "--commit", "c0ffee", "--minutes", "4.5"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu_status
+from benchmarks.gpu import status as gpu_status
 
 FAMILY = """
 import triton
@@ -125,8 +125,8 @@ def test_a_broken_results_file_is_named(folders: tuple[Path, Path]) -> None:
 
 def test_the_real_kernels_are_found_without_torch_or_triton() -> None:
     code = (
-        "import sys; from benchmarks import gpu_status; gpu_status.main([]);"
-        "print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)), sorted(gpu_status.kernel_hashes()))"
+        "import sys; from benchmarks.gpu import status; status.main([]);"
+        "print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)), sorted(status.kernel_hashes()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=gpu_status.ROOT)
     last = done.stdout.splitlines()[-1]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_tests import in_order
-from benchmarks.record import ROOT
+from benchmarks.gpu.pytest_plugin import in_order
+from benchmarks.kit.record import ROOT
 from tests.benchmarks.conftest import CpuRun
 
 TESTS = """
@@ -51,7 +51,7 @@ def test_several_processes_write_each_line_once(cpu_run: CpuRun, tmp_path: Path)
     (tmp_path / "test_x.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [
-        sys.executable, "-m", "pytest", "-n", "2", "-p", "benchmarks.gpu_tests", "--gpu-run", str(cpu_run.file),
+        sys.executable, "-m", "pytest", "-n", "2", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(cpu_run.file),
         "test_x.py",
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -66,7 +66,8 @@ def test_a_line_for_each_test_survives_a_crash(cpu_run: CpuRun, tmp_path: Path) 
     (tmp_path / "test_x.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [
-        sys.executable, "-m", "pytest", "-p", "benchmarks.gpu_tests", "--gpu-run", str(cpu_run.file), "test_x.py",
+        sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(cpu_run.file),
+        "test_x.py",
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks import table
-from benchmarks.calls import one_token
-from benchmarks.models import make_models, padded_batch
+from benchmarks.models.forward_backward import make_models, padded_batch
+from benchmarks.models.host_cost import one_token
 from benchmarks.registry import CASES, FUSED_CASES
 from bert_fast.testing.tolerances import ABSOLUTE
 

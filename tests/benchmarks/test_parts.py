@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import budget, kernels, models
-from benchmarks.case import KernelCase, Problem
-from benchmarks.ceilings import ceilings_of
+from benchmarks.gpu.status import source_hash
+from benchmarks.kernels import timing as kernels
+from benchmarks.kernels.case import KernelCase, Problem
+from benchmarks.kernels.ceilings import ceilings_of
+from benchmarks.kit import clock as budget
+from benchmarks.models import forward_backward as models
 from benchmarks.registry import kernel_cases
 from tests.benchmarks.conftest import FAMILY, CpuRun
 
@@ -151,7 +154,7 @@ def test_launched_kernels_are_recorded_with_their_source(monkeypatch: pytest.Mon
     with kernels.launched_kernels() as launched:
         kernel[(1,)](1, 2)
     kernel[(1,)](1, 2)
-    assert launched == {"_column_sums_kernel": kernels.gpu_status.source_hash("_column_sums")}
+    assert launched == {"_column_sums_kernel": source_hash("_column_sums")}
     assert ran == ["_column_sums_kernel"] * 2, "a recorded kernel still runs"
 
 

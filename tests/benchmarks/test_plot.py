@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plot
-from benchmarks.record import RESULTS
-from benchmarks.stored import load
+from benchmarks.kit.record import RESULTS
+from benchmarks.plot import __main__ as plot
+from benchmarks.plot.figures import products_figure
+from benchmarks.plot.stored import load
 from tests.benchmarks.conftest import CpuRun
 
 pytest.importorskip("matplotlib", reason="the package matplotlib is not installed")
@@ -88,7 +89,7 @@ def test_matrix_products_are_drawn_from_their_newest_lines(tmp_path: Path) -> No
     assert [(line["run"], line["speedup_over_library"]) for line in found] == [("2", 1.0), ("2", 1.25)]
     page = plot.draw(folder, tmp_path / "out").read_text()
     assert "matrix products" in page and "<td>1.25x</td><td>{}</td>" in page
-    alone = plot.products_figure({"x": [product("1", None)]})
+    alone = products_figure({"x": [product("1", None)]})
     assert [text.get_text() for text in alone.axes[0].texts] == ["library alone"]
 
 

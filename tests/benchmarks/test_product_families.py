@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.case import KernelCase
-from benchmarks.kernels import gradients_of, time_case
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.timing import gradients_of, time_case
 from benchmarks.registry import kernel_cases
 from bert_fast.demo.saved_bytes import saved_storages
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kit.markdown import page_with
+from benchmarks.kit.record import RESULTS, ROOT
 from benchmarks.recipes import __main__ as command
 from benchmarks.recipes import cases, data, report
 from benchmarks.recipes.cases import RECIPES, our_run, settings_of
-from benchmarks.record import RESULTS, ROOT
 
 pytest.importorskip("accelerate")
 pytest.importorskip("seqeval")
@@ -144,7 +145,7 @@ def test_the_page_shows_what_is_stored() -> None:
     made = report.tables(report.stored(RESULTS / command.FILE))
     page = report.PAGE.read_text(encoding="utf-8")
     assert all(f"<!-- table: {name} -->" in page for name in made)
-    assert report.page_with(page, made) == page, "run `python -m benchmarks.recipes --tables --write`"
+    assert page_with(page, made) == page, "run `python -m benchmarks.recipes --tables --write`"
 
 
 def stored_line(side: str, seed: int, f1: float, **others: Any) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def test_tables(tmp_path: Path) -> None:
     assert made["swag"] == "Nothing is stored."
     assert report.stored(tmp_path / "none.jsonl") == {}
     with pytest.raises(ValueError, match="table: expected one of all, taken, books"):
-        report.page_with("<!-- table: other -->\n<!-- end of table -->", made)
+        page_with("<!-- table: other -->\n<!-- end of table -->", made)
 
 
 def test_the_command_stores_a_line_for_each_side_and_seed(

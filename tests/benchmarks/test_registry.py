@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks.case import KernelCase
-from benchmarks.kernels import check_case
-from benchmarks.record import ROOT
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.timing import check_case
+from benchmarks.kit.record import ROOT
 from benchmarks.registry import CASES, FUSED_CASES, TOKENIZER_CASES, family_names, kernel_cases
 from tests.benchmarks.conftest import FAMILY
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sanitize
+from benchmarks.gpu import sanitizer as sanitize
 from tests.benchmarks.conftest import FAMILY, CpuRun
 
 RAN = "sanitized cases: _x_fwd_kernel\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import saved_bytes as command
-from benchmarks.models import VOCAB_SIZE, make_models
+from benchmarks.models.forward_backward import VOCAB_SIZE, make_models
 from bert_fast.demo.saved_bytes import saved_bytes
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")

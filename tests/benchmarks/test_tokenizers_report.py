@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks import goals
-from benchmarks.page import render_page
-from benchmarks.record import RESULTS
-from benchmarks.stored import load
+from benchmarks.kit.markdown import page_with
+from benchmarks.kit.record import RESULTS
+from benchmarks.plot.page import render_page
+from benchmarks.plot.stored import load
 from benchmarks.tokenizers import __main__ as command
 from benchmarks.tokenizers import report
 from benchmarks.tokenizers.cases import CASES
@@ -134,17 +135,17 @@ def test_the_page_of_results_has_the_newest(tmp_path: Path) -> None:
 
 def test_tables_stand_between_marks() -> None:
     page = "a\n<!-- table: goals -->\nold\n<!-- end of table -->\nb\n<!-- table: start -->\n<!-- end of table -->\n"
-    written = report.page_with(page, {"goals": "new", "start": "table"})
+    written = page_with(page, {"goals": "new", "start": "table"})
     assert written == page.replace("old", "new").replace("start -->\n", "start -->\ntable\n")
     with pytest.raises(ValueError, match="expected one of"):
-        report.page_with("<!-- table: other -->\n<!-- end of table -->", {"goals": "new"})
+        page_with("<!-- table: other -->\n<!-- end of table -->", {"goals": "new"})
 
 
 def test_the_page_shows_what_is_stored() -> None:
     page = report.PAGE.read_text(encoding="utf-8")
     rendered = report.tables(newest_lines(RESULTS / "tokenizers.jsonl"))
     assert all(f"<!-- table: {name} -->" in page for name in rendered)
-    assert report.page_with(page, rendered) == page, "run `python -m benchmarks.tokenizers --tables --write`"
+    assert page_with(page, rendered) == page, "run `python -m benchmarks.tokenizers --tables --write`"
 
 
 def test_the_command_shows_stored_tables(capsys: pytest.CaptureFixture[str]) -> None:

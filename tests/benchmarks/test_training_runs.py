@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import goals, training_runs
-from benchmarks.training_runs import SMALL_CASES, DrawnSource, MaskedWords, time_run
+from benchmarks import goals
+from benchmarks.models import training_runs
+from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, MaskedWords, time_run
 
 pytest.importorskip("accelerate")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks import training_steps
-from benchmarks.training_steps import SMALL_CASES, StepCase, make_batch, model_flops
+from benchmarks.models import training_steps
+from benchmarks.models.training_steps import SMALL_CASES, StepCase, make_batch, model_flops
 from tests.benchmarks.conftest import CpuRun
 
 FIELDS = {

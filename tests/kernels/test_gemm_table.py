@@ -97,7 +97,7 @@ def test_stored_tables_are_named_after_their_device() -> None:
 
 def test_the_hash_covers_all_that_is_compiled() -> None:
     """The kernels' file and every file of its folder that it imports, directly or not; and the launcher."""
-    from benchmarks.gpu_status import KERNELS, _with_imports
+    from benchmarks.gpu.status import KERNELS, _with_imports
 
     compiled = {path.name for path in _with_imports(KERNELS / "_gemm_kernel.py")}
     assert set(_gemm_table._SOURCES) == compiled | {"_gemm_launch.py"}

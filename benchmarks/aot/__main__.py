@@ -1,0 +1,112 @@
+"""The ahead-of-time gate: every Triton kernel, in every launch configuration that ships, compiled without a GPU.
+
+    python -m benchmarks.aot            compiles, prints, and writes the table and docs/kernels/ahead_of_time.md
+    python -m benchmarks.aot --check    compiles and compares with the table; exit 1 where `check.py` finds fault
+    python -m benchmarks.aot --check --quick
+                                        the same, but takes rows of unchanged code from the table, one in 16 excepted
+    python -m benchmarks.aot --family layer_norm --target sm_90 --only "H=768 bf16"
+                                        compiles and prints a part; never writes (each option may be given repeatedly)
+
+What is compiled is what ships: the launchers are called, with a recorder in the place of Triton's launcher
+(`launches.py`). Results are remembered in `build/aot` (`compile.py`), so only what changed is compiled again.
+
+Every row of the table holds a hash of all that decides it (`code_of`): the source of the kernel and of its helpers,
+signature, constants, options, target, Triton's version. `--quick` calls all launchers too, and trusts the table for
+what hashes to the same; what it compiles in spite of that, drawn by hash, must agree.
+
+A table belongs to one version of Triton. Under another one, `--check` leaves out the comparison of registers, which
+another version allocates differently; all that holds for every compiler is checked as always. `--quick` compiles one
+configuration in 4 then.
+"""
+
+import argparse
+import os
+import sys
+from time import monotonic
+from typing import Any
+
+from benchmarks.aot import table
+from benchmarks.aot.check import compare, with_dropout_cost
+from benchmarks.aot.compile import code_of, measure
+from benchmarks.aot.device import TARGETS
+from benchmarks.aot.launches import configurations, family_names
+
+__all__ = ["main", "measured"]
+
+
+# With `--quick`: of the rows that it would take from the table one in so many is compiled all the same; and of all
+# configurations under another version of Triton, of which no table knows anything.
+_ONE_IN, _ONE_IN_OF_ANOTHER_TRITON = 16, 4
+
+
+def measured(
+    families: list[str], targets: list[str], only: list[str], *, quick: bool = False, verbose: bool = False
+) -> dict[str, Any]:
+    """The table of everything that the filters admit.
+
+    only: words of which a name must hold all; dropout is given its price wherever the kernel without is there too.
+    quick: rows of unchanged code come from the committed table, but for a sample.
+    """
+    import triton
+
+    def report(done: int, total: int) -> None:
+        if verbose and sys.stderr.isatty():
+            print(f"\rcompiled {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    def admitted(name: str) -> bool:
+        # The kernel without dropout is measured with the one that drops: the price is their difference.
+        return all(text in name or text in name.replace(" plain", " dropout") for text in only)
+
+    wanted = {target: [one for one in configurations(families, target) if admitted(one.name)] for target in targets}
+    known = {}
+    if quick:
+        committed = table.read()
+        if committed["triton"] == triton.__version__:
+            known = {row["code"]: row for row in committed["kernels"].values() if not _is_drawn(row["code"], _ONE_IN)}
+        else:
+            for target, ones in wanted.items():
+                wanted[target] = [one for one in ones if _is_drawn(code_of(one, target), _ONE_IN_OF_ANOTHER_TRITON)]
+    rows = with_dropout_cost(measure(wanted, tuple(families), report, known))
+    return {"triton": triton.__version__, "kernels": rows}
+
+
+def _is_drawn(code: str, one_in: int) -> bool:
+    return int(code, 16) % one_in == 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.aot", description="Ahead-of-time gate of all kernels.")
+    parser.add_argument("--check", action="store_true", help="compare with the committed table instead of writing it")
+    parser.add_argument("--quick", action="store_true", help="with --check: compile what changed, and a sample")
+    parser.add_argument("--family", action="append", choices=family_names(), help="this op family only")
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="this GPU architecture only")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="names that contain TEXT only")
+    options = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
+    if options.quick and not options.check:
+        parser.error("--quick goes with --check: a table is written from what was compiled")
+    whole = not (options.family or options.target or options.only)
+    start = monotonic()
+    found = measured(
+        sorted(options.family or family_names()), options.target or list(TARGETS), options.only, quick=options.quick,
+        verbose=True,
+    )  # fmt: skip
+    if not (options.check and whole):
+        print(table.text(found))
+    print(f"{len(found['kernels'])} compilations looked at in {monotonic() - start:.0f} s, Triton {found['triton']}")
+    if whole and not options.check:
+        table.TABLE_PATH.write_text(table.to_json(found))
+        table.PAGE_PATH.write_text(table.page(table.read()))
+        print(f"written: {table.TABLE_PATH.name}, {table.PAGE_PATH.name}")
+        problems = compare(found, found)
+    else:
+        problems = compare(found, table.read(), whole=whole)
+    for problem in problems:
+        print(f"FAIL {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What the ahead-of-time gate fails on, given what was measured and the committed table."""
+
+import re
+from typing import Any
+
+from benchmarks.aot.device import TARGETS, derive, resident_warps
+
+__all__ = ["DROPOUT_LIMIT", "ISSUE_SHARE_LIMIT", "compare", "with_dropout_cost"]
+
+# Above this the random numbers, not the memory, would set the speed of a memory-bound kernel: 8 bytes an element leave
+# 55 issue slots, of which such a kernel's own arithmetic takes up to 20 and schedulers never fill all.
+DROPOUT_LIMIT = {"sm_90": 18.0}
+# At 1 issuing alone takes as long as moving the bytes; beyond it no kernel reaches the bandwidth, whatever it does.
+ISSUE_SHARE_LIMIT = 1.0
+# Kernel -> a limit of its own, with the reason.
+_ISSUE_SHARE_EXCEPTIONS: dict[str, float] = {}
+
+# fp32 products in three terms hold every operand twice; with a bias, a head mask or relative positions besides, or with
+# heads of more than 64 columns, some tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to
+# be exact, so these may spill: with the table's Triton not more than the table says, with another one a few bytes.
+_MAY_SPILL = re.compile(
+    r"attention_.*( D=(96|128) fp32| fp32 (bias|head mask|relative_key|relative_key_query))\b.* sm_\d+"
+)
+
+Rows = dict[str, dict[str, Any]]
+
+
+def with_dropout_cost(rows: Rows) -> Rows:
+    """The rows, each that drops with its instructions per element above the same kernel without dropout."""
+    for key, row in rows.items():
+        plain = rows.get(key.replace(" dropout ", " plain "))
+        if " dropout " in key and plain is not None and row["elements_per_thread"]:
+            with_it, without = (one["loop_instructions"] / one["elements_per_thread"] for one in (row, plain))
+            row["dropout_per_element"] = round(with_it - without, 2)
+    return rows
+
+
+def compare(measured: dict[str, Any], table: dict[str, Any], *, whole: bool = True) -> list[str]:
+    """What is wrong with a measured table, given the committed one; an empty list when nothing is.
+
+    Registers are compared only when both were made by the same Triton: another version allocates differently.
+    whole: everything was measured, so that what the table has besides is gone.
+    """
+    problems = []
+    missing = sorted(set(table["kernels"]) - set(measured["kernels"]))
+    if whole and missing:
+        problems.append(f"no longer compiled, though in the table: {', '.join(missing)}; run python -m benchmarks.aot")
+    for key, row in measured["kernels"].items():
+        problems += [f"{key}: {problem}" for problem in _problems_of(key, row)]
+        before = table["kernels"].get(key)
+        if before is None:
+            problems.append(f"{key}: not in the table; run python -m benchmarks.aot")
+        else:
+            same_compiler = measured["triton"] == table["triton"]
+            problems += [f"{key}: {problem}" for problem in _regressions(key, row, before, same_compiler)]
+    return problems
+
+
+def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
+    """What no kernel may do, whatever the table says."""
+    name = key.rsplit(" ", 1)[1]
+    target, derived = TARGETS[name], derive(row, name)
+    problems = []
+    # AMD's scalar registers spill to lanes of vector registers; only what those do not hold goes to memory, as bytes.
+    is_spilling = row["spill_bytes"] or (row["spill_instructions"] and name.startswith("sm_"))
+    if is_spilling and not _MAY_SPILL.fullmatch(key):
+        problems.append(f"spills ({row['spill_bytes']} bytes, {row['spill_instructions']} instructions)")
+    if row["shared_bytes"] > target.shared_limit_bytes:
+        problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
+    elif name.startswith("sm_"):  # launchers count resident programs on NVIDIA multiprocessors
+        meant = row["resident_threads"] // target.warp_size
+        fit = resident_warps(target, row["registers"], row["shared_bytes"], row["num_warps"])
+        if fit < meant:
+            problems.append(f"{fit} warps fit on a multiprocessor, {meant} are meant to run at once")
+    # A head of 16 columns is 32 bytes: 64 threads of a warp take less than 16 each.
+    is_wide = not row["multiply_adds_per_element"] or name.startswith("sm_")
+    wide = row["loads_128"] + row["stores_128"] + row["bulk_copy_instructions"]
+    if row["elements_per_thread"] and is_wide and not wide:
+        problems.append("no load or store of 128 bits at all")
+    claimed = (row["elements_per_thread"] or 0) * (row["bytes_per_element"] or 0)
+    if name == "sm_90" and row["loop_bytes"] < claimed and not row["bulk_copy_instructions"]:
+        # Then shares of issue slots are of too many elements: a case with wrong numbers, or loops that were not found.
+        problems.append(f"main loops move {row['loop_bytes']} bytes a thread, the case claims {claimed:.0f}")
+    problems += _problems_of_products(row, name)
+    if name == "sm_90" and row["needs_bulk_copies"] and not row["bulk_copy_instructions"]:
+        problems.append("no bulk copy (UTMALDG)")
+    if name == "sm_90" and row["is_specialized"] and not row["register_reallocations"]:
+        problems.append("no warps of their own for loads (USETMAXREG)")
+    cost = row.get("dropout_per_element")
+    # fp32 attention is short of registers; what it costs there says nothing of the random numbers.
+    is_limited = not row["multiply_adds_per_element"] or row["needs_warpgroup_products"]
+    if cost is not None and is_limited and cost > DROPOUT_LIMIT.get(name, float("inf")):
+        problems.append(f"dropout costs {cost} instructions an element, limit {DROPOUT_LIMIT[name]}")
+    limit = _ISSUE_SHARE_EXCEPTIONS.get(key.split(" ", 1)[0], ISSUE_SHARE_LIMIT)
+    for field, what in (("issue_share", "issue slots"), ("half_rate_share", "slots of the arithmetic-logic pipe")):
+        share = derived[field]
+        if share is not None and share > limit:
+            problems.append(f"takes {share} of the {what} that memory leaves it, limit {limit}")
+    return problems
+
+
+def _problems_of_products(row: dict[str, Any], name: str) -> list[str]:
+    """Products must run on tensor cores, on sm_90 on the instructions of four warps where dtype and tile allow it."""
+    claimed = row["multiply_adds_per_element"]
+    if claimed is not None and not row["tensor_core_instructions"]:
+        return ["no instruction of a tensor core"]
+    if name != "sm_90" or not row["needs_warpgroup_products"]:
+        return []
+    if not row["warpgroup_products"]:
+        return ["no product of four warps (HGMMA)"]
+    if claimed is not None and row["loop_multiply_adds"] < claimed * row["elements_per_thread"]:
+        # Then instructions per element are of too many elements, or of another loop.
+        expected = round(claimed * row["elements_per_thread"])
+        return [f"the main loop makes {row['loop_multiply_adds']} multiply-adds a thread, the case claims {expected}"]
+    return []
+
+
+def _regressions(key: str, row: dict[str, Any], before: dict[str, Any], same_compiler: bool) -> list[str]:
+    problems = []
+    for field in ("loads_128", "stores_128"):
+        # Loops with products are pipelined: how many loads stand before and in them is the compiler's affair.
+        if row[field] < before[field] and (same_compiler or not row["multiply_adds_per_element"]):
+            problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
+    if same_compiler and row["registers"] > before["registers"]:
+        problems.append(f"{row['registers']} registers, {before['registers']} in the table")
+    if same_compiler and _MAY_SPILL.fullmatch(key) and row["spill_bytes"] > before["spill_bytes"]:
+        problems.append(f"spills {row['spill_bytes']} bytes, {before['spill_bytes']} in the table")
+    return problems

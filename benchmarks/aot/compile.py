@@ -1,0 +1,170 @@
+"""Compiles launch configurations for GPUs that are not there, in parallel, and remembers what came out.
+
+What was measured lies in `build/aot`, one small file per compilation, named by a hash of everything that decides it:
+the kernel's source with that of its helpers, signature, constants, options, target, Triton's version, and the code that
+reads listings. So a second run compiles nothing, disassembles nothing and starts no other process. The committed table
+keeps the same hash beside every row.
+
+Kernels are disassembled a dozen at a time: starting `nvdisasm` takes 0.2 s, as long as compiling a small kernel.
+"""
+
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.aot import listings
+from benchmarks.aot.device import TARGETS
+from benchmarks.aot.launches import Configuration, configurations
+from benchmarks.kit.record import ROOT
+
+__all__ = ["CACHE_DIR", "code_of", "measure"]
+
+CACHE_DIR = ROOT / "build" / "aot"
+Job = tuple[str, str]  # name of a configuration, target
+_BATCH = 12
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure(
+    wanted: dict[str, list[Configuration]],
+    families: tuple[str, ...],
+    report: Callable[[int, int], None] = lambda done, total: None,
+    known: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> dict[str, dict[str, Any]]:
+    """Row of the table for every configuration and target; only what is neither known nor remembered is compiled.
+
+    wanted: target -> some of `configurations(families, target)`. Rows come configuration by configuration.
+    report: called with (number compiled, number to compile) as compilations end.
+    known: code of `code_of` -> its row.
+
+    Raises:
+        RuntimeError: a kernel does not compile; the message names it.
+    """
+    chosen = {(one.name, target): one for target, ones in wanted.items() for one in ones}
+    codes = {job: code_of(one, job[1]) for job, one in chosen.items()}
+    files = {job: CACHE_DIR / f"{code}.json" for job, code in codes.items()}
+    rows: dict[Job, dict[str, Any]] = {}
+    for job, path in files.items():
+        if codes[job] in known:
+            rows[job] = known[codes[job]]
+        elif path.exists():
+            rows[job] = json.loads(path.read_text())
+    missing = [job for job in files if job not in rows]
+    if missing:
+        CACHE_DIR.mkdir(parents=True, exist_ok=True)
+        for number, (job, row) in enumerate(_compile_all(_slow_first(missing), families), start=1):
+            _write(files[job], row)
+            rows[job] = row
+            report(number, len(missing))
+        _remember_times({job: row for job, row in rows.items() if "seconds" in row})
+    names = dict.fromkeys(name for name, _ in chosen)
+    return {
+        f"{name} {target}": rows[name, target]
+        | chosen[name, target].row_facts(TARGETS[target].warp_size)
+        | {"code": codes[name, target]}
+        for name in names
+        for target in wanted
+        if (name, target) in chosen
+    }
+
+
+def _compile_all(jobs: list[Job], families: tuple[str, ...]) -> Iterable[tuple[Job, dict[str, Any]]]:
+    batches = _batches(jobs)
+    workers = min(available_cores(), len(batches))
+    # Started afresh, not forked: a fork of a process that has run torch may hold locks of threads that are not there.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_compile, batch, families): batch for batch in batches}
+        try:
+            for future in as_completed(futures):
+                yield from zip(futures[future], future.result(), strict=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _batches(jobs: list[Job]) -> list[list[Job]]:
+    """Jobs of one target that share a call of the disassembler, in the order of the first of each; smaller for few."""
+    size = max(1, min(_BATCH, len(jobs) // (4 * available_cores())))
+    by_target = [[job for job in jobs if job[1] == target] for target in dict.fromkeys(target for _, target in jobs)]
+    batches = [group[at : at + size] for group in by_target for at in range(0, len(group), size)]
+    return sorted(batches, key=lambda batch: jobs.index(batch[0]))
+
+
+@functools.cache
+def _configurations_of(families: tuple[str, ...], target: str) -> dict[str, Configuration]:
+    """In a worker: kernels do not pickle, so each worker calls the launchers for itself, once for every target."""
+    return {one.name: one for one in configurations(families, target)}
+
+
+def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Rows of kernels for one target."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    target_name = jobs[0][1]
+    target = TARGETS[target_name]
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    compiled, seconds = [], []
+    for name, _ in jobs:
+        start = sum(os.times()[:4])  # of this process and those that it started
+        launch = _configurations_of(families, target_name)[name].launch
+        index = launch.kernel.arg_names.index
+        source = ASTSource(
+            fn=launch.kernel,
+            signature=launch.signature,
+            constexprs={(index(parameter),): value for parameter, value in launch.constants.items()},
+            attrs={(index(parameter),): [["tt.divisibility", 16]] for parameter in launch.divisible_by_16},
+        )
+        try:
+            compiled.append(triton.compile(source, target=gpu, options=launch.options))
+        except Exception as error:  # of any kind: the compiler's messages do not say which configuration failed
+            raise RuntimeError(f"{name} {target_name} does not compile: {type(error).__name__}: {error}") from None
+        seconds.append(round(sum(os.times()[:4]) - start, 2))
+    rows = listings.inspect(compiled, target_name)
+    return [row | {"seconds": took} for row, took in zip(rows, seconds, strict=True)]
+
+
+@functools.cache
+def _reader() -> str:
+    """Hash of what reads compiled kernels."""
+    return hashlib.sha256(Path(listings.__file__).read_bytes()).hexdigest()
+
+
+def code_of(one: Configuration, target: str) -> str:
+    """Hash of all that decides what a row says: the launch, the target, the compiler's version, and who reads it."""
+    import triton
+
+    key = f"{one.launch.identity} {target} {triton.__version__} {_reader()}"
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _write(path: Path, content: object) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
+
+
+def _slow_first(jobs: list[Job]) -> list[Job]:
+    """What took long the last time, then the rest, then what was quick, so that no process is left with a slow one."""
+    path = CACHE_DIR / "seconds.json"
+    seconds = json.loads(path.read_text()) if path.exists() else {}
+    typical = sorted(seconds.values())[len(seconds) // 2] if seconds else 0.0
+    return sorted(jobs, key=lambda job: -seconds.get(" ".join(job), typical))
+
+
+def _remember_times(rows: dict[Job, dict[str, Any]]) -> None:
+    path = CACHE_DIR / "seconds.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    _write(path, known | {" ".join(job): row["seconds"] for job, row in rows.items()})

@@ -1,0 +1,192 @@
+"""Which kernels ship in which configurations: the launchers themselves are called, and their launches recorded.
+
+`JITFunction.run` is replaced by a recorder, so nothing runs and no GPU is asked. A new kernel family needs only
+`aot_cases()` in its file of `benchmarks/families`.
+"""
+
+import hashlib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.kernels.case import AotCase
+
+__all__ = ["Configuration", "Launch", "capture", "configurations", "family_names"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher asked for: enough to compile the kernel."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, object]
+    divisible_by_16: tuple[str, ...]
+    options: dict[str, object]
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program, Triton's default where the launcher says nothing."""
+        return int(self.options.get("num_warps", 4))  # type: ignore[call-overload]
+
+    @property
+    def identity(self) -> str:
+        """Hash of everything that decides what is compiled, the source of the kernel and of its helpers included."""
+        constants = {name: _stable(value) for name, value in self.constants.items()}
+        parts = (self.kernel.cache_key, self.signature, constants, self.divisible_by_16, sorted(self.options.items()))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _stable(value: object) -> object:
+    """A constant as text that is the same in every process; functions by their source."""
+    return getattr(value, "cache_key", value)
+
+
+_TYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
+}
+
+
+def _record(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Launch:
+    """The launch as Triton's own specialization would see it on a device."""
+    values = dict(zip(kernel.arg_names, args, strict=False))
+    values.update({name: kwargs.pop(name) for name in list(kwargs) if name in kernel.arg_names})
+    signature: dict[str, str] = {}
+    constants: dict[str, object] = {}
+    divisible = []
+    for param in kernel.params:
+        value = values.get(param.name, param.default if param.has_default else None)
+        specialized = not (param.is_constexpr or param.do_not_specialize)
+        if param.is_constexpr or value is None or (specialized and type(value) is int and value == 1):
+            signature[param.name] = "constexpr"
+            constants[param.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[param.name] = "*" + _TYPES[value.dtype]
+            if value.data_ptr() % 16 == 0:
+                divisible.append(param.name)
+        elif hasattr(value, "block_shape"):  # a TensorDescriptor, which Triton knows by its tile alone
+            signature[param.name] = f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
+        elif isinstance(value, bool):
+            signature[param.name] = "u1"
+        elif isinstance(value, int):
+            signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if specialized and value % 16 == 0:
+                divisible.append(param.name)
+        else:
+            signature[param.name] = "fp32"
+    return Launch(kernel, signature, constants, tuple(divisible), kwargs)
+
+
+@contextmanager
+def capture() -> Iterator[list[Launch]]:
+    """Within the context Triton launches are recorded in the returned list instead of run."""
+    from triton.runtime.jit import JITFunction
+
+    launches: list[Launch] = []
+    run = lambda kernel, *args, **kwargs: launches.append(_record(kernel, *args, **kwargs))  # noqa: E731
+    with mock.patch.object(JITFunction, "run", run):
+        yield launches
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One kernel in one launch configuration.
+
+    name: of its rows in the table, without the target; unique. facts: what the case says about it and the listing
+    cannot: elements_per_thread by warp size, bytes_per_element, resident_threads, num_warps, multiply_adds_per_element,
+    needs_warpgroup_products, product_tile, needs_bulk_copies, is_specialized.
+    """
+
+    name: str
+    family: str
+    launch: Launch
+    facts: dict[str, Any]
+
+    def row_facts(self, warp_size: int) -> dict[str, Any]:
+        """The facts as the row of a target with this warp size has them."""
+        threads = warp_size * self.launch.num_warps
+        live = self.facts["live_elements"]
+        return {
+            "num_warps": self.launch.num_warps,
+            "elements_per_thread": live / threads if live else None,
+            "bytes_per_element": self.facts["bytes_per_element"],
+            "resident_threads": self.facts["resident_programs"] * threads,
+            "multiply_adds_per_element": self.facts["multiply_adds"],
+            "needs_warpgroup_products": self.facts["warpgroup_products"],
+            "product_tile": self.facts["product_tile"],
+            "needs_bulk_copies": self.facts["bulk_copies"],
+            "is_specialized": self.facts["specialized"],
+        }
+
+
+def family_names() -> list[str]:
+    """The op families that have a file in `benchmarks/families`, in alphabetical order."""
+    import benchmarks.families as package
+
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
+def configurations(families: Iterable[str] | None = None, target: str = "sm_90") -> list[Configuration]:
+    """Every configuration of these families (all by default) on a target; launches of the same code appear once.
+
+    Which family names such a shared launch depends on the alphabetical order of all families, so a table is written
+    from all of them.
+    """
+    from bert_fast.kernels._launch import assume_architecture
+
+    found: dict[str, Configuration] = {}
+    seen: set[str] = set()
+    with assume_architecture(target):
+        for family in family_names() if families is None else families:
+            for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
+                for launch in _launches_of(case):
+                    if launch.identity not in seen:
+                        seen.add(launch.identity)
+                        one = _configuration(family, case, launch, found)
+                        found[one.name] = one
+    return list(found.values())
+
+
+def _launches_of(case: AotCase) -> list[Launch]:
+    with capture() as launches:
+        case.launch()
+    return launches
+
+
+def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, Configuration]) -> Configuration:
+    function = launch.kernel.__name__
+    name = f"{function.removeprefix('_').removesuffix('_kernel')} {case.name}"
+    if function in case.live_elements and case.has_dropout is not None:
+        name += " dropout" if case.has_dropout else " plain"
+    if name in taken and taken[name].family != family:
+        name += f" ({family})"
+    number, unique = 1, name
+    while unique in taken:  # one case may launch one kernel more than once
+        number += 1
+        unique = f"{name} #{number}"
+    facts = {
+        "live_elements": case.live_elements.get(function),
+        "bytes_per_element": case.bytes_per_element.get(function),
+        "resident_programs": case.resident_programs.get(function, 1),
+        "multiply_adds": case.multiply_adds.get(function),
+        "warpgroup_products": function in case.warpgroup_products,
+        "product_tile": case.product_tiles.get(function),
+        "bulk_copies": function in case.bulk_copies,
+        "specialized": function in case.specialized,
+    }
+    return Configuration(unique, family, launch, facts)

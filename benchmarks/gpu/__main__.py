@@ -1,0 +1,146 @@
+"""`make gpu`: all that a GPU is needed for, within nine minutes, the most important first; needs no network.
+
+    python -m benchmarks.gpu [--results FOLDER] [--commit HASH] [--minutes N]
+
+Every part runs in processes of its own (a kernel that crashes the device's context takes its own process with it) and
+has a budget; what an earlier part does not use goes to those after it, so a part always has at least its budget. A
+process that overruns is killed with all it started and recorded as killed; later parts still run. Results are lines of
+FOLDER/<gpu>.jsonl, written as they come. `docs/benchmarks.md` has the parts, the order and the fields.
+
+This process imports no torch.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import status
+from benchmarks.gpu.driver import Part, Process, run_parts, say
+from benchmarks.gpu.run import Run
+from benchmarks.gpu.summary import summary
+from benchmarks.kit.record import RESULTS, ROOT, Recorder, slug
+
+
+def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Part]:
+    """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
+
+    What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
+    more shapes and dtypes, so they come second; steps are what the kernels are for; all that follows adds to results
+    that stand without it.
+
+    families: name -> number of cases, by which the time to time them is shared out; starting counts as two cases.
+    """
+    python = (sys.executable, "-m")
+    run = ("--run", str(run_file))
+    # Families side by side: most of the time is Triton's and the compiler's, which run on the CPU. The same setting for
+    # `compile` and `time`, so that nothing keeps the second from what the first has stored.
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, min(8, cores // max(1, len(families)))))}
+
+    def part(name: str, family: str) -> Process:
+        command = (*python, "benchmarks.gpu.parts", name, *run, "--family", family, "--seconds", "{seconds}")
+        return Process(f"{name} {family}".strip(), command, threads)
+
+    def at_once(name: str, budget_s: float, *others: Process) -> Part:
+        return Part(name, budget_s, (*(part(name, family) for family in families), *others))
+
+    def in_turn(name: str, budget_s: float) -> list[Part]:
+        each = budget_s / sum(count + 2 for count in families.values())
+        return [Part(f"{name} {f}", each * (count + 2), (part(name, f),)) for f, count in families.items()]
+
+    workers = ("-n", str(min(4, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
+    limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
+    tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(run_file))
+    tests += (*workers, *limit, "--durations", "5", *gpu_test_files())
+    sanitizers = [(tool, family) for tool in ("memcheck", "racecheck") for family in families]
+    return [
+        Part("extension", 35, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
+        at_once("verify", 75),
+        Part("tests", 60, (Process("tests", tests),)),
+        Part("ceilings", 12, (part("ceilings", ""),)),
+        at_once("compile", 65, part("prepare", ""), part("prepare", "steps")),
+        *in_turn("time", 100),
+        Part("steps", 35, (part("steps", ""),)),
+        Part("runs", 25, (part("runs", ""),)),
+        Part("gemm", 25, (part("gemm", ""),)),
+        Part("peers", 15, (part("peers", ""),)),
+        Part("tiles", 10, (part("tiles", ""),)),
+        Part("models", 8, (part("models", ""),)),
+        Part("sanitizer", 30, tuple(
+            Process(f"{tool} {family}", (*python, "benchmarks.gpu.sanitizer", tool, "--family", family, *run,
+                    "--port", str(49152 + 32 * i)))
+            for i, (tool, family) in enumerate(sanitizers)
+        )),
+        Part("compiled", 17, (part("steps", "compiled"),)),
+        # Tiles that are the likeliest to hang: nothing comes after them.
+        Part("specialized", 8, (part("gemm", "specialized"),)),
+    ]  # fmt: skip
+
+
+def gpu_test_files() -> list[str]:
+    """Files below tests/ that mark tests with `gpu`; nothing else is imported, hence nothing else must be installed."""
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths if "mark.gpu" in path.read_text(encoding="utf-8")]
+
+
+_PROBE = """
+import json, sys, torch
+from benchmarks.kit.record import gpu_environment
+from benchmarks.registry import family_names, kernel_cases
+if torch.cuda.is_available():
+    counts = {name: len(kernel_cases("gpu", [name])) for name in family_names()}
+    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), counts]))
+"""
+
+
+def _probe(commit: str | None) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """(what stands in every line, cases of each family); None without a device. This process stays without torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, commit or ""], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit("the benchmarks could not be imported: the reason is above")
+    answer = done.stdout.strip().splitlines()[-1:]
+    return tuple(json.loads(answer[0])) if answer else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 1 if a part failed or was killed, or a case was red."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results; default: %(default)s")
+    parser.add_argument("--commit", help="of a copy of the project without its history")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for everything; budgets are scaled to it")
+    options = parser.parse_args(arguments)
+    found = _probe(options.commit)
+    if found is None:
+        print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
+        return 1
+    environment, families = found
+    options.results.mkdir(parents=True, exist_ok=True)
+    name = slug(environment["gpu"])
+    recorder = Recorder((options.results / f"{name}.jsonl").absolute(), environment)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that `finally` ends what is running
+    with tempfile.TemporaryDirectory() as folder, open(options.results / f"{name}.log", "w", encoding="utf-8") as log:
+        run_file = Path(folder) / "run.json"
+        Run(str(recorder.path), environment).write(run_file)
+        parts = parts_of(run_file, families, os.cpu_count() or 1)
+        scaled = [replace(part, budget_s=part.budget_s * options.minutes / 9) for part in parts]
+        lines = run_parts(scaled, recorder, log)
+        # Earlier results count too, where this run's are kept elsewhere.
+        owed = status.owed(options.results, status.RESULTS)
+        say(summary(recorder, lines, [f"{file}: {kernel} ({source})" for file, kernel, source in owed]), log)
+    red = [line for line in recorder.of_this_run("verify") if not line["ok"]]
+    return 1 if red or any(line["outcome"] != "ok" for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Processes in parts, each part within its budget: what overruns is killed with all that it started, what follows runs.
+
+Importing this module imports no torch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from benchmarks.kit.record import ROOT, Recorder
+
+GRACE_S = 3.0  # between asking a process to end and ending it
+# A process group, where Python can: what ends this process together with its terminal ends those of the group, too.
+OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+# Set by a user for other runs; here they would change what is measured.
+CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One command of a part; "{seconds}" in it becomes what the part has left when it starts."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Processes that run at once, and the seconds they have."""
+
+    name: str
+    budget_s: float
+    processes: tuple[Process, ...]
+
+
+def run_parts(parts: Sequence[Part], recorder: Recorder, log: IO[str]) -> list[dict]:
+    """Runs the parts in order, each at most to the end of all budgets so far; returns the lines of kind "part".
+
+    Whatever ends this process by a signal that can be caught ends the running part first.
+    """
+    start, lines, deadline = time.monotonic(), [], time.monotonic()
+    for part in parts:
+        deadline += part.budget_s
+        lines += _run_part(part, start, deadline, recorder, log)
+    return lines
+
+
+def _run_part(part: Part, start: float, deadline: float, recorder: Recorder, log: IO[str]) -> list[dict]:
+    begin = time.monotonic()
+    seconds = max(1.0, deadline - begin)
+    say(f"[{begin - start:5.0f} s] == {part.name}: at most {seconds:.0f} s", log)
+    running: list[_Running] = []
+    lines = []
+    try:
+        running += (_Running(process, seconds, log) for process in part.processes)
+        while any(r.status is None for r in running) and time.monotonic() < begin + seconds:
+            time.sleep(0.02)
+        killed = [r for r in running if r.status is None]
+        _end(killed)
+        for r in running:
+            outcome = "killed" if r in killed else "ok" if r.status == 0 else "failed"
+            fields = {"part": part.name, "process": r.name, "outcome": outcome, "status": r.status}
+            lines.append(recorder.write("part", **fields, seconds=r.seconds, allowed_s=round(seconds, 1)))
+            if outcome != "ok":
+                say(f"[{time.monotonic() - start:5.0f} s] {r.name}: {outcome} after {r.seconds} s", log)
+    finally:
+        _end(running)
+    return lines
+
+
+class _Running:
+    """A process that has been started, in a group of its own so that it can be ended with everything it starts."""
+
+    def __init__(self, process: Process, seconds: float, log: IO[str]) -> None:
+        self.name = process.name
+        self._start = time.monotonic()
+        self._took: float | None = None
+        left = f"{max(1.0, seconds - GRACE_S):.1f}"
+        environment = {key: value for key, value in os.environ.items() if key not in CLEARED_VARIABLES}
+        self.popen = subprocess.Popen(
+            [word.replace("{seconds}", left) for word in process.command], cwd=ROOT,
+            env=environment | process.environment | {"PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **OWN_GROUP,
+        )  # fmt: skip
+        self.echo = threading.Thread(target=self._echo, args=(log,), daemon=True)
+        self.echo.start()
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; None while it runs."""
+        status = self.popen.poll()
+        if status is not None and self._took is None:
+            self._took = time.monotonic() - self._start
+        return status
+
+    @property
+    def seconds(self) -> float:
+        """What it took, so far or in all."""
+        return round(time.monotonic() - self._start if self._took is None else self._took, 1)
+
+    def _echo(self, log: IO[str]) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            say(f"  {self.name}: {line.decode(errors='replace').rstrip()}", log)
+
+
+def _end(running: Sequence[_Running]) -> None:
+    """Ends processes and all that they started and left behind: asks first, then kills."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for r in running:
+            try:
+                os.killpg(r.popen.pid, sign)
+            except (ProcessLookupError, PermissionError):  # nothing is left of it
+                continue
+        limit = time.monotonic() + GRACE_S
+        while any(r.status is None for r in running) and time.monotonic() < limit:
+            time.sleep(0.02)
+    for r in running:
+        r.echo.join(GRACE_S)
+
+
+def say(text: str, log: IO[str]) -> None:
+    print(text, flush=True)
+    log.write(text + "\n")
+    log.flush()

@@ -1,0 +1,299 @@
+"""The parts of `make gpu`, in processes that `driver.py` starts within their budgets.
+
+    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--seconds N]
+
+    ceilings   copy bandwidth and bf16 matrix rate
+    verify     every case of a family against fp64, and twice, bit for bit
+    compile    torch.compile of every verified case, into the compiler's cache on disk
+    prepare    Triton's compilation of what `gemm` and `tiles` time, into its cache on disk, in several processes
+    time       bert_fast, eager and compiled in turn, cases that verified green only
+    peers      bert_fast and other libraries in turn, for the cases of all families that have any
+    gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
+    tiles      attention's tiles and alternatives in turn
+    steps      whole steps of pre-training against transformers', with MFU
+    runs       whole training runs by our Trainer: tokens/s, MFU, memory, waiting for batches
+    models     whole models against transformers, where the lengths of their texts are there
+
+FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
+should it hang, it is killed, and what it had recorded stays.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gemm_tuning import timing as gemm_tuning
+from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Product
+from benchmarks.gpu.run import Run
+from benchmarks.gpu.summary import shown
+from benchmarks.kernels import attention_tiles, timing
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
+from benchmarks.kit.clock import Seconds
+from benchmarks.kit.record import reason
+from benchmarks.models import forward_backward, training_steps
+from benchmarks.registry import CASES, kernel_cases
+
+
+@dataclass(frozen=True)
+class Job:
+    """One part in one process: what it stores, shows and leaves out. family: whose cases, or a variant of the part."""
+
+    part: str
+    run: Run
+    family: str = ""
+    seconds: float = float("inf")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.run.device)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether this is a test, of cases that a CPU gets through."""
+        return self.run.size == "small"
+
+    def stored(self, kind: str) -> list[dict[str, Any]]:
+        """What this run has stored so far, by all of its processes."""
+        return self.run.recorder.of_this_run(kind)
+
+    def store(self, kind: str, **fields: Any) -> None:
+        say(shown(self.run.recorder.write(kind, **fields)))
+
+    def leave_out(self, case: Any, why: str, provider: str | None = None) -> None:
+        family = getattr(case, "family", None)
+        fields = {"part": self.part, "family": family, "case": case.name, "provider": provider, "reason": why}
+        self.run.recorder.write("skipped", **fields)
+        say(f"{case.name}{f' {provider}' if provider else ''}: left out: {why}")
+
+    def cases(self, cases: Iterable[Any]) -> Iterator[Any]:
+        """Case by case, as long as there is time."""
+        return Seconds(self.seconds).of(list(cases), self.leave_out)
+
+    def each(self, cases: Iterable[Any], kind: str, results: Callable[[Any], Iterable[dict[str, Any]]]) -> bool:
+        """Stores the results of case after case. What stops a case is why it is left out: the next may be smaller."""
+        for case in self.cases(cases):
+            try:
+                for result in results(case):
+                    if "skipped" in result:
+                        self.leave_out(case, result["skipped"], result["provider"])
+                    else:
+                        self.store(kind, **result)
+            except Exception as failure:  # memory of the device, a file that is not there, what ships does not run
+                self.leave_out(case, reason(failure))
+        return True
+
+    def green(self, family: str, report: bool = False) -> Iterator[KernelCase]:
+        """The family's cases that verified green in this run; with `report` the others are recorded as left out."""
+        checked = {line["case"]: line["ok"] for line in self.stored("verify")}
+        for case in kernel_cases(self.run.size, [family]):
+            if checked.get(case.name):
+                yield case
+            elif report:
+                why = "verified red" if case.name in checked else "not verified in this run"
+                self.leave_out(case, f"{why}: not timed")
+
+
+def ceilings(job: Job) -> bool:
+    small: dict[str, Any] = {"copy_bytes": (10**6,), "matmul_size": 64, "rounds": 3} if job.is_small else {}
+    for result in measure_ceilings(job.device, **small):
+        job.store("ceiling", **result)
+    return True
+
+
+def verify(job: Job) -> bool:
+    """Returns whether all cases are right."""
+    all_right = True
+    for case in job.cases(kernel_cases(job.run.size, [job.family])):
+        start = time.monotonic()
+        result = timing.check_case(case, job.device)
+        job.store("verify", **result, seconds=round(time.monotonic() - start, 2))
+        all_right &= result["ok"]
+    return all_right
+
+
+def compile_(job: Job) -> bool:
+    """Compiles forward and backward of the eager functions by running them; a failure is recorded, not an error."""
+    for case in job.cases(job.green(job.family)):
+        start, error = time.monotonic(), None
+        try:
+            torch.manual_seed(0)
+            problem = case.make(job.device)
+            inputs, upstream = problem.arguments_of("compiled")
+            output = timing.compile_eager(problem.eager, job.run.compile_backend)(*inputs)
+            if upstream is not None:
+                timing.gradients_of(output, inputs, upstream, allow_unused=True)
+        except Exception as failure:  # the compiler's failure is its result
+            error = reason(failure)
+        took = round(time.monotonic() - start, 2)
+        job.store("compile", family=job.family, case=case.name, ok=error is None, error=error, seconds=took)
+    return True
+
+
+def prepare(job: Job) -> bool:
+    """Compiles ahead of parts that time; what is not done in time, they compile. family: "steps", or "" for the rest.
+
+    Of matrix products and attention's tiles, in processes side by side.
+    """
+    if job.family == "steps":
+        job = replace(job, part="steps")
+        return job.each(_step_cases(job, "compiled"), "step", lambda case: _compiled_step(job, case))
+    if job.run.device != "cuda":
+        say("Triton's kernels need a GPU: nothing to compile")
+        return True
+    jobs: list[tuple[Any, ...]] = [(gemm_tuning.prepare, *each) for each in gemm_tuning.preparations(job.device)]
+    jobs += [(attention_tiles.prepare, group) for group in attention_tiles.GROUPS]
+    count = min(8, max(1, (os.cpu_count() or 1) // 2))
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for error in pool.map(_prepared, jobs, [job.run.device] * len(jobs)):
+            if error is not None:  # the part meets it again, and records it
+                say(error)
+    return True
+
+
+def _compiled_step(job: Job, case: training_steps.StepCase) -> Iterator[dict[str, Any]]:
+    """Leaves a training step in torch.compile's cache on disk; there is nothing to store."""
+    try:
+        training_steps.compile_step(case, job.device, job.run.compile_backend)
+    except Exception as failure:  # part `compiled` meets it again, and records it
+        say(f"{case.name}: {reason(failure)}")
+    yield from ()
+
+
+def _prepared(job: tuple[Any, ...], device: str) -> str | None:
+    prepare_one, what, *options = job
+    try:
+        prepare_one(what, *options, torch.device(device))
+    except Exception as failure:
+        return f"{what.name}: {reason(failure)}"
+    return None
+
+
+def time_(job: Job) -> bool:
+    """Times what verified green; what `compile` did not get done in this run is timed without the compiled version."""
+    compiled = {line["case"] for line in job.stored("compile") if line["ok"]}
+
+    def results(case: KernelCase) -> Iterator[dict[str, Any]]:
+        if case.name not in compiled:
+            yield {"provider": "compiled", "skipped": "not compiled in this run"}
+        yield from _timed(job, case, timing.PROVIDERS if case.name in compiled else timing.PROVIDERS[:2])
+
+    return job.each(_most_telling_first(job.green(job.family, report=True)), "timing", results)
+
+
+def peers(job: Job) -> bool:
+    """Times bert_fast again, in turn with other libraries, for the cases of all families that have any here."""
+    with_peers = {line["case"]: line["family"] for line in job.stored("timing") if line.get("peers")}
+    if not with_peers:
+        say("no other library with such kernels imports here")
+        return True
+    green = (case for family in sorted(set(with_peers.values())) for case in job.green(family))
+    cases = _most_telling_first(case for case in green if case.name in with_peers)
+    return job.each(cases, "timing", lambda case: _timed(job, case, ["bert_fast"], with_peers=True))
+
+
+def _timed(job: Job, case: KernelCase, providers: Iterable[str], with_peers: bool = False) -> Iterator[dict[str, Any]]:
+    kernels = {line["case"]: line["kernels"] for line in job.stored("verify")}[case.name]
+    rounds, ceilings = job.run.rounds or timing.ROUNDS, ceilings_of(job.stored("ceiling"))
+    yield from timing.time_case(
+        case, job.device, providers, with_peers=with_peers, rounds=rounds, ceilings=ceilings,
+        compile_backend=job.run.compile_backend, kernels=kernels,
+    )  # fmt: skip
+
+
+def _most_telling_first(cases: Iterable[KernelCase]) -> list[KernelCase]:
+    """16,384 tokens, the size that goals are set for, first: should time run out, the other sizes are missing."""
+    return sorted(cases, key=lambda case: not case.shape.startswith("16384"))
+
+
+def gemm(job: Job, products: Iterable[Product] | None = None) -> bool:
+    """Times matrix products: the library, and each tile.
+
+    family: "specialized" for the tiles that have warps of their own for loads, "" for all others. Those are the
+    likeliest to hang, which would cost all that follows in the same process: so the others come first, in another.
+    """
+    is_specialized, rounds = job.family == "specialized", job.run.rounds or gemm_tuning.ROUNDS
+    products = products or (SMALL_PRODUCTS if job.is_small else PRODUCTS)
+    if is_specialized:
+        products = [product for product in products if gemm_tuning.tiles_for(product, job.device, True)]
+    return job.each(products, "gemm", lambda one: gemm_tuning.time_product(one, job.device, rounds, is_specialized))
+
+
+def tiles(job: Job) -> bool:
+    """Times each candidate of attention's tiles."""
+    if not any(line["ok"] for line in job.stored("verify") if line["family"] == "attention"):
+        say("no case of attention verified green in this run: not timed")
+        return True
+    groups = attention_tiles.GROUPS
+    return job.each(groups, "tiles", lambda group: attention_tiles.time_group(group, job.device))
+
+
+def steps(job: Job) -> bool:
+    """Times whole training steps; family: "compiled" for transformers' under torch.compile, "" for all others."""
+    options: dict[str, Any] = {"rounds": job.run.rounds or 8, "compile_backend": job.run.compile_backend}
+    options |= {"matmul_tflop_s": _matmul_ceiling(job), "is_compiled": job.family == "compiled"}
+    cases = _step_cases(job, job.family)
+    return job.each(cases, "step", lambda case: training_steps.time_steps(case, job.device, **options))
+
+
+def _step_cases(job: Job, family: str) -> list[training_steps.StepCase]:
+    if job.is_small:
+        return list(training_steps.SMALL_CASES)
+    return [case for case in training_steps.CASES if family != "compiled" or case.is_compiled]
+
+
+def _matmul_ceiling(job: Job) -> float | None:
+    return ceilings_of(job.stored("ceiling")).matmul_tflop_s
+
+
+def runs(job: Job) -> bool:
+    """Times whole training runs, one after the other."""
+    from benchmarks.models import training_runs  # which needs accelerate
+
+    cases = training_runs.SMALL_CASES if job.is_small else training_runs.CASES
+    return job.each(cases, "run", lambda case: training_runs.time_run(case, _matmul_ceiling(job)))
+
+
+def models(job: Job) -> bool:
+    """Times the whole-model cases, each side in eager mode; a case without the lengths of its texts is left out."""
+    cases: Iterable[Any] = CASES
+    if job.is_small:
+        cases = (replace(case, batch_size=1) for case in cases if case.shape == "minilm" and case.lengths == "full")
+    rounds = job.run.rounds or 10
+    return job.each(cases, "model", lambda case: [forward_backward.run_case(case, rounds, 1, device=job.device)])
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+PARTS: dict[str, Callable[[Job], bool]] = {
+    "compile": compile_,
+    "time": time_,
+    **{part.__name__: part for part in (ceilings, verify, prepare, peers, gemm, tiles, steps, runs, models)},
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 1 if a case is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.parts", description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--family", default="")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    options = parser.parse_args(arguments)
+    job = Job(options.part, Run.read(options.run), options.family, options.seconds)
+    return 0 if PARTS[options.part](job) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What a run of `make gpu` ends with: parts, what is red, one line per case, what is owed."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from benchmarks.kit.record import Recorder
+
+
+def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]) -> str:
+    """Text of at most a few thousand characters; the results file has everything."""
+    lines = ["-" * 78]
+    lines += [f"{p['process']:<36} {p['outcome']:<7} {p['seconds']:6.1f} s of {p['allowed_s']:.0f}" for p in parts]
+    tests = recorder.of_this_run("test")
+    lines.append("tests: " + _counted(t["outcome"] for t in tests))
+    lines += [f"  {t['outcome']}: {t['test']}" for t in tests if t["outcome"] not in {"passed", "skipped"}][:20]
+    lines.append("sanitizer: " + _counted(s["outcome"] for s in recorder.of_this_run("sanitizer")))
+    checked = recorder.of_this_run("verify")
+    lines.append("cases: " + _counted("green" if c["ok"] else "red" for c in checked))
+    lines += [f"  red: {c['case']}: {str(c['error'])[:200]}" for c in checked if not c["ok"]][:20]
+    lines.append("left out: " + _counted(s["reason"][:60] for s in recorder.of_this_run("skipped")))
+    measured = "; ".join(map(shown, recorder.of_this_run("ceiling")))
+    lines.append(f"ceilings: {measured or 'not measured'}")
+    lines += _cases(recorder.of_this_run("timing"))
+    lines += _products(recorder.of_this_run("gemm"))
+    lines += [shown(line) for kind in ("model", "step", "run") for line in recorder.of_this_run(kind)]
+    lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
+    return "\n".join([*lines, *(f"  {kernel}" for kernel in owed)])
+
+
+def shown(line: dict[str, Any]) -> str:
+    """One stored result in a line of the terminal."""
+    return _SHOWN[line["kind"]](line)
+
+
+def _checked(line: dict[str, Any]) -> str:
+    return f"{line['case']}: {'green' if line['ok'] else 'RED ' + line['error']}"
+
+
+def _compiled(line: dict[str, Any]) -> str:
+    return f"{line['case']}: " + (line["error"] or f"compiled in {line['seconds']} s")
+
+
+def _ceiling(line: dict[str, Any]) -> str:
+    if "gb_s" in line:
+        return f"copy of {line['bytes'] / 1e6:.0f} MB {line['gb_s']:.0f} GB/s"
+    return f"{line['what']} {line['tflop_s']:.0f} TFLOP/s"
+
+
+def _timing(line: dict[str, Any]) -> str:
+    share = line["share_of_copy_ceiling"]
+    text = f"{line['case']} {line['mode']:4} {line['provider']:9} {line['us']:9.1f} us {line['gb_s']:7.1f} GB/s"
+    text += f" ({share:.0%} of copy)" if share else ""
+    text += f", {line['tflop_s']:6.1f} TFLOP/s" if "tflop_s" in line else ""
+    return text + (f", bert_fast {line['bert_fast_speedup']}x" if "bert_fast_speedup" in line else "")
+
+
+def _product(line: dict[str, Any]) -> str:
+    product = " ".join(str(line[name]) for name in ("what", "product", "layout", "m", "n", "k", "dtype"))
+    rate = f"{line['us']:9.1f} us {line['tflop_s']:6.1f} TFLOP/s" if "us" in line else line["error"]
+    return f"{product:52} {line['candidate']:40} {rate}"
+
+
+def _tile(line: dict[str, Any]) -> str:
+    group = f"{line['what']} S{line['length']} p{line['dropout_p']}"
+    return f"{group:24} {line['candidate']:28} {line.get('us', line.get('error'))}"
+
+
+def _model(line: dict[str, Any]) -> str:
+    rate = f"{line['bert_fast_tokens_per_s']:>12,.0f} real tokens/s"
+    return f"{line['case']:<55} {rate}  transformers {line['ratio']:.2f}x"
+
+
+def _step(line: dict[str, Any]) -> str:
+    text = f"{line['case'].removeprefix('step/'):<40} {line['provider']:9} {line['ms']:9.2f} ms"
+    text += f" {line['sequences_per_s']:9,.1f} sequences/s{_mfu(line)}"
+    return text + ("" if line["provider"] == "bert_fast" else f"  bert_fast {line['bert_fast_speedup']}x")
+
+
+def _run(line: dict[str, Any]) -> str:
+    text = f"{line['case'].removeprefix('run/'):<40} {line['tokens_per_s']:>12,.0f} tokens/s"
+    return f"{text}{_mfu(line)}  waits {line['wait_share']:.1%}"
+
+
+def _mfu(line: dict[str, Any]) -> str:
+    return f"  MFU {line['mfu']:.0%}" if line["mfu"] is not None else ""
+
+
+_SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
+    "verify": _checked, "compile": _compiled, "ceiling": _ceiling, "timing": _timing, "gemm": _product, "tiles": _tile,
+    "model": _model, "step": _step, "run": _run,
+}  # fmt: skip
+
+
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common()) or "none"
+
+
+def _products(lines: list[dict[str, Any]]) -> list[str]:
+    """Matrix products: how many, and our fastest tile beside the library; what failed, once for each message."""
+    ours: dict[str, float] = {}
+    for line in lines:
+        if line["tile"] is not None and "us" in line:
+            product = " ".join(str(line[name]) for name in ("product", "layout", "m", "n", "k"))
+            ours[product] = max(ours.get(product, 0.0), line["speedup_over_library"])
+    if not lines:
+        return []
+    shown = f"matrix products: {len(ours)} with a tile of ours"
+    if ours:
+        faster = sum(speedup > 1 for speedup in ours.values())
+        shown += f", {statistics.median(ours.values()):.2f}x the library (median), {faster} faster"
+    failed = Counter(line["error"][:100] for line in lines if "error" in line)
+    return [shown, *(f"  {count} tiles: {error}" for error, count in failed.most_common(10))]
+
+
+def _cases(timings: list[dict[str, Any]]) -> list[str]:
+    """us, share of the copy ceiling, TFLOP/s where counted, and how many times as fast as each of the others."""
+    rows: dict[tuple[str, str], str] = {}
+    for line in timings:
+        key = line["case"], line["mode"]
+        if line["provider"] == "bert_fast" and key not in rows:  # timed a second time beside its peers
+            share = line["share_of_copy_ceiling"]
+            shown = f"{share:4.0%}" if share is not None else "    "
+            if "tflop_s" in line:
+                shown += f" {line['tflop_s']:6.1f} TFLOP/s"
+            rows[key] = f"{key[0].removeprefix('kernel/'):<50} {key[1]:4} {line['us']:9.1f} us {shown}"
+    for line in timings:
+        key = line["case"], line["mode"]
+        if "bert_fast_speedup" in line and key in rows:
+            rows[key] += f"  {line['provider']} {line['bert_fast_speedup']:.2f}x"
+    return list(rows.values())

@@ -1,0 +1,1 @@
+"""What all benchmarks share: clocks and turns, results as JSON lines, goals, Markdown, BERT's sizes."""

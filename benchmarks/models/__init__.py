@@ -1,0 +1,1 @@
+"""Whole models and training runs, ours beside transformers', and single pieces on a CPU."""

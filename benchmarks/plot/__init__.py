@@ -1,0 +1,1 @@
+"""`python -m benchmarks.plot`: stored results as pictures and one page."""
