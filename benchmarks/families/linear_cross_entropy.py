@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from benchmarks.kit import bert
 from bert_fast import ops
+from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
 
@@ -137,7 +138,8 @@ def _scale_case(dtype: torch.dtype) -> AotCase:
     def launch() -> None:
         x, made = torch.zeros(2, 768, dtype=dtype), torch.zeros(2, 768)
         labels = torch.zeros(2, dtype=torch.int64)
-        family.linear_cross_entropy_bwd(torch.ones(()), labels, made, None, None, x, x, _IGNORED)
+        a = LinearCrossEntropy(x, x, None, labels, _IGNORED, 0.0)
+        family.linear_cross_entropy_bwd(a, torch.ones(()), {"x": made})
 
     scale = "_linear_cross_entropy_scale_kernel"
     return AotCase(
@@ -154,13 +156,12 @@ def _aot_case(num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_
     @_gemm.by_library()
     def launch() -> None:
         x, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(num_words, 16, dtype=dtype)
-        labels, wants = torch.zeros(2, dtype=torch.int64), (wants_gradient,) * 3
-        loss, _, _, dbias = family.linear_cross_entropy_fwd(
-            x, weight, weight[:, 0], labels, _IGNORED, smoothing, *wants
-        )  # fmt: skip
-        if dbias is not None:
-            family._column_sums(torch.zeros(2, family.padded_words(num_words), dtype=dtype), dbias, True)
-            family.linear_cross_entropy_bwd(loss, labels, None, None, dbias, x, weight, _IGNORED)
+        labels = torch.zeros(2, dtype=torch.int64)
+        a = LinearCrossEntropy(x, weight, weight[:, 0], labels, _IGNORED, smoothing)
+        loss, sums = family.linear_cross_entropy_fwd(a, GRADIENTS if wants_gradient else set())
+        if wants_gradient:
+            family._column_sums(torch.zeros(2, family.padded_words(num_words), dtype=dtype), sums["bias"], True)
+            family.linear_cross_entropy_bwd(a, loss, {"bias": sums["bias"]})
 
     name = f"V={num_words} {dtype_name(dtype)}"
     name += f" smoothing={smoothing}" if smoothing else ""

@@ -9,12 +9,13 @@ each time, and those cost as much as a quarter of the product that fills them. F
 weight is added up in pieces of a few thousand words, whose products are small too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import Tensor
 
 from bert_fast.aten._gemm import matmul, weight_gradient
+from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
@@ -28,72 +29,51 @@ _WORDS = 4096
 _CPU_SCORES, _OTHER_SCORES = 2**18, 2**24
 
 
-def linear_cross_entropy_fwd(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    wants_dx: bool = False,
-    wants_dweight: bool = False,
-    wants_dbias: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """(loss [], dx, dweight, dbias), as `reference.linear_cross_entropy`.
+def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss [], gradients of the sum by name), as `reference.linear_cross_entropy`.
 
     A label that is neither a class nor ignore_index makes the loss and the gradient of its row NaN.
     """
-    dtype = wide_dtype(x.dtype)
-
-    def zeros(wanted: bool, *shape: int) -> Tensor | None:
-        return torch.zeros(shape, dtype=dtype, device=x.device) if wanted else None
-
+    x, weight, bias, labels, ignore_index, label_smoothing = a
+    dtype, made = wide_dtype(x.dtype), dict[str, Tensor]()
     is_labelled = labels != ignore_index
     total = torch.zeros((), dtype=dtype, device=x.device)
-    dx, dbias = zeros(wants_dx, *x.shape), zeros(wants_dbias, len(weight))
-    dweight = torch.empty(weight.shape, dtype=dtype, device=x.device) if wants_dweight else None
+    if "x" in wants:
+        made["x"] = torch.zeros(x.shape, dtype=dtype, device=x.device)
+    if "weight" in wants:
+        made["weight"] = torch.empty(weight.shape, dtype=dtype, device=x.device)
+    if "bias" in wants and bias is not None:
+        made["bias"] = torch.zeros(len(weight), dtype=dtype, device=x.device)
     narrow_weight, narrow_bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     is_first = True
     for index in _chunks(x, is_labelled, len(weight)):
         rows = x[index]
         logits = matmul(rows, narrow_weight.t(), narrow_bias)
-        wants_gradient = wants_dx or wants_dweight or wants_dbias
-        total += _losses(logits, labels[index], is_labelled[index], label_smoothing, wants_gradient).sum()
-        if dx is not None:
-            dx[index] = matmul(logits, narrow_weight).to(dtype)
-        if dweight is not None:
-            _add_weight_gradient(dweight, logits, rows, is_first)
-        if dbias is not None:
-            dbias += logits.sum(0, dtype=dtype)
+        total += _losses(logits, labels[index], is_labelled[index], label_smoothing, bool(made)).sum()
+        if "x" in made:
+            made["x"][index] = matmul(logits, narrow_weight).to(dtype)
+        if "weight" in made:
+            _add_weight_gradient(made["weight"], logits, rows, is_first)
+        if "bias" in made:
+            made["bias"] += logits.sum(0, dtype=dtype)
         is_first = False
-    if dweight is not None and is_first:
-        dweight.zero_()
-    return total / is_labelled.sum().clamp(min=1), dx, dweight, dbias
+    if "weight" in made and is_first:
+        made["weight"].zero_()
+    return total / is_labelled.sum().clamp(min=1), made
 
 
 def linear_cross_entropy_bwd(
-    dloss: Tensor,
-    labels: Tensor,
-    dx: Tensor | None,
-    dweight: Tensor | None,
-    dbias: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    ignore_index: int = -100,
-    may_overwrite: bool = False,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias), as `reference.linear_cross_entropy`.
+    a: LinearCrossEntropy, dloss: Tensor, sums: Mapping[str, Tensor], may_overwrite: bool = False
+) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.linear_cross_entropy`.
 
     may_overwrite: scaled in place, which spares fresh memory of the size of weight.
     """
-    scale = dloss / (labels != ignore_index).sum().clamp(min=1)
-
-    def scaled(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        if gradient is None:
-            return None
-        return (gradient.mul_(scale) if may_overwrite else gradient * scale).to(dtype)
-
-    return scaled(dx, x.dtype), scaled(dweight, weight.dtype), scaled(dbias, weight.dtype)
+    scale = dloss / (a.labels != a.ignore_index).sum().clamp(min=1)
+    return {
+        name: (t.mul_(scale) if may_overwrite else t * scale).to(a.x.dtype if name == "x" else a.weight.dtype)
+        for name, t in sums.items()
+    }
 
 
 def _losses(logits: Tensor, labels: Tensor, is_labelled: Tensor, smoothing: float, wants_gradient: bool) -> Tensor:

@@ -26,6 +26,8 @@ dtype of x. dZ is that of the sum over rows, at most 1 in size: divided by the n
 Determinism: no atomics; every sum is taken in an order that shapes alone decide. No device sync.
 """
 
+from collections.abc import Mapping, Set
+
 import torch
 import triton
 import triton.language as tl
@@ -36,6 +38,7 @@ from bert_fast.kernels._gemm import product
 from bert_fast.kernels._launch import ceil_div
 from bert_fast.kernels._math import row_major
 from bert_fast.kernels.cross_entropy import divide_by_labelled, mean_of_labelled
+from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 
 __all__ = ["chunk_rows", "linear_cross_entropy_bwd", "linear_cross_entropy_fwd", "padded_words", "row_warps"]
 
@@ -227,30 +230,17 @@ def _column_sums(dlogits: Tensor, dbias: Tensor, accumulate: bool) -> None:
         )
 
 
-def linear_cross_entropy_fwd(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    wants_dx: bool = False,
-    wants_dweight: bool = False,
-    wants_dbias: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """(loss [], dx, dweight, dbias), as `reference.linear_cross_entropy`.
+def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss [], gradients of the sum by name), as `reference.linear_cross_entropy`.
 
     A label that is neither a class nor ignore_index makes the loss and the gradient of its row NaN.
     """
+    x, weight, bias, labels, ignore_index, label_smoothing = a
     num_rows, num_words = len(x), len(weight)
     make = torch.empty if num_rows else torch.zeros
-
-    def gradient(wanted: bool, like: Tensor) -> Tensor | None:
-        return make(like.shape, dtype=torch.float32, device=x.device) if wanted else None
-
+    shapes = {"x": x.shape, "weight": weight.shape} | ({} if bias is None else {"bias": bias.shape})
+    made = {name: make(shape, dtype=torch.float32, device=x.device) for name, shape in shapes.items() if name in wants}
     losses = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    dx, dweight = gradient(wants_dx, x), gradient(wants_dweight, weight)
-    dbias = gradient(wants_dbias, weight[:, 0])
     labels, narrow_weight = labels.contiguous(), weight.to(x.dtype)
     step = chunk_rows(num_rows, num_words, x.dtype) if num_rows else 1
     memory = torch.empty(min(step, num_rows), padded_words(num_words), dtype=x.dtype, device=x.device)
@@ -260,34 +250,23 @@ def linear_cross_entropy_fwd(
         chunk = memory[: len(x_rows)]  # [n, V']
         logits = chunk[:, :num_words]
         product(x_rows, narrow_weight.t(), bias, out=logits)
-        wants_gradient = wants_dx or wants_dweight or wants_dbias
-        _rows(chunk, num_words, labels[rows], ignore_index, label_smoothing, wants_gradient, losses[rows])
-        if dx is not None:
-            product(logits, narrow_weight, out=dx[rows])
-        if dweight is not None:
-            product(logits.t(), x_rows, out=dweight, accumulate=is_later)
-        if dbias is not None:
-            _column_sums(chunk, dbias, is_later)
-    return mean_of_labelled(losses, labels, ignore_index), dx, dweight, dbias
+        _rows(chunk, num_words, labels[rows], ignore_index, label_smoothing, bool(made), losses[rows])
+        if "x" in made:
+            product(logits, narrow_weight, out=made["x"][rows])
+        if "weight" in made:
+            product(logits.t(), x_rows, out=made["weight"], accumulate=is_later)
+        if "bias" in made:
+            _column_sums(chunk, made["bias"], is_later)
+    return mean_of_labelled(losses, labels, ignore_index), made
 
 
 def linear_cross_entropy_bwd(
-    dloss: Tensor,
-    labels: Tensor,
-    dx: Tensor | None,
-    dweight: Tensor | None,
-    dbias: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    ignore_index: int = -100,
-    may_overwrite: bool = False,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias), as `reference.linear_cross_entropy`; with may_overwrite fp32 ones stay where they are."""
-    scale = divide_by_labelled(dloss, labels, ignore_index)
+    a: LinearCrossEntropy, dloss: Tensor, sums: Mapping[str, Tensor], may_overwrite: bool = False
+) -> dict[str, Tensor]:
+    """Gradients by name, as `reference.linear_cross_entropy`; with may_overwrite fp32 ones stay where they are."""
+    scale = divide_by_labelled(dloss, a.labels, a.ignore_index)
 
-    def scaled(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        if gradient is None:
-            return None
+    def scaled(gradient: Tensor, dtype: torch.dtype) -> Tensor:
         in_place = may_overwrite and dtype == gradient.dtype
         out = gradient if in_place else torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
         if gradient.numel():
@@ -303,4 +282,4 @@ def linear_cross_entropy_bwd(
                 )
         return out
 
-    return scaled(dx, x.dtype), scaled(dweight, weight.dtype), scaled(dbias, weight.dtype)
+    return {name: scaled(t, a.x.dtype if name == "x" else a.weight.dtype) for name, t in sums.items()}

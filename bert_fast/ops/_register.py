@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 from bert_fast.errors import DerivativeError
 from bert_fast.ops._signature import Line, checker
 
-__all__ = ["Op", "are_plain", "custom_op", "is_watched", "without_none"]
+__all__ = ["Op", "are_plain", "custom_op", "is_watched"]
 
 _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
@@ -169,8 +169,3 @@ def custom_op(
     Tensors that it writes to stand in lists.
     """
     return lambda function: Op(name, function, tensors, check, check_values, mutates_args)
-
-
-def without_none(tensors: tuple[Tensor | None, ...], like: Tensor) -> Any:
-    """The tensors, with an empty one in the place of each None, since an op cannot return None."""
-    return tuple(like.new_empty(0) if t is None else t for t in tensors)

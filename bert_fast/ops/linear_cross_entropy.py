@@ -4,8 +4,9 @@ Registered as `bert_fast::linear_cross_entropy_fwd` and `_bwd`. Forward makes th
 is there; backward scales them. So forward must know what will be wanted: the public function looks at autograd's state.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Mapping, Set
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -13,14 +14,15 @@ from torch.autograd import forward_ad
 
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
+from bert_fast.ops._define import declaration
 from bert_fast.ops._linear_checks import check_input, check_parameters
-from bert_fast.ops._register import custom_op, without_none
+from bert_fast.ops._register import Op
+from bert_fast.ops._signature import lines_of
 from bert_fast.ops.cross_entropy import check_ignore_index, check_label_smoothing, check_labels
+from bert_fast.reference.linear_cross_entropy import LinearCrossEntropy
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["linear_cross_entropy"]
-
-_OP = "linear_cross_entropy"
 
 
 def linear_cross_entropy(
@@ -67,112 +69,137 @@ def linear_cross_entropy(
     ignore_index, smoothing, backend = int(ignore_index), float(label_smoothing), requested(backend)
     if any(wants) and _is_eager(x, weight, bias):
         return _Eager.apply(x, weight, bias, labels, ignore_index, smoothing, backend)
-    return _forward(x, weight, bias, labels, ignore_index, smoothing, *wants, backend)[0]
+    return _op(x, weight, bias, labels, ignore_index, smoothing, *wants, backend)[0]
 
 
-@custom_op("linear_cross_entropy_fwd", tensors={"x": "x M H", "weight": "p V+ H", "bias": "p V", "labels": "int M"})
+# Not by `_define.define`: forward makes the gradients, and backward scales what forward made.
+_GRADIENTS = ("x", "weight", "bias")
+_TYPES, _LINES = get_type_hints(LinearCrossEntropy), lines_of(LinearCrossEntropy)
+
+
+def _read_forward(given: tuple[Any, ...]) -> tuple[LinearCrossEntropy, frozenset[str]]:
+    """The record, and which gradients are wanted."""
+    return LinearCrossEntropy._make(given[:6]), frozenset(itertools.compress(_GRADIENTS, given[6:9]))
+
+
+def _read_backward(given: tuple[Any, ...]) -> tuple[LinearCrossEntropy, Tensor, dict[str, Tensor]]:
+    """The record as far as it is given, dloss, and gradients of the sum."""
+    dloss, labels, *sums, x, weight, ignore_index = given
+    made = {name: t for name, t in zip(_GRADIENTS, sums, strict=True) if t is not None}
+    return LinearCrossEntropy._make((x, weight, None, labels, ignore_index, None)), dloss, made
+
+
+def _in_order(made: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
+    """The gradients as an op returns them: an empty one in the place of each that is not made."""
+    return tuple([made[name] if name in made else like.new_empty(0) for name in _GRADIENTS])
+
+
 @without_autocast
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int, label_smoothing: float,
-    wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    loss, *gradients = resolve(_OP, OpSpec.of(x), backend).linear_cross_entropy_fwd(
-        x, weight, bias, labels, ignore_index, label_smoothing, wants_dx, wants_dweight, wants_dbias
-    )
-    return loss, *without_none(tuple(gradients), loss)
+def _make(_: Tensor, a: LinearCrossEntropy, wants: Set[str], backend: str) -> tuple[Tensor, dict[str, Tensor]]:
+    module: Any = resolve("linear_cross_entropy", OpSpec(a.x.device, a.x.dtype), backend)
+    return module.linear_cross_entropy_fwd(a, wants)
 
 
-@_forward.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int, label_smoothing: float,
-    wants_dx: bool, wants_dweight: bool, wants_dbias: bool, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    loss = x.new_empty((), dtype=wide_dtype(x.dtype))
-    dx = loss.new_empty(x.shape) if wants_dx else None
-    dweight = loss.new_empty(weight.shape) if wants_dweight else None
-    dbias = loss.new_empty(weight.shape[0]) if wants_dbias else None
-    return loss, *without_none((dx, dweight, dbias), loss)
+@without_autocast
+def _scale(dloss: Tensor, a: LinearCrossEntropy, sums: Mapping[str, Tensor], backend: str, may_overwrite: bool) -> Any:
+    module: Any = resolve("linear_cross_entropy", OpSpec(a.x.device, a.x.dtype), backend)
+    return module.linear_cross_entropy_bwd(a, dloss, sums, may_overwrite)
 
 
-@custom_op(
-    "linear_cross_entropy_bwd",
-    tensors={
-        "x": "x M H", "weight": "p V+ H", "dloss": "s", "labels": "int M", "dx": "s M H", "dweight": "s V H",
-        "dbias": "s V",
-    },
+def _forward(*given: Any) -> tuple[Tensor, ...]:
+    a, wants = _read_forward(given[:-1])
+    loss, made = _make(a.x, a, wants, given[-1])
+    return loss, *_in_order(made, loss)
+
+
+def _fake_forward(*given: Any) -> tuple[Tensor, ...]:
+    a, wants = _read_forward(given[:-1])
+    loss = a.x.new_empty((), dtype=wide_dtype(a.x.dtype))
+    given_fields = {name: getattr(a, name) for name in _GRADIENTS if name in wants}
+    return loss, *_in_order({n: loss.new_empty(t.shape) for n, t in given_fields.items() if t is not None}, loss)
+
+
+def _backward(*given: Any) -> tuple[Tensor, ...]:
+    a, dloss, sums = _read_backward(given[:-1])
+    return _in_order(_scale(dloss, a, sums, given[-1], False), dloss)
+
+
+def _fake_backward(*given: Any) -> tuple[Tensor, ...]:
+    a, dloss, sums = _read_backward(given[:-1])
+    made = {name: (a.x if name == "x" else a.weight).new_empty(t.shape) for name, t in sums.items()}
+    return _in_order(made, dloss)
+
+
+_op = Op(
+    "linear_cross_entropy_fwd", _forward, _LINES, None, None,
+    declaration=declaration(
+        _TYPES | {"wants_dx": bool, "wants_dweight": bool, "wants_dbias": bool, "backend": str}, 4
+    ),
 )  # fmt: skip
-@without_autocast
-def _backward(
-    dloss: Tensor, labels: Tensor, dx: Tensor | None, dweight: Tensor | None, dbias: Tensor | None, x: Tensor,
-    weight: Tensor, ignore_index: int, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    implementation = resolve(_OP, OpSpec.of(x), backend)
-    gradients = implementation.linear_cross_entropy_bwd(dloss, labels, dx, dweight, dbias, x, weight, ignore_index)
-    return without_none(gradients, dloss)
+_backward_op = Op(
+    "linear_cross_entropy_bwd",
+    _backward,
+    _LINES | {"dloss": "s", "dx": "s M H", "dweight": "s V H", "dbias": "s V"},
+    None,
+    None,
+    declaration=declaration(
+        {"dloss": Tensor, "labels": Tensor}
+        | dict.fromkeys(("dx", "dweight", "dbias"), Tensor | None)
+        | {"x": Tensor, "weight": Tensor, "ignore_index": int, "backend": str},
+        3,
+    ),
+)
 
 
-@_backward.register_fake
-def _(
-    dloss: Tensor, labels: Tensor, dx: Tensor | None, dweight: Tensor | None, dbias: Tensor | None, x: Tensor,
-    weight: Tensor, ignore_index: int, backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    like = (dx, x), (dweight, weight), (dbias, weight)
-    return without_none(tuple(None if t is None else p.new_empty(t.shape) for t, p in like), dloss)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, labels, ctx.ignore_index, _, *wants, ctx.backend = inputs
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    a, wants = _read_forward(inputs[:-1])
     _, *gradients = output
     ctx.mark_non_differentiable(*gradients)
     ctx.set_materialize_grads(False)
-    made = (gradient if wanted else None for gradient, wanted in zip(gradients, wants, strict=True))
-    ctx.save_for_backward(labels, *made, x, weight)
+    made = (gradient if name in wants else None for name, gradient in zip(_GRADIENTS, gradients, strict=True))
+    ctx.save_for_backward(a.labels, *made, a.x, a.weight)
+    ctx.others = (a.ignore_index, inputs[-1])
 
 
-def _autograd(ctx: Any, dloss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dloss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if dloss is None:
         return (None,) * 10
     saved = ctx.saved_tensors
-    gradients = _backward(dloss, *saved, ctx.ignore_index, ctx.backend)
-    return *_wanted(gradients, saved), *(None,) * 7
+    made = _backward_op(dloss, *saved, *ctx.others)
+    gradients = (t if kept is not None else None for t, kept in zip(made, saved[1:4], strict=True))
+    return *gradients, *(None,) * 7
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
-
-
-def _wanted(gradients: Any, saved: Any) -> Iterator[Tensor | None]:
-    """dx, dweight, dbias; None for those of which nothing was saved."""
-    return (made if kept is not None else None for made, kept in zip(gradients, saved[1:4], strict=True))
+_op.register_fake(_fake_forward)
+_backward_op.register_fake(_fake_backward)
+_op.register_autograd(_differentiate, setup_context=_save)
 
 
 class _Eager(torch.autograd.Function):
-    """What `_forward` and its formula compute, but nobody else holds the gradients that forward made.
+    """What the op and its formula compute, but nobody else holds the gradients that forward made.
 
     So backward may scale them in place: no second tensor of the size of weight, which on the CPU is fresh pages too.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int,
-                label_smoothing: float, backend: str) -> Tensor:  # fmt: skip
-        loss, *gradients = without_autocast(resolve(_OP, OpSpec.of(x), backend).linear_cross_entropy_fwd)(
-            x, weight, bias, labels, ignore_index, label_smoothing, *ctx.needs_input_grad[:3]
-        )
-        ctx.ignore_index, ctx.backend = ignore_index, backend
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        """given: the record's fields and the request for a back-end."""
+        a = LinearCrossEntropy._make(given[:-1])
+        wants = frozenset(itertools.compress(_GRADIENTS, ctx.needs_input_grad))
+        loss, made = _make(a.x, a, wants, given[-1])
+        ctx.others = (a.ignore_index, given[-1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(labels, *gradients, x, weight)
+        ctx.save_for_backward(a.labels, *map(made.get, _GRADIENTS), a.x, a.weight)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None) -> Any:
-        if dloss is None:
-            return (None,) * 7
-        saved = ctx.saved_tensors
-        if _is_last_use():
-            implementation = resolve(_OP, OpSpec.of(saved[4]), ctx.backend)
-            gradients = without_autocast(implementation.linear_cross_entropy_bwd)(dloss, *saved, ctx.ignore_index, True)
-        else:
-            gradients = _backward(dloss, *saved, ctx.ignore_index, ctx.backend)
-        return *_wanted(gradients, saved), *(None,) * 4
+        if dloss is None or not _is_last_use():
+            return _differentiate(ctx, dloss)[:7]
+        ignore_index, backend = ctx.others
+        a, _, sums = _read_backward((dloss, *ctx.saved_tensors, ignore_index))
+        made = _scale(dloss, a, sums, backend, True)
+        return *map(made.get, _GRADIENTS), *(None,) * 4
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:

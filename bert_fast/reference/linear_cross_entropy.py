@@ -12,68 +12,66 @@ Forward makes the gradients, of the sum over labelled rows, wherever one is want
 nobody keeps them or makes them twice. Backward knows what the sum is to be divided by and multiplied with, and scales.
 """
 
+from collections.abc import Mapping, Set
+from typing import Annotated, NamedTuple
+
 import torch
 from torch import Tensor
 
 from bert_fast.reference.cross_entropy import CrossEntropy, cross_entropy_bwd, cross_entropy_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
+__all__ = ["GRADIENTS", "LinearCrossEntropy", "linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
 
 
-def linear_cross_entropy_fwd(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    wants_dx: bool = False,
-    wants_dweight: bool = False,
-    wants_dbias: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The mean cross entropy of the rows of x W^T + b, and gradients of its sum.
+GRADIENTS = frozenset({"x", "weight", "bias"})
 
-    x (Tensor [M, H]); weight (Tensor [V, H]); bias (Tensor [V] or None); labels (Tensor [M], int).
-    Returns: loss (Tensor [], fp32; fp64 for fp64 inputs); dx [M, H], dweight [V, H], dbias [V], likewise, of the sum of
-        the losses of labelled rows; None for what is not wanted.
+
+class LinearCrossEntropy(NamedTuple):
+    """The arguments; parameters of the dtype of x or, beside half precision, fp32."""
+
+    x: Annotated[Tensor, "x M H"]
+    weight: Annotated[Tensor, "p V+ H"]
+    bias: Annotated[Tensor | None, "p V"]
+    labels: Annotated[Tensor, "int M"]
+    ignore_index: int  # rows of this label count for nothing
+    label_smoothing: float  # s
+
+
+def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean cross entropy of the rows of x W^T + b, and the wanted gradients of its sum, by name.
+
+    Returns: loss (Tensor [], fp32; fp64 for fp64 inputs); x [M, H], weight [V, H], bias [V], likewise, of the sum of
+        the losses of labelled rows; without a bias none of it.
     """
-    x, weight = wide(x), wide(weight)
+    x, weight = wide(a.x), wide(a.weight)
     logits = x @ weight.T  # wide, and not rounded to the dtype of x in between: nothing keeps them
-    if bias is not None:
-        logits = logits + wide(bias)
-    scores = CrossEntropy(logits, labels, ignore_index, label_smoothing)
+    if a.bias is not None:
+        logits = logits + wide(a.bias)
+    scores = CrossEntropy(logits, a.labels, a.ignore_index, a.label_smoothing)
     loss, lse = cross_entropy_fwd(scores)
-    if not (wants_dx or wants_dweight or wants_dbias):
-        return loss, None, None, None
+    made: dict[str, Tensor] = {}
+    if not wants:
+        return loss, made
     with torch.no_grad():
-        number = (labels != ignore_index).sum().to(loss.dtype)  # the loss is the sum divided by it
+        number = (a.labels != a.ignore_index).sum().to(loss.dtype)  # the loss is the sum divided by it
         dlogits = cross_entropy_bwd(scores, number, lse)["logits"]
-        dx = dlogits @ weight if wants_dx else None
-        dweight = dlogits.T @ x if wants_dweight else None
-        dbias = dlogits.sum(0) if wants_dbias else None
-    return loss, dx, dweight, dbias
+        if "x" in wants:
+            made["x"] = dlogits @ weight
+        if "weight" in wants:
+            made["weight"] = dlogits.T @ x
+        if "bias" in wants and a.bias is not None:
+            made["bias"] = dlogits.sum(0)
+    return loss, made
 
 
 def linear_cross_entropy_bwd(
-    dloss: Tensor,
-    labels: Tensor,
-    dx: Tensor | None,
-    dweight: Tensor | None,
-    dbias: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    ignore_index: int = -100,
-    may_overwrite: bool = False,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dx, dweight and dbias of `linear_cross_entropy_fwd` for dloss (Tensor []), in the dtypes of x, weight and weight.
+    a: LinearCrossEntropy, dloss: Tensor, sums: Mapping[str, Tensor], may_overwrite: bool = False
+) -> dict[str, Tensor]:
+    """Gradients by name out of those that forward made, for dloss (Tensor []), in the dtypes of x, weight and weight.
 
-    x and weight say the dtypes, nothing else. may_overwrite: the given gradients may be overwritten, and returned where
-        they have the dtype already; the reference makes new ones.
+    x and weight say the dtypes, nothing else; bias and label_smoothing are not read, may be None. may_overwrite: `sums`
+        may be overwritten, and returned where they have the dtype already; the reference makes new ones.
     """
-    scale = dloss / (labels != ignore_index).sum().clamp(min=1)
-
-    def scaled(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        return None if gradient is None else (gradient * scale).to(dtype)
-
-    return scaled(dx, x.dtype), scaled(dweight, weight.dtype), scaled(dbias, weight.dtype)
+    scale = dloss / (a.labels != a.ignore_index).sum().clamp(min=1)
+    return {name: (t * scale).to(a.x.dtype if name == "x" else a.weight.dtype) for name, t in sums.items()}

@@ -10,8 +10,10 @@ from torch.nn import functional as F
 from bert_fast import backend
 from bert_fast.reference import linear_cross_entropy as reference
 from bert_fast.reference.cross_entropy import CrossEntropy, cross_entropy_bwd, cross_entropy_fwd
+from bert_fast.reference.linear_cross_entropy import LinearCrossEntropy
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.traffic import assert_traffic, traffic
+from tests.wants import parametrize_wants
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -22,7 +24,6 @@ pytestmark = [
 OP = "linear_cross_entropy"
 IGNORE = -100
 OUTPUTS = ("loss", "dx", "dweight", "dbias")
-ALL = (True, True, True)
 
 
 @pytest.fixture
@@ -70,12 +71,12 @@ def check(
     """Compares loss and gradients with the fp64 reference on the same rounded inputs, which must stay as they were."""
     before = [t.clone() for t in (x, weight, labels)]
     dloss = torch.tensor(-1.25 * max(1, int((labels != ignore_index).sum())))  # undoes the mean: gradients of size 1
-    wants = True, True, bias is not None
-    loss, *sums = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, ignore_index, smoothing, *wants)
-    gradients = kernels.linear_cross_entropy_bwd(dloss, labels, *sums, x, weight, ignore_index)
-    wide = [None if t is None else t.double() for t in (x, weight, bias)]
-    true_loss, *true_sums = reference.linear_cross_entropy_fwd(*wide, labels, ignore_index, smoothing, *wants)
-    truth = reference.linear_cross_entropy_bwd(dloss.double(), labels, *true_sums, *wide[:2], ignore_index)
+    a = LinearCrossEntropy(x, weight, bias, labels, ignore_index, smoothing)
+    loss, sums = kernels.linear_cross_entropy_fwd(a)
+    gradients = list(kernels.linear_cross_entropy_bwd(a, dloss, sums).values())
+    wide = a._replace(**{n: getattr(a, n).double() for n in ("x", "weight", "bias") if getattr(a, n) is not None})
+    true_loss, true_sums = reference.linear_cross_entropy_fwd(wide)
+    truth = reference.linear_cross_entropy_bwd(wide, dloss.double(), true_sums).values()
     plain = run_plain(x, weight, bias, labels, dloss, smoothing, ignore_index)
     for name, actual, stock, true in zip(OUTPUTS, (loss, *gradients), plain, (true_loss, *truth), strict=False):
         assert_close_to_truth(OP, name + suffix, actual, stock, true)
@@ -170,18 +171,19 @@ def test_infinities_are_those_of_torch(kernels, value: float, column: int | slic
     x, weight, bias, _ = make(2, 70)
     bias[column] = value
     labels = torch.tensor([1, 1])
-    loss, dx, _, dbias = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.0, *ALL)
+    loss, sums = kernels.linear_cross_entropy_fwd(LinearCrossEntropy(x, weight, bias, labels, IGNORE, 0.0))
     stock = run_plain(x, weight, bias, labels, torch.tensor(1.0), 0.0, IGNORE)
-    for actual, expected in zip((loss, dx, dbias), (stock[0], stock[1], stock[3]), strict=True):
+    for actual, expected in zip((loss, sums["x"], sums["bias"]), (stock[0], stock[1], stock[3]), strict=True):
         assert torch.equal(torch.isfinite(actual), torch.isfinite(expected))
 
 
 @pytest.mark.parametrize("num_rows", [0, 5])
 def test_nothing_labelled(kernels, num_rows: int) -> None:  # type: ignore[no-untyped-def]
     x, weight, bias, labels = make(num_rows, 70)
-    loss, *sums = kernels.linear_cross_entropy_fwd(x, weight, bias, labels.fill_(IGNORE), IGNORE, 0.1, *ALL)
-    assert loss == 0 and not any(t.any() for t in sums)
-    gradients = kernels.linear_cross_entropy_bwd(torch.tensor(3.0), labels, *sums, x, weight)
+    a = LinearCrossEntropy(x, weight, bias, labels.fill_(IGNORE), IGNORE, 0.1)
+    loss, sums = kernels.linear_cross_entropy_fwd(a)
+    assert loss == 0 and not any(t.any() for t in sums.values())
+    gradients = list(kernels.linear_cross_entropy_bwd(a, torch.tensor(3.0), sums).values())
     assert not any(t.any() for t in gradients) and [t.shape for t in gradients] == [x.shape, weight.shape, bias.shape]
 
 
@@ -190,39 +192,43 @@ def test_labels_out_of_range_show_and_read_nothing(kernels, bad: int) -> None:  
     """70 is a column of the memory that pads rows."""
     x, weight, bias, labels = make(5, 70)
     labels[2] = bad
-    loss, dx, dweight, dbias = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.0, *ALL)
-    assert loss.isnan() and dweight.isnan().all() and dbias.isnan().all()
-    assert torch.equal(dx.isnan().any(1), torch.arange(5) == 2)
+    loss, sums = kernels.linear_cross_entropy_fwd(LinearCrossEntropy(x, weight, bias, labels, IGNORE, 0.0))
+    assert loss.isnan() and sums["weight"].isnan().all() and sums["bias"].isnan().all()
+    assert torch.equal(sums["x"].isnan().any(1), torch.arange(5) == 2)
 
 
-@pytest.mark.parametrize("wants", list(itertools.product([False, True], repeat=3)))
-def test_only_what_is_wanted_is_made(kernels, wants: tuple[bool, bool, bool]) -> None:  # type: ignore[no-untyped-def]
-    x, weight, bias, labels = make(5, 70)
-    expected = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.1, *ALL)
-    actual = kernels.linear_cross_entropy_fwd(x, weight, bias, labels, IGNORE, 0.1, *wants)
-    assert torch.equal(actual[0], expected[0])
-    scaled = kernels.linear_cross_entropy_bwd(torch.tensor(2.0), labels, *actual[1:], x, weight)
-    for wanted, got, made, out in zip(wants, actual[1:], expected[1:], scaled, strict=True):
-        assert (got is None) == (out is None) == (not wanted)
-        assert got is None or torch.equal(got, made)
+@parametrize_wants("x", "weight", "bias")
+def test_only_what_is_wanted_is_made(kernels, wants: frozenset[str]) -> None:  # type: ignore[no-untyped-def]
+    a = LinearCrossEntropy(*make(5, 70), IGNORE, 0.1)
+    (loss, everything), (same_loss, sums) = (
+        kernels.linear_cross_entropy_fwd(a),
+        kernels.linear_cross_entropy_fwd(a, wants),
+    )
+    assert torch.equal(loss, same_loss)
+    assert sums.keys() == kernels.linear_cross_entropy_bwd(a, torch.tensor(2.0), sums).keys() == wants
+    assert all(torch.equal(t, everything[name]) for name, t in sums.items())
 
 
 def test_scaling_in_place_where_it_may(kernels) -> None:  # type: ignore[no-untyped-def]
     x, weight, bias, labels = make(6, 70, dtype=torch.float16)
     for w in (weight, weight.float()):
-        _, *sums = kernels.linear_cross_entropy_fwd(x, w, bias.to(w.dtype), labels, IGNORE, 0.0, *ALL)
-        new = kernels.linear_cross_entropy_bwd(torch.tensor(3.0), labels, *sums, x, w)
-        over = kernels.linear_cross_entropy_bwd(torch.tensor(3.0), labels, *sums, x, w, may_overwrite=True)
-        assert all(torch.equal(a, b) for a, b in zip(new, over, strict=True))
-        assert [a is b for a, b in zip(over, sums, strict=True)] == [False] + [w.dtype == torch.float32] * 2
+        a = LinearCrossEntropy(x, w, bias.to(w.dtype), labels, IGNORE, 0.0)
+        _, sums = kernels.linear_cross_entropy_fwd(a)
+        new = kernels.linear_cross_entropy_bwd(a, torch.tensor(3.0), sums)
+        over = kernels.linear_cross_entropy_bwd(a, torch.tensor(3.0), sums, may_overwrite=True)
+        assert all(torch.equal(new[name], over[name]) for name in new)
+        assert [over[name] is sums[name] for name in ("x", "weight", "bias")] == [False] + [
+            w.dtype == torch.float32
+        ] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_runs_repeat_bit_for_bit(kernels, monkeypatch, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(kernels, "_CHUNK_BYTES", 4 * kernels.padded_words(70) * dtype.itemsize)
     inputs = make(9, 70, dtype=dtype)
-    first, second = (kernels.linear_cross_entropy_fwd(*inputs, IGNORE, 0.1, *ALL) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    a = LinearCrossEntropy(*inputs, IGNORE, 0.1)
+    (loss, sums), (same_loss, same_sums) = (kernels.linear_cross_entropy_fwd(a) for _ in range(2))
+    assert torch.equal(loss, same_loss) and all(torch.equal(t, same_sums[name]) for name, t in sums.items())
 
 
 def test_chunks_of_every_number_of_rows(kernels) -> None:  # type: ignore[no-untyped-def]
@@ -264,6 +270,7 @@ def test_bytes_are_those_of_the_docstring(kernels, num_words: int, dtype: torch.
         assert_traffic(sums, logits.nbytes + (2 if accumulate else 1) * dbias.nbytes)
     gradient = torch.randn(num_words, 24)
     with traffic() as scaled:
-        kernels.linear_cross_entropy_bwd(torch.tensor(1.0), labels, None, gradient, None, x, weight)
+        a = LinearCrossEntropy(x, weight, None, labels, IGNORE, None)
+        kernels.linear_cross_entropy_bwd(a, torch.tensor(1.0), {"weight": gradient})
     count = num_rows * b + 8  # of labelled rows
     assert_traffic(scaled, gradient.nbytes + 4 + gradient.numel() * e + count)
