@@ -79,28 +79,12 @@ def _stdin(model: "TrainedModel") -> Iterator[list[dict[str, Any]]]:
 
 
 def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
-    from bert_fast.training.recipes.settings import ClassifyData, NerData, QaData
-
-    data, place = model.settings.data, f"-: line {number}"
+    place = f"-: line {number}"
     try:
         text = line.removesuffix(b"\r").decode()
     except UnicodeDecodeError as error:
         raise SourceError(f"{place}: not UTF-8: byte {error.start} of the line is 0x{line[error.start]:02x}") from None
-    if isinstance(data, ClassifyData):
-        if data.text_pair is None:
-            return {data.text: text}
-        parts = text.split("\t")
-        if len(parts) != 2:
-            raise SourceError(f"{place}: expected two texts with a tab between them, got {len(parts)}")
-        return {data.text: parts[0], data.text_pair: parts[1]}
-    if isinstance(data, NerData):
-        return {"tokens": text.split()}
     try:
-        row = json.loads(text)
-        if not isinstance(row, dict):
-            raise ValueError(f"got {type(row).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{place}: expected a JSON object: {error}") from None
-    if isinstance(data, QaData):
-        row.setdefault("id", str(number - 1))  # of all lines, not of those that came together
-    return row
+        return model.settings.data.parse_line(text, number)
+    except ValueError as error:
+        raise SourceError(f"{place}: {error}") from None

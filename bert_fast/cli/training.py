@@ -11,7 +11,7 @@ from bert_fast.cli.arguments import is_main_process
 from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
-    from bert_fast.training.recipes.fields import Field
+    from bert_fast.training.recipes.settings import Field
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,8 +21,7 @@ _INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}  # as shells have it: 128 + the n
 def add_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     """Adds a flag for every setting of a task, and those that say how to run it."""
     from bert_fast.training.config import TrainingConfig
-    from bert_fast.training.recipes.fields import fields_of
-    from bert_fast.training.recipes.settings import TASKS, ModelSettings, settings_fields
+    from bert_fast.training.recipes.settings import TASKS, ModelSettings, fields_of, settings_fields
 
     fields = settings_fields(task)
     parser.usage = "%(prog)s [--config FILE] --model MODEL --train FILE --output-dir DIR [option ...]"
@@ -43,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser, task: str) -> None:
 
 
 def _add_flag(group: Any, task: str, field: "Field") -> None:
-    from bert_fast.training.recipes.fields import MISSING
-    from bert_fast.training.recipes.settings import default_of
+    from bert_fast.training.recipes.settings import MISSING, default_of
 
     default = default_of(task, field)
     says = [field.help] if field.help else []

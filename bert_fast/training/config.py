@@ -9,7 +9,7 @@ from typing import Any
 from bert_fast.checks import check_choice, check_count, check_flag, check_number
 from bert_fast.files import path_name
 
-__all__ = ["TrainingConfig"]
+__all__ = ["SettingsError", "TrainingConfig"]
 
 OPTIMIZERS = ("adamw", "lamb")
 SCHEDULES = ("linear", "cosine", "polynomial", "constant")
@@ -17,6 +17,10 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 SHARDING = ("none", "fsdp2")
 _MOST_EPOCHS = 2**31  # so that steps can be counted
 _EXACT = 2.0**53  # greater whole numbers are no exact floats
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, missing or of a wrong value; the message names it, and the file it is in."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""`Task`: what a run trains on, what its loss is made of, how good a model is at it; and what tasks share.
+"""`Task`: what a run trains on, what its loss is made of, and how good a model is at it.
 
-`Predictions` is what a model says about the examples of a source.
+`Predictions`: what a model says about the examples of a source.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from bert_fast.data.arguments import row_indices, whole_numbers
 from bert_fast.data.source import Source
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["Predictions", "Task", "check_sources", "probabilities", "write_table"]
-
-_BREAKS = str.maketrans("\t\n\r", "   ")  # tables have no quoting
+__all__ = ["Predictions", "Task"]
 
 
 class Predictions:
@@ -102,13 +100,6 @@ class Predictions:
             )
 
 
-def check_sources(kind: type, **sources: Any) -> None:
-    """Raises TypeError unless each is of this kind, or None; the names are those of arguments."""
-    for name, source in sources.items():
-        if source is not None and not isinstance(source, kind):
-            raise TypeError(f"{name}: expected a {kind.__name__}, got {type(source).__name__}")
-
-
 class Task(ABC):
     """Examples to train on and to judge by, the parts of the loss, and the metrics.
 
@@ -167,26 +158,3 @@ class Task(ABC):
         """One example as text, for `--dry-run`: its tokens, its labels beside them."""
         batch = source.batch(0, np.array([index]))
         return " ".join(map(str, batch["input_ids"].tolist()))
-
-
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """The softmax over the last dimension, in fp64."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
-
-
-def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a TSV file with a header: the keys of the first row, which all rows have.
-
-    Numbers that are not whole have six digits; tabs and line ends within texts become spaces.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for number, row in enumerate(rows):
-            if number == 0:
-                file.write("\t".join(_cell(name) for name in row) + "\n")
-            file.write("\t".join(_cell(value) for value in row.values()) + "\n")
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.6f}" if isinstance(value, float) else str(value).translate(_BREAKS)

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from bert_fast.training.config import TrainingConfig
-from bert_fast.training.recipes.fields import MISSING, fields_of
 from bert_fast.training.recipes.settings import (
+    MISSING,
     TASKS,
     ModelSettings,
     Settings,
     SettingsError,
+    fields_of,
     read_yaml,
     settings_fields,
 )

@@ -6,8 +6,7 @@ A model starts from a size by its name, a configuration, or a checkpoint whose h
 import contextlib
 import dataclasses
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ from typing import Any
 import torch
 
 from bert_fast.checks import check_choice
-from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.counter_random import CounterRandom
 from bert_fast.errors import CheckpointError, SourceError
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
 from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.checkpoints import STATE, WEIGHTS, check_files
-from bert_fast.training.recipes.settings import ModelSettings, PretrainData, QaData, Settings, SettingsError
-from bert_fast.training.recipes.tasks import make_task, model_class, read_source
+from bert_fast.training.recipes.settings import ModelSettings, Settings, SettingsError
 from bert_fast.training.task import Task
+from bert_fast.training.tasks.base import OnMain
 
 __all__ = [
     "SIZES",
@@ -35,7 +32,6 @@ __all__ = [
     "load_tokenizer",
     "make_config",
     "new_model",
-    "pretraining_source",
     "settings_at_fault",
 ]
 
@@ -48,8 +44,6 @@ SIZES = {
     "base": (12, 768),
     "large": (24, 1024),
 }
-
-OnMain = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -86,69 +80,13 @@ def build(
     with settings_at_fault():
         tokenizer = load_tokenizer(settings.model)
         torch.manual_seed(settings.training.seed)  # of random weights, the same in every process
-        if isinstance(data, PretrainData):
-            train = pretraining_source(settings, data.train, tokenizer, _below(tokens_dir, "train"), on_main)
-            valid = None
-            if data.valid is not None:
-                valid = pretraining_source(settings, data.valid, tokenizer, _below(tokens_dir, "valid"), on_main)
-            task = make_task(data, train, valid)
-            model = new_model(model_class(data), model_name, tokenizer, longest)
+        sources = data.sources(tokenizer, seed=settings.training.seed, tokens_dir=tokens_dir, on_main=on_main)
+        task = data.make_task(*sources)
+        if data.is_pretraining:
+            model = new_model(data.model_class, model_name, tokenizer, longest)
         else:
-            task = make_task(data, *_examples(settings, tokenizer, tokens_dir))
-            if isinstance(data, QaData):  # what the examples say of it, for those who use the model
-                settings = dataclasses.replace(settings, data=dataclasses.replace(data, may_abstain=task.may_abstain))
-            model = load_model(model_class(data), model_name, tokenizer, longest, task.model_config())
-        return Parts(settings, tokenizer, task, model)
-
-
-def pretraining_source(
-    settings: Settings,
-    files: Sequence[str],
-    tokenizer: BertTokenizer,
-    place: Path | None = None,
-    on_main: OnMain = lambda action: action(),
-) -> Any:
-    """Examples to pre-train on, of text files or of one token store.
-
-    Args:
-        settings: how they are made.
-        files: text files, or the directory of one store.
-        tokenizer: makes the tokens.
-        place: of the store that text files become; None: it is forgotten with the source.
-        on_main: see `build`.
-
-    Raises:
-        SettingsError, OSError, SourceError, StoreError: see `build`.
-    """
-    from bert_fast.data.pretraining import PretrainingSource
-
-    data = settings.data
-    assert isinstance(data, PretrainData)
-
-    def tokenize(directory: Path) -> TokenStore:
-        return tokenize_files(files, directory, tokenizer, format=data.format, field=data.field)
-
-    stores = [file for file in files if os.path.isdir(file)]
-    if stores and len(files) > 1:
-        raise SettingsError(f"train, valid: expected text files, or one token store, got {', '.join(files)}")
-    if stores:
-        store = TokenStore.open(files[0], tokenizer)
-    elif place is not None:
-        on_main(lambda: str(tokenize(place).path))
-        store = TokenStore.open(place, tokenizer)
-    else:
-        with tempfile.TemporaryDirectory() as temporary:  # the store stays mapped into memory
-            store = tokenize(Path(temporary) / "store")
-    return PretrainingSource(
-        store,
-        tokenizer,
-        max_length=data.max_length,
-        next_sentence=data.next_sentence,
-        whole_words=data.whole_words,
-        mask_probability=data.mask_probability,
-        seed=settings.training.seed,
-        short_sequence_probability=data.short_sequence_probability,
-    )
+            model = load_model(data.model_class, model_name, tokenizer, longest, task.model_config())
+        return Parts(dataclasses.replace(settings, data=data.completed(task)), tokenizer, task, model)
 
 
 @contextlib.contextmanager
@@ -160,35 +98,6 @@ def settings_at_fault() -> Iterator[None]:
         raise
     except (TypeError, ValueError) as error:
         raise SettingsError(str(error)) from error
-
-
-def _examples(settings: Settings, tokenizer: BertTokenizer, cache: Path | None) -> tuple[Any, Any]:
-    """(examples to train on, examples to judge by) of fine-tuning."""
-    data: Any = settings.data
-    train = read_source(data, tokenizer, data.train, cache_dir=cache)
-    if data.valid is not None:
-        labels = getattr(train, "label_names", None) or None
-        return train, read_source(data, tokenizer, data.valid, labels=labels, cache_dir=cache)
-    share = getattr(data, "valid_share", None)
-    return (train, None) if share is None else _divided(train, share, settings.training.seed)
-
-
-def _divided(source: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """(most examples, a random share of them)."""
-    is_windows = hasattr(source, "take_questions")  # a question may be several examples: it stays whole
-    count, take = (source.num_questions, source.take_questions) if is_windows else (len(source), source.take)
-    order = CounterRandom(seed, 0, "examples to judge by").permutation(count)
-    kept = max(1, round(share * count))
-    if kept >= count:
-        raise SettingsError(f"valid_share: {share} leaves none of {count} examples to train on")
-    return take(order[kept:]), take(order[:kept])
-
-
-def _below(directory: Path | None, name: str) -> Path | None:
-    if directory is None:
-        return None
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / name
 
 
 def make_config(size: str, vocab_size: int, **overrides: Any) -> BertConfig:

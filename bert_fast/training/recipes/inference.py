@@ -17,9 +17,8 @@ from bert_fast.training.config import PRECISIONS, TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over
 from bert_fast.training.loop import TASK_FILE
-from bert_fast.training.recipes.build import load_model, pretraining_source, settings_at_fault
-from bert_fast.training.recipes.settings import ClassifyData, NerData, PretrainData, Settings, SettingsError
-from bert_fast.training.recipes.tasks import make_task, model_class, read_source
+from bert_fast.training.recipes.build import load_model, settings_at_fault
+from bert_fast.training.recipes.settings import TASKS, Settings, SettingsError
 from bert_fast.training.task import Predictions
 
 __all__ = ["TrainedModel"]
@@ -69,18 +68,8 @@ class TrainedModel:
         with settings_at_fault():
             tokenizer = BertTokenizer.from_pretrained(directory)
             processes = Processes(settings.training)
-        model = load_model(model_class(data), directory, tokenizer, data.max_length, may_lack_head=False)
-        has_labels = isinstance(data, NerData) or (isinstance(data, ClassifyData) and not data.regression)
-        id2label = model.config.id2label
-        nameless = [number for number in range(len(id2label)) if number not in id2label]
-        if has_labels and nameless:
-            raise CheckpointError(
-                f"{directory / 'config.json'}: id2label: expected names of 0 to {len(id2label) - 1}, got none of "
-                f"{nameless[0]}"
-            )
-        labels = [id2label[number] for number in range(len(id2label))] if has_labels else None
-        if labels is not None and isinstance(data, ClassifyData | NerData) and data.labels is not None:
-            labels = list(data.labels)
+        model = load_model(data.model_class, directory, tokenizer, data.max_length, may_lack_head=False)
+        labels = data.label_names(model.config.id2label, directory / "config.json")
         return cls(settings, tokenizer, processes.place(model).eval(), labels, processes)
 
     def evaluate(self, files: Sequence[str]) -> dict[str, float]:
@@ -92,13 +81,10 @@ class TrainedModel:
         Raises:
             SettingsError, OSError, SourceError, StoreError: see `build`.
         """
-        data = self.settings.data
-        if isinstance(data, PretrainData):
-            with settings_at_fault():
-                source = pretraining_source(self.settings, files, self.tokenizer)
-        else:
-            source = self.read(_single(files), is_labelled=True)
-        task = make_task(data, None, source)
+        data, seed = self.settings.data, self.settings.training.seed
+        with settings_at_fault():
+            source = data.labelled_source(files, self.tokenizer, seed=seed, labels=self.labels)
+        task = data.make_task(None, source)
         predictions, losses = self._run(task, source)
         return self.processes.on_main(lambda: losses | task.score(source, predictions))
 
@@ -108,13 +94,8 @@ class TrainedModel:
         Raises:
             SettingsError, OSError, SourceError: see `build`.
         """
-        data = self.settings.data
-        if isinstance(data, PretrainData):
-            raise SettingsError(
-                "task: a pre-trained model says nothing of examples; fine-tune it, or use bert-fast embed"
-            )
         with settings_at_fault():
-            return read_source(data, self.tokenizer, examples, labels=self.labels, is_labelled=is_labelled)
+            return self.settings.data.read(examples, self.tokenizer, labels=self.labels, is_labelled=is_labelled)
 
     def answers(self, source: Any) -> Iterator[dict[str, Any]]:
         """What the model says, in the order of the examples: dictionaries for JSON, as the task's `rows` makes them.
@@ -122,7 +103,7 @@ class TrainedModel:
         Args:
             source: what `read` gave.
         """
-        task = make_task(self.settings.data, None, source)
+        task: Any = self.settings.data.make_task(None, source)
         yield from task.rows(source, self._run(task, source)[0])
 
     def write_answers(self, source: Any, path: str | os.PathLike[str]) -> list[Path]:
@@ -139,7 +120,7 @@ class TrainedModel:
             place = Path(path_name("path", path))
             if not place.name:
                 raise SettingsError(f"path: expected the name of a file, got {os.fspath(path)!r}")
-        task = make_task(self.settings.data, None, source)
+        task = self.settings.data.make_task(None, source)
         predictions = self._run(task, source)[0]
         place.parent.mkdir(parents=True, exist_ok=True)
         return self.processes.on_main(lambda: task.write_predictions(place, source, predictions))
@@ -171,9 +152,9 @@ def _settings(directory: Path, changes: dict[str, Any], precision: str) -> Setti
     else:
         # What only training needs.
         stored = {"train": "none", "output_dir": str(directory), "epochs": 1}
-        problem = getattr(BertConfig.from_pretrained(directory), "problem_type", None)
-        if changes["task"] == "classify" and problem == "regression":
-            stored["regression"] = True
+        config = BertConfig.from_pretrained(directory)
+        if str(changes["task"]) in TASKS:
+            stored |= TASKS[str(changes["task"])].of_model(config)
     values = stored | changes | {"model": str(directory), "tokenizer": None, "cased": False}
     task = values.pop("task", None)
     settings = Settings.of(str(task), values)
@@ -182,9 +163,3 @@ def _settings(directory: Path, changes: dict[str, Any], precision: str) -> Setti
         output_dir=directory, epochs=1, precision=precision, eval_batch_tokens=settings.training.eval_batch_tokens
     )
     return dataclasses.replace(settings, training=training)
-
-
-def _single(files: Sequence[str]) -> str:
-    if len(files) != 1:
-        raise SettingsError(f"file: expected one, got {len(files)}")
-    return files[0]

@@ -12,7 +12,7 @@ from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.loop import RESUME, Run, TrainingResult
 from bert_fast.training.recipes.build import Parts, build, settings_at_fault
-from bert_fast.training.recipes.settings import PretrainData, Settings, SettingsError
+from bert_fast.training.recipes.settings import Settings, SettingsError
 from bert_fast.training.reporting import default_observers
 from bert_fast.training.trainer import Trainer
 
@@ -23,36 +23,16 @@ _SHOWN_CHARS = 1000  # of an example
 
 
 def phases(settings: Settings) -> list[Settings]:
-    """The parts of a run, one after the other: two where `long_length` asks for it.
+    """The parts of a run, one after the other: two where `long_length` of pre-training asks for it.
 
-    As in Devlin et al. 2018 (arXiv:1810.04805), appendix A.2: most steps with short sequences, since attention to long
-    ones costs more, then the rest with long ones, to learn the remaining positions. Each phase is a run of its own in a
-    directory below output_dir, with a warm-up and a schedule of its own; the second begins with the first one's model.
+    Each is a run of its own in a directory below output_dir; the second begins with the first one's model.
     """
-    data, training = settings.data, settings.training
-    if not isinstance(data, PretrainData) or data.long_length is None:
-        return [settings]
-    first, second = (training.output_dir / f"length-{length}" for length in (data.max_length, data.long_length))
-    if training.steps is not None:
-        long_steps = round(training.steps * data.long_share)
-        if not 0 < long_steps < training.steps:
-            raise SettingsError(f"long_share: {data.long_share} of {training.steps} steps leaves a phase without any")
-        amounts: list[dict[str, Any]] = [{"steps": training.steps - long_steps}, {"steps": long_steps}]
-    else:
-        assert training.epochs is not None
-        amounts = [{"epochs": training.epochs * share} for share in (1 - data.long_share, data.long_share)]
-    plain = dataclasses.replace(data, long_length=None)
-    long = dataclasses.replace(plain, max_length=data.long_length)
-    tokenizer = settings.model.tokenizer or settings.model.model
-    model = dataclasses.replace(settings.model, model=str(first / "model"), tokenizer=tokenizer)
-    return [
-        dataclasses.replace(
-            settings, data=plain, training=dataclasses.replace(training, output_dir=first, **amounts[0])
-        ),
-        dataclasses.replace(
-            settings, model=model, data=long, training=dataclasses.replace(training, output_dir=second, **amounts[1])
-        ),
-    ]
+    found, model = [], settings.model
+    for data, training in settings.data.phases(settings.training):
+        found.append(dataclasses.replace(settings, model=model, data=data, training=training))
+        tokenizer = settings.model.tokenizer or settings.model.model
+        model = dataclasses.replace(settings.model, model=str(training.output_dir / "model"), tokenizer=tokenizer)
+    return found
 
 
 def run(settings: Settings, *, resume: str = "auto", quiet: bool = False) -> TrainingResult:
@@ -85,7 +65,7 @@ def _check_settings(settings: Any) -> None:
 
 def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingResult]:
     tokens_dir = settings.training.output_dir / "tokens"
-    longest = _longest(settings)
+    longest = settings.data.longest
     planned = phases(settings)
     lock = RunLock(settings.training.output_dir)
     try:
@@ -119,12 +99,6 @@ def _write_predictions(trainer: Trainer, parts: Parts, directory: Path) -> None:
         parts.task.write_predictions(directory / "valid", valid, predictions)
 
 
-def _longest(settings: Settings) -> int:
-    """Tokens of the longest sequence of any phase."""
-    data = settings.data
-    return data.long_length or data.max_length if isinstance(data, PretrainData) else data.max_length
-
-
 def _trainer(parts: Parts, quiet: bool) -> Trainer:
     config = parts.settings.training
     assert parts.task.train is not None
@@ -150,10 +124,9 @@ def plan_text(settings: Settings) -> str:
     """
     _check_settings(settings)
     first, *others = phases(settings)
-    parts = build(first, longest=_longest(settings))
+    parts = build(first, longest=settings.data.longest)
     lines = _plan_lines(parts)
     for other in others:
-        assert isinstance(other.data, PretrainData)
         lines.append(
             f"then         {_duration(other.training)} with max_length {other.data.max_length}, "
             f"into {other.training.output_dir}"

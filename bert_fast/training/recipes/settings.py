@@ -12,27 +12,50 @@ Names in the file and of the flags are the same, and flags win: with a file run.
 
 import dataclasses
 import difflib
+import inspect
 import os
+import re
 import reprlib
-from collections.abc import Iterable, Mapping
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bert_fast.checks import check_choice
 from bert_fast.files import path_name
 from bert_fast.training import config
-from bert_fast.training.config import TrainingConfig
-from bert_fast.training.recipes.fields import MISSING, Field, fields_of
+from bert_fast.training.config import SettingsError, TrainingConfig
+from bert_fast.training.tasks import TASKS, TaskSettings
 
 __all__ = [
-    "TASKS", "ChoiceData", "ClassifyData", "Data", "ModelSettings", "NerData", "PretrainData", "QaData", "Settings",
-    "SettingsError", "default_of", "read_yaml", "settings_fields",
-]  # fmt: skip
+    "MISSING",
+    "TASKS",
+    "Field",
+    "ModelSettings",
+    "Settings",
+    "SettingsError",
+    "default_of",
+    "fields_of",
+    "read_yaml",
+    "settings_fields",
+]
 
-
-class SettingsError(ValueError):
-    """A setting is unknown, missing or of a wrong value; the message names it, and the file it is in."""
+MISSING = dataclasses.MISSING
+_TRAINING_CHOICES = {
+    "optimizer": config.OPTIMIZERS,
+    "schedule": config.SCHEDULES,
+    "precision": config.PRECISIONS,
+    "sharding": config.SHARDING,
+}
+# Where one of each is said, the other's default is not meant.
+_DURATION = ("epochs", "steps")
+_BATCH = ("batch_size", "batch_tokens")
+_TOP_LEVEL = 3  # of YAML's events: within the stream, the document, the mapping of names
+_MAX_NESTING = 20
+_COMMENT = re.compile(r"^    (\w+):[^#\n]*#\s*(.+?)\s*$", re.MULTILINE)
+_NAMES = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -45,106 +68,151 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class PretrainData:
-    """Text to learn words, and which sentence follows which, from."""
+class Field:
+    """A field of a dataclass of settings.
 
-    train: tuple[str, ...]  # text files, or one token store
-    valid: tuple[str, ...] | None = None  # the same, to judge by
-    format: Literal["auto", "text", "lines", "jsonl", "parquet"] = "auto"  # of text files; auto: by their endings
-    field: str = "text"  # key or column of the text in JSON lines and Parquet
-    max_length: int = 128  # tokens of an example, special tokens counted
-    next_sentence: bool = True  # pairs of sentences, and whether the second follows; else masked words only
-    whole_words: bool = False  # mask all pieces of a word or none
-    mask_probability: float = 0.15  # share of tokens to predict
-    short_sequence_probability: float = 0.1  # share of pairs made shorter than max_length
-    long_length: int | None = None  # a second phase with examples of this length
-    long_share: float = 0.1  # of the steps, that the second phase takes
+    Attributes:
+        name: as in Python and YAML; the flag has dashes for underscores.
+        kind: of one value: int, float, str, bool or Path.
+        is_optional: whether None is a value.
+        is_list: whether it holds several values.
+        count: how many it then holds; None: any number from 1 on.
+        choices: the only values allowed; empty: any.
+        default: `MISSING` where a value must be given.
+        help: the comment beside the field.
+    """
 
-    def __post_init__(self) -> None:
-        if self.long_length is not None and self.long_length <= self.max_length:
-            raise ValueError(f"long_length: expected more than max_length={self.max_length}, got {self.long_length}")
-        if not 0 < self.long_share < 1:
-            raise ValueError(f"long_share: expected a share between 0 and 1, got {self.long_share}")
+    name: str
+    kind: type
+    is_optional: bool
+    is_list: bool
+    count: int | None
+    choices: tuple[str, ...]
+    default: Any
+    help: str
 
+    @property
+    def flag(self) -> str:
+        """As the command line has it."""
+        return "--" + self.name.replace("_", "-")
 
-@dataclass(frozen=True)
-class ClassifyData:
-    """Texts, or pairs of texts, each with a label or a number."""
+    def read(self, value: Any) -> Any:
+        """A value of YAML, or the text (or texts) of a flag, as the field holds it.
 
-    train: str  # TSV, CSV, JSON lines or Parquet
-    valid: str | None = None  # the same, to judge by
-    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
-    text: str = "text"  # column; of a file without a header its number, from 0
-    text_pair: str | None = None  # column of a second text
-    label: str = "label"  # column
-    labels: tuple[str, ...] | None = None  # all labels, in the order of their numbers; default: those in train, sorted
-    regression: bool = False  # labels are numbers to come close to
-    max_length: int = 128  # tokens; longer texts are cut
+        Raises:
+            ValueError: it is of another type or none of the choices; the message names the field and the value.
+        """
+        # How the text of a flag says None: "none" where that cannot be a value, or nothing.
+        nothing = ("", "none") if self.kind in (int, float) else ("",)
+        if value is None or (self.is_optional and isinstance(value, str) and value.lower() in nothing):
+            if self.is_optional:
+                return None
+            raise ValueError(f"{self.name}: expected {self._expected()}, got nothing")
+        if not self.is_list:
+            return self.read_one(value)
+        many = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        if len(many) != (self.count or max(1, len(many))):
+            raise ValueError(f"{self.name}: expected {self.count or 'some'} values, got {len(many)}")
+        return tuple(self.read_one(one) for one in many)
 
+    def read_one(self, value: Any) -> Any:
+        """One of several values; errors as of `read`."""
+        try:
+            result = _READERS[self.kind](value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.name}: expected {self._expected()}, got {_shown(value)}") from None
+        if self.choices and result not in self.choices:
+            raise ValueError(f"{self.name}: expected one of {', '.join(self.choices)}, got {_shown(value)}")
+        return result
 
-@dataclass(frozen=True)
-class NerData:
-    """Words in columns, each with a tag (B-PER, I-PER, O)."""
-
-    train: str  # CoNLL columns
-    valid: str | None = None  # the same, to judge by
-    word_column: int = 0  # from 0
-    label_column: int | None = -1  # from 0; -1 is the last
-    labels: tuple[str, ...] | None = None  # all tags, in the order of their numbers; default: those in train
-    max_length: int = 256  # tokens; longer sentences become several examples
-    truncate: bool = False  # longer sentences lose their end instead
-
-
-@dataclass(frozen=True)
-class QaData:
-    """Questions whose answer is a span of a text, as in SQuAD."""
-
-    train: str  # JSON as SQuAD has it, version 1.1 or 2.0, or JSON lines
-    valid: str | None = None  # the same, to judge by
-    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
-    max_length: int = 384  # tokens of question and window of the context
-    stride: int = 128  # tokens that neighbouring windows share
-    skip_wrong_answers: bool = False  # leave out answers that do not stand in the text; else they are errors
-    max_answer_length: int = 30  # tokens
-    may_abstain: bool | None = None  # there may be no answer; default: if that is so in train or valid
-    null_threshold: float = 0.0  # with may_abstain: no answer must score so much better than the best one
+    def _expected(self) -> str:
+        return ("a list, each " if self.is_list else "") + _NAMES[self.kind]
 
 
-@dataclass(frozen=True)
-class ChoiceData:
-    """Questions with several answers to choose from, as in SWAG and COPA."""
-
-    train: str  # CSV or JSON lines
-    valid: str | None = None  # the same, to judge by
-    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
-    label: str = "label"  # column
-    max_length: int = 128  # tokens of a choice with its context
+def _shown(value: Any) -> str:
+    """For a message; lists in part, as they may have no end."""
+    return repr(value) if isinstance(value, str | int | float) else reprlib.repr(value)
 
 
-Data = PretrainData | ClassifyData | NerData | QaData | ChoiceData
+def fields_of(cls: type, choices: dict[str, tuple[str, ...]] | None = None) -> dict[str, Field]:
+    """The fields of a dataclass by name, in their order.
 
-# task -> its data
-TASKS: dict[str, type[Any]] = {
-    "pretrain": PretrainData,
-    "classify": ClassifyData,
-    "ner": NerData,
-    "qa": QaData,
-    "choice": ChoiceData,
-}
-_TRAINING_CHOICES = {
-    "optimizer": config.OPTIMIZERS,
-    "schedule": config.SCHEDULES,
-    "precision": config.PRECISIONS,
-    "sharding": config.SHARDING,
-}
-# What differs from TrainingConfig's own defaults. Devlin et al. 2018 (arXiv:1810.04805), appendix A.2 and A.3.
-_PRETRAIN = {"learning_rate": 1e-4, "warmup": 0.01, "batch_size": None, "batch_tokens": 16384}
-_FINETUNE = {"learning_rate": 3e-5, "warmup": 0.1, "epochs": 3}
-# Where one of each is said, the other's default is not meant.
-_DURATION = ("epochs", "steps")
-_BATCH = ("batch_size", "batch_tokens")
-_TOP_LEVEL = 3  # of YAML's events: within the stream, the document, the mapping of names
-_MAX_NESTING = 20
+    Args:
+        cls: with fields of int, float, str, bool, Path, Literal of str, tuples of them, and each of these or None.
+        choices: of fields whose type does not tell them.
+    """
+    types_by_name = typing.get_type_hints(cls)
+    comments = _comments(cls)
+    found = {}
+    for entry in dataclasses.fields(cls):
+        kind, is_optional, is_list, count, allowed = _kind(types_by_name[entry.name])
+        allowed = allowed or (choices or {}).get(entry.name, ())
+        found[entry.name] = Field(
+            entry.name, kind, is_optional, is_list, count, allowed, entry.default, comments.get(entry.name, "")
+        )
+    return found
+
+
+def _kind(hint: Any) -> tuple[type, bool, bool, int | None, tuple[str, ...]]:
+    """(type of one value, None allowed, several, how many, choices) of an annotation."""
+    is_optional = is_list = False
+    count = None
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        (hint,) = [one for one in typing.get_args(hint) if one is not type(None)]
+        is_optional = True
+    if typing.get_origin(hint) is tuple:
+        entries = typing.get_args(hint)
+        is_list, hint, count = True, entries[0], None if entries[-1] is Ellipsis else len(entries)
+    if typing.get_origin(hint) is typing.Literal:
+        return str, is_optional, is_list, count, typing.get_args(hint)
+    assert hint in _READERS, hint
+    return hint, is_optional, is_list, count, ()
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """What stands beside each field; nothing where the source is not at hand."""
+    try:
+        return dict(_COMMENT.findall(inspect.getsource(cls)))
+    except (OSError, TypeError):
+        return {}
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value.replace("_", "")) if isinstance(value, str) else int(value)
+
+
+def _number(value: Any) -> float | int:
+    if isinstance(value, bool):
+        raise ValueError
+    if isinstance(value, str):  # YAML takes 3e-5 for text: its floats have a point
+        return float(value)
+    if not isinstance(value, int | float):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    # A column's number and the label 0 are numbers in YAML; "yes" and "no" without quotes are booleans: ask for quotes.
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    return str(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise TypeError
+    return Path(value)
+
+
+_READERS: dict[Any, Any] = {int: _whole, float: _number, str: _text, bool: _truth, Path: _path}
 
 
 def settings_fields(task: str) -> dict[str, Field]:
@@ -155,11 +223,7 @@ def settings_fields(task: str) -> dict[str, Field]:
 
 def default_of(task: str, field: Field) -> Any:
     """What a setting is where nothing is said of it; `MISSING` where something must be."""
-    return _defaults(task).get(field.name, field.default)
-
-
-def _defaults(task: str) -> dict[str, Any]:
-    return _PRETRAIN if task == "pretrain" else _FINETUNE
+    return TASKS[task].training_defaults.get(field.name, field.default)
 
 
 @dataclass(frozen=True)
@@ -173,7 +237,7 @@ class Settings:
 
     task: str
     model: ModelSettings
-    data: Data
+    data: TaskSettings
     training: TrainingConfig
 
     @classmethod
@@ -211,7 +275,7 @@ class Settings:
 
     @classmethod
     def _made(cls, task: str, given: dict[str, Any]) -> "Settings":
-        defaults = dict(_defaults(task))
+        defaults = dict(TASKS[task].training_defaults)
         for group in (_DURATION, _BATCH):
             if any(given.get(name) is not None for name in group):
                 defaults |= dict.fromkeys(group)
@@ -223,9 +287,6 @@ class Settings:
             parts = [_part(part, defaults | given) for part in (ModelSettings, TASKS[task], TrainingConfig)]
         except (TypeError, ValueError) as error:
             raise SettingsError(str(error)) from None
-        share = getattr(parts[1], "valid_share", None)
-        if share is not None and (parts[1].valid is not None or not 0 < share < 1):
-            raise SettingsError(f"valid_share: expected a share between 0 and 1, and no valid, got {share}")
         return cls(task, *parts)
 
     def as_dict(self) -> dict[str, Any]:

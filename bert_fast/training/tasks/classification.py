@@ -1,17 +1,87 @@
 """`ClassificationTask`: a class, or a number, for a text or a pair of texts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.data.source import Source
-from bert_fast.training.task import Predictions, Task, check_sources, probabilities, write_table
+from bert_fast.models import BertConfig, BertForSequenceClassification, BertPreTrainedModel
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.training.task import Predictions, Task
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names, probabilities, write_table
 
-__all__ = ["ClassificationTask"]
+__all__ = ["ClassificationTask", "ClassifySettings"]
+
+
+@dataclass(frozen=True)
+class ClassifySettings(FinetuneSettings):
+    """Texts, or pairs of texts, each with a label or a number."""
+
+    summary: ClassVar[str] = "a class, or a number, for a text or a pair of texts: TSV, CSV, JSON lines, Parquet"
+
+    train: str  # TSV, CSV, JSON lines or Parquet
+    valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
+    text: str = "text"  # column; of a file without a header its number, from 0
+    text_pair: str | None = None  # column of a second text
+    label: str = "label"  # column
+    labels: tuple[str, ...] | None = None  # all labels, in the order of their numbers; default: those in train, sorted
+    regression: bool = False  # labels are numbers to come close to
+    max_length: int = 128  # tokens; longer texts are cut
+
+    @property
+    def model_class(self) -> type[BertPreTrainedModel]:
+        """See `TaskSettings.model_class`."""
+        return BertForSequenceClassification
+
+    def make_task(self, train: Any, valid: Any) -> "ClassificationTask":
+        """See `TaskSettings.make_task`."""
+        return ClassificationTask(train, valid)
+
+    def read(
+        self,
+        examples: Any,
+        tokenizer: BertTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        is_labelled: bool = True,
+        cache_dir: Path | None = None,
+    ) -> ClassificationSource:
+        """See `TaskSettings.read`."""
+        return ClassificationSource.read(
+            examples,
+            tokenizer,
+            text=self.text,
+            text_pair=self.text_pair,
+            label=self.label if is_labelled else None,
+            labels=self.labels if labels is None else labels,
+            regression=self.regression,
+            max_length=self.max_length,
+            cache_dir=cache_dir,
+        )
+
+    def parse_line(self, line: str, number: int) -> dict[str, Any]:
+        """See `TaskSettings.parse_line`: a text; of pairs two, with a tab between them."""
+        if self.text_pair is None:
+            return {self.text: line}
+        parts = line.split("\t")
+        if len(parts) != 2:
+            raise ValueError(f"expected two texts with a tab between them, got {len(parts)}")
+        return {self.text: parts[0], self.text_pair: parts[1]}
+
+    def label_names(self, id2label: Mapping[int, str], file: Path) -> list[str] | None:
+        """See `TaskSettings.label_names`: None for numbers."""
+        return None if self.regression else label_names(id2label, self.labels, file)
+
+    @classmethod
+    def of_model(cls, config: BertConfig) -> dict[str, Any]:
+        """See `TaskSettings.of_model`: whether labels are numbers."""
+        return {"regression": True} if getattr(config, "problem_type", None) == "regression" else {}
 
 
 class ClassificationTask(Task):

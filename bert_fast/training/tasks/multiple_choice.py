@@ -1,17 +1,63 @@
 """`MultipleChoiceTask`: the best of several answers to a question."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from bert_fast.data.multiple_choice import MultipleChoiceSource
 from bert_fast.data.source import Source
+from bert_fast.models import BertForMultipleChoice, BertPreTrainedModel
+from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task, check_sources, probabilities, write_table
+from bert_fast.training.task import Predictions, Task
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources, probabilities, write_table
 
-__all__ = ["MultipleChoiceTask"]
+__all__ = ["ChoiceSettings", "MultipleChoiceTask"]
+
+
+@dataclass(frozen=True)
+class ChoiceSettings(FinetuneSettings):
+    """Questions with several answers to choose from, as in SWAG and COPA."""
+
+    summary: ClassVar[str] = (
+        "the right one of several answers or endings: CSV or JSON lines, as SWAG and COPA have them"
+    )
+
+    train: str  # CSV or JSON lines
+    valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
+    label: str = "label"  # column
+    max_length: int = 128  # tokens of a choice with its context
+
+    @property
+    def model_class(self) -> type[BertPreTrainedModel]:
+        """See `TaskSettings.model_class`."""
+        return BertForMultipleChoice
+
+    def make_task(self, train: Any, valid: Any) -> "MultipleChoiceTask":
+        """See `TaskSettings.make_task`."""
+        return MultipleChoiceTask(train, valid)
+
+    def read(
+        self,
+        examples: Any,
+        tokenizer: BertTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        is_labelled: bool = True,
+        cache_dir: Path | None = None,
+    ) -> MultipleChoiceSource:
+        """See `TaskSettings.read`."""
+        return MultipleChoiceSource.read(
+            examples,
+            tokenizer,
+            label=self.label if is_labelled else None,
+            max_length=self.max_length,
+            cache_dir=cache_dir,
+        )
 
 
 class MultipleChoiceTask(Task):

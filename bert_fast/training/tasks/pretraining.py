@@ -1,27 +1,179 @@
 """`PretrainingTask`: masked words, and whether one text follows another."""
 
+import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bert_fast.data import TokenStore, tokenize_files
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
 from bert_fast.data.source import Source
+from bert_fast.models import BertForMaskedLM, BertForPreTraining, BertPreTrainedModel
 from bert_fast.models.losses import class_loss
+from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task, check_sources
+from bert_fast.training.config import SettingsError, TrainingConfig
+from bert_fast.training.task import Predictions, Task
+from bert_fast.training.tasks.base import OnMain, TaskSettings, check_sources
 
-__all__ = ["PretrainingTask"]
+__all__ = ["PretrainSettings", "PretrainingTask"]
 
 _NUM_GUESSES = 5
 _NUM_WRITTEN = 1000  # examples
 _ROWS_AT_ONCE = 512  # of scores over the vocabulary, in fp32
+
+
+@dataclass(frozen=True)
+class PretrainSettings(TaskSettings):
+    """Text to learn words, and which sentence follows which, from."""
+
+    summary: ClassVar[str] = "a model that learns to fill in words from plain text"
+    # Devlin et al. 2018 (arXiv:1810.04805), appendix A.2.
+    training_defaults: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 1e-4, "warmup": 0.01, "batch_size": None, "batch_tokens": 16384
+    }  # fmt: skip
+    is_pretraining: ClassVar[bool] = True
+
+    train: tuple[str, ...]  # text files, or one token store
+    valid: tuple[str, ...] | None = None  # the same, to judge by
+    format: Literal["auto", "text", "lines", "jsonl", "parquet"] = "auto"  # of text files; auto: by their endings
+    field: str = "text"  # key or column of the text in JSON lines and Parquet
+    max_length: int = 128  # tokens of an example, special tokens counted
+    next_sentence: bool = True  # pairs of sentences, and whether the second follows; else masked words only
+    whole_words: bool = False  # mask all pieces of a word or none
+    mask_probability: float = 0.15  # share of tokens to predict
+    short_sequence_probability: float = 0.1  # share of pairs made shorter than max_length
+    long_length: int | None = None  # a second phase with examples of this length
+    long_share: float = 0.1  # of the steps, that the second phase takes
+
+    def __post_init__(self) -> None:
+        if self.long_length is not None and self.long_length <= self.max_length:
+            raise ValueError(f"long_length: expected more than max_length={self.max_length}, got {self.long_length}")
+        if not 0 < self.long_share < 1:
+            raise ValueError(f"long_share: expected a share between 0 and 1, got {self.long_share}")
+
+    @property
+    def model_class(self) -> type[BertPreTrainedModel]:
+        """See `TaskSettings.model_class`."""
+        return BertForPreTraining if self.next_sentence else BertForMaskedLM
+
+    def make_task(self, train: Any, valid: Any) -> "PretrainingTask":
+        """See `TaskSettings.make_task`."""
+        return PretrainingTask(train, valid)
+
+    def sources(
+        self, tokenizer: BertTokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain
+    ) -> tuple[PretrainingSource, PretrainingSource | None]:
+        """See `TaskSettings.sources`."""
+        train = self._source(self.train, tokenizer, seed, _below(tokens_dir, "train"), on_main)
+        if self.valid is None:
+            return train, None
+        return train, self._source(self.valid, tokenizer, seed, _below(tokens_dir, "valid"), on_main)
+
+    def labelled_source(
+        self, files: Sequence[str], tokenizer: BertTokenizer, *, seed: int, labels: Sequence[str] | None
+    ) -> PretrainingSource:
+        """See `TaskSettings.labelled_source`: text files, or one token store."""
+        return self._source(files, tokenizer, seed)
+
+    def _source(
+        self,
+        files: Sequence[str],
+        tokenizer: BertTokenizer,
+        seed: int,
+        place: Path | None = None,
+        on_main: OnMain = lambda action: action(),
+    ) -> PretrainingSource:
+        """Examples of text files or of one token store.
+
+        place: of the store that text files become; None: it is forgotten with the source.
+        """
+
+        def tokenize(directory: Path) -> TokenStore:
+            return tokenize_files(files, directory, tokenizer, format=self.format, field=self.field)
+
+        stores = [file for file in files if os.path.isdir(file)]
+        if stores and len(files) > 1:
+            raise SettingsError(f"train, valid: expected text files, or one token store, got {', '.join(files)}")
+        if stores:
+            store = TokenStore.open(files[0], tokenizer)
+        elif place is not None:
+            on_main(lambda: str(tokenize(place).path))
+            store = TokenStore.open(place, tokenizer)
+        else:
+            with tempfile.TemporaryDirectory() as temporary:  # the store stays mapped into memory
+                store = tokenize(Path(temporary) / "store")
+        return PretrainingSource(
+            store,
+            tokenizer,
+            max_length=self.max_length,
+            next_sentence=self.next_sentence,
+            whole_words=self.whole_words,
+            mask_probability=self.mask_probability,
+            seed=seed,
+            short_sequence_probability=self.short_sequence_probability,
+        )
+
+    def read(
+        self,
+        examples: Any,
+        tokenizer: BertTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        is_labelled: bool = True,
+        cache_dir: Path | None = None,
+    ) -> Any:
+        """Raises SettingsError: nobody asks such a model about examples."""
+        raise SettingsError("task: a pre-trained model says nothing of examples; fine-tune it, or use bert-fast embed")
+
+    @property
+    def longest(self) -> int:
+        """See `TaskSettings.longest`."""
+        return self.long_length or self.max_length
+
+    def phases(self, training: TrainingConfig) -> list[tuple[TaskSettings, TrainingConfig]]:
+        """See `TaskSettings.phases`: two where `long_length` asks for it, each in a directory of its own.
+
+        As in Devlin et al. 2018 (arXiv:1810.04805), appendix A.2: most steps with short sequences, since attention to
+        long ones costs more, then the rest with long ones, to learn the remaining positions. Each has a warm-up and a
+        schedule of its own.
+        """
+        if self.long_length is None:
+            return [(self, training)]
+        first, second = (training.output_dir / f"length-{length}" for length in (self.max_length, self.long_length))
+        if training.steps is not None:
+            long_steps = round(training.steps * self.long_share)
+            if not 0 < long_steps < training.steps:
+                raise SettingsError(
+                    f"long_share: {self.long_share} of {training.steps} steps leaves a phase without any"
+                )
+            amounts: list[dict[str, Any]] = [{"steps": training.steps - long_steps}, {"steps": long_steps}]
+        else:
+            assert training.epochs is not None
+            amounts = [{"epochs": training.epochs * share} for share in (1 - self.long_share, self.long_share)]
+        short = dataclasses.replace(self, long_length=None)
+        long = dataclasses.replace(short, max_length=self.long_length)
+        return [
+            (short, dataclasses.replace(training, output_dir=first, **amounts[0])),
+            (long, dataclasses.replace(training, output_dir=second, **amounts[1])),
+        ]
+
+
+def _below(directory: Path | None, name: str) -> Path | None:
+    if directory is None:
+        return None
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / name
 
 
 class PretrainingTask(Task):

@@ -1,10 +1,12 @@
 """`QuestionAnsweringTask`: the span of a text that answers a question, or that there is none."""
 
+import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,73 @@ from bert_fast.data.answer_decoding import best_answers
 from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.data.source import Source
 from bert_fast.data.squad_metrics import exact_match, f1
+from bert_fast.models import BertForQuestionAnswering, BertPreTrainedModel
+from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task, check_sources
+from bert_fast.training.task import Predictions, Task
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources
 
-__all__ = ["QuestionAnsweringTask"]
+__all__ = ["QaSettings", "QuestionAnsweringTask"]
+
+
+@dataclass(frozen=True)
+class QaSettings(FinetuneSettings):
+    """Questions whose answer is a span of a text, as in SQuAD."""
+
+    summary: ClassVar[str] = "the span of a text that answers a question: JSON as SQuAD has it"
+
+    train: str  # JSON as SQuAD has it, version 1.1 or 2.0, or JSON lines
+    valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
+    max_length: int = 384  # tokens of question and window of the context
+    stride: int = 128  # tokens that neighbouring windows share
+    skip_wrong_answers: bool = False  # leave out answers that do not stand in the text; else they are errors
+    max_answer_length: int = 30  # tokens
+    may_abstain: bool | None = None  # there may be no answer; default: if that is so in train or valid
+    null_threshold: float = 0.0  # with may_abstain: no answer must score so much better than the best one
+
+    @property
+    def model_class(self) -> type[BertPreTrainedModel]:
+        """See `TaskSettings.model_class`."""
+        return BertForQuestionAnswering
+
+    def make_task(self, train: Any, valid: Any) -> "QuestionAnsweringTask":
+        """See `TaskSettings.make_task`."""
+        return QuestionAnsweringTask(
+            train,
+            valid,
+            max_answer_length=self.max_answer_length,
+            may_abstain=self.may_abstain,
+            null_threshold=self.null_threshold,
+        )
+
+    def read(
+        self,
+        examples: Any,
+        tokenizer: BertTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        is_labelled: bool = True,
+        cache_dir: Path | None = None,
+    ) -> QuestionAnsweringSource:
+        """See `TaskSettings.read`; answers are read where they are there."""
+        return QuestionAnsweringSource.read(
+            examples,
+            tokenizer,
+            max_length=self.max_length,
+            stride=self.stride,
+            skip_wrong_answers=self.skip_wrong_answers,
+            cache_dir=cache_dir,
+        )
+
+    def parse_line(self, line: str, number: int) -> dict[str, Any]:
+        """See `TaskSettings.parse_line`: an object; its id, where it has none, is the place of the line, from 0."""
+        return {"id": str(number - 1)} | super().parse_line(line, number)
+
+    def completed(self, task: Task) -> "QaSettings":
+        """See `TaskSettings.completed`: whether there may be no answer."""
+        assert isinstance(task, QuestionAnsweringTask)
+        return dataclasses.replace(self, may_abstain=task.may_abstain)
 
 
 class QuestionAnsweringTask(Task):

@@ -1,23 +1,84 @@
 """`TokenClassificationTask`: a label for every word: named entities, parts of speech."""
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from bert_fast.data.source import Source
 from bert_fast.data.token_classification import TokenClassificationSource
+from bert_fast.models import BertForTokenClassification, BertPreTrainedModel
+from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task, check_sources
+from bert_fast.training.task import Predictions, Task
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names
 
-__all__ = ["TokenClassificationTask"]
+__all__ = ["NerSettings", "TokenClassificationTask"]
 
 _BREAKS = str.maketrans("\t\n\r", "   ")  # within words of rows; columns have no quoting
 _ENTITY_LABEL = re.compile(r"O|[BIES]-.+", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class NerSettings(FinetuneSettings):
+    """Words in columns, each with a tag (B-PER, I-PER, O)."""
+
+    summary: ClassVar[str] = "a tag for every word, such as names of persons and places: CoNLL columns"
+
+    train: str  # CoNLL columns
+    valid: str | None = None  # the same, to judge by
+    word_column: int = 0  # from 0
+    label_column: int | None = -1  # from 0; -1 is the last
+    labels: tuple[str, ...] | None = None  # all tags, in the order of their numbers; default: those in train
+    max_length: int = 256  # tokens; longer sentences become several examples
+    truncate: bool = False  # longer sentences lose their end instead
+
+    @property
+    def model_class(self) -> type[BertPreTrainedModel]:
+        """See `TaskSettings.model_class`."""
+        return BertForTokenClassification
+
+    def make_task(self, train: Any, valid: Any) -> "TokenClassificationTask":
+        """See `TaskSettings.make_task`."""
+        return TokenClassificationTask(train, valid)
+
+    def read(
+        self,
+        examples: Any,
+        tokenizer: BertTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        is_labelled: bool = True,
+        cache_dir: Path | None = None,
+    ) -> TokenClassificationSource:
+        """See `TaskSettings.read`; tokens are made anew every time."""
+        columns: dict[str, Any] = {}
+        if isinstance(examples, str | os.PathLike):
+            columns = {"word_column": self.word_column, "label_column": self.label_column if is_labelled else None}
+        elif not is_labelled:
+            columns = {"label_column": None}
+        return TokenClassificationSource.read(
+            examples,
+            tokenizer,
+            labels=self.labels if labels is None else labels,
+            max_length=self.max_length,
+            truncate=self.truncate,
+            **columns,
+        )
+
+    def parse_line(self, line: str, number: int) -> dict[str, Any]:
+        """See `TaskSettings.parse_line`: words with spaces between them."""
+        return {"tokens": line.split()}
+
+    def label_names(self, id2label: Mapping[int, str], file: Path) -> list[str] | None:
+        """See `TaskSettings.label_names`."""
+        return label_names(id2label, self.labels, file)
 
 
 class TokenClassificationTask(Task):

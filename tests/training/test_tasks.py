@@ -1,0 +1,20 @@
+"""The table of tasks: whatever depends on the task follows from its settings."""
+
+import pytest
+
+from bert_fast.training.recipes.settings import fields_of
+from bert_fast.training.tasks import TASKS
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_the_name_of_its_line_in_the_table(name: str) -> None:
+    settings = TASKS[name](train="x")  # type: ignore[call-arg]
+    assert settings.make_task(None, None).name == name
+    assert settings.phases(training := object()) == [(settings, training)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_setting_of_a_task_has_help(name: str) -> None:
+    fields = fields_of(TASKS[name])
+    assert list(fields)[:2] == ["train", "valid"] and "max_length" in fields
+    assert all(field.help for field in fields.values())
