@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bert_fast.cli.arguments import find_device, positive, seed
+from bert_fast.cli.common import find_device, positive, seed
 from bert_fast.demo.requirements import DemoError
 from bert_fast.demo.settings import QUESTIONS, Settings
 from bert_fast.errors import BackendError, CheckpointError

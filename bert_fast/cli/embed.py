@@ -4,8 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from bert_fast.cli.arguments import find_device, loaded, positive
-from bert_fast.cli.progress import progress
+from bert_fast.cli.common import find_device, loaded, positive, progress
 from bert_fast.terminal import printable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from bert_fast._version import __version__
-from bert_fast.cli.arguments import is_main_process
+from bert_fast.cli.common import is_main_process
 from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError, TrainingError
 from bert_fast.terminal import printable
 

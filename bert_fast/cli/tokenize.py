@@ -5,8 +5,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from bert_fast.cli.arguments import loaded, natural, seconds
-from bert_fast.cli.progress import progress
+from bert_fast.cli.common import loaded, natural, progress, seconds
 from bert_fast.terminal import printable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bert_fast.cli.arguments import is_main_process
+from bert_fast.cli.common import is_main_process
 from bert_fast.terminal import printable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_fast.cli.arguments import is_main_process
+from bert_fast.cli.common import is_main_process
 from bert_fast.terminal import printable
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_fast import BertTokenizer
-from bert_fast.cli import main, progress
+from bert_fast import BertTokenizer, terminal
+from bert_fast.cli import main
 from bert_fast.data import TokenStore
 from tests.patience import PATIENCE_S
 
@@ -129,7 +129,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
 
 
 def test_lines_of_progress(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     Path("x.txt").write_text("a\n" * 1000)
     command = ["tokenize", "x.txt", "-o", "store", "--vocab", "vocab.txt"]
     assert main.main(command) == 0
@@ -139,14 +139,16 @@ def test_lines_of_progress(folder: Path, capsys: pytest.CaptureFixture[str], mon
 def test_a_bar_on_a_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     Path("x.txt").write_text("a\n" * 1000)
-    shown: list[Any] = []
+    shown: list[str] = []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    from rich.progress import Progress
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    from rich.live import Live
 
-    monkeypatch.setattr(Progress, "update", lambda self, task, **what: shown.append(what))
+    monkeypatch.setattr(Live, "update", lambda self, line, **_: shown.append(str(line)))
     assert main.main(["tokenize", "x.txt", "-o", "store", "--vocab", "vocab.txt"]) == 0
-    assert shown[-1]["total"] == shown[-1]["completed"] == 2000
-    assert "MB/s" in shown[-1]["description"]
+    assert shown[-1].startswith(20 * "━" + "  100%  0 MB at ")
+    assert shown[-1].endswith(" MB/s  0:00:00 left")
 
 
 def start(arguments: list[str], **options: Any) -> "subprocess.Popen[bytes]":

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.checks import check_choice, check_flag
+from bert_fast.data.batches import Batches
+from bert_fast.data.source import Source
 from bert_fast.training.checkpoints import RunLock
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
@@ -77,9 +79,8 @@ def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingR
             parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
             trainer = _trainer(parts, quiet)
             result = trainer.train(resume)
-            resume = (
-                "auto" if resume == "must" else resume
-            )  # there is something to go on with, maybe not of every phase
+            if resume == "must":  # there is something to go on with, maybe not of every phase
+                resume = "auto"
             yield result
             if result.outcome.startswith("interrupted"):
                 return
@@ -162,18 +163,14 @@ def _plan_lines(parts: Parts) -> list[str]:
 def _first_batch(parts: Parts) -> list[str]:
     train, config = parts.task.train, parts.settings.training
     assert train is not None
-    from bert_fast.data.batches import Batches
-
     batches = Batches(train, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed)
     indices = batches.plan(0).indices(0)
     shown = [parts.task.describe(train, int(index)) for index in indices[:_SHOWN_EXAMPLES]]
     return [f"first batch  {len(indices)} examples; of them", *(textwrap.indent(_cut(text), "  ") for text in shown)]
 
 
-def _count(source: object) -> str:
-    from bert_fast.data.source import Source
-
-    return f"{len(source.lengths(0)):,}" if isinstance(source, Source) else "none"
+def _count(source: Source | None) -> str:
+    return f"{len(source.lengths(0)):,}" if source is not None else "none"
 
 
 def _limits(config: TrainingConfig) -> str:

@@ -1,4 +1,4 @@
-"""`ClassificationTask`: a class, or a number, for a text or a pair of texts."""
+"""The task classify: a class, or a number, for a text or a pair of texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

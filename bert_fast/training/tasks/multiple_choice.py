@@ -1,4 +1,4 @@
-"""`MultipleChoiceTask`: the best of several answers to a question."""
+"""The task choice: the best of several answers to a question."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`PretrainingTask`: masked words, and whether one text follows another."""
+"""The task pretrain: masked words, and whether one text follows another."""
 
 import dataclasses
 import json

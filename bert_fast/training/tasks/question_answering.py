@@ -1,4 +1,4 @@
-"""`QuestionAnsweringTask`: the span of a text that answers a question, or that there is none."""
+"""The task qa: the span of a text that answers a question, or that there is none."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`TokenClassificationTask`: a label for every word: named entities, parts of speech."""
+"""The task ner: a label for every word, such as named entities or parts of speech."""
 
 import os
 import re

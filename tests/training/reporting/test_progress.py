@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from bert_fast import terminal
 from bert_fast.training.observers import Plan
 from bert_fast.training.reporting import ProgressLine
 from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, percent
@@ -113,9 +114,7 @@ def test_on_a_terminal_the_line_fits(plan: Plan, monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_rich_a_terminal_gets_plain_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_fast.training.reporting import progress
-
-    monkeypatch.setattr(progress, "_is_installed", lambda package: False)
+    monkeypatch.setattr(terminal, "_is_installed", lambda package: False)
     stream = Terminal()
     watch(plan, stream)
     assert "\x1b" not in stream.getvalue()

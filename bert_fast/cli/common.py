@@ -1,16 +1,33 @@
-"""What several commands have in common: checked numbers, devices by name, and which process talks."""
+"""What several commands have in common: checked numbers, devices by name, which process talks, how far it is."""
 
 import argparse
+import contextlib
+import datetime
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
+
+from bert_fast.terminal import Part, StatusLine
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["find_device", "is_main_process", "loaded", "natural", "positive", "seconds", "seed"]
+__all__ = [
+    "Show",
+    "find_device",
+    "is_main_process",
+    "loaded",
+    "natural",
+    "positive",
+    "progress",
+    "seconds",
+    "seed",
+]
 
 _Loaded = TypeVar("_Loaded")
+# Called with bytes read, bytes in all (None if unknown) and what is said beside them.
+Show = Callable[[int, int | None, str], None]
 
 
 def positive(text: str) -> int:
@@ -75,6 +92,29 @@ def loaded(load: Callable[[], _Loaded]) -> _Loaded:
 def is_main_process() -> bool:
     """Whether this process talks: the only one, or the first of those that `torchrun` or `accelerate launch` made."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def progress(command: str, is_quiet: bool) -> Iterator[Show | None]:
+    """What shows on stderr how far `command` is that reads files; None if it is to be quiet."""
+    if is_quiet:
+        yield None
+        return
+    line, began = StatusLine(is_transient=True), time.monotonic()
+
+    def show(done: int, total: int | None, text: str) -> None:
+        share = done / total if total else None
+        parts = [Part(text, 0)]
+        if share:
+            seconds = round((time.monotonic() - began) * (1 / share - 1))
+            parts = [Part(f"{share:.0%}", 1), *parts, Part(f"{datetime.timedelta(seconds=seconds)} left", 2)]
+        line.show(parts, share, f"bert-fast {command}: {f'{share:.0%}, ' if share is not None else ''}{text}")
+
+    line.open(is_patient=True)
+    try:
+        yield show
+    finally:
+        line.close()
 
 
 def _whole(text: str, least: int) -> int:
