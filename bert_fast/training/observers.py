@@ -16,7 +16,7 @@ from bert_fast.training.loader import MicroBatch
 
 __all__ = ["Evaluation", "Observer", "Plan", "Step", "Tally", "tell"]
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,10 @@ class Tally:
 
 
 def tell(
-    observers: Sequence[Observer], method: Callable[Concatenate[Observer, P], None], *args: P.args, **kwargs: P.kwargs
+    observers: Sequence[Observer],
+    method: Callable[Concatenate[Observer, _P], None],
+    *args: _P.args,
+    **kwargs: _P.kwargs,
 ) -> None:
     """Calls a method of `Observer`, such as `Observer.step`, of every observer, with these arguments."""
     for observer in observers:

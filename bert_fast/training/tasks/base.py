@@ -4,11 +4,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from bert_fast.data.counter_random import CounterRandom
+from bert_fast.data.source import Source
 from bert_fast.errors import CheckpointError
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
@@ -22,9 +23,11 @@ __all__ = [
     "check_sources",
     "label_names",
     "probabilities",
+    "source_of_kind",
     "write_table",
 ]
 
+_Kind = TypeVar("_Kind")
 OnMain = Callable[[Callable[[], Any]], Any]  # calls a function in the main process, while others wait
 
 _BREAKS = str.maketrans("\t\n\r", "   ")  # tables have no quoting
@@ -219,6 +222,13 @@ def check_sources(kind: type, **sources: Any) -> None:
     for name, source in sources.items():
         if source is not None and not isinstance(source, kind):
             raise TypeError(f"{name}: expected a {kind.__name__}, got {type(source).__name__}")
+
+
+def source_of_kind(kind: type[_Kind], source: Source) -> _Kind:
+    """The source; raises TypeError unless it is of this kind."""
+    if not isinstance(source, kind):
+        raise TypeError(f"source: expected a {kind.__name__}, got {type(source).__name__}")
+    return source
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:

@@ -13,7 +13,14 @@ from bert_fast.data.source import Source
 from bert_fast.models import BertConfig, BertForSequenceClassification, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names, probabilities, write_table
+from bert_fast.training.tasks.base import (
+    FinetuneSettings,
+    check_sources,
+    label_names,
+    probabilities,
+    source_of_kind,
+    write_table,
+)
 
 __all__ = ["ClassificationTask", "ClassifySettings"]
 
@@ -140,7 +147,7 @@ class ClassificationTask(Task):
             ImportError: scikit-learn is not installed.
             ValueError: the examples have no labels.
         """
-        source = _checked(source)
+        source = source_of_kind(ClassificationSource, source)
         logits, labels = predictions.rows("logits"), source.labels
         if labels is None:
             raise ValueError("source: expected examples with labels, got none")
@@ -155,7 +162,7 @@ class ClassificationTask(Task):
             index; label (its answer: a name, or a number); gold (the right one, where it is known); probability_<name>
             for every class; text; text_pair, where there are pairs.
         """
-        source = _checked(source)
+        source = source_of_kind(ClassificationSource, source)
         logits = predictions.rows("logits")
         names = source.label_names or [f"LABEL_{number}" for number in range(logits.shape[1])]
         shares = probabilities(logits)
@@ -183,13 +190,7 @@ class ClassificationTask(Task):
 
     def describe(self, source: Source, index: int) -> str:
         """See `Task.describe`."""
-        return _checked(source).decode(index)
-
-
-def _checked(source: Source) -> ClassificationSource:
-    if not isinstance(source, ClassificationSource):
-        raise TypeError(f"source: expected a ClassificationSource, got {type(source).__name__}")
-    return source
+        return source_of_kind(ClassificationSource, source).decode(index)
 
 
 def _kind(source: ClassificationSource) -> str:

@@ -13,7 +13,7 @@ from bert_fast.models import BertForMultipleChoice, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources, probabilities, write_table
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources, probabilities, source_of_kind, write_table
 
 __all__ = ["ChoiceSettings", "MultipleChoiceTask"]
 
@@ -89,7 +89,7 @@ class MultipleChoiceTask(Task):
 
     def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
         """See `Task.score`. Raises ValueError if the right choices are not known."""
-        labels = _checked(source).labels
+        labels = source_of_kind(MultipleChoiceSource, source).labels
         if labels is None:
             raise ValueError("source: expected examples with labels, got none")
         return {"accuracy": float((predictions.rows("logits").argmax(axis=1) == labels).mean())}
@@ -101,7 +101,7 @@ class MultipleChoiceTask(Task):
             index; label (the number of its choice, from 0); gold (the right one, where it is known);
             probability_<number> for every choice; context; choice (the text of its choice).
         """
-        source = _checked(source)
+        source = source_of_kind(MultipleChoiceSource, source)
         logits = predictions.rows("logits")
         shares = probabilities(logits).tolist()
         for index, answer in enumerate(logits.argmax(axis=1).tolist()):
@@ -119,10 +119,4 @@ class MultipleChoiceTask(Task):
 
     def describe(self, source: Source, index: int) -> str:
         """See `Task.describe`."""
-        return _checked(source).decode(index)
-
-
-def _checked(source: Source) -> MultipleChoiceSource:
-    if not isinstance(source, MultipleChoiceSource):
-        raise TypeError(f"source: expected a MultipleChoiceSource, got {type(source).__name__}")
-    return source
+        return source_of_kind(MultipleChoiceSource, source).decode(index)

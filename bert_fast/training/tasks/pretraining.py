@@ -24,7 +24,7 @@ from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import OnMain, TaskSettings, check_sources
+from bert_fast.training.tasks.base import OnMain, TaskSettings, check_sources, source_of_kind
 
 __all__ = ["PretrainSettings", "PretrainingTask"]
 
@@ -233,7 +233,7 @@ class PretrainingTask(Task):
 
     def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
         """See `Task.score`."""
-        source = _checked(source)
+        source = source_of_kind(PretrainingSource, source)
         guesses, is_right, surprise = (predictions.tokens(name)[0] for name in ("guesses", "is_right", "surprise"))
         num_masked = max(1, int((guesses[:, 0] >= 0).sum()))
         loss = float(surprise.sum(dtype=np.float64)) / num_masked
@@ -254,7 +254,7 @@ class PretrainingTask(Task):
         """
         file = path.with_name(f"{path.name}.jsonl")
         with open(file, "w", encoding="utf-8") as opened:
-            for row in self.rows(_checked(source), predictions):
+            for row in self.rows(source_of_kind(PretrainingSource, source), predictions):
                 opened.write(json.dumps(row, ensure_ascii=False) + "\n")
         return [file]
 
@@ -285,19 +285,13 @@ class PretrainingTask(Task):
 
     def describe(self, source: Source, index: int) -> str:
         """See `Task.describe`."""
-        return _checked(source).decode(0, index)
+        return source_of_kind(PretrainingSource, source).decode(0, index)
 
     def _entropy(self, source: PretrainingSource) -> float:
         if self._unigram_entropy is None:
             known = self.train or source
             self._unigram_entropy = unigram_entropy(known.store, known.tokenizer)
         return self._unigram_entropy
-
-
-def _checked(source: Source) -> PretrainingSource:
-    if not isinstance(source, PretrainingSource):
-        raise TypeError(f"source: expected a PretrainingSource, got {type(source).__name__}")
-    return source
 
 
 def _parts(output: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from bert_fast.models import BertForQuestionAnswering, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources, source_of_kind
 
 __all__ = ["QaSettings", "QuestionAnsweringTask"]
 
@@ -148,7 +148,7 @@ class QuestionAnsweringTask(Task):
         Raises:
             ValueError: the questions have no answers.
         """
-        right = _checked(source).questions.answers
+        right = source_of_kind(QuestionAnsweringSource, source).questions.answers
         if right is None:
             raise ValueError("source: expected questions with answers, got none")
         pairs = list(zip(self.answers(source, predictions).values(), right, strict=True))
@@ -168,7 +168,7 @@ class QuestionAnsweringTask(Task):
             id, question; answer ("": there is none), and its probability among the candidates; candidates, best first:
             mappings of text, start (its first character in the context, -1 for no answer), score and probability.
         """
-        source = _checked(source)
+        source = source_of_kind(QuestionAnsweringSource, source)
         start, end = predictions.tokens("start")[0], predictions.tokens("end")[0]
         candidates = best_answers(
             source, start, end, count=self.n_best, max_length=self.max_answer_length, with_none=self.may_abstain
@@ -199,10 +199,4 @@ class QuestionAnsweringTask(Task):
 
     def describe(self, source: Source, index: int) -> str:
         """See `Task.describe`."""
-        return _checked(source).decode(index)
-
-
-def _checked(source: Source) -> QuestionAnsweringSource:
-    if not isinstance(source, QuestionAnsweringSource):
-        raise TypeError(f"source: expected a QuestionAnsweringSource, got {type(source).__name__}")
-    return source
+        return source_of_kind(QuestionAnsweringSource, source).decode(index)

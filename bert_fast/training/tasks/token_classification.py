@@ -17,7 +17,7 @@ from bert_fast.models import BertForTokenClassification, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names
+from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names, source_of_kind
 
 __all__ = ["NerSettings", "TokenClassificationTask"]
 
@@ -140,7 +140,7 @@ class TokenClassificationTask(Task):
             ImportError: seqeval is not installed.
             ValueError: the examples have no labels.
         """
-        source = _checked(source)
+        source = source_of_kind(TokenClassificationSource, source)
         gold, found = source.true_word_labels(), _word_labels(source, predictions)
         if gold is None:
             raise ValueError("source: expected examples with labels, got none")
@@ -155,7 +155,7 @@ class TokenClassificationTask(Task):
         Yields:
             words, labels (its answers), gold (the right ones, where they are known): a list of strings each.
         """
-        source = _checked(source)
+        source = source_of_kind(TokenClassificationSource, source)
         words, ends = source.sentences.words, source.sentences.boundaries.tolist()
         gold, found = source.true_word_labels(), _by_sentence(source, _word_labels(source, predictions))
         right = None if gold is None else _by_sentence(source, gold)
@@ -186,13 +186,7 @@ class TokenClassificationTask(Task):
 
     def describe(self, source: Source, index: int) -> str:
         """See `Task.describe`."""
-        return _checked(source).decode(index)
-
-
-def _checked(source: Source) -> TokenClassificationSource:
-    if not isinstance(source, TokenClassificationSource):
-        raise TypeError(f"source: expected a TokenClassificationSource, got {type(source).__name__}")
-    return source
+        return source_of_kind(TokenClassificationSource, source).decode(index)
 
 
 def _are_of_entities(names: list[str]) -> bool:
