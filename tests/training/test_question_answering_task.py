@@ -12,7 +12,7 @@ from bert_fast import BertConfig, BertForQuestionAnswering
 from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.task import Predictions
-from bert_fast.training.tasks.question_answering import QuestionAnsweringTask
+from bert_fast.training.tasks.question_answering import QaSettings, QuestionAnsweringTask
 
 CONTEXT = "John and Mary ran to Oslo in May"
 
@@ -43,6 +43,16 @@ def right_scores(source: QuestionAnsweringSource) -> Predictions:
     predictions = Predictions(source.lengths(0))
     predictions.add(np.arange(len(source)), {"start": start.numpy(), "end": end.numpy()})
     return predictions
+
+
+def test_a_share_to_judge_by_holds_whole_questions(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in ROWS))
+    settings = QaSettings(str(file), valid_share=0.34, max_length=12, stride=2)
+    train, valid = settings.sources(tokenizer, seed=1, tokens_dir=None, on_main=lambda action: action())
+    assert (train.num_questions, valid.num_questions) == (2, 1)
+    assert {*train.questions.ids, *valid.questions.ids} == {"a", "b", "c"}
+    assert len(valid) > 1 and len(train) > 2  # windows
 
 
 def test_right_scores_give_right_answers(tokenizer: BertTokenizer) -> None:

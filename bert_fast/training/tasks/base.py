@@ -181,7 +181,20 @@ class FinetuneSettings(TaskSettings):
         if self.valid is not None:
             labels = getattr(train, "label_names", None) or None
             return train, self.read(self.valid, tokenizer, labels=labels, cache_dir=tokens_dir)
-        return (train, None) if self.valid_share is None else _divided(train, self.valid_share, seed)
+        return (train, None) if self.valid_share is None else self._divided(train, seed)
+
+    def _divided(self, source: Any, seed: int) -> tuple[Any, Any]:
+        """(most examples, a random share of them)."""
+        count, take = self._divisible(source)
+        order = CounterRandom(seed, 0, "examples to judge by").permutation(count)
+        kept = max(1, round(self.valid_share * count))
+        if kept >= count:
+            raise SettingsError(f"valid_share: {self.valid_share} leaves none of {count} examples to train on")
+        return take(order[kept:]), take(order[:kept])
+
+    def _divisible(self, source: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
+        """(how many things a source can be divided into, what makes a source of some)."""
+        return len(source), source.take
 
     def labelled_source(
         self, files: Sequence[str], tokenizer: BertTokenizer, *, seed: int, labels: Sequence[str] | None
@@ -190,17 +203,6 @@ class FinetuneSettings(TaskSettings):
         if len(files) != 1:
             raise SettingsError(f"file: expected one, got {len(files)}")
         return self.read(files[0], tokenizer, labels=labels)
-
-
-def _divided(source: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """(most examples, a random share of them)."""
-    is_windows = hasattr(source, "take_questions")  # a question may be several examples: it stays whole
-    count, take = (source.num_questions, source.take_questions) if is_windows else (len(source), source.take)
-    order = CounterRandom(seed, 0, "examples to judge by").permutation(count)
-    kept = max(1, round(share * count))
-    if kept >= count:
-        raise SettingsError(f"valid_share: {share} leaves none of {count} examples to train on")
-    return take(order[kept:]), take(order[:kept])
 
 
 def label_names(id2label: Mapping[int, str], named: Sequence[str] | None, file: Path) -> list[str]:

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +79,9 @@ class QaSettings(FinetuneSettings):
     def parse_line(self, line: str, number: int) -> dict[str, Any]:
         """See `TaskSettings.parse_line`: an object; its id, where it has none, is the place of the line, from 0."""
         return {"id": str(number - 1)} | super().parse_line(line, number)
+
+    def _divisible(self, source: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
+        return source.num_questions, source.take_questions  # a question may be several examples: it stays whole
 
     def completed(self, task: Task) -> "QaSettings":
         """See `TaskSettings.completed`: whether there may be no answer."""
