@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
 from bert_fast import ops
+from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.optimizers import Hyper, Lists, random_lists, written_out_step
 
@@ -197,10 +198,11 @@ def aot_cases() -> Iterator[AotCase]:
                 masters = [torch.zeros(768)] if has_master else []
                 steps, scale, found_inf = [torch.zeros(())], torch.ones(()), torch.zeros(())
                 norm = family.global_norm(grads, scale)
-                lists = (params, grads, exp_avgs, exp_avg_sqs, steps, masters)
+                lists = StepLists(params, grads, exp_avgs, exp_avg_sqs, steps, masters)
                 numbers = (torch.zeros(()), 0.9, 0.999, 1e-6, 0.01)
-                family.adamw_step(*lists, *numbers, norm, 1.0, scale, found_inf)
-                family.lamb_step(*lists, *numbers, True, True, False, norm, 1.0, scale, found_inf)
+                a = StepOptions(*numbers, True, True, False, norm, 1.0, scale, found_inf)
+                family.adamw_step(lists, a)
+                family.lamb_step(lists, a)
 
             grad, weight = dtype.itemsize, 4 if has_master else dtype.itemsize
             copy = dtype.itemsize if has_master else 0

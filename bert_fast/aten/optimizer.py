@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["adamw_step", "global_norm", "lamb_step"]
@@ -29,27 +30,13 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     return (norm if grad_scale is None else norm / grad_scale.double().reshape(())).to(dtype)
 
 
-def adamw_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """One step of AdamW in place, arguments as for `reference.adamw_step`."""
+def adamw_step(lists: StepLists, a: StepOptions) -> None:
+    """One step of AdamW in place, as `reference.adamw_step`."""
+    params, grads, exp_avgs, _, steps, master_params = lists
+    lr, found_inf = a.lr, a.found_inf
     if not params or _skips_on_host(params, found_inf):
         return
-    factor = _factor(params[0].device, grad_norm, max_grad_norm, grad_scale)
+    factor = _factor(params[0].device, a)
     if params[0].device.type == "cpu":
         lr, found_inf = float(lr), None
     torch._foreach_add_(steps, 1.0)
@@ -58,67 +45,50 @@ def adamw_step(
     dtype = exp_avgs[0].dtype
     as_they_are = grads[0].dtype == dtype and (bool(master_params) or params[0].dtype == dtype)
     if as_they_are and isinstance(factor, float) and factor == 1.0:
-        portions: Iterator[list[list[Tensor]]] = iter([[params, grads, exp_avgs, exp_avg_sqs, steps, master_params]])
+        portions: Iterator[StepLists] = iter([lists])
     else:
-        portions = _portions(*_pieces(params, grads, exp_avgs, exp_avg_sqs, steps, master_params))
+        portions = _portions(_pieces(lists))
     for p, g, m, v, step, masters in portions:
         weights = _current(p, masters)
         torch._fused_adamw_(
-            weights, _scaled(g, factor, weights[0].dtype), m, v, [], step, lr=lr, beta1=beta1, beta2=beta2,
-            weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
+            weights, _scaled(g, factor, weights[0].dtype), m, v, [], step, lr=lr, beta1=a.beta1, beta2=a.beta2,
+            weight_decay=a.weight_decay, eps=a.eps, amsgrad=False, maximize=False,
             found_inf=None if found_inf is None else found_inf.reshape(()),
         )  # fmt: skip
         _round_into(p, weights)
 
 
-def lamb_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    bias_correction: bool,
-    grad_averaging: bool,
-    use_nvlamb: bool,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """One step of LAMB in place, arguments as for `reference.lamb_step`."""
+def lamb_step(lists: StepLists, a: StepOptions) -> None:
+    """One step of LAMB in place, as `reference.lamb_step`."""
+    params, _, exp_avgs, exp_avg_sqs, steps, master_params = lists
+    found_inf, weight_decay = a.found_inf, a.weight_decay
     if not params or _skips_on_host(params, found_inf):
         return
     on_host = params[0].device.type == "cpu"
-    factor = _factor(params[0].device, grad_norm, max_grad_norm, grad_scale)
-    rate = float(lr) if on_host else lr
-    adaptive = use_nvlamb or weight_decay != 0.0
+    factor = _factor(params[0].device, a)
+    rate = float(a.lr) if on_host else a.lr
+    adaptive = a.use_nvlamb or weight_decay != 0.0
     changed = [*params, *exp_avgs, *exp_avg_sqs, *steps, *master_params]
     before = [] if found_inf is None or on_host else [t.clone() for t in changed]
-    for p, g, m, v, step, masters in _portions(params, grads, exp_avgs, exp_avg_sqs, steps, master_params):
+    for p, g, m, v, step, masters in _portions(lists):
         weights = _current(p, masters)
         g = _scaled(g, factor, weights[0].dtype)
         torch._foreach_add_(step, 1.0)
-        if grad_averaging:
-            torch._foreach_lerp_(m, g, 1.0 - beta1)
+        if a.grad_averaging:
+            torch._foreach_lerp_(m, g, 1.0 - a.beta1)
         else:
-            torch._foreach_mul_(m, beta1)
+            torch._foreach_mul_(m, a.beta1)
             torch._foreach_add_(m, g)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, g, g, value=1.0 - beta2)
+        torch._foreach_mul_(v, a.beta2)
+        torch._foreach_addcmul_(v, g, g, value=1.0 - a.beta2)
         u = list(torch._foreach_sqrt(v))
-        if bias_correction:
-            first, root_second = _corrections(step, beta1, beta2, on_host)
+        if a.bias_correction:
+            first, root_second = _corrections(step, a.beta1, a.beta2, on_host)
             torch._foreach_div_(u, root_second)
-            torch._foreach_add_(u, eps)
+            torch._foreach_add_(u, a.eps)
             torch._foreach_mul_(u, first)
         else:
-            torch._foreach_add_(u, eps)
+            torch._foreach_add_(u, a.eps)
         u = list(torch._foreach_div(m, u))
         if weight_decay != 0.0:
             torch._foreach_add_(u, weights, alpha=weight_decay)
@@ -138,10 +108,9 @@ def _skips_on_host(params: list[Tensor], found_inf: Tensor | None) -> bool:
     return found_inf is not None and params[0].device.type == "cpu" and float(found_inf) != 0.0
 
 
-def _factor(
-    device: torch.device, grad_norm: Tensor | None, max_grad_norm: float | None, grad_scale: Tensor | None
-) -> float | Tensor:
+def _factor(device: torch.device, a: StepOptions) -> float | Tensor:
     """What gradients are multiplied by: a number on the CPU or where nothing is to be done, else a Tensor []."""
+    grad_norm, max_grad_norm, grad_scale = a.grad_norm, a.max_grad_norm, a.grad_scale
     if grad_scale is None and (grad_norm is None or max_grad_norm is None):
         return 1.0
     factor = torch.ones((), dtype=torch.float64, device=device)
@@ -153,41 +122,35 @@ def _factor(
     return float(factor) if device.type == "cpu" else factor
 
 
-def _portions(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
+def _portions(lists: StepLists) -> Iterator[StepLists]:
     """Matching parts of the lists, on the CPU of few elements or one tensor; an empty list has empty parts."""
     start, elements = 0, 0
-    for i, t in enumerate(lists[0]):
+    for i, t in enumerate(lists.params):
         elements += t.numel()
         if t.device.type == "cpu" and elements >= _PORTION:
-            yield [tensors[start : i + 1] for tensors in lists]
+            yield StepLists._make([tensors[start : i + 1] for tensors in lists])
             start, elements = i + 1, 0
-    if start < len(lists[0]):
-        yield [tensors[start:] for tensors in lists]
+    if start < len(lists.params):
+        yield StepLists._make([tensors[start:] for tensors in lists])
 
 
-def _pieces(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-) -> list[list[Tensor]]:
+def _pieces(lists: StepLists) -> StepLists:
     """The lists with flat pieces of large tensors in their place, on the CPU; for steps that treat elements alike."""
-    lists = (params, grads, exp_avgs, exp_avg_sqs, master_params)
+    params, steps = lists.params, lists.steps
     if params[0].device.type != "cpu" or hasattr(params[0], "full_tensor"):
-        return [*lists[:4], steps, master_params]
-    pieces: list[list[Tensor]] = [[] for _ in lists]
+        return lists
+    cut = {name: tensors for name, tensors in lists._asdict().items() if name != "steps"}
+    pieces: dict[str, list[Tensor]] = {name: [] for name in cut}
     piece_steps: list[Tensor] = []
     for i, p in enumerate(params):
-        flats = [tensors[i] for tensors in lists if tensors]
+        flats = {name: tensors[i] for name, tensors in cut.items() if tensors}
         if p.numel() > _PORTION:
-            flats = [t.as_strided((t.numel(),), (1,)) for t in flats]
+            flats = {name: t.as_strided((t.numel(),), (1,)) for name, t in flats.items()}
         for start in range(0, p.numel(), _PORTION):
             piece_steps.append(steps[i])
-            for column, flat in zip(pieces, flats, strict=False):
-                column.append(flat[start : start + _PORTION] if p.numel() > _PORTION else flat)
-    return [*pieces[:4], piece_steps, pieces[4]]
+            for name, flat in flats.items():
+                pieces[name].append(flat[start : start + _PORTION] if p.numel() > _PORTION else flat)
+    return StepLists(**pieces, steps=piece_steps)
 
 
 def _current(params: list[Tensor], masters: list[Tensor]) -> list[Tensor]:

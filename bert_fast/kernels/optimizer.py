@@ -31,8 +31,8 @@ Passes go through the list in alternating directions: each begins with what the 
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -44,7 +44,7 @@ from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb
 from bert_fast.kernels._launch import ceil_div
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
 from bert_fast.kernels._pointer_tables import address_table, chunks_of
-from bert_fast.reference.optimizer import is_dense
+from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
 __all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
 
@@ -145,89 +145,50 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta > 0.0 else -math.inf
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """What a step changes, and the gradients. The tensors of a place have one dense layout; masters may be none."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    steps: list[Tensor]
-    masters: list[Tensor]
-    aligned: bool
-
-    def take(self, places: Sequence[int], aligned: bool) -> "_Lists":
-        lists = (self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps, self.masters)
-        return _Lists(*([tensors[i] for i in places] if tensors else [] for tensors in lists), aligned)
-
-
-def _groups(lists: _Lists) -> Iterator[_Lists]:
-    """The lists by alignment: one group, or two where some place is not aligned throughout."""
-    columns = [
-        lists.params,
-        lists.grads,
-        lists.exp_avgs,
-        lists.exp_avg_sqs,
-        *([lists.masters] if lists.masters else []),
-    ]
+def _groups(lists: StepLists) -> Iterator[tuple[StepLists, bool]]:
+    """The lists by alignment, and whether they are aligned: one group, or two where a place is not throughout."""
     unions = [0] * len(lists.params)  # bits that any address of a place has
-    for column in columns:
-        unions = list(map(operator.or_, unions, map(Tensor.data_ptr, column)))
+    for name, column in lists._asdict().items():
+        if column and name != "steps":
+            unions = list(map(operator.or_, unions, map(Tensor.data_ptr, column)))
     for aligned in (True, False):
         places = [i for i, union in enumerate(unions) if (union % 16 == 0) == aligned]
         if len(places) == len(unions):
-            yield replace(lists, aligned=aligned)
+            yield lists, aligned
         elif places:
-            yield lists.take(places, aligned)
+            yield StepLists._make([[column[i] for i in places] if column else [] for column in lists]), aligned
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Arguments of one step that are the same for all its tensors."""
+def _moment_arguments(a: StepOptions) -> tuple[float, ...]:
+    """beta1, weight1, weight2, eps, weight_decay as kernels take them (1 - beta2 loses digits in fp32)."""
+    return a.beta1, 1.0 - a.beta1 if a.grad_averaging else 1.0, 1.0 - a.beta2, a.eps, a.weight_decay
 
-    lr: float | Tensor
-    beta1: float
-    beta2: float
-    weight1: float
-    eps: float
-    weight_decay: float
-    bias_correction: bool
-    grad_norm: Tensor | None
-    max_grad_norm: float | None
-    grad_scale: Tensor | None
-    found_inf: Tensor | None
 
-    @property
-    def moment_arguments(self) -> tuple[float, ...]:
-        """beta1, weight1, weight2, eps, weight_decay as kernels take them (1 - beta2 loses digits in fp32)."""
-        return self.beta1, self.weight1, 1.0 - self.beta2, self.eps, self.weight_decay
-
-    def scalars(self, steps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Counts `steps` up; (fp32 [n, 2], fp32 [3]) of `_step_scalars_kernel`."""
-        device = steps[0].device
-        scalars = torch.empty(len(steps), 2, dtype=torch.float32, device=device)
-        shared = torch.empty(3, dtype=torch.float32, device=device)
-        lr_is_tensor = isinstance(self.lr, Tensor)
-        clips = self.grad_norm is not None and self.max_grad_norm is not None
-        _step_scalars_kernel[(ceil_div(len(steps), CONFIG.tensors),)](
-            address_table(steps),
-            self.lr if lr_is_tensor else None,
-            self.grad_norm if clips else None,
-            self.grad_scale,
-            self.found_inf,
-            scalars,
-            shared,
-            0.0 if lr_is_tensor else float(self.lr),
-            _log(self.beta1) if self.bias_correction else -math.inf,
-            _log(self.beta2) if self.bias_correction else -math.inf,
-            float(self.max_grad_norm) if clips and self.max_grad_norm is not None else 0.0,
-            len(steps),
-            BLOCK=CONFIG.tensors,
-            num_warps=CONFIG.num_warps,
-            enable_fp_fusion=True,
-        )
-        return scalars, shared
+def _scalars(steps: Sequence[Tensor], a: StepOptions) -> tuple[Tensor, Tensor]:
+    """Counts `steps` up; (fp32 [n, 2], fp32 [3]) of `_step_scalars_kernel`."""
+    device = steps[0].device
+    scalars = torch.empty(len(steps), 2, dtype=torch.float32, device=device)
+    shared = torch.empty(3, dtype=torch.float32, device=device)
+    lr_is_tensor = isinstance(a.lr, Tensor)
+    clips = a.grad_norm is not None and a.max_grad_norm is not None
+    _step_scalars_kernel[(ceil_div(len(steps), CONFIG.tensors),)](
+        address_table(steps),
+        a.lr if lr_is_tensor else None,
+        a.grad_norm if clips else None,
+        a.grad_scale,
+        a.found_inf,
+        scalars,
+        shared,
+        0.0 if lr_is_tensor else float(a.lr),
+        _log(a.beta1) if a.bias_correction else -math.inf,
+        _log(a.beta2) if a.bias_correction else -math.inf,
+        float(a.max_grad_norm) if clips and a.max_grad_norm is not None else 0.0,
+        len(steps),
+        BLOCK=CONFIG.tensors,
+        num_warps=CONFIG.num_warps,
+        enable_fp_fusion=True,
+    )
+    return scalars, shared
 
 
 def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
@@ -270,88 +231,45 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     return norm
 
 
-def adamw_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """Launches a step of AdamW: one small kernel and one pass; arguments as in `reference/optimizer.py`."""
-    step = _Step(
-        lr, beta1, beta2, 1.0 - beta1, eps, weight_decay, True, grad_norm, max_grad_norm, grad_scale, found_inf
-    )  # fmt: skip
-    _run(_adamw_pass, step, params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+def adamw_step(lists: StepLists, a: StepOptions) -> None:
+    """Launches a step of AdamW, as `reference.adamw_step`: one small kernel and one pass."""
+    _run(_adamw_pass, lists, a._replace(bias_correction=True, grad_averaging=True))
 
 
-def lamb_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    bias_correction: bool,
-    grad_averaging: bool,
-    use_nvlamb: bool,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """Launches a step of LAMB: two small kernels and two passes; arguments as in `reference/optimizer.py`.
+def lamb_step(lists: StepLists, a: StepOptions) -> None:
+    """Launches a step of LAMB, as `reference.lamb_step`: two small kernels and two passes.
 
     Without weight decay and use_nvlamb the trust ratio is 1, and what remains is AdamW without decay: one pass.
     """
-    step = _Step(
-        lr, beta1, beta2, 1.0 - beta1 if grad_averaging else 1.0, eps, weight_decay, bias_correction,
-        grad_norm, max_grad_norm, grad_scale, found_inf,
-    )  # fmt: skip
-    run_pass = _lamb_passes if use_nvlamb or weight_decay != 0.0 else _adamw_pass
-    _run(run_pass, step, params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
+    _run(_lamb_passes if a.use_nvlamb or a.weight_decay != 0.0 else _adamw_pass, lists, a)
 
 
-def _run(run_pass, step: _Step, params, grads, exp_avgs, exp_avg_sqs, steps, masters) -> None:  # type: ignore[no-untyped-def]
-    if not params:
+def _run(run_pass: Callable[[StepLists, StepOptions, bool], None], lists: StepLists, a: StepOptions) -> None:
+    if not lists.params:
         return
-    with torch.cuda.device_of(params[0]):
-        for group in _groups(_Lists(params, grads, exp_avgs, exp_avg_sqs, steps, masters, False)):
-            run_pass(group, step)
+    with torch.cuda.device_of(lists.params[0]):
+        for group, is_aligned in _groups(lists):
+            run_pass(group, a, is_aligned)
 
 
-def _adamw_pass(lists: _Lists, step: _Step) -> None:
-    scalars, shared = step.scalars(lists.steps)
+def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
+    scalars, shared = _scalars(lists.steps, a)
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
     adamw_step_kernel[(cut.count,)](
         address_table(lists.grads),
-        address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.masters),
+        address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params),
         cut.entries,
         cut.sizes,
         scalars,
         shared,
         len(lists.params),
-        *step.moment_arguments,
+        *_moment_arguments(a),
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
         GRAD_TYPE=_TYPES[lists.grads[0].dtype],
-        HAS_MASTER=bool(lists.masters),
-        ALIGNED=lists.aligned,
+        HAS_MASTER=bool(lists.master_params),
+        ALIGNED=is_aligned,
         CHUNK=CONFIG.chunk,
         BLOCK=CONFIG.block,
         num_warps=CONFIG.num_warps,
@@ -359,15 +277,15 @@ def _adamw_pass(lists: _Lists, step: _Step) -> None:
     )
 
 
-def _lamb_passes(lists: _Lists, step: _Step) -> None:
-    scalars, shared = step.scalars(lists.steps)
+def _lamb_passes(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
+    scalars, shared = _scalars(lists.steps, a)
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
-    state = address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.masters)
+    state = address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params)
     partial = torch.empty(cut.count, 2, dtype=torch.float64, device=scalars.device)
     ratios = torch.empty(len(lists.params), dtype=torch.float32, device=scalars.device)
-    sizes = dict(ALIGNED=lists.aligned, CHUNK=CONFIG.chunk, BLOCK=CONFIG.block)
+    sizes = dict(ALIGNED=is_aligned, CHUNK=CONFIG.chunk, BLOCK=CONFIG.block)
     # The second pass must find the very u that the norm is of: contraction is on in both.
     launch = dict(num_warps=CONFIG.num_warps, enable_fp_fusion=True)
     lamb_moments_kernel[(cut.count,)](
@@ -379,10 +297,10 @@ def _lamb_passes(lists: _Lists, step: _Step) -> None:
         shared,
         partial,
         len(lists.params),
-        *step.moment_arguments,
+        *_moment_arguments(a),
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
         GRAD_TYPE=_TYPES[lists.grads[0].dtype],
-        HAS_MASTER=bool(lists.masters),
+        HAS_MASTER=bool(lists.master_params),
         **sizes,
         **launch,
     )
@@ -395,10 +313,10 @@ def _lamb_passes(lists: _Lists, step: _Step) -> None:
         shared,
         ratios,
         len(lists.params),
-        step.eps,
-        step.weight_decay,
+        a.eps,
+        a.weight_decay,
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
-        HAS_MASTER=bool(lists.masters),
+        HAS_MASTER=bool(lists.master_params),
         **sizes,
         **launch,
     )

@@ -364,6 +364,6 @@ def declaration(types: Mapping[str, Any], num_outputs: int) -> Callable[..., Any
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind, annotation=annotation) for name, annotation in types.items()]
-    returned = Tensor if num_outputs == 1 else tuple[(Tensor,) * num_outputs]  # type: ignore[misc]
+    returned: Any = (None, Tensor)[num_outputs] if num_outputs < 2 else tuple[(Tensor,) * num_outputs]  # type: ignore[misc]
     declared.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return declared

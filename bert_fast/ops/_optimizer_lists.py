@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.checks import check_dtype
-from bert_fast.reference.optimizer import is_dense
+from bert_fast.reference.optimizer import StepLists, is_dense
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = [
     "DTYPES",
-    "Lists",
     "as_list",
     "as_lists",
+    "check_betas",
     "check_device",
     "check_hyperparameters",
     "check_lists",
@@ -33,8 +33,6 @@ __all__ = [
 ]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# params, grads, exp_avgs, exp_avg_sqs, steps, master_params
-Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
 # From the name of a list and a place in it to what a message calls that tensor.
 Naming = Callable[[str, int], str]
 _HALF = (torch.float16, torch.bfloat16)
@@ -55,12 +53,9 @@ def as_list(name: str, tensors: Any) -> list[Tensor]:
     return list(each)
 
 
-def as_lists(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, steps: Any, master_params: Any) -> Lists:
-    """The arguments of a step of these names as lists."""
-    return (
-        as_list("params", params), as_list("grads", grads), as_list("exp_avgs", exp_avgs),
-        as_list("exp_avg_sqs", exp_avg_sqs), as_list("steps", steps), as_list("master_params", master_params),
-    )  # fmt: skip
+def as_lists(*columns: Any) -> StepLists:
+    """The arguments of a step in the order of the record, as lists."""
+    return StepLists._make([as_list(name, column) for name, column in zip(StepLists._fields, columns, strict=True)])
 
 
 def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: Any = None) -> None:
@@ -76,9 +71,7 @@ def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, m
         check_memory("lr", lr)
     else:
         _check_number("lr", lr, 0.0, math.inf)
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"betas: expected two numbers, got {betas!r}")
-    for i, beta in enumerate(betas):
+    for i, beta in enumerate(check_betas(betas)):
         _check_number(f"betas[{i}]", beta, 0.0, 1.0)
     _check_number("eps", eps, 0.0, math.inf)
     _check_number("weight_decay", weight_decay, 0.0, math.inf)
@@ -86,6 +79,13 @@ def check_hyperparameters(*, lr: Any, betas: Any, eps: Any, weight_decay: Any, m
         _check_number("max_grad_norm", max_grad_norm, 0.0, math.inf)
         if max_grad_norm == 0:
             raise ValueError("max_grad_norm: expected a number above 0, or None for no clipping, got 0")
+
+
+def check_betas(betas: Any) -> tuple[Any, Any]:
+    """The two; raises ValueError where it is not two."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"betas: expected two numbers, got {betas!r}")
+    return betas[0], betas[1]
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
@@ -111,7 +111,7 @@ def check_memory(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: expected memory with its values, got zeros without or a negated view")
 
 
-def check_lists(lists: Lists, name: Naming = _indexed) -> None:
+def check_lists(lists: StepLists, name: Naming = _indexed) -> None:
     """Raises TypeError or ValueError unless lengths, shapes, dtypes and devices are what `ops.adamw_step` says.
 
     And unless the memory of each holds its values, which is all that implementations look at.
@@ -153,7 +153,7 @@ def check_lists(lists: Lists, name: Naming = _indexed) -> None:
         check_memory(name("params", i), p)
 
 
-def lists_fit(lists: Lists) -> bool:
+def lists_fit(lists: StepLists) -> bool:
     """Whether `check_lists` is sure to find nothing: its questions, put to whole lists, in a tenth of the time."""
     params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
     if torch.compiler.is_compiling() or not params or not grads:
@@ -218,7 +218,7 @@ def _spans(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
             yield start, start + t.nbytes, i
 
 
-def with_one_layout(lists: Lists, name: Naming = _indexed) -> tuple[Lists, list[tuple[Tensor, Tensor]]]:
+def with_one_layout(lists: StepLists, name: Naming = _indexed) -> tuple[StepLists, list[tuple[Tensor, Tensor]]]:
     """The lists with contiguous copies where the tensors of a place lie differently in memory; (original, copy) pairs.
 
     Any dense layout will do if parameter, gradient and state share it. Within a compiled graph the op itself asks.
@@ -243,7 +243,7 @@ def with_one_layout(lists: Lists, name: Naming = _indexed) -> tuple[Lists, list[
             column[i] = column[i].clone(memory_format=torch.contiguous_format)
         copies += zip(row[1:], (column[i] for column in columns[1:]), strict=True)
     grads, params, exp_avgs, exp_avg_sqs, *rest = columns
-    return (params, grads, exp_avgs, exp_avg_sqs, steps, rest[0] if rest else []), copies
+    return StepLists(params, grads, exp_avgs, exp_avg_sqs, steps, rest[0] if rest else []), copies
 
 
 def _overlaps_itself(t: Tensor) -> bool:

@@ -9,18 +9,19 @@ counters of what changed go up, so that autograd notices when a saved weight was
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from bert_fast import backend as backends
+from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_dtype, check_flag, check_tensor
+from bert_fast.ops._define import declaration
 from bert_fast.ops._optimizer_lists import (
     DTYPES,
-    Lists,
     as_list,
     as_lists,
+    check_betas,
     check_device,
     check_hyperparameters,
     check_lists,
@@ -28,30 +29,31 @@ from bert_fast.ops._optimizer_lists import (
     sharing,
     with_one_layout,
 )
-from bert_fast.ops._register import custom_op
+from bert_fast.ops._register import Op, custom_op
+from bert_fast.reference.optimizer import StepLists, StepOptions
 
 __all__ = ["adamw_step", "global_norm", "lamb_step", "step_unchecked", "unchecked_norm"]
 
 _OP = "optimizer"
 _CHANGED = ("params", "exp_avgs", "exp_avg_sqs", "steps", "master_params")
+_ADAMW = {"bias_correction": True, "grad_averaging": True, "use_nvlamb": False}  # LAMB's switches, as AdamW is
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def _module(tensors: Sequence[Tensor], backend: str) -> Any:
     unusual = set(map(type, tensors)) - _PLAIN
     tensor_class = unusual.pop() if unusual else Tensor
-    return backends.resolve(_OP, backends.OpSpec.of(tensors[0], tensor_class=tensor_class), backend)
+    return resolve(_OP, OpSpec.of(tensors[0], tensor_class=tensor_class), backend)
 
 
 def _run_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str) -> Tensor:
     return _module(grads, backend).global_norm(grads, grad_scale)
 
 
-def _run_step(kind: str, lists: Lists, copies: list[tuple[Tensor, Tensor]], *arguments: Any) -> None:
-    """`<kind>_step(*lists, *arguments)` of the back-end that the last argument asks for; then copies go back."""
-    *arguments_of_step, backend = arguments
+def _run_step(kind: str, lists: StepLists, copies: list[tuple[Tensor, Tensor]], a: StepOptions, backend: str) -> None:
+    """`<kind>_step(lists, a)` of the back-end; then copies go back."""
     params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
-    getattr(_module([*params, *grads], backend), f"{kind}_step")(*lists, *arguments_of_step)
+    getattr(_module([*params, *grads], backend), f"{kind}_step")(lists, a)
     for original, copy in copies:
         original.copy_(copy)
     changed = [*params, *exp_avgs, *exp_avg_sqs, *steps, *masters]
@@ -72,12 +74,11 @@ def _check_norm(grads: list[Tensor], grad_scale: Tensor | None) -> None:
     _check_scalar("grad_scale", grad_scale, grads[0])
 
 
-def _check_sharing(lists: Lists) -> None:
+def _check_sharing(lists: StepLists) -> None:
     """Raises ValueError where two of the tensors that are written lie in the same memory."""
     if torch.compiler.is_compiling():  # traced tensors have no addresses
         return
-    names = ("params", None, "exp_avgs", "exp_avg_sqs", "steps", "master_params")
-    written = [(name, i, t) for name, column in zip(names, lists, strict=True) if name for i, t in enumerate(column)]
+    written = [(name, i, t) for name in _CHANGED for i, t in enumerate(getattr(lists, name))]
     shared = sharing([t for _, _, t in written])
     if shared is not None:
         one, other = (f"{written[place][0]}[{written[place][1]}]" for place in shared)
@@ -111,124 +112,70 @@ def _norm_dtype(grads: Sequence[Tensor]) -> torch.dtype:
     return torch.float64 if all(g.dtype == torch.float64 for g in grads) else torch.float32
 
 
-# A schema has no union of number and tensor: lr comes as a number, and as a tensor that takes its place if not None.
-@custom_op("adamw_step", mutates_args=_CHANGED)
-def _adamw_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float,
-    lr_tensor: Tensor | None,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    backend: str,
-) -> None:
-    _checked_step(
-        _run_step, "adamw", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params),
-        lr if lr_tensor is None else lr_tensor, (beta1, beta2), eps, weight_decay, (),
-        grad_norm, max_grad_norm, grad_scale, found_inf, backend,
-    )  # fmt: skip
+def _names(kind: str) -> list[str]:
+    """The options that the op of this kind has, in its order."""
+    switches = ("bias_correction", "grad_averaging", "use_nvlamb")
+    return [name for name in StepOptions._fields if kind == "lamb" or name not in switches]
 
 
-@custom_op("lamb_step", mutates_args=_CHANGED)
-def _lamb_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float,
-    lr_tensor: Tensor | None,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    bias_correction: bool,
-    grad_averaging: bool,
-    use_nvlamb: bool,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    backend: str,
-) -> None:
-    _checked_step(
-        _run_step, "lamb", (params, grads, exp_avgs, exp_avg_sqs, steps, master_params),
-        lr if lr_tensor is None else lr_tensor, (beta1, beta2), eps, weight_decay,
-        (bias_correction, grad_averaging, use_nvlamb), grad_norm, max_grad_norm, grad_scale, found_inf, backend,
-    )  # fmt: skip
+def _registered(kind: str) -> Op:
+    """The op of `adamw_step` or `lamb_step`."""
+    names, types = _names(kind), get_type_hints(StepOptions)
 
+    def run(*given: Any) -> None:
+        lists, (lr, lr_tensor, *options, backend) = StepLists._make(given[:6]), given[6:]
+        values = dict(zip(names, (lr if lr_tensor is None else lr_tensor, *options), strict=True))
+        _checked_step(_run_step, kind, lists, StepOptions(**{**_ADAMW, **values}), backend)
 
-for _step in (_adamw_step, _lamb_step):
-    _step.register_fake(lambda *arguments: None)
-_REGISTERED: dict[str, Callable[..., None]] = {"adamw": _adamw_step, "lamb": _lamb_step}
+    # A schema has no union of number and tensor: lr comes as a number, and as a tensor that takes its place.
+    arguments = get_type_hints(StepLists) | {"lr": float, "lr_tensor": Tensor | None}
+    arguments |= {name: types[name] for name in names[1:]} | {"backend": str}
+    op = Op(f"{kind}_step", run, {}, None, None, mutates_args=_CHANGED, declaration=declaration(arguments, 0))
+    op.register_fake(lambda *given: None)
+    return op
 
 
 def step_unchecked(
-    kind: str, lists: Lists, copies: list[tuple[Tensor, Tensor]], lr: float | Tensor, *arguments: Any
+    kind: str, lists: StepLists, copies: list[tuple[Tensor, Tensor]], a: StepOptions, backend: str
 ) -> None:
-    """One step of `kind` ("adamw" or "lamb"), with arguments as the op has them, for callers that asked `check_lists`.
+    """One step of `kind` ("adamw" or "lamb"), for callers that asked `check_lists`.
 
     lists, copies: of `with_one_layout`.
     """
     if torch.compiler.is_compiling():
-        is_tensor = isinstance(lr, Tensor)
-        _REGISTERED[kind](*lists, 0.0 if is_tensor else lr, lr if is_tensor else None, *arguments)
+        is_tensor = isinstance(a.lr, Tensor)
+        options = [getattr(a, name) for name in _names(kind)[1:]]
+        _REGISTERED[kind](*lists, 0.0 if is_tensor else a.lr, a.lr if is_tensor else None, *options, backend)
     else:
-        _run_step(kind, lists, copies, lr, *arguments)
+        _run_step(kind, lists, copies, a, backend)
 
 
-def _checked_step(
-    run: Callable[..., None],
-    kind: str,
-    lists: Lists,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    switches: tuple[bool, ...],
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    backend: str,
-) -> None:
-    """`run` (`step_unchecked` or, in a registered op, what it leads to) after all checks.
-
-    switches: the arguments that only LAMB takes.
-    """
-    check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+def _checked_step(run: Callable[..., None], kind: str, lists: StepLists, a: StepOptions, backend: str) -> None:
+    """`run` (`step_unchecked` or, in a registered op, what it leads to) after all checks."""
+    check_hyperparameters(
+        lr=a.lr, betas=(a.beta1, a.beta2), eps=a.eps, weight_decay=a.weight_decay, max_grad_norm=a.max_grad_norm
+    )
     check_lists(lists)
-    if not lists[0]:
+    if not lists.params:
         return
     _check_sharing(lists)
-    first = lists[0][0]
-    if isinstance(lr, Tensor):
-        check_device("lr", lr, first)
-    if (grad_norm is None) != (max_grad_norm is None):
-        missing = "grad_norm" if grad_norm is None else "max_grad_norm"
+    first = lists.params[0]
+    if isinstance(a.lr, Tensor):
+        check_device("lr", a.lr, first)
+    if (a.grad_norm is None) != (a.max_grad_norm is None):
+        missing = "grad_norm" if a.grad_norm is None else "max_grad_norm"
         raise ValueError(
             f"{missing}: expected a value, since clipping needs both grad_norm and max_grad_norm, got None"
         )
-    for name, tensor in (("grad_norm", grad_norm), ("grad_scale", grad_scale), ("found_inf", found_inf)):
-        _check_scalar(name, tensor, first)
+    for name in ("grad_norm", "grad_scale", "found_inf"):
+        _check_scalar(name, getattr(a, name), first)
     if first.is_meta:  # nothing there to change
         return
     with torch.no_grad():
-        run(
-            kind, *with_one_layout(lists), lr, *betas, eps, weight_decay, *switches,
-            grad_norm, max_grad_norm, grad_scale, found_inf, backend,
-        )  # fmt: skip
+        run(kind, *with_one_layout(lists), a, backend)
+
+
+_REGISTERED = {kind: _registered(kind) for kind in ("adamw", "lamb")}
 
 
 def unchecked_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str) -> Tensor:
@@ -250,7 +197,7 @@ def global_norm(grads: Sequence[Tensor], *, grad_scale: Tensor | None = None, ba
     grads = as_list("grads", grads)
     _check_norm(grads, grad_scale)
     with torch.no_grad():
-        return unchecked_norm(grads, grad_scale, backends.requested(backend))
+        return unchecked_norm(grads, grad_scale, requested(backend))
 
 
 def adamw_step(
@@ -290,10 +237,12 @@ def adamw_step(
     Source: Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2, as torch.optim.AdamW.
     """
     lists = as_lists(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
-    _checked_step(
-        step_unchecked, "adamw", lists, lr, betas, eps, weight_decay, (), grad_norm, max_grad_norm, grad_scale,
-        found_inf, backends.requested(backend),
+    beta1, beta2 = check_betas(betas)
+    a = StepOptions(
+        lr, beta1, beta2, eps, weight_decay, **_ADAMW, grad_norm=grad_norm, max_grad_norm=max_grad_norm,
+        grad_scale=grad_scale, found_inf=found_inf,
     )  # fmt: skip
+    _checked_step(step_unchecked, "adamw", lists, a, requested(backend))
 
 
 def lamb_step(
@@ -329,8 +278,9 @@ def lamb_step(
     check_flag("bias_correction", bias_correction)
     check_flag("grad_averaging", grad_averaging)
     check_flag("use_nvlamb", use_nvlamb)
-    switches = bias_correction, grad_averaging, use_nvlamb
-    _checked_step(
-        step_unchecked, "lamb", lists, lr, betas, eps, weight_decay, switches, grad_norm, max_grad_norm, grad_scale,
-        found_inf, backends.requested(backend),
+    beta1, beta2 = check_betas(betas)
+    a = StepOptions(
+        lr, beta1, beta2, eps, weight_decay, bias_correction, grad_averaging, use_nvlamb, grad_norm, max_grad_norm,
+        grad_scale, found_inf,
     )  # fmt: skip
+    _checked_step(step_unchecked, "lamb", lists, a, requested(backend))

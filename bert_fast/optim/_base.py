@@ -16,7 +16,6 @@ from bert_fast import backend as backends
 from bert_fast.checks import check_flag
 from bert_fast.ops._optimizer_lists import (
     DTYPES,
-    Lists,
     as_list,
     check_hyperparameters,
     check_lists,
@@ -26,6 +25,7 @@ from bert_fast.ops._optimizer_lists import (
     with_one_layout,
 )
 from bert_fast.ops.optimizer import step_unchecked, unchecked_norm
+from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.reference.precision import wide_dtype
 
 __all__ = ["MultiTensorOptimizer"]
@@ -83,7 +83,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         check_hyperparameters(**_numbers(group))
 
     def arguments(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """What the op takes between lr and grad_norm."""
+        """Of the group: beta1, beta2, eps, weight_decay, and LAMB's bias_correction, grad_averaging, use_nvlamb."""
         raise NotImplementedError
 
     def has_trust_ratios(self, group: dict[str, Any]) -> bool:
@@ -190,13 +190,13 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         self.grad_norm = norm.tensor
         for lr, group, lists, copies in ready:
             device = lists[0][0].device
-            step_unchecked(
-                self.kind, lists, copies, lr, *self.arguments(group), norm.on(device),
-                None if norm.tensor is None else self.max_grad_norm, *(one.on(device) for one in scaling), request,
-            )  # fmt: skip
+            max_grad_norm = None if norm.tensor is None else self.max_grad_norm
+            scale, found_inf = scaling[0].on(device), scaling[1].on(device)
+            a = StepOptions._make((lr, *self.arguments(group), norm.on(device), max_grad_norm, scale, found_inf))
+            step_unchecked(self.kind, lists, copies, a, request)
         return loss
 
-    def _lists_of(self, group: dict[str, Any]) -> list[Lists]:
+    def _lists_of(self, group: dict[str, Any]) -> list[StepLists]:
         """What is stepped of a group: parameters of one device, dtype and class, their gradients and state."""
         self.check_group(group)
         self._check_whole(group)
@@ -232,7 +232,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                     self.state[p]["master_param"] = masters[-1]
         return lists
 
-    def _check(self, lists: Lists) -> None:
+    def _check(self, lists: StepLists) -> None:
         """Raises TypeError or ValueError, which says what to do, where gradients or state do not fit parameters."""
         try:
             check_lists(lists, self._naming(lists))
@@ -243,7 +243,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 "`optimizer.load_state_dict(optimizer.state_dict())` makes the state follow"
             ) from None
 
-    def _one_layout(self, lists: Lists) -> tuple[Lists, list[tuple[Tensor, Tensor]]]:
+    def _one_layout(self, lists: StepLists) -> tuple[StepLists, list[tuple[Tensor, Tensor]]]:
         """`with_one_layout` with names that a user knows."""
         try:
             return with_one_layout(lists, self._naming(lists))
@@ -256,7 +256,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 "nn.Embedding(sparse=False) gives, or torch.optim.SparseAdam for that parameter"
             ) from None
 
-    def _naming(self, lists: Lists) -> Callable[[str, int], str]:
+    def _naming(self, lists: StepLists) -> Callable[[str, int], str]:
         """What messages call the tensors of the lists: what they are of which parameter."""
 
         def name(column: str, i: int) -> str:
@@ -298,7 +298,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if self.master_weights and p.dtype != dtype:
             state["master_param"] = _master(p)
 
-    def _norm(self, work: list[Lists], grad_scale: "_PerDevice", request: str) -> Tensor | None:
+    def _norm(self, work: list[StepLists], grad_scale: "_PerDevice", request: str) -> Tensor | None:
         """Norm of all gradients on the device of the first; None where nothing is clipped."""
         if self.max_grad_norm is None or not work:
             return None
@@ -399,7 +399,7 @@ def _count(step: Any) -> float:
     return step
 
 
-def _rate(group: dict[str, Any], lists: Lists) -> float | Tensor:
+def _rate(group: dict[str, Any], lists: StepLists) -> float | Tensor:
     """The learning rate of a group where its parameters are."""
     lr, device = group["lr"], lists[0][0].device
     if not isinstance(lr, Tensor) or lr.device == device:
@@ -413,11 +413,11 @@ def _master(p: Tensor) -> Tensor:
     return p.detach().to(wide_dtype(p.dtype))
 
 
-def _columns(rows: list[tuple[Any, ...]]) -> Lists:
+def _columns(rows: list[tuple[Any, ...]]) -> StepLists:
     """(parameter, gradient, exp_avg, exp_avg_sq, step, master or None) of each parameter as the lists of a step."""
     params, grads, exp_avgs, exp_avg_sqs, steps, masters = map(list, zip(*rows, strict=True))
     has_masters = any(master is not None for master in masters)
-    return params, grads, exp_avgs, exp_avg_sqs, steps, masters if has_masters else []
+    return StepLists(params, grads, exp_avgs, exp_avg_sqs, steps, masters if has_masters else [])
 
 
 class _PerDevice:

@@ -64,5 +64,5 @@ class AdamW(MultiTensorOptimizer):
         )  # fmt: skip
 
     def arguments(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """beta1, beta2, eps, weight_decay."""
-        return *group["betas"], group["eps"], group["weight_decay"]
+        """beta1, beta2, eps, weight_decay, and LAMB's switches as AdamW is."""
+        return *group["betas"], group["eps"], group["weight_decay"], True, True, False

@@ -31,13 +31,14 @@ Precision: a tensor's arithmetic is that of its moments, fp32 or (for fp64 param
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["adamw_step", "global_norm", "is_dense", "lamb_step"]
+__all__ = ["StepLists", "StepOptions", "adamw_step", "global_norm", "is_dense", "lamb_step"]
 
 
 def is_dense(x: Tensor) -> bool:
@@ -62,77 +63,59 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     return norm.to(torch.float64 if all(g.dtype == torch.float64 for g in grads) else torch.float32)
 
 
-def adamw_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """One step of AdamW, in place.
+class StepLists(NamedTuple):
+    """What a step is made on, tensor by tensor: tensors of a parameter have its shape and one layout."""
 
-    params (Tensors of any shapes, one dtype), grads (Tensors of the same shapes): unchanged are the gradients only.
-    exp_avgs, exp_avg_sqs (Tensors as params, fp32 or fp64): m and v. steps (Tensors [], fp32): t.
-    master_params (Tensors as params, fp32): of half-precision params; an empty list for none.
-    lr (float or Tensor []), beta1, beta2, eps, weight_decay: as in the formulas.
-    grad_norm (Tensor [] or None): norm of all unscaled gradients; not None where max_grad_norm is not None.
-    grad_scale, found_inf (Tensors [] or [1], or None): of torch.amp.GradScaler; read on the host here.
-    """
-    if _skips(found_inf):
+    params: list[Tensor]  # of one dtype
+    grads: list[Tensor]  # unchanged, all others are overwritten
+    exp_avgs: list[Tensor]  # m, fp32 or fp64
+    exp_avg_sqs: list[Tensor]  # v, likewise
+    steps: list[Tensor]  # t, Tensors [], fp32
+    master_params: list[Tensor]  # fp32, of half-precision params; an empty list for none
+
+
+class StepOptions(NamedTuple):
+    """What a step is given beside its lists."""
+
+    lr: float | Tensor  # a Tensor [] or [1]: on the device of the lists
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    bias_correction: bool  # the next three are LAMB's; AdamW does not look at them
+    grad_averaging: bool
+    use_nvlamb: bool
+    grad_norm: Tensor | None  # [], of all unscaled gradients; not None where max_grad_norm is not None
+    max_grad_norm: float | None
+    grad_scale: Tensor | None  # [] or [1], of torch.amp.GradScaler, and so is found_inf
+    found_inf: Tensor | None
+
+
+def adamw_step(lists: StepLists, a: StepOptions) -> None:
+    """One step of AdamW, in place; tensors among the options are read on the host here."""
+    if _skips(a.found_inf):
         return
-    factor = _factor(grad_norm, max_grad_norm, grad_scale)
-    rows = _rows(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
-    for p, weight, grad, m, v, step in rows:
-        u = _moments(m, v, wide(grad) * factor, step, beta1, beta2, 1.0 - beta1, eps, True)
-        weight -= float(lr) * (u + weight_decay * weight)
+    factor = _factor(a)
+    for p, weight, grad, m, v, step in _rows(lists):
+        u = _moments(m, v, wide(grad) * factor, step, a._replace(bias_correction=True, grad_averaging=True))
+        weight -= float(a.lr) * (u + a.weight_decay * weight)
         p.copy_(weight)
 
 
-def lamb_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    bias_correction: bool,
-    grad_averaging: bool,
-    use_nvlamb: bool,
-    grad_norm: Tensor | None,
-    max_grad_norm: float | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """One step of LAMB, in place; arguments as for `adamw_step`, variants as in the description of this file."""
-    if _skips(found_inf):
+def lamb_step(lists: StepLists, a: StepOptions) -> None:
+    """One step of LAMB, in place; variants as in the description of this file."""
+    if _skips(a.found_inf):
         return
-    factor = _factor(grad_norm, max_grad_norm, grad_scale)
-    rows = _rows(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
-    grad_weight = 1.0 - beta1 if grad_averaging else 1.0
-    for p, weight, grad, m, v, step in rows:
-        u = _moments(m, v, wide(grad) * factor, step, beta1, beta2, grad_weight, eps, bias_correction)
-        u += weight_decay * weight
+    factor = _factor(a)
+    for p, weight, grad, m, v, step in _rows(lists):
+        u = _moments(m, v, wide(grad) * factor, step, a)
+        u += a.weight_decay * weight
         ratio = 1.0
-        if use_nvlamb or weight_decay != 0.0:
+        if a.use_nvlamb or a.weight_decay != 0.0:
             weight_norm, u_norm = (float(t.double().square().sum().sqrt()) for t in (weight, u))
             if weight_norm != 0.0 and u_norm != 0.0:
                 ratio = weight_norm / u_norm
-        weight -= float(lr) * ratio * u
+        weight -= float(a.lr) * ratio * u
         p.copy_(weight)
 
 
@@ -140,43 +123,34 @@ def _skips(found_inf: Tensor | None) -> bool:
     return found_inf is not None and float(found_inf) != 0.0
 
 
-def _factor(grad_norm: Tensor | None, max_grad_norm: float | None, grad_scale: Tensor | None) -> float:
+def _factor(a: StepOptions) -> float:
     """What gradients are multiplied by."""
-    factor = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
-    if grad_norm is not None and max_grad_norm is not None and float(grad_norm) > max_grad_norm:
-        factor *= max_grad_norm / float(grad_norm)
+    factor = 1.0 if a.grad_scale is None else 1.0 / float(a.grad_scale)
+    if a.grad_norm is not None and a.max_grad_norm is not None and float(a.grad_norm) > a.max_grad_norm:
+        factor *= a.max_grad_norm / float(a.grad_norm)
     return factor
 
 
-def _rows(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    master_params: list[Tensor],
-) -> Iterator[tuple[Tensor, ...]]:
+def _rows(lists: StepLists) -> Iterator[tuple[Tensor, ...]]:
     """(parameter, weight to step, gradient, m, v, step) of every tensor; the weight is a new one if none is wide."""
-    for i, p in enumerate(params):
-        if master_params:
-            weight = master_params[i]
+    for i, p in enumerate(lists.params):
+        if lists.master_params:
+            weight = lists.master_params[i]
             weight.copy_(torch.where(weight.to(p.dtype) == p, weight, wide(p)))
         else:
             weight = wide(p)
-        yield p, weight, grads[i], exp_avgs[i], exp_avg_sqs[i], steps[i]
+        yield p, weight, lists.grads[i], lists.exp_avgs[i], lists.exp_avg_sqs[i], lists.steps[i]
 
 
-def _moments(
-    m: Tensor, v: Tensor, g: Tensor, step: Tensor, beta1: float, beta2: float, grad_weight: float, eps: float,
-    bias_correction: bool,
-) -> Tensor:  # fmt: skip
+def _moments(m: Tensor, v: Tensor, g: Tensor, step: Tensor, a: StepOptions) -> Tensor:
     """Counts the step, updates m and v and returns m_hat / (sqrt(v_hat) + eps)."""
     step += 1.0
-    m.mul_(beta1).add_(g, alpha=grad_weight)
-    v.mul_(beta2).add_(g.square(), alpha=1.0 - beta2)
-    t = float(step)
-    correction1, correction2 = (1.0 - _power(beta1, t), 1.0 - _power(beta2, t)) if bias_correction else (1.0, 1.0)
-    return m / correction1 / ((v / correction2).sqrt() + eps)
+    m.mul_(a.beta1).add_(g, alpha=1.0 - a.beta1 if a.grad_averaging else 1.0)
+    v.mul_(a.beta2).add_(g.square(), alpha=1.0 - a.beta2)
+    t, correction1, correction2 = float(step), 1.0, 1.0
+    if a.bias_correction:
+        correction1, correction2 = 1.0 - _power(a.beta1, t), 1.0 - _power(a.beta2, t)
+    return m / correction1 / ((v / correction2).sqrt() + a.eps)
 
 
 def _power(beta: float, t: float) -> float:

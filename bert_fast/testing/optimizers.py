@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from bert_fast.reference.optimizer import StepLists, StepOptions
 
 __all__ = ["Hyper", "Lists", "random_lists", "written_out_norm", "written_out_step"]
 
@@ -30,10 +31,14 @@ class Hyper:
         values = ((at.name, getattr(self, at.name), at.default) for at in fields(self))
         return ", ".join(f"{name}={value}" for name, value, default in values if value != default) or "defaults"
 
-    def arguments(self, kind: str) -> tuple[Any, ...]:
-        """What a back-end's `<kind>_step` takes between the lists and grad_norm."""
-        common = (self.lr, self.beta1, self.beta2, self.eps, self.weight_decay)
-        return common if kind == "adamw" else (*common, self.bias_correction, self.grad_averaging, self.use_nvlamb)
+    def options(
+        self, grad_norm: Tensor | None = None, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> StepOptions:
+        """What a back-end's step takes beside its lists."""
+        return StepOptions(
+            self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, self.bias_correction, self.grad_averaging,
+            self.use_nvlamb, grad_norm, self.max_grad_norm, grad_scale, found_inf,
+        )  # fmt: skip
 
 
 @dataclass
@@ -48,9 +53,9 @@ class Lists:
     master_params: list[Tensor] = field(default_factory=list)
 
     @property
-    def all(self) -> tuple[list[Tensor], ...]:
-        """The lists in the order of the ops."""
-        return self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps, self.master_params
+    def all(self) -> StepLists:
+        """The lists as back-ends take them."""
+        return StepLists(self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.steps, self.master_params)
 
     def copy(self) -> "Lists":
         """New tensors with the same values and layouts."""

@@ -33,7 +33,7 @@ def step(kernels: Any, kind: str, lists: Lists, hyper: Hyper, found_inf: Tensor 
     scale = None if hyper.grad_scale is None else torch.tensor([hyper.grad_scale])
     norm = None if hyper.max_grad_norm is None else kernels.global_norm(lists.grads, scale)
     function = {"adamw": kernels.adamw_step, "lamb": kernels.lamb_step}[kind]
-    function(*lists.all, *hyper.arguments(kind), norm, hyper.max_grad_norm, scale, found_inf)
+    function(lists.all, hyper.options(norm, scale, found_inf))
 
 
 def check(kernels: Any, kind: str, lists: Lists, hyper: Hyper) -> None:
@@ -270,7 +270,7 @@ def test_bytes_are_those_of_the_docstring(kernels, kind: str, dtype: tuple[torch
         norm = kernels.global_norm(lists.grads, None)
     with traffic() as passes:
         function = {"adamw": kernels.adamw_step, "lamb": kernels.lamb_step}[kind]
-        function(*lists.all, *Hyper().arguments(kind), norm, 1.0, None, None)
+        function(lists.all, Hyper(max_grad_norm=1.0).options(norm))
     weight, copy = (4, 2 * e) if lists.master_params else (lists.params[0].element_size(), 0)
     floor = {"adamw": 16 + e + 2 * weight + copy, "lamb": 16 + e + weight + 8 + 2 * weight + copy}[kind]
     assert_traffic(norm_pass, e * elements)
@@ -289,6 +289,6 @@ def test_bytes_are_those_of_the_docstring(kernels, kind: str, dtype: tuple[torch
         assert not lists.master_params or passes.times_loaded(t) == {1}, "for whoever wrote to it"
     no_decay = random_lists([(200, 128)], dtype[0], master=dtype[1])
     with traffic() as passes:
-        function(*no_decay.all, *Hyper(weight_decay=0.0).arguments(kind), None, None, None, None)
+        function(no_decay.all, Hyper(weight_decay=0.0).options())
     for t in no_decay.exp_avgs:
         assert passes.times_loaded(t) == {1}, "without a trust ratio one pass is enough"

@@ -35,7 +35,7 @@ def step(kind: str, lists: Lists, hyper: Hyper, found_inf: torch.Tensor | None =
     scale = None if hyper.grad_scale is None else torch.tensor([hyper.grad_scale])
     norm = None if hyper.max_grad_norm is None else reference.global_norm(lists.grads, scale)
     function = {"adamw": reference.adamw_step, "lamb": reference.lamb_step}[kind]
-    function(*lists.all, *hyper.arguments(kind), norm, hyper.max_grad_norm, scale, found_inf)
+    function(lists.all, hyper.options(norm, scale, found_inf))
 
 
 @pytest.mark.parametrize("hyper", HYPERS, ids=str)
