@@ -17,8 +17,6 @@ from benchmarks.kit.goal import Figure, Figures, Goal, Line
 from benchmarks.kit.record import RESULTS, read_lines
 from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 
-__all__ = ["GOALS", "report"]
-
 TOKENS = (4096, 16384, 32768)
 WIDTHS = ((768, 3072), (1024, 4096))  # hidden, intermediate
 RUN_LENGTHS = ("single_books", "squad_windows_384_stride128", "packed_nsp_512")

@@ -1,42 +1,11 @@
-"""THE list of benchmark cases: whole models, declared here, kernels, declared by their families, and tokenizers.
-
-Importing this module imports no torch; `kernel_cases` does.
-"""
+"""THE list of benchmark cases: whole models, declared here, kernels, declared by their families, and tokenizers."""
 
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
-
-if TYPE_CHECKING:
-    from benchmarks.kernels.case import KernelCase
-
-__all__ = ["CASES", "FUSED_CASES", "SHAPES", "TOKENIZER_CASES", "Case", "ModelShape", "family_names", "kernel_cases"]
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A published BERT size."""
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-
-    @property
-    def encoder_flops_per_token(self) -> int:
-        """Forward flops of the matrix products of one token, without attention scores: 2 per parameter."""
-        per_layer = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size
-        return 2 * self.num_layers * per_layer
-
-
-SHAPES = {
-    "minilm": ModelShape(384, 6, 12, 1536),
-    "base": ModelShape(768, 12, 12, 3072),
-}
+from benchmarks.kernels.case import KernelCase
 
 
 @dataclass(frozen=True)
@@ -74,7 +43,7 @@ _LENGTHS = (
 
 CASES = tuple(
     Case(shape, lengths, max_len, order, mode)
-    for shape in SHAPES
+    for shape in ("minilm", "base")
     for lengths, max_len, order in _LENGTHS
     for mode in ("inference", "training")
 )
@@ -94,7 +63,7 @@ def family_names() -> list[str]:
     return sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
 
 
-def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list["KernelCase"]:
+def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list[KernelCase]:
     """The kernel cases of all families, or of some (a dotted name is a module from elsewhere, for tests).
 
     size: "gpu" (full BERT shapes), "cpu" (fp32, for `make bench` without a GPU), or "small" (a few rows: sanitizer and

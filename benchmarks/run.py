@@ -20,10 +20,11 @@ from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kernels.timing import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
 from benchmarks.kit.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
-from benchmarks.models.forward_backward import run_case, saved_bytes_per_layer
-from benchmarks.models.pieces import COMPONENTS
+from benchmarks.models.forward_backward import run_case
+from benchmarks.models.pieces import PIECES
 from benchmarks.models.training_runs import CPU_RUNS
 from benchmarks.registry import CASES, FUSED_CASES, kernel_cases
+from benchmarks.saved_bytes import bytes_per_layer
 from benchmarks.tokenizers.environment import tokenizer_environment
 from benchmarks.tokenizers.jobs import tokenizer_jobs
 
@@ -83,8 +84,8 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     jobs: dict[str, Job] = {
         case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)]) for case in (*CASES, *FUSED_CASES)
     }
-    jobs |= {"saved_bytes_per_layer": lambda: [saved_bytes_per_layer()]}
-    jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in COMPONENTS.items()}
+    jobs |= {"saved_bytes_per_layer": lambda: [bytes_per_layer()]}
+    jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in PIECES.items()}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in CPU_RUNS.items()}
     jobs |= tokenizer_jobs()
     return jobs | {

@@ -3,16 +3,15 @@
 python -m benchmarks.table
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
+from benchmarks.kit.markdown import table
+from benchmarks.kit.record import RESULTS, read_lines
 from benchmarks.tokenizers.stored import best_peer, newest_lines
 
+Line = dict[str, Any]
 _FUSED, _RUN = "fuse/", "run/"
 _RUNS = {"sms": "SMS spam, an epoch", "mlm": "masked words,"}
-RESULTS = Path(__file__).resolve().parent / "results" / "cpu.jsonl"
-TOKENIZERS = RESULTS.with_name("tokenizers.jsonl")
 _TOKENIZER = {  # what the README shows of many cases
     "en_docs/arrays": "English documents to arrays",
     "en_docs/padded": "English documents, padded to 512",
@@ -24,79 +23,72 @@ _TOKENIZER = {  # what the README shows of many cases
 }
 
 
-def newest() -> dict[str, dict[str, Any]]:
+def newest() -> dict[str, Line]:
     """Case name -> its last stored result."""
-    lines = RESULTS.read_text(encoding="utf-8").splitlines()
-    return {result["case"]: result for result in map(json.loads, filter(None, lines))}
+    return {line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")}
 
 
 def render() -> str:
     """Two Markdown tables: whole models of ours (real tokens per second), single pieces."""
     results = newest()
     models = {case: r for case, r in results.items() if not case.startswith((_FUSED, _RUN))}
-    rows = _models("bert_fast", models, digits=1)
-    rows += ["", "| piece | bert_fast | compared with | ratio |", "| --- | --- | --- | --- |"]
-    rows += filter(None, map(_tokenizer, newest_lines(TOKENIZERS).values()))
-    rows += filter(None, (_piece(case, r) for case, r in results.items()))
-    return "\n".join(rows)
+    pieces = [_tokenizer(line) for line in newest_lines(RESULTS / "tokenizers.jsonl").values()]
+    pieces += [_piece(case, r) for case, r in results.items()]
+    return f"{_models('bert_fast', models, digits=1)}\n\n" + table(
+        ("piece", "bert_fast", "compared with", "ratio"), filter(None, pieces)
+    )
 
 
 def render_fused() -> str:
     """A Markdown table: Hugging Face's models after `bert_fast.fuse`, beside the same models untouched."""
     results = {case.removeprefix(_FUSED): r for case, r in newest().items() if case.startswith(_FUSED)}
-    return "\n".join(_models("fused", results, digits=2))
+    return _models("fused", results, digits=2)
 
 
 def render_runs() -> str:
     """A Markdown table: whole runs of our `Trainer`, beside transformers'."""
-    rows = ["| training run | fill | bert_fast | transformers | ratio (goal) |", "| --- | --- | --- | --- | --- |"]
+    rows = []
     for case, r in newest().items():
         if case.startswith(_RUN):
             shape, what, *lengths = case.removeprefix(_RUN).split("/")
-            ours, theirs = (round(r[f"{side}_tokens_per_s"]) for side in ("bert_fast", "transformers"))
-            rows.append(
-                f"| {shape}, {' '.join([_RUNS[what], *lengths])} | {r['fill']:.2f} | {ours:,} | {theirs:,} "
-                f"| **{r['ratio']:.1f}x** ({r['goal']:.1f}x) |"
-            )
-    return "\n".join(rows)
+            rows.append((f"{shape}, {' '.join([_RUNS[what], *lengths])}", *_rates(r, digits=1)))
+    return table(("training run", "fill", "bert_fast", "transformers", "ratio (goal)"), rows)
 
 
-def _models(name: str, results: dict[str, dict[str, Any]], digits: int) -> list[str]:
-    rows = [f"| BERT, lengths, mode | fill | {name} | transformers | ratio (goal) |", "| --- | --- | --- | --- | --- |"]
+def _models(name: str, results: dict[str, Line], digits: int) -> str:
+    rows = []
     for case, r in results.items():
-        if "transformers_tokens_per_s" not in r:
-            continue
-        shape, lengths, order, mode = case.split("/")
-        ours, theirs = (round(r[f"{side}_tokens_per_s"]) for side in ("bert_fast", "transformers"))
-        sorted_note = ", sorted" if order == "sorted" else ""
-        rows.append(
-            f"| {shape}, {lengths}{sorted_note}, {mode} | {r['fill']:.2f} | {ours:,} | {theirs:,} "
-            f"| **{r['ratio']:.{digits}f}x** ({r['goal']:.{digits}f}x) |"
-        )
-    return rows
+        if "transformers_tokens_per_s" in r:
+            shape, lengths, order, mode = case.split("/")
+            row = f"{shape}, {lengths}{', sorted' if order == 'sorted' else ''}, {mode}"
+            rows.append((row, *_rates(r, digits)))
+    return table(("BERT, lengths, mode", "fill", name, "transformers", "ratio (goal)"), rows)
 
 
-def _tokenizer(line: dict[str, Any]) -> str | None:
+def _rates(r: Line, digits: int) -> tuple[str, ...]:
+    ours, theirs = (f"{round(r[f'{side}_tokens_per_s']):,}" for side in ("bert_fast", "transformers"))
+    return f"{r['fill']:.2f}", ours, theirs, f"**{r['ratio']:.{digits}f}x** ({r['goal']:.{digits}f}x)"
+
+
+def _tokenizer(line: Line) -> tuple[str, ...] | None:
     """The newest figures beside the best other tokenizer whose ids are right."""
     what = _TOKENIZER.get(line["case"].removeprefix("tokenizer/"))
     peer = best_peer(line) if what else None
     if peer is None:
         return None
     ours, theirs = line["entrants"]["bert_fast"], line["entrants"][peer]
-    return (
-        f"| tokenizer, {what} | {ours['mb_per_s']:.0f} MB/s | {peer} {theirs['mb_per_s']:.0f} MB/s "
-        f"| {theirs['ratio']:.1f}x |"
-    )
+    rates = f"{ours['mb_per_s']:.0f} MB/s", f"{peer} {theirs['mb_per_s']:.0f} MB/s"
+    return f"tokenizer, {what}", *rates, f"{theirs['ratio']:.1f}x"
 
 
-def _piece(case: str, r: dict[str, Any]) -> str | None:
+def _piece(case: str, r: Line) -> tuple[str, ...] | None:
     if "torch_ms" in r:
-        return f"| {case} | {r['bert_fast_ms']:.1f} ms | PyTorch {r['torch_ms']:.1f} ms | {r['ratio']:.1f}x |"
+        return case, f"{r['bert_fast_ms']:.1f} ms", f"PyTorch {r['torch_ms']:.1f} ms", f"{r['ratio']:.1f}x"
     if case.startswith("saved_bytes"):
         ours, theirs = r["bert_fast"] / 2**20, r["transformers_eager"] / 2**20
-        return f"| {case} | {ours:.0f} MiB | transformers, eager {theirs:.0f} MiB | {r['share_of_eager']:.0%} |"
+        return case, f"{ours:.0f} MiB", f"transformers, eager {theirs:.0f} MiB", f"{r['share_of_eager']:.0%}"
     if case == "import_time":
-        return f"| `import bert_fast` beyond torch | {r['median_s']:.2f} s | | |"
+        return "`import bert_fast` beyond torch", f"{r['median_s']:.2f} s", "", ""
     return None
 
 

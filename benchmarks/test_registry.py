@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from benchmarks.kernels.case import KernelCase
+from benchmarks.kit import bert
+from benchmarks.models import build
 from benchmarks.models import forward_backward as models
 from benchmarks.registry import CASES, TOKENIZER_CASES, Case, kernel_cases
 from benchmarks.tokenizers import contestants
@@ -59,14 +61,14 @@ def test_model(case: Case, benchmark: Any) -> None:
     is_training = case.mode == "training"
     case = case if HAS_GPU else replace(case, batch_size=2)
     try:
-        lengths = models.draw_lengths(case, 1)[0]
+        lengths = build.draw_lengths(case, 1)[0]
     except FileNotFoundError as error:
         pytest.skip(f"the lengths of real texts are not there: {error.filename}")
     torch.manual_seed(0)
     device = torch.device("cuda" if HAS_GPU else "cpu")
     ours, _ = models.make_models(case.shape, 0.1 if is_training else 0.0, None if HAS_GPU else 2)
     batch = {name: tensor.to(device) for name, tensor in models.padded_batch(lengths).items()}
-    hidden_size = models.SHAPES[case.shape].hidden_size
+    hidden_size = bert.BY_NAME[case.shape].hidden
     gradient = torch.randn(*batch["input_ids"].shape, hidden_size, device=device) if is_training else None
     step: Callable[[], None] = models.make_step(ours.to(device).train(is_training), batch, gradient)
 

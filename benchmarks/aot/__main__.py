@@ -29,10 +29,8 @@ from benchmarks.aot import table
 from benchmarks.aot.check import compare, with_dropout_cost
 from benchmarks.aot.compile import code_of, measure
 from benchmarks.aot.device import TARGETS
-from benchmarks.aot.launches import configurations, family_names
-
-__all__ = ["main", "measured"]
-
+from benchmarks.aot.launches import configurations
+from benchmarks.registry import family_names
 
 # With `--quick`: of the rows that it would take from the table one in so many is compiled all the same; and of all
 # configurations under another version of Triton, of which no table knows anything.

@@ -5,8 +5,6 @@ from typing import Any
 
 from benchmarks.aot.device import TARGETS, derive, resident_warps
 
-__all__ = ["DROPOUT_LIMIT", "ISSUE_SHARE_LIMIT", "compare", "with_dropout_cost"]
-
 # Above this the random numbers, not the memory, would set the speed of a memory-bound kernel: 8 bytes an element leave
 # 55 issue slots, of which such a kernel's own arithmetic takes up to 20 and schedulers never fill all.
 DROPOUT_LIMIT = {"sm_90": 18.0}

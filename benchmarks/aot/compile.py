@@ -24,8 +24,6 @@ from benchmarks.aot.device import TARGETS
 from benchmarks.aot.launches import Configuration, configurations
 from benchmarks.kit.record import ROOT
 
-__all__ = ["CACHE_DIR", "code_of", "measure"]
-
 CACHE_DIR = ROOT / "build" / "aot"
 Job = tuple[str, str]  # name of a configuration, target
 _BATCH = 12

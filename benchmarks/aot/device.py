@@ -36,17 +36,6 @@ AMDGPU back-end (gfx942: 512 registers a lane and SIMD in units of 8, at most 8 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "ISSUE_SLOTS_PER_BYTE",
-    "LIMITS",
-    "NEEDED_IN_FLIGHT_BYTES",
-    "TARGETS",
-    "Target",
-    "derive",
-    "product_bounds",
-    "resident_warps",
-]
-
 
 @dataclass(frozen=True)
 class Target:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from benchmarks.kernels.case import AotCase, dtype_name
 
-__all__ = ["gemm_aot_cases"]
-
 _KERNEL = "_gemm_kernel"
 _ROLES = ("wide", "twin", "third", "small")
 _TOKENS, _HIDDEN, _INTERMEDIATE = 256, 768, 3072  # tokens for more than one step along K where they are summed over

@@ -6,7 +6,6 @@
 
 import hashlib
 import importlib
-import pkgutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from unittest import mock
 import torch
 
 from benchmarks.kernels.case import AotCase
-
-__all__ = ["Configuration", "Launch", "capture", "configurations", "family_names"]
+from benchmarks.registry import family_names
 
 
 @dataclass(frozen=True)
@@ -132,13 +130,6 @@ class Configuration:
             "needs_bulk_copies": self.facts["bulk_copies"],
             "is_specialized": self.facts["specialized"],
         }
-
-
-def family_names() -> list[str]:
-    """The op families that have a file in `benchmarks/families`, in alphabetical order."""
-    import benchmarks.families as package
-
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
 def configurations(families: Iterable[str] | None = None, target: str = "sm_90") -> list[Configuration]:

@@ -7,8 +7,6 @@ from typing import Any
 from benchmarks.aot.device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive, product_bounds
 from benchmarks.kit.record import ROOT
 
-__all__ = ["PAGE_PATH", "TABLE_PATH", "page", "read", "text", "to_json"]
-
 TABLE_PATH = Path(__file__).with_name("aot_table.json")
 PAGE_PATH = ROOT / "docs" / "kernels" / "ahead_of_time.md"
 

@@ -21,8 +21,6 @@ from benchmarks.gpu.run import Run
 from benchmarks.kit.record import ROOT
 from benchmarks.registry import kernel_cases
 
-__all__ = ["TOOLS", "find_tool", "judge"]
-
 TOOL = "compute-sanitizer"
 THROUGH = "sanitized cases:"
 FOUND_STATUS = 86  # of the tool when it has found an error; any other says that something else went wrong

@@ -1,25 +1,20 @@
 """What an op family tells the benchmarks: cases to time, and launches to compile ahead of time.
 
 A family's cases live in `benchmarks/families/<op>.py`, which defines `cases()` (yields `KernelCase`: timed on a GPU)
-and `aot_cases()` (yields `AotCase`). Nothing else needs to know the family: `families()` finds it. It may also define
+and `aot_cases()` (yields `AotCase`). Nothing else needs to know the family. It may also define
     small_cases()   `KernelCase`s of a few rows, which a CPU, a sanitizer or a test gets through in moments
     cpu_cases()     `KernelCase`s in fp32, timed by `make bench` on a CPU
 `make` draws from PyTorch's generators alone: after the same `torch.manual_seed` it yields the same problem.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_fast.testing.compare import assert_close_to_truth
-
-__all__ = ["AotCase", "KernelCase", "Problem", "assert_gradients_close", "dtype_name", "families"]
 
 Function = Callable[..., Tensor]
 Upstream = Tensor | tuple[Tensor, ...]
@@ -99,14 +94,6 @@ class AotCase:
     product_tiles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     bulk_copies: frozenset[str] = frozenset()
     specialized: frozenset[str] = frozenset()
-
-
-def families() -> dict[str, ModuleType]:
-    """Op name -> its module in `benchmarks/families`, in alphabetical order."""
-    import benchmarks.families as package
-
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return {name: importlib.import_module(f"benchmarks.families.{name}") for name in names}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,13 +1,11 @@
-"""What the families of matrix products share: BERT's sizes, token counts, and tensors of the scale that a model has."""
+"""What cases of BERT share: published sizes, token counts, and tensors of the scale that a model has."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = ["BASE", "CPU_TOKENS", "LABEL_SHARE", "LARGE", "MINILM", "SIZES", "TOKENS", "VOCAB_SIZE", "Size", "bias"]
-__all__ += ["nbytes", "normal", "tolerances_of", "weight"]
 
 TOKENS = (16384, 4096, 32768)  # the most telling first
 CPU_TOKENS = 4096
@@ -17,17 +15,34 @@ LABEL_SHARE = 0.15  # of tokens that masked-language-model training asks for (De
 
 @dataclass(frozen=True)
 class Size:
-    """Widths of a published BERT."""
+    """Widths of a BERT; layers and heads, where whole models are made of it."""
 
     name: str
     hidden: int
     intermediate: int
+    layers: int = 0
+    heads: int = 0
+
+    @property
+    def encoder_flops_per_token(self) -> int:
+        """Forward flops of the matrix products of one token, without attention scores: 2 per parameter."""
+        return 2 * self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.intermediate)
+
+    def config(self, kind: Any, **options: Any) -> Any:
+        """Configuration of a model, ours or transformers'."""
+        sizes = dict(
+            vocab_size=VOCAB_SIZE, hidden_size=self.hidden, intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers, num_attention_heads=self.heads,
+        )  # fmt: skip
+        return kind(**sizes | options)
 
 
-BASE = Size("base", 768, 3072)
-LARGE = Size("large", 1024, 4096)
-MINILM = Size("minilm", 384, 1536)
+BASE = Size("base", 768, 3072, 12, 12)
+LARGE = Size("large", 1024, 4096, 24, 16)
+MINILM = Size("minilm", 384, 1536, 6, 12)
+TINY = Size("tiny", 32, 64, 2, 2)
 SIZES = (BASE, LARGE)
+BY_NAME = {size.name: size for size in (MINILM, BASE, LARGE, TINY)}
 
 
 def normal(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

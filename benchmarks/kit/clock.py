@@ -40,15 +40,20 @@ class Times:
         return statistics.median(theirs / mine for mine, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
-def interleaved(contestants: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, Times]:
+def interleaved(
+    contestants: dict[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Times]:
     """Times every contestant `rounds` times, A B C A B C ..., after `warmup` uncounted rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for round_index in range(warmup + rounds):
         for name, run in contestants.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if round_index >= warmup:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: Times(tuple(values)) for name, values in seconds.items()}
 
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Figure", "Figures", "Goal", "Line"]
-
 Line = dict[str, Any]
 Figures = Callable[[Sequence["Line"]], Iterable["Figure"]]
 

@@ -14,17 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "RESULTS",
-    "ROOT",
-    "Recorder",
-    "cpu_environment",
-    "gpu_environment",
-    "host_environment",
-    "read_lines",
-    "slug",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"  # real texts, beside the project
 RESULTS = ROOT / "benchmarks" / "results"

@@ -4,68 +4,33 @@ The same weights, lengths and gradients on both sides.
 """
 
 import copy
-import json
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from benchmarks.kit import bert
 from benchmarks.kit.clock import interleaved
-from benchmarks.kit.record import DATA
-from benchmarks.registry import SHAPES, Case
-from bert_fast.demo.saved_bytes import saved_bytes
-
-__all__ = ["draw_lengths", "make_models", "make_step", "padded_batch", "run_case", "saved_bytes_per_layer"]
-
-VOCAB_SIZE = 30522
-
-
-def draw_lengths(case: Case, num_batches: int) -> list[list[int]]:
-    """Lengths of the sequences of every batch."""
-    count = num_batches * case.batch_size
-    if case.lengths == "full":
-        return [[case.max_len] * case.batch_size] * num_batches
-    sample = json.loads((DATA / "length_distributions" / f"{case.lengths}.json").read_text())["sample_lengths"]
-    lengths = [min(length, case.max_len) for length in sample]
-    if case.order == "sorted":  # windows of 50 batches, as a bucketing sampler does; batches spread over the window
-        window = sorted(lengths[: 50 * case.batch_size])
-        batches = [window[i : i + case.batch_size] for i in range(0, len(window), case.batch_size)]
-        step = len(batches) // num_batches
-        return [batches[step // 2 + i * step] for i in range(num_batches)]
-    return [lengths[i : i + case.batch_size] for i in range(0, count, case.batch_size)]
+from benchmarks.models.build import draw_lengths, our_model, their_model
+from benchmarks.registry import Case
+from bert_fast import fuse
 
 
 def make_models(
     shape: str, dropout_p: float, num_layers: int | None = None, is_fused: bool = False
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
     """(bert_fast's or a fused one, Hugging Face's) models of one shape with equal random weights."""
-    import transformers
-
-    import bert_fast
-
-    size = SHAPES[shape]
-    arguments = dict(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=size.hidden_size,
-        num_hidden_layers=size.num_layers if num_layers is None else num_layers,
-        num_attention_heads=size.num_heads,
-        intermediate_size=size.intermediate_size,
-        hidden_dropout_prob=dropout_p,
-        attention_probs_dropout_prob=dropout_p,
-    )
-    theirs = transformers.BertModel(transformers.BertConfig(**arguments, attn_implementation="sdpa"))
-    if is_fused:
-        return bert_fast.fuse(copy.deepcopy(theirs)), theirs
-    ours = bert_fast.BertModel(bert_fast.BertConfig(**arguments))
-    ours.load_state_dict(theirs.state_dict(), strict=False)
-    return ours, theirs
+    options: dict[str, object] = {} if num_layers is None else {"num_hidden_layers": num_layers}
+    options |= dict(hidden_dropout_prob=dropout_p, attention_probs_dropout_prob=dropout_p)
+    theirs = their_model("BertModel", bert.BY_NAME[shape], **options)
+    return fuse(copy.deepcopy(theirs)) if is_fused else our_model(theirs), theirs
 
 
 def padded_batch(lengths: list[int]) -> dict[str, Tensor]:
     """Random ids, padded to the longest sequence, with their mask."""
     longest = max(lengths)
     keep_mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
-    input_ids = torch.randint(1000, VOCAB_SIZE, keep_mask.shape) * keep_mask
+    input_ids = torch.randint(1000, bert.VOCAB_SIZE, keep_mask.shape) * keep_mask
     return {"input_ids": input_ids, "attention_mask": keep_mask.long()}
 
 
@@ -106,7 +71,7 @@ def run_case(
     ]
     real = sum(int(batch["attention_mask"].sum()) for batch in batches)
     padded = sum(batch["attention_mask"].numel() for batch in batches)
-    hidden = SHAPES[case.shape].hidden_size
+    hidden = bert.BY_NAME[case.shape].hidden
     gradients = [
         torch.randn(*batch["input_ids"].shape, hidden, device=device) * batch["attention_mask"][:, :, None]
         if is_training
@@ -139,38 +104,3 @@ def _run(steps: list[Callable[[], None]], device: torch.device) -> None:
             step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def saved_bytes_per_layer(shape: str = "base", batch_size: int = 8, length: int = 512) -> dict[str, object]:
-    """Bytes one encoder layer keeps for backward (distinct storages, without parameters), ours and Hugging Face's.
-
-    The difference between two-layer and one-layer models, counted with saved-tensor hooks at dropout 0.1.
-
-    On the CPU Hugging Face's eager and sdpa numbers agree: PyTorch's fused CPU attention takes no dropout, so sdpa is
-    composed of the same products. PyTorch's CPU dropout keeps masks in fp32, where CUDA keeps a byte an element:
-    `transformers_eager_byte_masks` is what eager would keep with such masks, the fairer number for GPUs.
-    """
-    import transformers
-
-    counts: dict[str, int] = {}
-    for attention in ("eager", "sdpa"):
-        totals: dict[str, list[int]] = {"bert_fast": [], "transformers": []}
-        for num_layers in (1, 2):
-            ours, theirs = make_models(shape, 0.1, num_layers)
-            theirs = transformers.BertModel._from_config(theirs.config, attn_implementation=attention)
-            for name, model in (("bert_fast", ours), ("transformers", theirs)):
-                model.train()
-                input_ids = torch.randint(1000, VOCAB_SIZE, (batch_size, length))
-                totals[name].append(saved_bytes(model, lambda: model(input_ids=input_ids).last_hidden_state))  # noqa: B023
-        counts["bert_fast"] = totals["bert_fast"][1] - totals["bert_fast"][0]
-        counts[f"transformers_{attention}"] = totals["transformers"][1] - totals["transformers"][0]
-    size = SHAPES[shape]
-    num_dropped = batch_size * length * (2 * size.hidden_size + size.num_heads * length)  # elements, a layer
-    counts["transformers_eager_byte_masks"] = counts["transformers_eager"] - 3 * num_dropped
-    return {
-        "case": f"saved_bytes_per_layer/{shape}/B{batch_size}/S{length}",
-        **counts,
-        "share_of_eager": round(counts["bert_fast"] / counts["transformers_eager"], 4),
-        "share_of_eager_byte_masks": round(counts["bert_fast"] / counts["transformers_eager_byte_masks"], 4),
-        "share_of_sdpa": round(counts["bert_fast"] / counts["transformers_sdpa"], 4),
-    }

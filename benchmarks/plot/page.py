@@ -10,8 +10,6 @@ from benchmarks.gemm_tuning.table import best
 from benchmarks.plot.stored import Machine, Row
 from benchmarks.tokenizers.report import shown
 
-__all__ = ["render_page"]
-
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem } h2 { border-bottom: 2px solid #1b6ca8; padding-bottom: .2rem; margin-top: 3rem }

@@ -17,8 +17,6 @@ from benchmarks.kit.markdown import show_tables
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, cpu_environment
 from benchmarks.recipes import report
 
-__all__ = ["main"]
-
 FILE = "recipes.jsonl"
 
 

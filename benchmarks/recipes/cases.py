@@ -15,8 +15,6 @@ from bert_fast.training.recipes.runs import phases, run
 from bert_fast.training.recipes.settings import Settings
 from bert_fast.training.reporting import read_metrics
 
-__all__ = ["RECIPES", "Clock", "Recipe", "our_run", "settings_of"]
-
 
 @dataclass(frozen=True)
 class Recipe:

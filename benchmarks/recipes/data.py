@@ -9,8 +9,6 @@ import torch
 from benchmarks.kit.record import DATA, ROOT
 from bert_fast.files import write_atomically
 
-__all__ = ["DATA", "PREPARED", "minilm", "prepare"]
-
 PREPARED = ROOT / "build" / "recipes" / "data"
 
 _EVERY = 10  # of so many messages one is kept to judge by

@@ -5,8 +5,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Question", "choices", "columns", "questions", "sentences"]
-
 
 @dataclass(frozen=True)
 class Question:

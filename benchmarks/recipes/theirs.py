@@ -19,8 +19,6 @@ from bert_fast.data.squad_metrics import exact_match, f1
 from bert_fast.training.recipes.build import build
 from bert_fast.training.recipes.settings import Settings
 
-__all__ = ["their_run"]
-
 Rows = list[dict[str, Any]]
 Scores = dict[str, float]
 

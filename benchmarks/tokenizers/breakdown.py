@@ -29,8 +29,6 @@ from benchmarks.tokenizers.contestants import load
 from benchmarks.tokenizers.corpora import CORPORA, Vocabulary, slices
 from benchmarks.tokenizers.environment import pin_to_one_cpu
 
-__all__ = ["ceilings", "single_words", "stages"]
-
 BATCH = 128
 LARGE, SMALL = 64 << 20, 256 << 10  # beyond the last cache of most machines; within the second
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from benchmarks.tokenizers.contestants import CONTESTANTS
 
-__all__ = ["CASES", "Entrant", "TokenizerCase"]
-
 
 @dataclass(frozen=True)
 class Entrant:

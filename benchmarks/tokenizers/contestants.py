@@ -22,20 +22,6 @@ import numpy as np
 
 from benchmarks.tokenizers.corpora import Vocabulary
 
-__all__ = [
-    "CONTESTANTS",
-    "HAS_NO_SPECIAL_TOKENS",
-    "MAX_LENGTH",
-    "PEERS",
-    "Forms",
-    "load",
-    "missing",
-    "module",
-    "provide_tokenizer_json",
-    "tokenizer_json",
-    "version",
-]
-
 Forms = dict[str, Callable[[Any], Any]]
 MAX_LENGTH = 512
 HAS_NO_SPECIAL_TOKENS = frozenset({"blingfire", "kitoken"})

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from benchmarks.kit.record import DATA
 
-__all__ = ["CORPORA", "DATA", "Corpus", "Vocabulary", "pieces", "slices"]
-
 DOCUMENT_BYTES = 2000
 LONG_BYTES = 250_000
 CODE_BYTES = 3_500_000  # of the standard library, which is larger: about as much as there is English

@@ -9,8 +9,6 @@ from typing import Any
 
 from benchmarks.kit.record import host_environment
 
-__all__ = ["pin_to_one_cpu", "thread_environment", "tokenizer_environment"]
-
 
 def thread_environment(num_threads: int) -> dict[str, str]:
     """Variables that keep a contestant's thread pool to so many threads."""

@@ -1,74 +1,77 @@
 """What bert_fast's tokenizer is meant to reach, in one core, on texts that nobody has met, beside the best peer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from benchmarks.kit.goal import Figure, Figures, Goal, Line
 from benchmarks.tokenizers.stored import best_peer, newest
 
-__all__ = ["TOKENIZER_GOALS"]
-
 MB = 1e6
+Entrants = dict[str, dict[str, Any]]
+
+
+def _entrants(lines: Sequence[Line], case: str) -> Entrants:
+    """Who took part in the newest run of a case; nobody where it is not stored."""
+    line: Line = newest(lines).get(f"tokenizer/{case}", {"entrants": {}})
+    return line["entrants"]
+
+
+def _beside_best(case: str, field: str, digits: int, value: Callable[[float], float]) -> Figures:
+    """A figure from the ratio to the best peer; field: what both are shown by."""
+
+    def figures(lines: Sequence[Line]) -> Iterator[Figure]:
+        entrants = _entrants(lines, case)
+        best = best_peer({"entrants": entrants})
+        if best is None:
+            yield Figure(case, None)
+            return
+        ours, theirs = (f"{entrants[name][field]:.{digits}f}" for name in ("bert_fast", best))
+        unit = "us" if field == "us" else "MB/s"
+        yield Figure(f"{case}: {ours} {unit}, {best} {theirs}", value(entrants[best]["ratio"]))
+
+    return figures
 
 
 def _over_best(*cases: str) -> Figures:
     """How many times as fast as the best peer."""
-
-    def figures(lines: Sequence[Line]) -> Iterator[Figure]:
-        for case in cases:
-            line = newest(lines).get(f"tokenizer/{case}")
-            best = best_peer(line) if line is not None else None
-            if line is None or best is None:
-                yield Figure(case, None)
-                continue
-            ours, theirs = (line["entrants"][name]["mb_per_s"] for name in ("bert_fast", best))
-            yield Figure(f"{case}: {ours:.0f} MB/s, {best} {theirs:.0f}", line["entrants"][best]["ratio"])
-
-    return figures
+    each = [_beside_best(case, "mb_per_s", 0, lambda ratio: ratio) for case in cases]
+    return lambda lines: (figure for figures in each for figure in figures(lines))
 
 
 def _time_of_best(case: str) -> Figures:
     """Share of the best peer's time for a call."""
-
-    def figures(lines: Sequence[Line]) -> Iterator[Figure]:
-        line = newest(lines).get(f"tokenizer/{case}")
-        best = best_peer(line) if line is not None else None
-        if line is None or best is None:
-            yield Figure(case, None)
-            return
-        ours, theirs = (line["entrants"][name]["us"] for name in ("bert_fast", best))
-        yield Figure(f"{case}: {ours:.3f} us, {best} {theirs:.3f}", 1 / line["entrants"][best]["ratio"])
-
-    return figures
+    return _beside_best(case, "us", 3, lambda ratio: 1 / ratio)
 
 
 def _two_threads(lines: Sequence[Line]) -> Iterator[Figure]:
     """Speed of two threads over that of one."""
     case = "en_docs/threads"
-    line = newest(lines).get(f"tokenizer/{case}")
-    one = line["entrants"].get("bert_fast, one thread") if line is not None else None
-    if line is None or one is None:
+    entrants = _entrants(lines, case)
+    one = entrants.get("bert_fast, one thread")
+    if one is None:
         yield Figure(case, None)
-        return
-    two = line["entrants"]["bert_fast"]["mb_per_s"]
-    yield Figure(f"{case}: {two:.0f} MB/s, one thread {one['mb_per_s']:.0f}", one["ratio"])
+    else:
+        two = entrants["bert_fast"]["mb_per_s"]
+        yield Figure(f"{case}: {two:.0f} MB/s, one thread {one['mb_per_s']:.0f}", one["ratio"])
 
 
 def _origins(lines: Sequence[Line]) -> Iterator[Figure]:
     """Speed with offsets or word ids over that of ids alone."""
     case = "en_docs/origins"
-    line = newest(lines).get(f"tokenizer/{case}")
     for asked in ("offsets", "word ids", "both"):
-        found = line["entrants"].get(f"bert_fast, {asked}") if line is not None else None
-        yield Figure(
-            f"{case}, {asked}" + (f": {found['mb_per_s']:.0f} MB/s" if found is not None else ""),
-            1 / found["ratio"] if found is not None else None,
-        )
+        found = _entrants(lines, case).get(f"bert_fast, {asked}")
+        if found is None:
+            yield Figure(f"{case}, {asked}", None)
+        else:
+            yield Figure(f"{case}, {asked}: {found['mb_per_s']:.0f} MB/s", 1 / found["ratio"])
 
 
 def _start(field: str, divisor: float = 1.0) -> Figures:
+    """What a fresh process pays."""
+
     def figures(lines: Sequence[Line]) -> Iterator[Figure]:
-        line = newest(lines).get("tokenizer/start")
-        yield Figure(f"start, {field}", line["entrants"]["bert_fast"][field] / divisor if line is not None else None)
+        ours = _entrants(lines, "start").get("bert_fast")
+        yield Figure(f"start, {field}", ours[field] / divisor if ours is not None else None)
 
     return figures
 
@@ -77,12 +80,9 @@ def _goal(title: str, bound: float, figures: Figures, is_upper: bool = False, un
     return Goal(f"tokenizer: {title}", bound, figures, "cpu", is_upper, unit, digits=1)
 
 
+_DOCUMENTS = _over_best("en_docs/arrays", "en_docs/padded")
 TOKENIZER_GOALS = (
-    _goal(
-        "English documents to arrays and padded, over the best peer",
-        2.8,
-        _over_best("en_docs/arrays", "en_docs/padded"),
-    ),
+    _goal("English documents to arrays and padded, over the best peer", 2.8, _DOCUMENTS),
     _goal("English documents to lists, over the best peer", 2.8, _over_best("en_docs/lists")),
     _goal("English short texts, a call each, over the best peer", 2.7, _over_best("en_short/one")),
     _goal("Chinese documents, over the best peer", 3.5, _over_best("zh_docs/arrays")),

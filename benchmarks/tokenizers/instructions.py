@@ -23,8 +23,6 @@ from benchmarks.tokenizers import contestants
 from benchmarks.tokenizers.corpora import CORPORA, slices
 from benchmarks.tokenizers.environment import thread_environment
 
-__all__ = ["count", "per_byte", "read_events", "why_not"]
-
 FEW, MANY = 100, 400  # documents of 2 KB
 CORPUS = "en_docs"
 

@@ -18,8 +18,6 @@ from benchmarks.tokenizers.contestants import CONTESTANTS, missing, tokenizer_js
 from benchmarks.tokenizers.corpora import CORPORA
 from benchmarks.tokenizers.environment import thread_environment
 
-__all__ = ["LIVES", "ROUNDS", "joined", "tokenizer_jobs"]
-
 ROUNDS, LIVES = 9, 2
 STARTS = 5
 COUNTED = ("bert_fast", "nanotoken", "splintr")  # by callgrind, which is slow

@@ -23,8 +23,6 @@ import numpy as np
 from benchmarks.tokenizers import contestants
 from benchmarks.tokenizers.corpora import CORPORA
 
-__all__ = ["measure", "resident_bytes"]
-
 BATCH = 128
 FIRST_TEXTS = 800  # of the books, 1.7 MB
 

@@ -7,8 +7,6 @@ from typing import Any
 from benchmarks.kit.record import read_lines
 from benchmarks.tokenizers.contestants import PEERS
 
-__all__ = ["Line", "best_peer", "newest", "newest_lines", "peers_of"]
-
 Line = dict[str, Any]
 
 
@@ -22,12 +20,11 @@ def newest(lines: Iterable[Line]) -> dict[str, Line]:
     return {line["case"]: line for line in lines if line.get("kind") == "tokenizer"}
 
 
-def peers_of(line: Line) -> dict[str, Line]:
-    """Name -> figures of all who are not bert_fast."""
-    return {name: entrant for name, entrant in line["entrants"].items() if name in PEERS}
-
-
 def best_peer(line: Line) -> str | None:
     """The fastest peer whose ids are right: bert_fast is the fewest times as fast as it."""
-    right = {name: peer["ratio"] for name, peer in peers_of(line).items() if peer["differ"] == 0 and "ratio" in peer}
-    return min(right, key=lambda name: right[name], default=None)
+    ratios = {
+        name: entrant["ratio"]
+        for name, entrant in line["entrants"].items()
+        if name in PEERS and entrant["differ"] == 0 and "ratio" in entrant
+    }
+    return min(ratios, key=ratios.__getitem__, default=None)

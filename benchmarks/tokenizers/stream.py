@@ -28,8 +28,6 @@ from benchmarks.tokenizers.contestants import HAS_NO_SPECIAL_TOKENS, Forms, load
 from benchmarks.tokenizers.corpora import CORPORA, slices
 from benchmarks.tokenizers.environment import pin_to_one_cpu
 
-__all__ = ["WARMUP", "Life", "life"]
-
 WARMUP = 3
 OTHER_TEXTS = 500  # documents of a corpus that comes before, 1 MB
 Life = dict[str, Any]

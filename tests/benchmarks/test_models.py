@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import table
 from benchmarks.models.forward_backward import make_models, padded_batch
-from benchmarks.models.host_cost import one_token
+from benchmarks.models.pieces import one_token
 from benchmarks.registry import CASES, FUSED_CASES
 from bert_fast.testing.tolerances import ABSOLUTE
 

@@ -90,7 +90,7 @@ def test_matrix_products_are_drawn_from_their_newest_lines(tmp_path: Path) -> No
     page = plot.draw(folder, tmp_path / "out").read_text()
     assert "matrix products" in page and "<td>1.25x</td><td>{}</td>" in page
     alone = products_figure({"x": [product("1", None)]})
-    assert [text.get_text() for text in alone.axes[0].texts] == ["library alone"]
+    assert [text.get_text().strip() for text in alone.axes[0].texts] == ["library alone"]
 
 
 def test_times_without_a_ceiling_can_be_drawn(tmp_path: Path) -> None:

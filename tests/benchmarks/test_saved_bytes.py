@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks import saved_bytes as command
-from benchmarks.models.forward_backward import VOCAB_SIZE, make_models
+from benchmarks.kit.bert import VOCAB_SIZE
+from benchmarks.models.forward_backward import make_models
 from bert_fast.demo.saved_bytes import saved_bytes
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
