@@ -24,8 +24,8 @@ from bert_fast.modules.attention import (
 )
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
+from bert_fast.modules.fusable import is_watched
 from bert_fast.modules.layer import PackedIntermediate, PackedLayer, PackedOutput
-from bert_fast.modules.plain_linear import is_watched
 from bert_fast.modules.pooler import PackedPooler
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.fused import Fused
-from bert_fast.modules.plain_linear import is_watched as has_hooks
+from bert_fast.modules.fusable import is_watched as has_hooks
 
 __all__ = ["ARGUMENTS", "TRACED", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
 

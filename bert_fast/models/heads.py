@@ -14,10 +14,9 @@ from bert_fast.checks import check_dtype, check_ids, check_same_device, check_sh
 from bert_fast.models.forward import Inputs
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, next_token_labels, pack_labels, span_labels
 from bert_fast.models.packed import Encoded, PackedBertModel
-from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.call import Call, first_rows
-from bert_fast.modules.closing import is_plain_norm
-from bert_fast.modules.plain_linear import is_plain
+from bert_fast.modules.fusable import activated_linear, is_plain
+from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.cross_entropy import cross_entropy
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.layer_norm import layer_norm

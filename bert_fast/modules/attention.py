@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from bert_fast.modules.cache import extend_cache, memory_of
 from bert_fast.modules.call import Call
-from bert_fast.modules.closing import close
 from bert_fast.modules.embeddings import is_plain_table
+from bert_fast.modules.fusable import product_and_bias
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.plain_linear import product_and_bias
 from bert_fast.modules.probabilities import padded_probabilities, weighted_values
 from bert_fast.modules.projections import JoinedProjections, Projections, keep_features
+from bert_fast.modules.residual_norm import residual_norm
 from bert_fast.ops.attention import attention, attention_with_probabilities
 from bert_fast.ops.attention_qkv import attention_of_packed, attention_qkv
 from bert_fast.ops.dropout import DropoutSite, dropout_site
@@ -151,7 +151,7 @@ class PackedSelfOutput:
     def forward_packed(self, x: Tensor, residual: Tensor, *, call: Call) -> Tensor:
         """x [M, A * D], residual [M, H] to [M, H]; the dense layer's bias is added by the fused op."""
         product, bias = product_and_bias(x, self.dense)
-        return close(product, bias, residual, self.LayerNorm, call.dropout_p(self), self.site, call)
+        return residual_norm(product, bias, residual, self.LayerNorm, call.dropout_p(self), self.site, call)
 
 
 class PackedAttention:

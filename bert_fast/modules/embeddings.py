@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from bert_fast.checks import check_ids
 from bert_fast.modules.call import Call
-from bert_fast.modules.closing import is_plain_norm
+from bert_fast.modules.fusable import is_watched
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.plain_linear import is_watched
+from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.embedding import embedding
 

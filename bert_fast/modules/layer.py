@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.attention import BertAttention
 from bert_fast.modules.call import Call
-from bert_fast.modules.closing import close
+from bert_fast.modules.fusable import activated_linear, is_plain, is_watched, product_and_bias, weight_and_bias
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.plain_linear import is_plain, is_watched, product_and_bias, weight_and_bias
+from bert_fast.modules.residual_norm import residual_norm
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.mlp import mlp
 
@@ -49,7 +48,7 @@ class PackedOutput:
             product = mlp(x, *weight_and_bias(up), weight, hidden_act=hidden_act)
         else:
             product, bias = product_and_bias(intermediate(x, call=call), down)
-        return close(product, bias, x, self.LayerNorm, call.dropout_p(self), self.site, call)
+        return residual_norm(product, bias, x, self.LayerNorm, call.dropout_p(self), self.site, call)
 
 
 class PackedLayer:

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bert_fast.modules.activated_linear import activated_linear
 from bert_fast.modules.call import Call
+from bert_fast.modules.fusable import activated_linear
 
 __all__ = ["BertPooler", "PackedPooler"]
 

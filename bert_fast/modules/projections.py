@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.modules.plain_linear import is_plain, joined_products, weight_and_bias
+from bert_fast.modules.fusable import is_plain, joined_products, weight_and_bias
 from bert_fast.ops.linear import linear
 from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.storage import join_memory, separate_memory

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bert_fast.modules.activated_linear import activated_linear
+from bert_fast.modules.fusable import activated_linear
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.testing.compare import assert_close_to_truth
 

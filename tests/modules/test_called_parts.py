@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import bert_fast
 from bert_fast.modules.call import first_rows
-from bert_fast.modules.plain_linear import joined_products
+from bert_fast.modules.fusable import joined_products
 
 CONFIG = dict(
     vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,

@@ -3,15 +3,18 @@
 Others must be called: an adapter adds to the product, a quantised layer has another weight, hooks want to see the call.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
+from bert_fast.ops.linear_gelu import linear_activation
 from bert_fast.storage import one_tensor
 
-__all__ = ["is_plain", "is_watched", "joined_products", "product_and_bias", "weight_and_bias"]
+__all__ = ["activated_linear", "is_plain", "is_watched", "joined_products", "product_and_bias", "weight_and_bias"]
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -55,3 +58,17 @@ def joined_products(x: Tensor, *layers: nn.Module) -> Tensor:
             return linear(x, torch.cat(weights), torch.cat(biases))  # then must not show
         return linear(x, one_tensor(*weights), one_tensor(*biases))
     return torch.cat([linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)], dim=1)
+
+
+def activated_linear(x: Tensor, dense: nn.Linear, hidden_act: str | Callable[[Tensor], Tensor]) -> Tensor:
+    """x [T, K] to [T, N]; a name is one fused op, a callable is called, and so is a layer that is more than its weight.
+
+    Raises: ValueError for an unknown name.
+    """
+    if is_plain(dense):
+        weight, bias = weight_and_bias(dense)
+        if isinstance(hidden_act, str):
+            return linear_activation(x, weight, bias, hidden_act=hidden_act)
+        return hidden_act(linear(x, weight, bias))
+    product = dense(x)
+    return bias_activation(product, hidden_act=hidden_act) if isinstance(hidden_act, str) else hidden_act(product)

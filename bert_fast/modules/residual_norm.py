@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from bert_fast.modules.call import Call
+from bert_fast.modules.fusable import is_watched, weight_and_bias
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.plain_linear import is_watched, weight_and_bias
 from bert_fast.ops.dropout import dropout
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
-__all__ = ["close", "is_plain_norm"]
+__all__ = ["is_plain_norm", "residual_norm"]
 
 _NORMS = (nn.LayerNorm, LayerNorm)
 
@@ -18,7 +18,7 @@ def is_plain_norm(norm: nn.Module) -> bool:
     return type(norm) in _NORMS and weight_and_bias(norm)[1] is not None and not is_watched(norm)
 
 
-def close(
+def residual_norm(
     product: Tensor, bias: Tensor | None, residual: Tensor, norm: nn.LayerNorm, dropout_p: float, site: int, call: Call
 ) -> Tensor:
     """product, residual [M, H] and bias [H] to [M, H], M being the rows of `call.queries`."""

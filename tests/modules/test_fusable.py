@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import bert_fast
-from bert_fast.modules.activated_linear import activated_linear
-from bert_fast.modules.plain_linear import is_plain, product_and_bias
+from bert_fast.modules.fusable import activated_linear, is_plain, product_and_bias
 
 SIZES = dict(
     vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
