@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from bert_fast.cli import trained
+from bert_fast.cli import inference
 from bert_fast.terminal import printable
 
 __all__ = ["add_arguments", "run"]
@@ -16,15 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Judges the model of a run by labelled examples: a file as those it was trained on (of pre-training: text "
         "files, or a token store). Prints loss and metrics."
     )
-    trained.add_arguments(parser)
+    inference.add_arguments(parser)
     parser.add_argument("files", nargs="+", metavar="FILE", help="labelled examples; one file, but for pre-training")
     parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates; returns 0, or 1 where a file is missing or wrong."""
-    with trained.problems("evaluate") as problems:
-        model = trained.load(arguments)
+    with inference.problems("evaluate") as problems:
+        model = inference.load(arguments)
         metrics = model.evaluate(arguments.files)
         if model.processes.is_main:
             lines = [f"{name:24} {value:.6g}" for name, value in metrics.items()]

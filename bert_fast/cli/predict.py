@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bert_fast.cli import trained
+from bert_fast.cli import inference
 from bert_fast.errors import SourceError
 from bert_fast.terminal import printable
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "answered as they come. A line is, for classify, a text (of pairs: two, with a tab between them); for ner, "
         "words with spaces between them; for qa and choice, a JSON object."
     )
-    trained.add_arguments(parser)
+    inference.add_arguments(parser)
     parser.add_argument("file", metavar="FILE", help="examples; - is stdin")
     parser.add_argument(
         "-o", "--output", metavar="PATH",
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predicts; returns 0, or 1 where a file or a line is wrong."""
-    with trained.problems("predict") as problems:
-        model = trained.load(arguments)
+    with inference.problems("predict") as problems:
+        model = inference.load(arguments)
         if arguments.output is not None:
             if arguments.file == "-":
                 examples: Any = [row for rows in _stdin(model) for row in rows]
