@@ -19,6 +19,7 @@ def _import() -> tuple[ModuleType | None, str | None]:
         return None, f"bert_fast._native cannot be imported ({error}); build it with `pip install -e .`"
 
 
+@functools.cache
 def load() -> ModuleType | None:
     """The extension module, or None where it is not built or switched off."""
     return _import()[0]

@@ -26,7 +26,9 @@ def is_watched(module: nn.Module) -> bool:
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether `layer` is an `nn.Linear` itself, without hooks that a call would run."""
-    return type(layer) is nn.Linear and not is_watched(layer)
+    return type(layer) is nn.Linear and not (  # `is_watched`, a call less
+        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    )
 
 
 def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Any]:

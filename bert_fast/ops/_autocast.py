@@ -39,6 +39,8 @@ def autocast_operands(*operands: Any) -> tuple[Any, ...]:
     Only floating-point tensors are cast, and nothing where the first is fp64; whatever else stands among the operands
     is left to the checks that follow.
     """
+    if not _is_any_autocast_enabled():  # here too: a call costs more
+        return operands
     dtype = autocast_dtype(operands[0])
     return operands if dtype is None else tuple(_cast(t, dtype) for t in operands)
 
@@ -50,6 +52,8 @@ def autocast_linear_operands(x: Any, *parameters: Any) -> tuple[Any, ...]:
     gradients come out in fp32. Only where parameters are of several dtypes are all of them cast here, as
     `torch.nn.functional.linear` casts them.
     """
+    if not _is_any_autocast_enabled():
+        return x, *parameters
     dtype = autocast_dtype(x)
     if dtype is None:
         return x, *parameters

@@ -16,7 +16,7 @@ from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._define import declaration
 from bert_fast.ops._linear_checks import check_input, check_parameters
-from bert_fast.ops._register import Op
+from bert_fast.ops._register import Op, are_plain
 from bert_fast.ops._signature import lines_of
 from bert_fast.ops.cross_entropy import check_ignore_index, check_label_smoothing, check_labels
 from bert_fast.reference.linear_cross_entropy import LinearCrossEntropy
@@ -203,9 +203,8 @@ class _Eager(torch.autograd.Function):
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
-    """Whether these are plain tensors, and nobody traces what happens to them or follows tangents."""
-    are_plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors if t is not None)
-    return are_plain and not torch.compiler.is_compiling() and forward_ad._current_level < 0
+    """Whether these are memory as it is, and nobody traces what happens to them or follows tangents."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level < 0 and are_plain(tensors)
 
 
 def _is_last_use() -> bool:

@@ -216,6 +216,8 @@ def _resized(rng: Any, t: Tensor) -> Tensor:
 
 def _revalued(rng: Any, t: Tensor) -> Tensor:
     """Some values replaced by others that matter."""
+    if t.layout is not torch.strided or t.is_nested:
+        return t
     copy = t.detach().clone(memory_format=torch.contiguous_format)
     if copy.numel() == 0 or copy.device.type != "cpu":
         return copy

@@ -1,5 +1,6 @@
 """The op linear_cross_entropy: every back-end, autograd's states, autocast, underflow, torch.library, messages."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -410,3 +411,11 @@ def test_messages(changed: dict[str, Any], error: type[Exception], message: str)
 def test_triton_says_why_it_cannot_run() -> None:
     with pytest.raises(BackendError, match=r"dtype torch\.float64 is none of"):
         linear_cross_entropy(*leaves(dtype=torch.float64), backend="triton")
+
+
+def test_zeros_without_memory() -> None:
+    """Forward writes over its logits, which would be such zeros, too."""
+    x, weight = torch._efficientzerotensor(9, 4), torch.randn(3, 4, requires_grad=True)
+    loss = linear_cross_entropy(x, weight, None, torch.arange(9) % 3)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(3)) and not weight.grad.any()
