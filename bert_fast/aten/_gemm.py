@@ -32,9 +32,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [M, K] @ b [K, N] + bias [N]; transposed views of contiguous matrices are as good as contiguous ones."""
-    if bias is None and a.shape[1] == 1:  # the weight gradient of one token: libraries take up to twice as long
+    rows, inner = a.shape
+    if bias is None and inner == 1:  # the weight gradient of one token: libraries take up to twice as long
         return a * b
-    if _by_onednn(a):
+    # oneDNN has no product over an empty inner dimension (the weight gradient of no tokens), and none of a vector: one
+    # token's products take it up to five times as long as MKL.
+    if rows > 1 and inner > 1 and a.dtype is torch.float32 and a.is_cpu and _mkl_lacks_avx512():
         if bias is not None and not bias.is_contiguous():  # it would read what lies between the elements
             bias = bias.contiguous()
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
@@ -45,7 +48,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul_add(a: Tensor, b: Tensor, addend: Tensor) -> Tensor:
     """a [M, K] @ b [K, N] + addend [M, N]; addend's memory may be reused for the result."""
-    if _by_onednn(a):
+    rows, inner = a.shape
+    if rows > 1 and inner > 1 and a.dtype is torch.float32 and a.is_cpu and _mkl_lacks_avx512():
         return torch.ops.mkldnn._linear_pointwise.binary(a, addend, b.t(), None, "add")
     if a.is_cpu and a.dtype in _HALF:
         a, b = _without_gaps(a), _without_gaps(b)
@@ -71,13 +75,6 @@ def _without_gaps(t: Tensor) -> Tensor:
     if t.dim() != 2 or t.is_contiguous() or t.t().is_contiguous():
         return t
     return t.t().contiguous().t() if t.stride(0) == 1 else t.contiguous()
-
-
-def _by_onednn(a: Tensor) -> bool:
-    # oneDNN has no product over an empty inner dimension (the weight gradient of no tokens), and none of a vector: one
-    # token's products take it up to five times as long as MKL.
-    is_product = a.dim() == 2 and a.shape[0] > 1 and a.shape[1] > 1
-    return is_product and a.dtype is torch.float32 and a.is_cpu and _mkl_lacks_avx512()
 
 
 @functools.cache

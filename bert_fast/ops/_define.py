@@ -274,7 +274,8 @@ class _Pair:
         if self.saves:
             a: Any = tuple.__new__(self.record, inputs[:-1])
             # PyTorch's dispatcher adds a last argument of its own.
-            wanted = self._plan(ctx.needs_input_grad[: len(self.types)]).wanted
+            needs = ctx.needs_input_grad[: len(self.types)]
+            wanted = (self._plans.get(needs) or self._plan(needs)).wanted
             for place, condition in self.saves:
                 if not condition(a, wanted):
                     saved[place] = None
@@ -293,7 +294,7 @@ class _Pair:
         gradients: list[Tensor | None] = [None] * len(self.types)
         if upstream is None:
             return tuple(gradients)
-        plan = self._plan(ctx.needs_input_grad)
+        plan = self._plans.get(ctx.needs_input_grad) or self._plan(ctx.needs_input_grad)
         kept = (upstream, *ctx.saved_tensors, *ctx.others)
         if torch.is_grad_enabled() or _is_any_autocast_enabled() or is_watched() or not are_plain(kept):
             made = self._by_op(kept, plan)
@@ -317,22 +318,19 @@ class _Pair:
         return made
 
     def _plan(self, needs: tuple[bool, ...]) -> _Plan:
-        plan = self._plans.get(needs)
-        if plan is None:
-            gradient_of = {
-                part: (name, index, len(parts))
-                for name, parts in self.joined.items()
-                for index, part in enumerate(parts)
-            }
-            results = tuple(
-                (place, *gradient_of.get(field, (field, 0, 1)))
-                for place, (field, need) in enumerate(zip(self.types, needs, strict=True))
-                if need
-            )
-            wanted = frozenset(name for _, name, _, _ in results)
-            flags = tuple(flag in wanted for flag in self.flags)
-            flagged = (wanted.intersection(self.flags),) if flags else ()
-            plan = self._plans[needs] = _Plan(wanted, flags, flagged, results)
+        """A new one; those of before are in `_plans`."""
+        gradient_of = {
+            part: (name, index, len(parts)) for name, parts in self.joined.items() for index, part in enumerate(parts)
+        }
+        results = tuple(
+            (place, *gradient_of.get(field, (field, 0, 1)))
+            for place, (field, need) in enumerate(zip(self.types, needs, strict=True))
+            if need
+        )
+        wanted = frozenset(name for _, name, _, _ in results)
+        flags = tuple(flag in wanted for flag in self.flags)
+        flagged = (wanted.intersection(self.flags),) if flags else ()
+        plan = self._plans[needs] = _Plan(wanted, flags, flagged, results)
         return plan
 
 

@@ -31,8 +31,19 @@ def check_parameters(
 
     weight: dtype of x or, beside half precision, fp32.
     """
-    if _fit(weight, bias, num_columns, x) and (isinstance(num_rows, str) or weight.shape[0] == num_rows):
-        return
+    # Parameters of the dtype of x have nothing against them nearly always, and that is seen in half the time.
+    if isinstance(weight, Tensor) and weight.layout is _STRIDED and not weight.is_nested:
+        shape, dtype, device = weight.shape, weight.dtype, weight.device
+        if (
+            len(shape) == 2
+            and shape[1] == num_columns
+            and (isinstance(num_rows, str) or shape[0] == num_rows)
+            and dtype is x.dtype
+            and device == x.device
+        ):
+            is_dense = isinstance(bias, Tensor) and bias.layout is _STRIDED and not bias.is_nested
+            if bias is None or (is_dense and bias.dtype is dtype and bias.device == device and bias.shape == shape[:1]):
+                return
     check_shape(weight_name, weight, (num_rows, num_columns))
     if weight.dtype is not x.dtype and not (weight.dtype == torch.float32 and x.dtype in _HALF):
         wanted = _name(x.dtype) + " (that of x)" + (" or float32" if x.dtype in _HALF else "")
@@ -46,20 +57,6 @@ def check_parameters(
             f"{bias_name}: expected dtype {_name(weight.dtype)} (that of {weight_name}), got {_name(bias.dtype)}"
         )
     check_same_device(bias_name, bias, "x", x)
-
-
-def _fit(weight: Any, bias: Any, num_columns: int, x: Tensor) -> bool:
-    """Whether parameters of the dtype of x have nothing against them: what is so nearly always, in half the time."""
-    if not isinstance(weight, Tensor) or weight.layout is not _STRIDED or weight.is_nested:
-        return False
-    shape, dtype, device = weight.shape, weight.dtype, weight.device
-    if len(shape) != 2 or shape[1] != num_columns or dtype is not x.dtype or device != x.device:
-        return False
-    if bias is None:
-        return True
-    if not isinstance(bias, Tensor) or bias.layout is not _STRIDED or bias.is_nested or bias.dtype is not dtype:
-        return False
-    return bias.device == device and bias.shape == shape[:1]
 
 
 def check_activation(hidden_act: Any) -> None:

@@ -30,6 +30,7 @@ __all__ = ["dropout_add_layer_norm"]
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WIDE = (torch.float32, torch.float64)
+_STRIDED = torch.strided
 
 
 def dropout_add_layer_norm(
@@ -113,16 +114,21 @@ def _check(
     coords: Tensor | None,
     site: int,
 ) -> None:
-    check_shape("x", x, ("T", "H"))
+    # x, weight: what nearly always fits is seen without a call, an op of one token costs little more than its checks.
+    is_dense = isinstance(x, Tensor) and x.layout is _STRIDED and not x.is_nested
+    if not is_dense or x.dim() != 2 or x.dtype not in _DTYPES or x.shape[1] == 0:
+        check_shape("x", x, ("T", "H"))
+        if x.shape[1] == 0:
+            raise ValueError("x: expected at least one column, got shape [T, 0]")
+        check_dtype("x", x, _DTYPES)
     num_tokens, hidden_size = x.shape
-    if hidden_size == 0:
-        raise ValueError("x: expected at least one column, got shape [T, 0]")
-    check_dtype("x", x, _DTYPES)
     if not is_alike(residual, x):
         check_like("residual", residual, (num_tokens, hidden_size), "x", x)
-    check_shape("weight", weight, (hidden_size,))
-    check_dtype("weight", weight, (x.dtype,) if x.dtype in _WIDE else (x.dtype, torch.float32))
-    check_same_device("weight", weight, "x", x)
+    is_dense = isinstance(weight, Tensor) and weight.layout is _STRIDED and not weight.is_nested
+    if not is_dense or weight.shape != (hidden_size,) or weight.dtype is not x.dtype or weight.device != x.device:
+        check_shape("weight", weight, (hidden_size,))
+        check_dtype("weight", weight, (x.dtype,) if x.dtype in _WIDE else (x.dtype, torch.float32))
+        check_same_device("weight", weight, "x", x)
     if not is_alike(bias, weight):
         check_like("bias", bias, (hidden_size,), "weight", weight)
     if x_bias is not None and not is_alike(x_bias, weight):
