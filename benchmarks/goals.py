@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gemm_tuning import table as gemm_table
+from benchmarks.kit import bert
 from benchmarks.kit.goal import Figure, Figures, Goal, Line
 from benchmarks.kit.record import RESULTS, read_lines
 from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 
-TOKENS = (4096, 16384, 32768)
-WIDTHS = ((768, 3072), (1024, 4096))  # hidden, intermediate
+TOKENS = sorted(bert.TOKENS)
+WIDTHS = [(size.hidden, size.intermediate) for size in bert.SIZES]
 RUN_LENGTHS = ("single_books", "squad_windows_384_stride128", "packed_nsp_512")
-VOCAB_SIZE, CHUNK = 30522, 2048  # about as many rows of logits as are made at once
+CHUNK = 2048  # about as many rows of logits as are made at once
 CPU_RUNS = ("run/minilm/sms", *(f"run/minilm/mlm/{lengths}" for lengths in RUN_LENGTHS))
 CPU_FAMILIES = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy")
 
@@ -34,7 +35,7 @@ def library_rate(lines: Sequence[Line]) -> Iterator[Figure]:
     for hidden, wide in WIDTHS:
         shapes = {"qkv": (3 * hidden, hidden), "out": (hidden, hidden), "up": (wide, hidden), "down": (hidden, wide)}
         wanted = [(name, m, n, k) for name, (n, k) in shapes.items() for m in TOKENS]
-        wanted.append(("vocabulary", CHUNK, VOCAB_SIZE, hidden))
+        wanted.append(("vocabulary", CHUNK, bert.VOCAB_SIZE, hidden))
         for name, m, n, k in wanted:
             _, ours = gemm_table.best(products.get(("plain", "nt", m, n, k), []))
             yield Figure(f"{name} {m}x{n}x{k}", ours and ours["speedup_over_library"])
@@ -71,7 +72,7 @@ def _cases(family: str, variant: str) -> Iterator[tuple[str, str]]:
     outputs = {
         "linear_gelu": lambda hidden, wide: wide,
         "qkv_projection": lambda hidden, wide: 3 * hidden,
-        "linear_cross_entropy": lambda hidden, wide: VOCAB_SIZE,
+        "linear_cross_entropy": lambda hidden, wide: bert.VOCAB_SIZE,
     }
     for hidden, wide in WIDTHS:
         for tokens in TOKENS:
@@ -125,36 +126,22 @@ def step_rate(case: str, field: str = "sequences_per_s", provider: str = "bert_f
     return figures
 
 
+_STEP_512, _STEP_LARGE = "step/base/full@512/B64", "step/large/even@512/B64"
+_FULL = ("linear_cross_entropy", "hf_full_positions", "labelled")
+_OVER_COMPILED = step_rate(_STEP_512, "bert_fast_speedup", "compiled")
+_OVER_SDPA = step_rate(_STEP_LARGE, "bert_fast_speedup", "sdpa")
 GOALS = (
-    Goal("training steps of BERT-large, even lengths", 1070, step_rate("step/large/even@512/B64"), unit=" sequences/s"),
+    Goal("training steps of BERT-large, even lengths", 1070, step_rate(_STEP_LARGE), unit=" sequences/s"),
     Goal("training steps of BERT-base at 128", 7300, step_rate("step/base/full@128/B256"), unit=" sequences/s"),
-    Goal("training steps of BERT-base at 512", 1560, step_rate("step/base/full@512/B64"), unit=" sequences/s"),
-    Goal(
-        "training steps at full lengths over transformers' compiled",
-        1.5,
-        step_rate("step/base/full@512/B64", "bert_fast_speedup", "compiled"),
-    ),
-    Goal(
-        "training steps at even lengths over transformers' SDPA",
-        3.0,
-        step_rate("step/large/even@512/B64", "bert_fast_speedup", "sdpa"),
-    ),
+    Goal("training steps of BERT-base at 512", 1560, step_rate(_STEP_512), unit=" sequences/s"),
+    Goal("training steps at full lengths over transformers' compiled", 1.5, _OVER_COMPILED),
+    Goal("training steps at even lengths over transformers' SDPA", 3.0, _OVER_SDPA),
     Goal("our matrix product, of the library's rate", 0.85, library_rate, unit="%"),
     Goal("linear_gelu over library + compiled kernel", 1.2, speedup("linear_gelu", "compiled", "erf")),
     Goal("qkv_projection over one library call", 1.0, speedup("qkv_projection", "one_linear", "joined")),
     Goal("qkv_projection over three library calls", 1.15, speedup("qkv_projection", "eager", "joined")),
-    Goal(
-        "linear_cross_entropy over logits at every position",
-        3.0,
-        speedup("linear_cross_entropy", "hf_full_positions", "labelled"),
-    ),
-    Goal(
-        "linear_cross_entropy's memory, of logits at every position",
-        0.1,
-        memory("linear_cross_entropy", "hf_full_positions", "labelled"),
-        is_upper=True,
-        unit="%",
-    ),
+    Goal("linear_cross_entropy over logits at every position", 3.0, speedup(*_FULL)),
+    Goal("linear_cross_entropy's memory, of logits at every position", 0.1, memory(*_FULL), is_upper=True, unit="%"),
     Goal("linear_cross_entropy over Liger's", 1.1, speedup("linear_cross_entropy", "liger", "labelled")),
     Goal("CPU: the torch back-end over stock PyTorch", 1.0, on_the_cpu, "cpu"),
     Goal("CPU: a whole training run over transformers', times fill", 0.9, whole_runs, "cpu"),

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.kernels.case import KernelCase
+from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
+
+__all__ = ["CASES", "FUSED_CASES", "TOKENIZER_CASES", "Case", "family_names", "kernel_cases"]
 
 
 @dataclass(frozen=True)

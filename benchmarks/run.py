@@ -95,11 +95,7 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
 
 
 def check_and_time(
-    case: KernelCase,
-    device: torch.device,
-    providers: Iterable[str],
-    rounds: int,
-    ceilings: Ceilings | None = None,
+    case: KernelCase, device: torch.device, providers: Iterable[str], rounds: int, ceilings: Ceilings | None = None
 ) -> Iterable[dict[str, Any]]:
     """Yields what `check_case` says and, only if that is green, the times of all providers, peers included."""
     checked = check_case(case, device)

@@ -47,17 +47,9 @@ def _stable(value: object) -> object:
 
 
 _TYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "i1",
-}
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8",
+    torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+}  # fmt: skip
 
 
 def _record(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Launch:
@@ -103,32 +95,28 @@ def capture() -> Iterator[list[Launch]]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One kernel in one launch configuration.
-
-    name: of its rows in the table, without the target; unique. facts: what the case says about it and the listing
-    cannot: elements_per_thread by warp size, bytes_per_element, resident_threads, num_warps, multiply_adds_per_element,
-    needs_warpgroup_products, product_tile, needs_bulk_copies, is_specialized.
-    """
+    """One kernel in one launch configuration; name: of its rows in the table, without the target; unique."""
 
     name: str
     family: str
     launch: Launch
-    facts: dict[str, Any]
+    case: AotCase
 
     def row_facts(self, warp_size: int) -> dict[str, Any]:
-        """The facts as the row of a target with this warp size has them."""
+        """What the case says and the listing cannot, as the row of a target with this warp size has it."""
+        case, kernel = self.case, self.launch.kernel.__name__
         threads = warp_size * self.launch.num_warps
-        live = self.facts["live_elements"]
+        live = case.live_elements.get(kernel)
         return {
             "num_warps": self.launch.num_warps,
             "elements_per_thread": live / threads if live else None,
-            "bytes_per_element": self.facts["bytes_per_element"],
-            "resident_threads": self.facts["resident_programs"] * threads,
-            "multiply_adds_per_element": self.facts["multiply_adds"],
-            "needs_warpgroup_products": self.facts["warpgroup_products"],
-            "product_tile": self.facts["product_tile"],
-            "needs_bulk_copies": self.facts["bulk_copies"],
-            "is_specialized": self.facts["specialized"],
+            "bytes_per_element": case.bytes_per_element.get(kernel),
+            "resident_threads": case.resident_programs.get(kernel, 1) * threads,
+            "multiply_adds_per_element": case.multiply_adds.get(kernel),
+            "needs_warpgroup_products": kernel in case.warpgroup_products,
+            "product_tile": case.product_tiles.get(kernel),
+            "needs_bulk_copies": kernel in case.bulk_copies,
+            "is_specialized": kernel in case.specialized,
         }
 
 
@@ -145,18 +133,14 @@ def configurations(families: Iterable[str] | None = None, target: str = "sm_90")
     with assume_architecture(target):
         for family in family_names() if families is None else families:
             for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
-                for launch in _launches_of(case):
+                with capture() as launches:
+                    case.launch()
+                for launch in launches:
                     if launch.identity not in seen:
                         seen.add(launch.identity)
                         one = _configuration(family, case, launch, found)
                         found[one.name] = one
     return list(found.values())
-
-
-def _launches_of(case: AotCase) -> list[Launch]:
-    with capture() as launches:
-        case.launch()
-    return launches
 
 
 def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, Configuration]) -> Configuration:
@@ -170,14 +154,4 @@ def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, 
     while unique in taken:  # one case may launch one kernel more than once
         number += 1
         unique = f"{name} #{number}"
-    facts = {
-        "live_elements": case.live_elements.get(function),
-        "bytes_per_element": case.bytes_per_element.get(function),
-        "resident_programs": case.resident_programs.get(function, 1),
-        "multiply_adds": case.multiply_adds.get(function),
-        "warpgroup_products": function in case.warpgroup_products,
-        "product_tile": case.product_tiles.get(function),
-        "bulk_copies": function in case.bulk_copies,
-        "specialized": function in case.specialized,
-    }
-    return Configuration(unique, family, launch, facts)
+    return Configuration(unique, family, launch, case)

@@ -11,40 +11,14 @@ TABLE_PATH = Path(__file__).with_name("aot_table.json")
 PAGE_PATH = ROOT / "docs" / "kernels" / "ahead_of_time.md"
 
 COLUMNS = (
-    "registers",
-    "spill_bytes",
-    "spill_instructions",
-    "shared_bytes",
-    "num_warps",
-    "loads",
-    "loads_128",
-    "stores",
-    "stores_128",
-    "instructions",
-    "loop_instructions",
-    "loop_half_rate",
-    "loop_bytes",
-    "in_flight_bytes",
-    "loop_special",
-    "loop_multiply_adds",
-    "tensor_core_instructions",
-    "warpgroup_products",
-    "bulk_copy_instructions",
-    "elements_per_thread",
-    "bytes_per_element",
-    "resident_threads",
-    "multiply_adds_per_element",
-    "needs_warpgroup_products",
-    "dropout_per_element",
-    "tile_instructions",
-    "tile_half_rate",
-    "tile_special",
-    "register_reallocations",
-    "product_tile",
-    "needs_bulk_copies",
-    "is_specialized",
-    "code",
-)
+    "registers", "spill_bytes", "spill_instructions", "shared_bytes", "num_warps", "loads", "loads_128", "stores",
+    "stores_128", "instructions", "loop_instructions", "loop_half_rate", "loop_bytes", "in_flight_bytes",
+    "loop_special", "loop_multiply_adds", "tensor_core_instructions", "warpgroup_products",
+    "bulk_copy_instructions", "elements_per_thread", "bytes_per_element", "resident_threads",
+    "multiply_adds_per_element", "needs_warpgroup_products", "dropout_per_element", "tile_instructions",
+    "tile_half_rate", "tile_special", "register_reallocations", "product_tile", "needs_bulk_copies",
+    "is_specialized", "code",
+)  # fmt: skip
 
 
 def to_json(measured: dict[str, Any]) -> str:
@@ -65,25 +39,11 @@ def read(path: Path = TABLE_PATH) -> dict[str, Any]:
 
 
 _TEXT = {
-    "registers": "regs",
-    "warps": "warps",
-    "spill_bytes": "spill",
-    "shared_bytes": "shared",
-    "loads_128": "ld128",
-    "loads": "ld",
-    "stores_128": "st128",
-    "stores": "st",
-    "instructions": "instr",
-    "loop_instructions": "loop",
-    "per_element": "per el",
-    "dropout_per_element": "dropout",
-    "issue_share": "issue",
-    "half_rate_share": "alu",
-    "in_flight_share": "flight",
-    "tensor_core_instructions": "mma",
-    "warpgroup_products": "hgmma",
-    "clocks": "clocks",
-}
+    "registers": "regs", "warps": "warps", "spill_bytes": "spill", "shared_bytes": "shared", "loads_128": "ld128",
+    "loads": "ld", "stores_128": "st128", "stores": "st", "instructions": "instr", "loop_instructions": "loop",
+    "per_element": "per el", "dropout_per_element": "dropout", "issue_share": "issue", "half_rate_share": "alu",
+    "in_flight_share": "flight", "tensor_core_instructions": "mma", "warpgroup_products": "hgmma", "clocks": "clocks",
+}  # fmt: skip
 
 
 def text(measured: dict[str, Any]) -> str:

@@ -20,11 +20,7 @@ from bert_fast.reference.attention import Attention
 
 NUM_HEADS, HEAD_DIM, NUM_TOKENS, SITE = 12, 64, 16384, 9
 ROUNDS, COPIES = 12, 2  # inputs of two problems pass any cache
-KERNELS = {
-    "forward": "_attention_fwd_kernel",
-    "dq": "_attention_bwd_dq_kernel",
-    "dkdv": "_attention_bwd_dkdv_kernel",
-}
+KERNELS = {"forward": "_attention_fwd_kernel", "dq": "_attention_bwd_dq_kernel", "dkdv": "_attention_bwd_dkdv_kernel"}
 # (queries, keys, warps, stages) of `Tile`.
 TILES = {
     "forward": ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 32, 8, 3)),

@@ -106,11 +106,7 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     is_asked[0, 0] = True
     words = torch.randint(1, case.vocab_size, keep.shape, generator=generator)
     next_sentence_label = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
-    padded = {
-        "input_ids": input_ids,
-        "attention_mask": keep.long(),
-        "labels": words.masked_fill(~is_asked, -100),
-    }
+    padded = {"input_ids": input_ids, "attention_mask": keep.long(), "labels": words.masked_fill(~is_asked, -100)}
     packed = {
         "input_ids": input_ids[keep],
         "cu_seqlens": nn.functional.pad(keep.sum(1).cumsum(0), (1, 0)).int(),
