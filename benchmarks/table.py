@@ -1,4 +1,4 @@
-"""Prints the newest stored result of every CPU case as the tables of the README: models, `fuse`, whole runs.
+"""Prints the newest stored result of every CPU case as the tables of docs/speed.md: models, `fuse`, whole runs.
 
 python -m benchmarks.table
 """
@@ -12,7 +12,7 @@ from benchmarks.tokenizers.stored import best_peer, newest_lines
 Line = dict[str, Any]
 _FUSED, _RUN = "fuse/", "run/"
 _RUNS = {"sms": "SMS spam, an epoch", "mlm": "masked words,"}
-_TOKENIZER = {  # what the README shows of many cases
+_TOKENIZER = {  # what the page shows of many cases
     "en_docs/arrays": "English documents to arrays",
     "en_docs/padded": "English documents, padded to 512",
     "en_docs/lists": "English documents to lists",
