@@ -41,7 +41,8 @@ def check_dropout_state(
     if seed is None or coords is None:
         missing = "seed" if seed is None else coords_name
         raise ValueError(f"{missing}: expected a Tensor where dropout_p is {dropout_p}, got None")
-    if type(seed) is type(coords) is Tensor and seed.layout is coords.layout is torch.strided:
+    are_dense = type(seed) is type(coords) is Tensor and seed.layout is coords.layout is torch.strided
+    if are_dense and not seed.is_nested and not coords.is_nested:
         device = x.device
         if (
             seed.dtype is torch.int64

@@ -202,3 +202,13 @@ def test_positions_without_memory() -> None:
     bias = torch.zeros(1, 1, 1, 1)
     with pytest.raises(ValueError, match=r"^coords_q: expected a Tensor with memory"):
         ops.attention_with_probabilities(q, q, q, cu_seqlens_q=offsets, max_seqlen_q=1, bias=bias, coords_q=coords)
+
+
+@pytest.mark.parametrize("name", ["seed", "coords"])
+def test_nested_names_of_a_mask(name: str) -> None:
+    """They have no shape that could be asked for."""
+    dtypes = {"seed": torch.int64, "coords": torch.int32}
+    given = {"seed": torch.ones(1, dtype=torch.int64), "coords": torch.zeros(3, 2, dtype=torch.int32)}
+    given[name] = torch.nested.nested_tensor([torch.zeros(2, dtype=dtypes[name])])
+    with pytest.raises(TypeError, match=f"{name}: expected a dense Tensor, got a nested one"):
+        ops.dropout(torch.ones(3, 4), 0.5, site=1, **given)
