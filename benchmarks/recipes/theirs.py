@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks.recipes import examples
 from benchmarks.recipes.cases import Clock
-from bert_fast.data.squad_metrics import exact_match, f1
+from bert_fast.data.answers import exact_match, f1
 from bert_fast.training.recipes.build import build
 from bert_fast.training.recipes.settings import Settings
 

@@ -8,12 +8,11 @@ from bert_fast.data.token_store import TokenStore
 from bert_fast.data.tokenize_files import tokenize_files
 
 if TYPE_CHECKING:
-    from bert_fast.data.batches import Batches
+    from bert_fast.data.batches import Batches, Source
     from bert_fast.data.classification import ClassificationSource
     from bert_fast.data.multiple_choice import MultipleChoiceSource
     from bert_fast.data.pretraining import PretrainingSource
     from bert_fast.data.question_answering import QuestionAnsweringSource
-    from bert_fast.data.source import Source
     from bert_fast.data.token_classification import TokenClassificationSource
 
 __all__ = [
@@ -36,7 +35,7 @@ _MODULES = {
     "MultipleChoiceSource": "multiple_choice",
     "PretrainingSource": "pretraining",
     "QuestionAnsweringSource": "question_answering",
-    "Source": "source",
+    "Source": "batches",
     "TokenClassificationSource": "token_classification",
 }
 

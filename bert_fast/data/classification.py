@@ -22,7 +22,6 @@ from bert_fast.data.arguments import (
     texts_of,
 )
 from bert_fast.data.digests import data_digest
-from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
 from bert_fast.errors import SourceError
@@ -89,7 +88,7 @@ class ClassificationSource:
         Raises:
             SourceError: the table cannot be read, a text is no string, a label is missing, not among `labels` or no
                 number, or all examples have the same one.
-            OSError, TypeError, ValueError: see `read_table`, `Sequences.joined` and `cached_arrays`.
+            OSError, TypeError, ValueError: see `read_table` and `Sequences.cached`.
         """
         check_tokenizer_kind(tokenizer)
         check_column("text", text)
@@ -108,12 +107,8 @@ class ClassificationSource:
             values = _numbers(table, label)
         elif label is not None:
             names, values = _classes(table, label, names)
-        arrays = cached_arrays(
-            cache_dir,
-            "" if cache_dir is None else feature_key(tokenizer, texts, pairs, max_length=max_length),
-            lambda: Sequences.joined(tokenizer, texts, pairs, max_length=max_length).arrays(),
-        )
-        return cls(tokenizer, texts, pairs, Sequences(**arrays), names, values, regression)
+        sequences = Sequences.cached(cache_dir, tokenizer, texts, pairs, max_length)
+        return cls(tokenizer, texts, pairs, sequences, names, values, regression)
 
     def __len__(self) -> int:
         return len(self.sequences)

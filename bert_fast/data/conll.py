@@ -12,7 +12,7 @@ Files are read without a Python object for each word: fields are found in the by
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -23,8 +23,9 @@ import numpy as np
 
 from bert_fast.checks import check_integer
 from bert_fast.data.arguments import check_column, sequence_of
-from bert_fast.data.ranges import ranges
-from bert_fast.data.text_file import read_text_file
+from bert_fast.data.sequences import ranges
+from bert_fast.data.tables import Table, is_unicode, read_table
+from bert_fast.data.text_files import read_text_file
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
@@ -121,28 +122,29 @@ def sentences_from_rows(
     Raises:
         SourceError: a column is missing, a value is of another kind, numbers of words and labels differ, or there is
             no row; the message names the row.
-        TypeError: an argument of another kind.
+        TypeError: an argument, or a row, of another kind.
     """
     check_rows("rows", rows)
     check_column("word_column", word_column)
     check_column("label_column", label_column, is_optional=True)
     if not isinstance(name, str):
         raise TypeError(f"name: expected a str, got {type(name).__name__}")
-    sentences = _column(rows, word_column, name)
-    if not sentences:
-        raise SourceError(f"{name}: expected at least one row, got none")
-    lengths = [_length(values, f"{name}: row {row}: {word_column}") for row, values in enumerate(sentences)]
+    columns = [word_column] if label_column is None else [word_column, label_column]
+    table = read_table(rows, columns, argument=name)
+    sentences = table.values(word_column)
+    lengths = [_length(table, row, word_column, values) for row, values in enumerate(sentences)]
     boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     try:
         encoded = list(map(str.encode, chain.from_iterable(sentences)))
     except (TypeError, UnicodeEncodeError):
-        raise SourceError(_first_wrong_word(sentences, f"{name}: row {{}}: {word_column}")) from None
+        raise SourceError(_first_wrong_word(table, word_column)) from None
     word_boundaries = np.zeros(len(encoded) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=word_boundaries[1:])
     buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     label_ids, label_names = None, list[str]()
     if label_column is not None:
-        label_ids, label_names = _labels_of_rows(rows, label_column, lengths, name)
+        names = _feature_names(rows, label_column)
+        label_ids, label_names = _labels_of_rows(table, label_column, lengths, names)
     return LabelledSentences(name, buffer, word_boundaries, boundaries, label_ids, label_names)
 
 
@@ -276,36 +278,20 @@ def check_rows(argument: str, rows: Any) -> None:
         sequence_of(argument, rows)
 
 
-def _column(rows: Any, column: str, name: str) -> list[Any]:
-    known = getattr(rows, "column_names", None)
-    if known is not None:
-        if column not in known:
-            raise SourceError(f"{name}: expected a column {column!r}, got {', '.join(map(repr, known))}")
-        plain = rows.with_format(None) if hasattr(rows, "with_format") else rows  # lists, no tensors
-        return list(plain[column])
-    values = []
-    for index, row in enumerate(rows):
-        if not isinstance(row, Mapping) or column not in row:
-            got = ", ".join(map(repr, row)) if isinstance(row, Mapping) else type(row).__name__
-            raise SourceError(f"{name}: row {index}: expected a column {column!r}, got {got}")
-        values.append(row[column])
-    return values
-
-
-def _length(values: Any, place: str) -> int:
+def _length(table: Table, row: int, column: str, values: Any) -> int:
     is_array = isinstance(values, np.ndarray) and values.ndim == 1
     if isinstance(values, str | bytes) or not (is_array or isinstance(values, Sequence)):
-        raise SourceError(f"{place}: expected a list, got {type(values).__name__}")
+        raise SourceError(f"{table.place(row)}: {column}: expected a list, got {type(values).__name__}")
     return len(values)
 
 
-def _first_wrong_word(sentences: Iterable[Any], place: str) -> str:
-    for row, words in enumerate(sentences):
+def _first_wrong_word(table: Table, column: str) -> str:
+    for row, words in enumerate(table.values(column)):
         for word in words:
             if not isinstance(word, str):
-                return f"{place.format(row)}: expected strings, got {type(word).__name__}"
-            if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
-                return f"{place.format(row)}: expected Unicode text, got a lone surrogate in {word!r}"
+                return f"{table.place(row)}: {column}: expected strings, got {type(word).__name__}"
+            if not is_unicode(word):
+                return f"{table.place(row)}: {column}: expected Unicode text, got a lone surrogate in {word!r}"
     raise AssertionError("no word is wrong")
 
 
@@ -315,21 +301,23 @@ def _feature_names(rows: Any, column: str) -> list[str] | None:
     return getattr(getattr(feature, "feature", feature), "names", None)
 
 
-def _labels_of_rows(rows: Any, column: str, lengths: list[int], name: str) -> tuple[np.ndarray, list[str]]:
+def _labels_of_rows(
+    table: Table, column: str, lengths: list[int], names: list[str] | None
+) -> tuple[np.ndarray, list[str]]:
     """Places of all labels in the list of their names, and this list."""
-    lists = _column(rows, column, name)
+    lists = table.values(column)
     for row, (values, length) in enumerate(zip(lists, lengths, strict=True)):
-        found = _length(values, f"{name}: row {row}: {column}")
+        found = _length(table, row, column, values)
         if found != length:
-            raise SourceError(f"{name}: row {row}: {column}: expected a label for each of {length} words, got {found}")
-    labels, names = list(chain.from_iterable(lists)), _feature_names(rows, column)
+            raise SourceError(f"{table.place(row)}: {column}: expected a label for each of {length} words, got {found}")
+    labels = list(chain.from_iterable(lists))
     if all(isinstance(label, str) for label in labels):
         occurring = sorted(set(labels))
         place = {label: index for index, label in enumerate(occurring)}
         return _in_order(occurring, np.array([place[label] for label in labels], dtype=np.int64))
     if names is None:
-        raise SourceError(f"{name}: {column}: expected strings, or numbers that the features of a data set name")
+        raise SourceError(f"{table.name}: {column}: expected strings, or numbers that the features of a data set name")
     is_number = all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels)
     if not is_number or not 0 <= min(labels) <= max(labels) < len(names):
-        raise SourceError(f"{name}: {column}: expected numbers from 0 to {len(names) - 1}, got others")
+        raise SourceError(f"{table.name}: {column}: expected numbers from 0 to {len(names) - 1}, got others")
     return np.array(labels, dtype=np.int32), list(names)

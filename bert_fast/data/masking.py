@@ -14,6 +14,7 @@ import numpy as np
 from bert_fast.checks import check_flag, check_number
 from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.counter_random import CounterRandom
+from bert_fast.data.sequences import ranges
 from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["Masked", "Masking"]
@@ -129,7 +130,7 @@ class Masking:
             keys, counts = keys[is_low], num_low
         keys.sort()
         first = np.cumsum(counts) - counts
-        picked = keys[_ranges(first, num_chosen)] & np.uint64((1 << _PLACE_BITS) - 1)
+        picked = keys[ranges(first, num_chosen)] & np.uint64((1 << _PLACE_BITS) - 1)
         chosen = picked.astype(np.int64) + np.repeat(cu_seqlens[:-1], num_chosen)
         chosen.sort()
         return chosen
@@ -152,9 +153,3 @@ class Masking:
 def _counters(examples: np.ndarray, counts: np.ndarray, places: np.ndarray) -> np.ndarray:
     """A number for each place in an example: int64 [N]; example i has counts[i] of them."""
     return np.repeat(examples << _PLACE_BITS, counts) + places
-
-
-def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers starts[i] to starts[i] + counts[i] - 1, for all i behind one another: int64."""
-    ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)

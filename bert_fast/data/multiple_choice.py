@@ -27,7 +27,6 @@ from bert_fast.data.arguments import (
     row_indices,
 )
 from bert_fast.data.digests import data_digest
-from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
 from bert_fast.errors import SourceError
@@ -82,7 +81,7 @@ class MultipleChoiceSource:
         Raises:
             SourceError: the table cannot be read, has neither set of columns, a text is no string, a question is
                 neither "cause" nor "effect", a label is no number of a choice.
-            OSError, TypeError, ValueError: see `read_table`, `Sequences.joined` and `cached_arrays`.
+            OSError, TypeError, ValueError: see `read_table` and `Sequences.cached`.
         """
         check_tokenizer_kind(tokenizer)
         check_column("label", label, is_optional=True)
@@ -91,12 +90,8 @@ class MultipleChoiceSource:
         questions = _questions(table)
         right = None if label is None else _labels(table, label, questions.columns)
         texts, pairs = [first for first, _ in questions.pairs], [second for _, second in questions.pairs]
-        arrays = cached_arrays(
-            cache_dir,
-            "" if cache_dir is None else feature_key(tokenizer, texts, pairs, max_length=max_length),
-            lambda: Sequences.joined(tokenizer, texts, pairs, max_length=max_length).arrays(),
-        )
-        return cls(tokenizer, questions.contexts, questions.choices, Sequences(**arrays), right)
+        sequences = Sequences.cached(cache_dir, tokenizer, texts, pairs, max_length)
+        return cls(tokenizer, questions.contexts, questions.choices, sequences, right)
 
     @property
     def num_choices(self) -> int:

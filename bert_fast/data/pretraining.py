@@ -19,9 +19,8 @@ import torch
 from bert_fast.checks import check_count, check_flag, check_integer, check_number
 from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indices
 from bert_fast.data.digests import data_digest
-from bert_fast.data.full_sentences import Texts, full_sentences
 from bert_fast.data.masking import Masking
-from bert_fast.data.sentence_pairs import check_documents, sentence_pairs
+from bert_fast.data.pretraining_texts import Texts, check_documents, full_sentences, sentence_pairs
 from bert_fast.data.token_store import TokenStore, check_tokenizer
 from bert_fast.errors import StoreError
 from bert_fast.tokenization import BertTokenizer

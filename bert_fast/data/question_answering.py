@@ -19,8 +19,7 @@ from bert_fast.data.arguments import check_tokenizer_kind, optional_folder, row_
 from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.questions import Questions, read_questions
-from bert_fast.data.ranges import ranges
-from bert_fast.data.sequences import Sequences
+from bert_fast.data.sequences import Sequences, ranges
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_fast.checks import check_flag
-from bert_fast.data.tables import read_table
-from bert_fast.data.text_file import read_text_file
+from bert_fast.data.tables import is_unicode, read_table
+from bert_fast.data.text_files import read_text_file
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
@@ -128,7 +128,7 @@ def _collected(name: str, questions: list[_Question], skipped: tuple[str, ...]) 
     try:
         "".join((*contexts, *texts)).encode()
     except UnicodeEncodeError:
-        wrong = next(one for one in questions if not _is_unicode(one.context) or not _is_unicode(one.text))
+        wrong = next(one for one in questions if not is_unicode(one.context) or not is_unicode(one.text))
         raise SourceError(f"{wrong.place}: expected Unicode, got half of a surrogate pair") from None
     unanswered = [question for question in questions if question.answers is None]
     if unanswered and len(unanswered) < len(questions):
@@ -154,10 +154,6 @@ def _problem(question: _Question) -> str | None:
                 f"{len(question.context)} characters, got {_shown(there)}"
             )
     return None
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,7 @@ Two examples, a pair of texts and a single one:
     boundaries      [0, 6, 9]
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 
 from bert_fast.checks import check_choice
 from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_index, row_indices
-from bert_fast.data.ranges import ranges
+from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.arguments import members
 from bert_fast.tokenization.layout import Truncation, arrange, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["Sequences"]
+__all__ = ["Sequences", "ranges"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,23 @@ class Sequences:
         ids = layout.fill(batch.ids, (0, cls_id, 0, sep_id, 0, sep_id), dtype=np.int32)
         return cls(ids, layout.row_starts, np.array([0, 0, 0, 0, 1, 1], dtype=np.uint8)[layout.codes])
 
+    @classmethod
+    def cached(
+        cls,
+        cache_dir: str | os.PathLike[str] | None,
+        tokenizer: BertTokenizer,
+        texts: list[str],
+        pairs: list[str] | None,
+        max_length: int | None,
+    ) -> "Sequences":
+        """`joined`; with `cache_dir`, what it gave for the same arguments before. Raises OSError as `cached_arrays`."""
+        if cache_dir is None:
+            return cls.joined(tokenizer, texts, pairs, max_length=max_length)
+        key = feature_key(tokenizer, texts, pairs, max_length=max_length)
+        return cls(
+            **cached_arrays(cache_dir, key, lambda: cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays())
+        )
+
     def __len__(self) -> int:
         return len(self.boundaries) - 1
 
@@ -168,9 +186,23 @@ class Sequences:
         return Sequences(self.ids[places], boundaries, types)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by name, for `bert_fast.data.feature_cache`; `Sequences(**arrays)` is the same again."""
+        """The arrays by name; `Sequences(**arrays)` is the same again."""
         arrays = {"ids": self.ids, "boundaries": self.boundaries}
         return arrays if self.token_type_ids is None else arrays | {"token_type_ids": self.token_type_ids}
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... of every start, one range behind the other: [5, 0], [2, 3] gives [5, 6, 0, 1, 2].
+
+    Args:
+        starts (int [n]): first numbers.
+        lengths (int [n]): how many of each, 0 or more.
+
+    Returns:
+        int64 [sum of lengths].
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
 def _listed(name: str, texts: Any) -> list[Any]:

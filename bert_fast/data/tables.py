@@ -11,21 +11,20 @@ none, and the columns are "0", "1", ... Text is UTF-8, with or without a byte or
 
 import csv
 import io
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from bert_fast.data.arguments import check_column, sequence_of
-from bert_fast.data.text_file import read_text_file
+from bert_fast.data.text_files import json_records, read_text_file
+from bert_fast.data.text_sources import open_parquet
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["Table", "read_table"]
+__all__ = ["Table", "is_unicode", "read_table"]
 
 _MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
-_SHOWN_CHARS = 60  # of a wrong line, in a message
 
 
 class Table:
@@ -79,7 +78,7 @@ class Table:
         try:
             "".join(texts).encode()
         except UnicodeEncodeError:
-            row = next(row for row, text in enumerate(texts) if not _is_unicode(text))
+            row = next(row for row, text in enumerate(texts) if not is_unicode(text))
             problem = f"expected Unicode, got half of a surrogate pair in {texts[row]!r}"
             raise SourceError(f"{self.place(row)}: column {column!r}: {problem}") from None
         return texts
@@ -213,14 +212,7 @@ def _fields(name: str, fields: list[str], widths: list[int], lines: Sequence[int
 def _json_lines(name: str) -> Table:
     records: list[Mapping[str, Any]] = []
     lines: list[int] = []
-    for line, text in enumerate(read_text_file(name).split("\n"), 1):
-        if not text or text.isspace():
-            continue
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-            raise SourceError(f"{name}: line {line}: expected a JSON object, got {shown!r} ({error})") from None
+    for line, record in json_records(name, read_text_file(name)):
         if not isinstance(record, dict):
             raise SourceError(f"{name}: line {line}: expected a JSON object, got {type(record).__name__}")
         records.append(record)
@@ -251,13 +243,15 @@ def _records(name: str, records: Sequence[Mapping[str, Any]], place: Callable[[i
 
 
 def _parquet(name: str) -> Table:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise SourceError(f"{name}: Parquet needs pyarrow: pip install 'bert_fast[parquet]' ({error})") from None
+    with open_parquet(name) as file:
+        names, length = file.schema_arrow.names, file.metadata.num_rows
+    if length < 0:
+        raise SourceError(f"{name}: is damaged: has {length} rows")
 
     def column(key: str) -> list[Any]:
+        import pyarrow
+        from pyarrow import parquet
+
         try:
             values: list[Any] = parquet.read_table(name, columns=[key]).column(0).to_pylist()
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError, IndexError) as error:
@@ -266,15 +260,6 @@ def _parquet(name: str) -> Table:
             raise SourceError(f"{name}: column {key!r} is damaged: expected {length} rows, got {len(values)}")
         return values
 
-    try:
-        with parquet.ParquetFile(name) as file:
-            names, length = file.schema_arrow.names, file.metadata.num_rows
-    except FileNotFoundError:
-        raise
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{name}: cannot be read as Parquet: {error}") from error
-    if length < 0:
-        raise SourceError(f"{name}: is damaged: has {length} rows")
     return Table(name, names, length, column, lambda row: f"{name}: row {row}")
 
 
@@ -299,7 +284,8 @@ def _dataset(dataset: Any) -> Table:
     return Table("dataset", dataset.column_names, len(dataset), column, lambda row: f"dataset[{row}]")
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether it holds no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -19,8 +19,7 @@ from bert_fast.checks import check_count, check_flag
 from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indices, texts_of, whole_numbers
 from bert_fast.data.conll import LabelledSentences, check_rows, read_conll, sentences_from_rows
 from bert_fast.data.digests import data_digest
-from bert_fast.data.ranges import ranges
-from bert_fast.data.sequences import Sequences
+from bert_fast.data.sequences import Sequences, ranges
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 from bert_fast.tokenization import BertTokenizer
@@ -116,7 +115,7 @@ class TokenClassificationSource:
             sentences = read_conll(path_name("data", data), **columns)
         else:
             check_rows("data", data)
-            sentences = sentences_from_rows(data, **columns)
+            sentences = sentences_from_rows(data, name="data", **columns)
         return cls(sentences, tokenizer, labels=labels, max_length=max_length, truncate=truncate)
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from bert_fast.data import digests
 from bert_fast.data.digests import DIGESTS, ChunkDigests, seal
-from bert_fast.data.text_blocks import Block, Source
+from bert_fast.data.text_files import Block, TextSource
 from bert_fast.data.token_store import (
     BOUNDARY_DTYPE,
     DOCUMENTS,
@@ -64,7 +64,7 @@ class Progress:
     streams: dict[str, list[int]] = field(default_factory=dict)
 
 
-def describe(sources: list[Source], tokenizer: BertTokenizer, text_field: str) -> dict[str, Any]:
+def describe(sources: list[TextSource], tokenizer: BertTokenizer, text_field: str) -> dict[str, Any]:
     """All that decides what is in a store: another run may go on with it only if it says the same."""
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     return {

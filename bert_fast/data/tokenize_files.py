@@ -20,9 +20,8 @@ import numpy as np
 
 from bert_fast.checks import check_count, check_number
 from bert_fast.data.arguments import check_tokenizer_kind
-from bert_fast.data.text_blocks import Block, ReadOptions, Source
+from bert_fast.data.text_files import Block, ReadOptions, TextSource, check_stream
 from bert_fast.data.text_sources import find_sources, read_blocks
-from bert_fast.data.text_sources_lines import check_stream
 from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, check_counts, read_info
 from bert_fast.data.token_store_writer import StoreWriter, check_same, describe
 from bert_fast.errors import StoreError
@@ -114,7 +113,7 @@ def tokenize_files(
     return TokenStore.open(path, tokenizer)
 
 
-def _is_complete(path: Path, description: dict[str, object], sources: list[Source]) -> bool:
+def _is_complete(path: Path, description: dict[str, object], sources: list[TextSource]) -> bool:
     """Whether the store is there already. Streams are read to see that they are the same."""
     if not (path / STORE).exists():
         return False
@@ -133,7 +132,7 @@ def _is_complete(path: Path, description: dict[str, object], sources: list[Sourc
 
 def _run(
     writer: StoreWriter,
-    sources: list[Source],
+    sources: list[TextSource],
     options: ReadOptions,
     tokenizer: BertTokenizer,
     num_threads: int,
@@ -179,7 +178,7 @@ def _run(
 
 
 def _read_all(
-    sources: list[Source], options: ReadOptions, first: int, position: Sequence[int]
+    sources: list[TextSource], options: ReadOptions, first: int, position: Sequence[int]
 ) -> Iterator[tuple[int, Block]]:
     """Blocks of all sources with the index of their source, from a position in source `first` on."""
     for index in range(first, len(sources)):
@@ -231,7 +230,7 @@ def _checked_seconds(seconds: Any) -> float:
     return seconds
 
 
-def _check_added_tokens(tokenizer: BertTokenizer, sources: list[Source]) -> None:
+def _check_added_tokens(tokenizer: BertTokenizer, sources: list[TextSource]) -> None:
     """Refuses added tokens that would match the line ends, which the texts of lines carry along as whitespace."""
     if not any(source.format in ("text", "lines") for source in sources):
         return

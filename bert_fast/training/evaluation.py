@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bert_fast.data.batches import Batches
-from bert_fast.data.source import Source
+from bert_fast.data.batches import Batches, Source
 from bert_fast.training.distributed import Processes
 from bert_fast.training.task import Predictions, Task
 

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bert_fast.data.arguments import row_indices, whole_numbers
-from bert_fast.data.source import Source
+from bert_fast.data.batches import Source
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["Predictions", "Task"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from bert_fast.data.source import Source, check_source
+from bert_fast.data.batches import Source, check_source
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over

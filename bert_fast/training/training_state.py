@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from bert_fast.data.batches import source_digest
 from bert_fast.data.digests import data_digest
-from bert_fast.data.source import source_digest
 from bert_fast.data.token_store import tokenizer_hash
 from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.models.checkpoint import load_checkpoint, load_into

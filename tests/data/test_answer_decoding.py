@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_fast.data.answer_decoding import best_answers, best_spans
+from bert_fast.data.answers import best_answers, best_spans
 from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.tokenization import BertTokenizer
 

@@ -11,8 +11,7 @@ import torch
 from scipy import stats
 from torch.utils.data import DataLoader
 
-from bert_fast.data.batches import Batches, BatchPlan, only
-from bert_fast.data.source import Source
+from bert_fast.data.batches import Batches, BatchPlan, Source, only
 from bert_fast.graphs import Budget
 from bert_fast.tokenization.pack import PackedBatch
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from bert_fast.data import PackedCollator
+from bert_fast.data.batches import Source
 from bert_fast.data.classification import ClassificationSource
-from bert_fast.data.source import Source
 from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer
 

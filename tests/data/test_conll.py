@@ -157,18 +157,23 @@ def test_rows_of_a_data_set_with_named_labels() -> None:
     ("rows", "message"),
     [
         ([], "expected at least one row"),
-        ([{"tokens": ["a"], "ner_tags": []}], "row 0: ner_tags: expected a label for each of 1 words, got 0"),
-        ([{"tokens": "John ran", "ner_tags": []}], "row 0: tokens: expected a list, got str"),
-        ([ROWS[0], {"tokens": ["a", 3], "ner_tags": ["O", "O"]}], "row 1: tokens: expected strings, got int"),
-        ([{"tokens": ["\ud800"], "ner_tags": ["O"]}], "row 0: tokens: expected Unicode text, got a lone surrogate"),
+        ([{"tokens": ["a"], "ner_tags": []}], r"rows\[0\]: ner_tags: expected a label for each of 1 words, got 0"),
+        ([{"tokens": "John ran", "ner_tags": []}], r"rows\[0\]: tokens: expected a list, got str"),
+        ([ROWS[0], {"tokens": ["a", 3], "ner_tags": ["O", "O"]}], r"rows\[1\]: tokens: expected strings, got int"),
+        (
+            [{"tokens": ["\ud800"], "ner_tags": ["O"]}],
+            r"rows\[0\]: tokens: expected Unicode text, got a lone surrogate",
+        ),
         ([{"tokens": ["a"], "ner_tags": [3]}], "ner_tags: expected strings, or numbers that the features"),
-        ([{"words": ["a"]}], "row 0: expected a column 'tokens', got 'words'"),
-        ([17], "row 0: expected a column 'tokens', got int"),
+        ([{"words": ["a"]}], "rows: expected a column 'tokens', got 'words'"),
+        ([*ROWS, {"words": ["a"]}], r"rows\[3\]: expected a field 'tokens', got 'words'"),
     ],
 )
 def test_wrong_rows_say_where(rows: list[Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         sentences_from_rows(rows)
+    with pytest.raises(TypeError, match=r"rows\[0\]: expected a mapping, got int"):
+        sentences_from_rows([17])
 
 
 def test_labels_are_numbers_that_the_features_name() -> None:
@@ -180,7 +185,7 @@ def test_labels_are_numbers_that_the_features_name() -> None:
             return [row[column] for row in self]
 
     for wrong in (2, -1, 0.5, True, [1], 2**70):
-        with pytest.raises(SourceError, match="rows: ner_tags: expected numbers from 0 to 1, got others"):
+        with pytest.raises(SourceError, match="dataset: ner_tags: expected numbers from 0 to 1, got others"):
             sentences_from_rows(Rows([{"tokens": ["a"], "ner_tags": [wrong]}]))
     assert sentences_from_rows(Rows([{"tokens": ["a"], "ner_tags": [1]}])).label_ids.tolist() == [1]  # type: ignore[union-attr]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_fast.data.full_sentences import Passages, Texts, full_sentences
+from bert_fast.data.pretraining_texts import Passages, Texts, full_sentences
 
 from .corpora import make_store, random_documents, sentence_ends
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from bert_fast.data.batches import Source
 from bert_fast.data.multiple_choice import MultipleChoiceSource
-from bert_fast.data.source import Source
 from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer
 

@@ -13,11 +13,9 @@ from torch.utils.data import DataLoader
 
 from bert_fast import BertConfig, BertForMaskedLM, BertForPreTraining, BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.batches import Batches, only
-from bert_fast.data.full_sentences import Texts, full_sentences
+from bert_fast.data.batches import Batches, Source, only
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
-from bert_fast.data.sentence_pairs import sentence_pairs
-from bert_fast.data.source import Source
+from bert_fast.data.pretraining_texts import Texts, full_sentences, sentence_pairs
 from bert_fast.errors import StoreError
 from bert_fast.tokenization.pack import PackedBatch
 

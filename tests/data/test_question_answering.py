@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bert_fast.data import PackedCollator
+from bert_fast.data.batches import Source
 from bert_fast.data.question_answering import QuestionAnsweringSource
-from bert_fast.data.source import Source
 from bert_fast.tokenization import BertTokenizer
 
 WORDS = ["who", "ran", "?", "he", "to", "john", "mary", "oslo", "in", "may", "aker", "##selv", "##a"]

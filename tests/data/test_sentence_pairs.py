@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_fast.data.full_sentences import Texts
-from bert_fast.data.sentence_pairs import SentencePairs, sentence_pairs
+from bert_fast.data.pretraining_texts import SentencePairs, Texts, sentence_pairs
 from bert_fast.errors import StoreError
 
 from .corpora import make_store, random_documents, sentence_ends

@@ -11,10 +11,10 @@ import pytest
 
 from bert_fast import BertTokenizer
 from bert_fast.data import PretrainingSource, TokenStore, tokenize_files
+from bert_fast.data.batches import source_digest
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.data.multiple_choice import MultipleChoiceSource
 from bert_fast.data.question_answering import QuestionAnsweringSource
-from bert_fast.data.source import source_digest
 from bert_fast.data.token_classification import TokenClassificationSource
 from tests.training.toy import ToySource
 

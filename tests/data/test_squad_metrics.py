@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_fast.data.squad_metrics import exact_match, f1, normalized
+from bert_fast.data.answers import exact_match, f1, normalized
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_fast.data.text_file import read_text_file
+from bert_fast.data.text_files import read_text_file
 from bert_fast.errors import SourceError
 
 

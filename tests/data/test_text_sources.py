@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_fast.data.text_blocks import Block, ReadOptions, find_invalid_utf8
+from bert_fast.data.text_files import Block, ReadOptions, find_invalid_utf8
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.errors import SourceError
 
@@ -154,15 +154,15 @@ def test_json_lines(tmp_path: Path, block_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "a"', 'expected one JSON record, got \'{"text": "a"\' .*delimiter'),
-        (b'{"text": "a"} {"text": "b"}', "expected one JSON record.*Extra data"),
-        (b'{"text":\n"a"}', "expected one JSON record"),
+        (b'{"text": "a"', 'expected one JSON object, got \'{"text": "a"\' .*delimiter'),
+        (b'{"text": "a"} {"text": "b"}', "expected one JSON object.*Extra data"),
+        (b'{"text":\n"a"}', "expected one JSON object"),
         (b'{"body": "a", "id": 3}', "expected a field 'text', got 'body', 'id'"),
         (b"{}", "expected a field 'text', got an empty object"),
         (b'{"text": ["a"]}', "expected a string in the field 'text', got list"),
         (b'"text"', "expected a JSON object, got str"),
         (b"null", "expected a JSON object, got NoneType"),
-        (b"[" * 100_000, "expected one JSON record.*recursion"),
+        (b"[" * 100_000, "expected one JSON object.*recursion"),
         (b"\xff", r"not UTF-8: byte 32 \(line 3\)"),
     ],
 )

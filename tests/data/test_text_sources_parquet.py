@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_fast.data import text_sources_parquet
+from bert_fast.data import text_sources
 from bert_fast.data.tables import read_table
-from bert_fast.data.text_blocks import Block, ReadOptions
+from bert_fast.data.text_files import Block, ReadOptions
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.errors import SourceError
 
@@ -131,7 +131,7 @@ def test_columns_are_read_before_pyarrow_is_asked_about_them() -> None:
             raise OSError("Definition level histogram size mismatch")
 
     with pytest.raises(SourceError, match="x: row group 0 is damaged behind row 0: Definition level"):
-        next(text_sources_parquet._columns(File(), "x", 0, 0, ReadOptions()))
+        next(text_sources._row_group(File(), "x", 0, 0, ReadOptions()))
 
 
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

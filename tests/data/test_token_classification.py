@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bert_fast.data import PackedCollator
+from bert_fast.data.batches import Source
 from bert_fast.data.conll import read_conll, sentences_from_rows
-from bert_fast.data.source import Source
 from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer

@@ -19,7 +19,7 @@ import pytest
 
 from bert_fast import BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.text_blocks import ReadOptions
+from bert_fast.data.text_files import ReadOptions
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.token_store_writer import StoreWriter, describe
 from bert_fast.errors import SourceError, StoreError

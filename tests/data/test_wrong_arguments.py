@@ -28,7 +28,7 @@ from bert_fast.data.pretraining import unigram_entropy
 from bert_fast.data.questions import read_questions
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import read_table
-from bert_fast.data.text_blocks import ReadOptions
+from bert_fast.data.text_files import ReadOptions
 from bert_fast.errors import SourceError
 
 from ..fuzzing.rules import objection

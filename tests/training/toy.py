@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from bert_fast import BertConfig, BertForSequenceClassification
-from bert_fast.data.source import Source
+from bert_fast.data.batches import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.task import Predictions, Task

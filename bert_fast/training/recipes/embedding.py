@@ -4,7 +4,7 @@ import os
 import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bert_fast.checks import check_choice, check_count, check_flag, check_integer
 from bert_fast.data.arguments import check_tokenizer_kind
-from bert_fast.data.text_blocks import ReadOptions, Source
+from bert_fast.data.text_files import ReadOptions, TextSource
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, write_atomically
@@ -176,7 +176,7 @@ def embed_files(
         raise ValueError(f"output: expected a name that ends in {' or '.join(_WRITERS)}, got {path}")
     sources = find_sources(files, format, field)
     # A sentence of a document is a text of its own, and an empty line is one, so that line i belongs to row i.
-    sources = [Source(s.name, "lines", s.size, s.mtime_ns) if s.format == "text" else s for s in sources]
+    sources = [replace(source, format="lines") if source.format == "text" else source for source in sources]
     sizes = [source.size for source in sources]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     begin, done = time.monotonic(), Embedded(bytes_total=total)
@@ -222,7 +222,7 @@ def _pool(hidden: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
     return torch.segment_reduce(hidden.float(), pooling, offsets=cu_seqlens, unsafe=True)
 
 
-def _read(sources: Sequence[Source], options: ReadOptions) -> Iterator[tuple[Any, int]]:
+def _read(sources: Sequence[TextSource], options: ReadOptions) -> Iterator[tuple[Any, int]]:
     """(some texts, bytes read of all sources up to them), few enough for their vectors to lie in memory."""
     before = 0
     for source in sources:

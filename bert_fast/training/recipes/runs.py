@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.checks import check_choice, check_flag
-from bert_fast.data.batches import Batches
-from bert_fast.data.source import Source
+from bert_fast.data.batches import Batches, Source
 from bert_fast.training.checkpoints import RunLock
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes

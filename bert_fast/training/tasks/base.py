@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from bert_fast.data.batches import Source
 from bert_fast.data.counter_random import CounterRandom
-from bert_fast.data.source import Source
 from bert_fast.errors import CheckpointError
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from bert_fast.data.batches import Source
 from bert_fast.data.classification import ClassificationSource
-from bert_fast.data.source import Source
 from bert_fast.models import BertConfig, BertForSequenceClassification, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.task import Predictions, Task

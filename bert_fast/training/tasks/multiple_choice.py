@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from bert_fast.data.batches import Source
 from bert_fast.data.multiple_choice import MultipleChoiceSource
-from bert_fast.data.source import Source
 from bert_fast.models import BertForMultipleChoice, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_fast.data import TokenStore, tokenize_files
+from bert_fast.data.batches import Source
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
-from bert_fast.data.source import Source
 from bert_fast.models import BertForMaskedLM, BertForPreTraining, BertPreTrainedModel
 from bert_fast.models.losses import class_loss
 from bert_fast.tokenization import BertTokenizer

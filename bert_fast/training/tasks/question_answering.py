@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.checks import check_count, check_flag, check_number
-from bert_fast.data.answer_decoding import best_answers
+from bert_fast.data.answers import best_answers, exact_match, f1
+from bert_fast.data.batches import Source
 from bert_fast.data.question_answering import QuestionAnsweringSource
-from bert_fast.data.source import Source
-from bert_fast.data.squad_metrics import exact_match, f1
 from bert_fast.models import BertForQuestionAnswering, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
@@ -93,7 +92,7 @@ class QuestionAnsweringTask(Task):
     """The span of a text that answers a question, by a `BertForQuestionAnswering`: SQuAD 1.1 and 2.0.
 
     Metrics, from 0 to 1: exact_match and f1, means over questions by the rules of SQuAD's official script
-    (`bert_fast.data.squad_metrics`). The best checkpoint is that of the greatest f1.
+    (`bert_fast.data.answers`). The best checkpoint is that of the greatest f1.
 
     Args:
         train: see `Task`.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from bert_fast.data.source import Source
+from bert_fast.data.batches import Source
 from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.models import BertForTokenClassification, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer

@@ -1,11 +1,19 @@
-"""Examples for next-sentence prediction: two texts, of which the second follows the first or is from elsewhere.
+"""Which tokens of a store are an example of pre-training: one text, or a pair of them for next-sentence prediction.
+
+`full_sentences`: runs of whole sentences of one document, as many as fit.
+
+    max_length 10 leaves 8 tokens beside [CLS] and [SEP]; sentences of a document with 3, 4, 5, 20 tokens:
+    [3 + 4]  [5]  [8]  [8]  [4]      the fourth is longer than any example and is cut
+
+`sentence_pairs`: two texts, of which the second follows the first or is from elsewhere.
 
     document    s1 s2 s3 s4 s5 s6 s7 ...        other    t1 t2 t3 t4 ...
     example 0   [CLS] s1 s2 [SEP] s3 [SEP]      follows: s1 to s3 are all that fit, A ends behind a random one of them
     example 1   [CLS] s4 [SEP] t3 t4 [SEP]      random: A ends likewise, B begins with a random sentence elsewhere
     example 2   [CLS] s5 ...                    what was not used goes on
 
-Source: Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.2.
+Sources: Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.2; Liu et al. 2019 (arXiv:1907.11692),
+section 4.2, "DOC-SENTENCES".
 """
 
 from typing import NamedTuple
@@ -13,14 +21,108 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_fast.data.counter_random import CounterRandom, below
-from bert_fast.data.full_sentences import Texts, last_end
+from bert_fast.data.token_store import TokenStore
 from bert_fast.errors import StoreError
 
-__all__ = ["SentencePairs", "check_documents", "sentence_pairs"]
+__all__ = ["Passages", "SentencePairs", "Texts", "check_documents", "full_sentences", "sentence_pairs"]
 
 RANDOM = 0.5  # share of pairs whose second part is from elsewhere
 _ATTEMPTS = 8  # at a sentence that fits
 _PART_EXAMPLES = 64  # documents are planned in parts of about so many examples, all parts at the same time
+_CHECKED_AT_ONCE = 1 << 20  # boundaries
+
+
+class Texts:
+    """The documents of a store that have tokens, and their sentences.
+
+    Attributes:
+        store: the store.
+        sentences (int64 [s + 1]): boundaries of all sentences in `store.tokens`; without sentences in the store, those
+            of documents.
+        starts, stops (int64 [d]): of the documents, in `store.tokens`; each is a boundary of sentences, too.
+    """
+
+    def __init__(self, store: TokenStore) -> None:
+        self.store = store
+        bounds = np.asarray(store.boundaries)
+        _check_order(store, "documents", bounds)
+        has_tokens = bounds[1:] > bounds[:-1]
+        self.starts, self.stops = bounds[:-1][has_tokens], bounds[1:][has_tokens]
+        sentences = store.sentence_boundaries
+        if sentences is not None:
+            _check_order(store, "sentences", sentences)
+        self.sentences = np.append(self.starts, bounds[-1]) if sentences is None else sentences
+
+    def parts(self, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Documents in parts of about `num_tokens` each: (starts, stops, document), int64 [p] each.
+
+        A document of up to 1.5 times as many tokens is one part. Parts begin with a sentence, but for sentences longer
+        than a part. So the longest document does not hold up all others, where parts are worked on side by side.
+        """
+        lengths = self.stops - self.starts
+        counts = np.maximum(1, np.round(lengths / num_tokens).astype(np.int64))
+        document = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+        ideal = self.starts[document] + number * lengths[document] // counts[document]
+        next_sentence = self.sentences[np.searchsorted(self.sentences, ideal)]
+        starts = np.unique(np.where(next_sentence - ideal > num_tokens, ideal, next_sentence))
+        starts = starts[starts < self.sentences[-1]]
+        document = np.searchsorted(self.starts, starts, side="right") - 1
+        return starts, np.append(starts[1:], self.stops[-1:]), document
+
+
+def _check_order(store: TokenStore, name: str, boundaries: np.ndarray) -> None:
+    """What is planned from boundaries that do not ascend has no end, or no sense."""
+    for start in range(0, len(boundaries), _CHECKED_AT_ONCE):
+        part = boundaries[start : start + _CHECKED_AT_ONCE + 1]
+        wrong = np.flatnonzero(part[1:] < part[:-1])
+        if len(wrong):
+            place = start + int(wrong[0]) + 1
+            raise StoreError(
+                f"{store.path}: {name}: expected ascending boundaries, got {boundaries[place]} behind "
+                f"{boundaries[place - 1]} at place {place}: the store is damaged"
+            )
+
+
+class Passages(NamedTuple):
+    """Examples of one text each: `store.tokens[starts[i]:stops[i]]`; int64 [n] each."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+
+
+def _last_end(sentences: np.ndarray, starts: np.ndarray, room: np.ndarray | int, stops: np.ndarray) -> np.ndarray:
+    """Where whole sentences from `starts` on end, as many as `room` tokens hold, not beyond `stops`: int64 [n].
+
+    A sentence longer than the room is cut where the room ends.
+    """
+    limits = np.minimum(starts + room, stops)
+    ends = sentences[np.searchsorted(sentences, limits, side="right") - 1]
+    return np.where(ends > starts, ends, limits)
+
+
+def full_sentences(texts: Texts, max_length: int) -> Passages:
+    """Cuts all documents into examples of at most max_length - 2 tokens; every token is in exactly one.
+
+    Examples are runs of whole sentences of one document, each with as many as fit; sentences that are longer are cut
+    into pieces. Documents without sentences are one sentence. About 0.3 µs an example.
+
+    Args:
+        texts: of a store.
+        max_length: tokens of an example with [CLS] and [SEP], at least 3.
+    """
+    room = max_length - 2
+    position, stop, _ = texts.parts(_PART_EXAMPLES * room)
+    starts, stops = [position[:0]], [position[:0]]
+    while len(position):  # all parts make their next example at the same time
+        ends = _last_end(texts.sentences, position, room, stop)
+        starts.append(position)
+        stops.append(ends)
+        goes_on = ends < stop
+        position, stop = ends[goes_on], stop[goes_on]
+    joined = np.concatenate(starts)
+    order = np.argsort(joined, kind="stable")
+    return Passages(joined[order], np.concatenate(stops)[order])
 
 
 class SentencePairs(NamedTuple):
@@ -134,7 +236,7 @@ class _Planner:
         sentences, chance = self._texts.sentences, _Chance.at(self._random, position)
         is_short = chance.is_so("is short", self._short_share)
         room = np.where(is_short, 2 + chance.number("short room", self._room - 1), self._room)
-        end = last_end(sentences, position, room, stop)
+        end = _last_end(sentences, position, room, stop)
         first_inner = np.searchsorted(sentences, position, side="right")
         first_behind = np.searchsorted(sentences, end)
         num_inner = first_behind - first_inner  # boundaries of sentences between position and end
@@ -176,7 +278,7 @@ class _Planner:
         drawn = self._sentences(chance, first_sentence, num_before - first_sentence, room, has_sentences)
         from_token = first + chance.number("token", latest - first + 1)
         start = np.where(has_sentences, sentences[drawn], from_token)
-        end = np.where(has_sentences, last_end(sentences, start, room, stop), np.minimum(start + room, stop))
+        end = np.where(has_sentences, _last_end(sentences, start, room, stop), np.minimum(start + room, stop))
         is_tail = ends_sentence & ~has_sentences
         end = np.where(is_tail, sentences[drawn + 1], end)
         return np.where(is_tail, np.maximum(first, end - room), start), end

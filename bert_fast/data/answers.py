@@ -1,12 +1,25 @@
-"""From scores of tokens to answers: the best spans over all windows of a question, as text of the original context.
+"""From scores of tokens to answers, and how close these are to the right ones: the rules of SQuAD's official scripts.
+
+Answers are the best spans over all windows of a question, as text of the original context:
 
     window 0 of two    context tokens 0-4     starts [0.1, 2.0, 0.3, 0.0, 0.2]    ends [0.0, 0.5, 1.8, 0.1, 0.0]
     window 1           context tokens 3-6     starts [0.2, 0.1, 0.4, 0.0]         ends [0.0, 0.1, 0.3, 0.2]
 
 The span of tokens 1 to 2 scores 2.0 + 1.8, which is the best; a span in both windows has the greater of two scores.
 Every span of at most so many tokens is looked at, not only those between the best starts and ends.
+
+Both measures, `exact_match` and `f1`, look at what is left of a text without upper case, ASCII punctuation, the
+articles "a", "an" and "the", and spaces at its ends: "The  Panthers!" is "panthers". They do not know where words end
+in text without spaces: an answer in Chinese is one word, right or wrong as a whole.
+
+Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1; Rajpurkar et al. 2018 (arXiv:1806.03822) for questions
+without an answer.
 """
 
+import re
+import reprlib
+import string
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +29,11 @@ from bert_fast.checks import check_count, check_flag
 from bert_fast.data.arguments import sequence_of, whole_numbers
 from bert_fast.data.question_answering import QuestionAnsweringSource
 
-__all__ = ["Answer", "best_answers", "best_spans"]
+__all__ = ["Answer", "best_answers", "best_spans", "exact_match", "f1", "normalized"]
 
 _WORST = -1e30  # in place of what is no number; two of them added are still one
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Answer(NamedTuple):
@@ -132,6 +147,35 @@ def best_spans(
     return np.column_stack([begin, begin + more]), flat[best]
 
 
+def normalized(text: str) -> str:
+    """What of an answer counts."""
+    if not isinstance(text, str):
+        raise TypeError(f"text: expected a str, got {type(text).__name__}")
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, right: Sequence[str]) -> float:
+    """1 if the answer is one of the right ones, else 0.
+
+    Args:
+        answer: "" if it is that there is none.
+        right: none of them has to be empty for a question without an answer: [] means [""].
+    """
+    _check_answers(answer, right)
+    given = normalized(answer)
+    return float(any(given == one for one in _right(right)))
+
+
+def f1(answer: str, right: Sequence[str]) -> float:
+    """The greatest F1 of the answer's words with those of a right answer, each counted as often as it occurs.
+
+    An empty answer is worth 1 where there is none, and 0 elsewhere. Arguments as those of `exact_match`.
+    """
+    _check_answers(answer, right)
+    words = normalized(answer).split()
+    return max(_word_f1(words, one.split()) for one in _right(right))
+
+
 def _check_scores(name: str, scores: Any) -> None:
     if not isinstance(scores, np.ndarray) or scores.ndim != 1 or scores.dtype.kind not in "fiu":
         is_array = isinstance(scores, np.ndarray)
@@ -168,3 +212,22 @@ def _ranked(found: dict[str, tuple[int, float]]) -> list[Answer]:
         Answer(text, start, score, share) for (text, (start, score)), share in zip(found.items(), shares, strict=True)
     ]
     return sorted(answers, key=lambda answer: -answer.score)
+
+
+def _check_answers(answer: Any, right: Any) -> None:
+    if not isinstance(answer, str):
+        raise TypeError(f"answer: expected a str, got {type(answer).__name__}")
+    if isinstance(right, str) or not isinstance(right, Sequence) or not all(isinstance(text, str) for text in right):
+        raise TypeError(f"right: expected a list of strings, got {reprlib.repr(right)}")
+
+
+def _right(texts: Sequence[str]) -> list[str]:
+    """Normalized; those of which nothing is left do not count, unless there is no other."""
+    return [text for text in map(normalized, texts) if text] or [""]
+
+
+def _word_f1(given: list[str], right: list[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    common = (Counter(given) & Counter(right)).total()
+    return 2 * common / (len(given) + len(right))
