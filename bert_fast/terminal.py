@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -48,7 +48,7 @@ class StatusLine:
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, is_transient: bool = False
+        self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic, is_transient: bool = False
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock, self._is_transient = clock, is_transient

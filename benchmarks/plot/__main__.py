@@ -7,13 +7,15 @@ Reads benchmarks/results/*.jsonl and writes to build/benchmarks. Needs matplotli
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.record import RESULTS, ROOT, slug
 from benchmarks.plot.figures import family_figure, models_figure, pieces_figure, products_figure
 from benchmarks.plot.page import render_page
-from benchmarks.plot.stored import load
+from benchmarks.plot.stored import Machine, load
+from bert_fast.training.reporting.drawing import styled
 
 
 def draw(results: Path, output: Path) -> Path:
@@ -22,23 +24,26 @@ def draw(results: Path, output: Path) -> Path:
     pictures: dict[str, list[tuple[str, Path]]] = {}
     machines = load(results)
     for machine in machines:
-        figures: list[tuple[str, Any]] = [
-            (family, family_figure(f"{family} on {machine.name}", rows)) for family, rows in machine.families().items()
-        ]
-        if any("transformers_tokens_per_s" in line for line in machine.simple.values()):
-            figures.append(("whole models", models_figure(machine.simple)))
-        if any("torch_ms" in line or "tokenizers_mb_per_s" in line for line in machine.simple.values()):
-            figures.append(("single pieces", pieces_figure(machine.simple)))
-        if machine.products:
-            figures.append(("matrix products", products_figure(machine.products)))
         pictures[machine.name] = []
-        for title, figure in figures:
-            path = output / f"{slug(machine.name)}-{slug(title)}.png"
-            figure.savefig(path, dpi=110, bbox_inches="tight")
-            pictures[machine.name].append((title, path))
+        with styled():
+            for title, figure in _figures(machine):
+                path = output / f"{slug(machine.name)}-{slug(title)}.png"
+                figure.savefig(path, dpi=110, bbox_inches="tight")
+                pictures[machine.name].append((title, path))
     page = output / "index.html"
     page.write_text(render_page(machines, pictures), encoding="utf-8")
     return page
+
+
+def _figures(machine: Machine) -> Iterator[tuple[str, Any]]:
+    for family, rows in machine.families().items():
+        yield family, family_figure(f"{family} on {machine.name}", rows)
+    if any("transformers_tokens_per_s" in line for line in machine.simple.values()):
+        yield "whole models", models_figure(machine.simple)
+    if any("torch_ms" in line or "tokenizers_mb_per_s" in line for line in machine.simple.values()):
+        yield "single pieces", pieces_figure(machine.simple)
+    if machine.products:
+        yield "matrix products", products_figure(machine.products)
 
 
 def main(arguments: list[str] | None = None) -> int:

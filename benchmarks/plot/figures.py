@@ -1,36 +1,34 @@
-"""Pictures of stored results, by matplotlib."""
+"""Pictures of stored results; drawn in the style of the other pages where `styled` is entered."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plot.stored import Row
+from bert_fast.training.reporting.drawing import INK, MAIN, bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OURS, GOAL, GRID = "#1b6ca8", "#444444", "#dddddd"
+GOAL = INK
+TITLE: dict[str, Any] = {"fontsize": 9, "fontweight": "normal"}  # long ones
 # One colour for a contestant wherever it appears; peers that are not listed share the last.
 COLOURS = {"eager": "#9aa5b1", "compiled": "#e08e2b", "liger": "#3f9b5b", "apex": "#8e5bb5", "flash_attn": "#c2506b"}
-MODE_COLOURS = {"fwd": OURS, "bwd": "#6fb1de", "fwd_bwd": OURS, "step": OURS}
+MODE_COLOURS = {"fwd": MAIN, "bwd": "#7fb8d0", "fwd_bwd": MAIN, "step": MAIN}
 GOAL_SHARES = (0.8, 0.9)  # at 4,096 tokens; from 16,384 on
 GOAL_RATE = 0.85  # of the library's, of a matrix product alone
 
 
 def _figure(labels: Sequence[str], per_row: float = 1.0, columns: int = 1, width: float = 9.0) -> tuple["Figure", Any]:
     """A figure with a place for each label, downwards from 0; its axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, max(2.2, 1.1 + 0.27 * per_row * len(labels))), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="x", color=GRID, linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.tick_params(labelsize=8)
-    axes[0].set_yticks([-float(i) for i in range(len(labels))], labels, family="monospace")
-    axes[0].set_ylim(0.4 - len(labels), 0.6)
+        axis.grid(axis="x")
+        axis.tick_params(labelsize=8, labelfontfamily="monospace")
+    axes[0].set_yticks(range(len(labels)), labels)
+    axes[0].set_ylim(len(labels) - 0.4, -0.6)
     return figure, axes
 
 
@@ -52,43 +50,34 @@ def family_figure(title: str, rows: Sequence[Row]) -> "Figure":
 def _shares(axis: Any, rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows):
         share = row.share or 0.0
-        axis.barh(-number, share, 0.72, color=MODE_COLOURS[row.mode])
+        axis.barh(number, share, 0.72, color=MODE_COLOURS[row.mode])
         # At the foot of the bar, where the lines of the goals do not run through it.
         inside = share > 0.1
         colour = "white" if inside and row.mode != "bwd" else "black"
-        axis.text(0.015 if inside else share + 0.01, -number, f"{share:.0%}", va="center", fontsize=9, color=colour)
+        axis.text(0.015 if inside else share + 0.01, number, f"{share:.0%}", va="center", fontsize=9, color=colour)
     for goal in GOAL_SHARES:
         axis.axvline(goal, color=GOAL, linewidth=0.9, linestyle="--")
     axis.set_xlim(0, max(1.12, *((row.share or 0.0) + 0.1 for row in rows)))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     by_matmul = any("share_of_matmul_ceiling" in row.result for row in rows)
     ceiling = "ceiling that binds (copy or bf16 matrix product)" if by_matmul else "copy bandwidth"
-    axis.set_title(f"share of the {ceiling} measured in the same run", fontsize=9, loc="left")
+    axis.set_title(f"share of the {ceiling} measured in the same run", **TITLE)
 
 
 def _speedups(axis: Any, rows: Sequence[Row], others: Sequence[str]) -> None:
     height = 0.8 / max(1, len(others))
     for index, name in enumerate(others):
-        found = [(-i, row.speedups[name]) for i, row in enumerate(rows) if name in row.speedups]
-        offset = 0.4 - height * (index + 0.5)
+        places = [i + height * (index + 0.5) - 0.4 for i, row in enumerate(rows) if name in row.speedups]
+        speedups = [row.speedups[name] for row in rows if name in row.speedups]
         colour = COLOURS.get(name, "#7f7f7f")
-        axis.barh([p + offset for p, _ in found], [s for _, s in found], height * 0.92, color=colour, label=name)
-        for place, speedup in found:
-            axis.text(speedup, place + offset, f" {speedup:.2g}x", va="center", fontsize=7)
+        found = axis.barh(places, speedups, height * 0.92, color=colour, label=name)
+        axis.bar_label(found, fmt=" {:.2g}x", fontsize=7)
     axis.axvline(1.0, color=GOAL, linewidth=0.9)
     largest = max((s for row in rows for s in row.speedups.values()), default=1.0)
     axis.set_xlim(0, max(1.2, largest * 1.15))
-    axis.set_title("bert_fast is ... times as fast as", fontsize=9, loc="left")
+    axis.set_title("bert_fast is ... times as fast as", **TITLE)
     if others:
-        axis.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.55, 1.0), ncols=3, frameon=False, borderpad=0)
-
-
-def _bars(axis: Any, values: Sequence[float], texts: Sequence[str], log: bool = False) -> None:
-    """A bar and a text beside it for each place."""
-    places = [-i for i in range(len(values))]
-    axis.barh(places, values, 0.72, color=OURS)
-    for place, value, text in zip(places, values, texts, strict=True):
-        axis.text(value * 1.04 if log else value, place, f" {text}", va="center", fontsize=8)
+        axis.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, borderpad=0)
 
 
 def products_figure(products: dict[str, list[dict[str, Any]]]) -> "Figure":
@@ -99,13 +88,13 @@ def products_figure(products: dict[str, list[dict[str, Any]]]) -> "Figure":
         for lines in products.values()
     ]
     best = [one[0] for one in speedups]
-    _bars(axis, best, [f"{value:.2f}x" if value else "library alone" for value in best])
+    bars(axis, list(products), best, [f"{value:.2f}x" if value else "library alone" for value in best], MAIN)
     for number, (_, *others) in enumerate(speedups):
-        axis.vlines(others, -number - 0.36, 0.36 - number, color="white", linewidth=0.8)
+        axis.vlines(others, number - 0.36, number + 0.36, color="white", linewidth=0.8)
     axis.set_xlim(0, 1.12 * max(1.0, *best))
     axis.axvline(1.0, color=GOAL, linewidth=0.9)
     axis.axvline(GOAL_RATE, color=GOAL, linewidth=0.9, linestyle="--")
-    axis.set_title("our kernel is ... times as fast as the library with separate kernels", fontsize=9, loc="left")
+    axis.set_title("our kernel is ... times as fast as the library with separate kernels", **TITLE)
     return figure
 
 
@@ -114,12 +103,13 @@ def models_figure(results: dict[str, dict[str, Any]]) -> "Figure":
     found = {case: line for case, line in results.items() if "transformers_tokens_per_s" in line}
     figure, (axis,) = _figure(list(found))
     ratios = [line["ratio"] for line in found.values()]
-    _bars(axis, ratios, [f"{line['ratio']:.1f}x, {line['fill']:.0%} filled" for line in found.values()])
+    labels = [f"{line['ratio']:.1f}x, {line['fill']:.0%} filled" for line in found.values()]
+    bars(axis, list(found), ratios, labels, MAIN)
     for number, line in enumerate(found.values()):
         if "goal" in line:
-            axis.vlines(line["goal"], -number - 0.36, 0.36 - number, color=GOAL, linewidth=1.6)
+            axis.vlines(line["goal"], number - 0.36, number + 0.36, color=GOAL, linewidth=1.6)
     axis.set_xlim(0, 1.25 * max(ratios))
-    axis.set_title("real tokens per second, times transformers'; a stroke marks the goal", fontsize=9, loc="left")
+    axis.set_title("real tokens per second, times transformers'; a stroke marks the goal", **TITLE)
     return figure
 
 
@@ -129,10 +119,11 @@ def pieces_figure(results: dict[str, dict[str, Any]]) -> "Figure":
     figure, (axis,) = _figure(list(found))
     ratios = [line["ratio"] for line in found.values()]
     others = ["PyTorch" if "torch_ms" in line else "tokenizers" for line in found.values()]
-    _bars(axis, ratios, [f"{ratio:.2g}x {other}" for ratio, other in zip(ratios, others, strict=True)], log=True)
+    labels = [f"{ratio:.2g}x {other}" for ratio, other in zip(ratios, others, strict=True)]
+    bars(axis, list(found), ratios, labels, MAIN)
     axis.set_xscale("log")
     axis.set_xlim(min(0.5, *ratios), 3 * max(ratios))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axis.axvline(1.0, color=GOAL, linewidth=0.9)
-    axis.set_title("times as fast (logarithmic)", fontsize=9, loc="left")
+    axis.set_title("times as fast (logarithmic)", **TITLE)
     return figure

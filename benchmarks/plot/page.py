@@ -1,66 +1,54 @@
 """One HTML page of results that stands alone: pictures inside, figures in tables."""
 
 import base64
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gemm_tuning.table import best
 from benchmarks.plot.stored import Machine, Row
 from benchmarks.tokenizers.report import shown
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem } h2 { border-bottom: 2px solid #1b6ca8; padding-bottom: .2rem; margin-top: 3rem }
-h3 { margin-bottom: .3rem } img { max-width: 100%; height: auto } .facts { color: #555 } .bad { color: #b00020 }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13px }
-td, th { border-bottom: 1px solid #ddd; padding: .15rem .7rem .15rem 0; text-align: right; white-space: nowrap }
-td:first-child, th:first-child, table.text td, table.text th { text-align: left; white-space: normal }
-"""
+from bert_fast.training.reporting.page import Html, inline, joined, page, section, table, tagged
 
 
 def render_page(machines: Sequence[Machine], pictures: dict[str, list[tuple[str, Path]]]) -> str:
     """The whole page."""
-    sections = "".join(_section(machine, pictures[machine.name]) for machine in machines)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>bert_fast: benchmarks</title>'
-        f"<style>{STYLE}</style></head><body><h1>bert_fast: benchmarks</h1>"
-        "<p>Drawn from stored results, the newest of every case. GB/s count the bytes that the operation must move at "
-        "least, whoever runs it; a case is timed only after its results were found right.</p>"
-        f"{sections}</body></html>\n"
+    return page(
+        title="bert_fast: benchmarks",
+        text="Drawn from stored results, the newest of every case. GB/s count the bytes that the operation must move "
+        "at least, whoever runs it; a case is timed only after its results were found right.",
+        verdict=f"{len(machines)} machine{'s' if len(machines) != 1 else ''}",
+        is_good=None,
+        sections=[section(machine.name, joined(_parts(machine, pictures[machine.name]))) for machine in machines],
     )
 
 
-def _section(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> str:
-    facts = "; ".join(f"{key} {value}" for key, value in machine.facts.items())
-    parts = [f"<h2>{html.escape(machine.name)}</h2>", f'<p class="facts">{html.escape(facts)}</p>']
+def _parts(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> Iterator[str]:
+    yield tagged("p", "; ".join(f"{key} {value}" for key, value in machine.facts.items()))
     if machine.ceilings:
-        parts.append(_table(("ceiling", "rate", "us"), [_ceiling(line) for line in machine.ceilings]))
+        yield _table(("ceiling", "rate", "us"), [_ceiling(line) for line in machine.ceilings], numeric=(1, 2))
     for line in machine.red:
-        text = f"{line['case']} is wrong and was not timed: {line['error']}"
-        parts.append(f'<p class="bad">{html.escape(text[:400])}</p>')
+        yield tagged("p", f"{line['case']} is wrong and was not timed: {line['error']}"[:400], "failed")
     families = machine.families()
     for title, path in pictures:
         data = base64.b64encode(path.read_bytes()).decode()
-        parts.append(f"<h3>{html.escape(title)}</h3>")
-        parts.append(f'<img alt="{html.escape(title)}" src="data:image/png;base64,{data}">')
+        yield tagged("h3", title)
+        yield Html(f'<img style="max-width: 100%" alt="{inline(title)}" src="data:image/png;base64,{data}">')
         if title in families:
-            parts.append(_rows(families[title]))
+            yield _rows(families[title])
         elif path.stem.endswith("matrix-products"):
-            parts.append(_products(machine.products))
+            yield _products(machine.products)
     if machine.simple:
-        parts.append(
-            "<h3>All figures</h3>" + _table(("case", "figures"), map(_simple, machine.simple.values()), "text")
-        )
+        yield tagged("h3", "All figures")
+        yield _table(("case", "figures"), map(_simple, machine.simple.values()))
     if machine.tokenizers:
         figures = (shown(line).partition(": ")[2] for line in machine.tokenizers.values())
-        rows = zip(machine.tokenizers, figures, strict=True)
-        parts.append("<h3>Tokenizers</h3>" + _table(("case", "figures"), rows, "text"))
+        yield tagged("h3", "Tokenizers")
+        yield _table(("case", "figures"), zip(machine.tokenizers, figures, strict=True))
     if machine.sanitizer:
         cells = [(f"{s['family']} {s['tool']}", s["outcome"], s["said"][:120]) for s in machine.sanitizer]
-        parts.append("<h3>compute-sanitizer</h3>" + _table(("kernels", "outcome", "said"), cells, "text"))
-    return "".join(parts)
+        yield tagged("h3", "compute-sanitizer")
+        yield _table(("kernels", "outcome", "said"), cells)
 
 
 def _ceiling(line: dict[str, Any]) -> tuple[str, ...]:
@@ -73,7 +61,7 @@ def _ceiling(line: dict[str, Any]) -> tuple[str, ...]:
     return str(line["what"]), f"{line['tflop_s']:,.0f} TFLOP/s", f"{line['us']:,.1f}"
 
 
-def _rows(rows: Iterable[Row]) -> str:
+def _rows(rows: Iterable[Row]) -> Html:
     rows = list(rows)
     others = sorted({name for row in rows for name in row.speedups})
     names = "case, mode, us, 20 %, 80 %, GB/s, of equal copy, TFLOP/s, of ceiling, host us, commit"
@@ -88,10 +76,10 @@ def _rows(rows: Iterable[Row]) -> str:
             f"{r['host_us']:,.1f}", str(r.get("commit"))[:7],
             *(f"{row.speedups[name]:.2f}x" if name in row.speedups else "" for name in others),
         ))  # fmt: skip
-    return _table(header, cells)
+    return _table(header, cells, numeric=range(2, len(header)))
 
 
-def _products(products: dict[str, list[dict[str, Any]]]) -> str:
+def _products(products: dict[str, list[dict[str, Any]]]) -> Html:
     """The library beside our best tile, as the table of the device takes it."""
     cells = []
     for name, lines in products.items():
@@ -99,7 +87,7 @@ def _products(products: dict[str, list[dict[str, Any]]]) -> str:
         times = [f"{line['us']:,.1f}" if line is not None else "" for line in (library, ours)]
         found = (f"{ours['speedup_over_library']:.2f}x", ours["candidate"]) if ours is not None else ("", "")
         cells.append((name, *times, *found))
-    return _table(("product", "library us", "ours us", "speed-up", "our best tile"), cells)
+    return _table(("product", "library us", "ours us", "speed-up", "our best tile"), cells, numeric=(1, 2, 3))
 
 
 def _simple(line: dict[str, Any]) -> tuple[str, str]:
@@ -108,7 +96,5 @@ def _simple(line: dict[str, Any]) -> tuple[str, str]:
     return line["case"], ", ".join(f"{key} {value}" for key, value in shown.items())
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int] = ()) -> Html:
+    return tagged("div", table(head, rows, numeric), "scroll")

@@ -1,14 +1,12 @@
 """The report's plots, as SVG text to be put into a page."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bert_fast.demo.results import DemoResults, rate, times
 from bert_fast.demo.settings import LOSS_TOLERANCE
-from bert_fast.training.reporting.page import BAD, MAIN, svg
+from bert_fast.training.reporting.drawing import BAD, MAIN, bars, svg
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["length_plot", "loss_plot", "speed_plot"]
@@ -65,17 +63,23 @@ def speed_plot(results: DemoResults) -> str:
     )
 
     def draw(figure: "Figure") -> None:
-        all_axes = figure.subplots(len(panels), 1, height_ratios=[len(bars) + 0.6 for _, bars in panels])
-        for axes, (title, bars) in zip(all_axes, panels, strict=True):
-            peer = bars[-1][1]
-            labels = [rate(timing.tokens_per_s) for _, timing in bars]
-            for place, (name, timing) in enumerate(bars):
-                if name.startswith("bert_fast"):
-                    labels[place] += f"   ({times(timing.speedup_over(peer))} {bars[-1][0]})"
-            colors = [
-                MAIN if name.startswith("bert_fast") else REFERENCE if name == "reference" else PEER for name, _ in bars
+        all_axes = figure.subplots(len(panels), 1, height_ratios=[len(contestants) + 0.6 for _, contestants in panels])
+        for axes, (title, contestants) in zip(all_axes, panels, strict=True):
+            names, timings = zip(*contestants, strict=True)
+            rates = [timing.tokens_per_s for timing in timings]
+            labels = [
+                f"{rate(timing.tokens_per_s)}   ({times(timing.speedup_over(timings[-1]))} {names[-1]})"
+                if name.startswith("bert_fast")
+                else rate(timing.tokens_per_s)
+                for name, timing in contestants
             ]
-            _bars(axes, [name for name, _ in bars], [timing.tokens_per_s for _, timing in bars], labels, colors)
+            colors = [
+                MAIN if name.startswith("bert_fast") else REFERENCE if name == "reference" else PEER for name in names
+            ]
+            bars(axes, names, rates, labels, colors)
+            axes.set_xticks([])
+            axes.spines["bottom"].set_visible(False)
+            axes.set_xlim(0, max(rates) * 1.8)  # room for the labels
             axes.set_title(f"{title}: {'' if title == 'Tokenize' else 'real '}tokens/s")
 
     return svg(draw, 5.3, 4.1)
@@ -100,18 +104,3 @@ def length_plot(results: DemoResults) -> str:
         axes.text(0.9, 0.95, note, transform=axes.transAxes, ha="right", va="top", linespacing=1.5)
 
     return svg(draw, 5.3, 2.9)
-
-
-def _bars(
-    axes: "Axes", names: Sequence[str], values: Sequence[float], labels: Sequence[str], colors: Sequence[str]
-) -> None:
-    places = range(len(names))
-    axes.barh(places, values, color=colors, height=0.72)
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, max(values) * 1.6)  # room for the labels
-    for place, value, label in zip(places, values, labels, strict=True):
-        axes.text(value + max(values) * 0.02, place, label, va="center")

@@ -1,6 +1,7 @@
-"""The demo on the terminal: headings, progress bars, results as they come, the table at the end."""
+"""The demo on the terminal: headings, progress, results as they come, the table at the end."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from bert_fast.demo.progress import Advance
 from bert_fast.demo.results import DemoResults
 from bert_fast.demo.search import Answer
+from bert_fast.terminal import Part, StatusLine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,13 +27,18 @@ class Terminal:
 
     @contextlib.contextmanager
     def track(self, description: str, total: int) -> Iterator[Advance]:
-        """A progress bar; it disappears when the work is done."""
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        """A line that says how far it is; it disappears when the work is done."""
+        line, done = StatusLine(self.console.file, is_transient=True), itertools.count(1)
 
-        columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(description, total=total)
-            yield lambda: progress.advance(task)
+        def advance() -> None:
+            number = next(done)
+            line.show([Part(f"{description} {number}/{total}", 0)], number / total)
+
+        line.open(f"{description} 0/{total}", is_patient=True)
+        try:
+            yield advance
+        finally:
+            line.close()
 
     def heading(self, number: int, text: str) -> None:
         """The title of a step."""

@@ -88,7 +88,7 @@ def test_matrix_products_are_drawn_from_their_newest_lines(tmp_path: Path) -> No
     found = machine.products["base up  activation nt  1x2x3"]
     assert [(line["run"], line["speedup_over_library"]) for line in found] == [("2", 1.0), ("2", 1.25)]
     page = plot.draw(folder, tmp_path / "out").read_text()
-    assert "matrix products" in page and "<td>1.25x</td><td>{}</td>" in page
+    assert "matrix products" in page and '<td class="number">1.25x</td><td>{}</td>' in page
     alone = products_figure({"x": [product("1", None)]})
     assert [text.get_text().strip() for text in alone.axes[0].texts] == ["library alone"]
 

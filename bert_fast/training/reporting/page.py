@@ -1,36 +1,14 @@
-"""A page of HTML that needs nothing else: no script, no font, no network; drawings on it are SVG by matplotlib.
+"""A page of HTML that needs nothing else: no script, no font, no network.
 
 Text is escaped here and nowhere else.
 """
 
-import io
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
-    "BAD",
-    "INK",
-    "MAIN",
-    "SECOND",
-    "SOFT",
-    "Html",
-    "cards",
-    "columns",
-    "figure",
-    "inline",
-    "joined",
-    "notes",
-    "page",
-    "section",
-    "svg",
-    "table",
-    "tagged",
-]
+    "Html", "cards", "columns", "figure", "inline", "joined", "notes", "page", "section", "table", "tagged",
+]  # fmt: skip
 
 _CSS = """
 :root {
@@ -80,26 +58,6 @@ li { margin-bottom: 6px; }
 }
 @media print { body { background: #fff; } section { break-inside: avoid; } }
 """
-
-
-MAIN, SECOND, INK, SOFT, BAD = "#0f6b8f", "#e08a3c", "#26323b", "#5d6b76", "#b3402a"
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: small, sharp, searchable
-    "svg.hashsalt": "bert_fast",  # the same numbers give the same bytes
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": "#b9c3cb",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "grid.color": "#e4e9ed",
-    "axes.axisbelow": True,
-}
 
 
 class Html(str):
@@ -173,21 +131,3 @@ def page(title: str, text: str, verdict: str, is_good: bool | None, sections: It
         f"{tagged('title', title)}\n<style>{_CSS}</style>\n</head>\n"
         f"<body>\n{tagged('main', joined((header, *sections), between=chr(10)))}\n</body>\n</html>\n"
     )
-
-
-def svg(draw: "Callable[[Figure], None]", width: float, height: float) -> str:
-    """What `draw(figure)` draws, `width` times `height` inches, without an XML header."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Names that nothing points to would be the same in every drawing of a page.
-    wanted = set(re.findall(r"#([\w.-]+)", text))
-    return re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in wanted else "", text)

@@ -1,17 +1,17 @@
 """The curves of a run, each drawing as SVG text; None where there is nothing to see."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bert_fast.training.reporting.formatting import power
-from bert_fast.training.reporting.page import BAD, MAIN, SECOND, SOFT, svg
+from bert_fast.training.reporting.drawing import BAD, MAIN, SECOND, SOFT, svg
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Formatter
 
 __all__ = ["SMOOTH_FROM", "loss_plot", "metric_plot", "schedule_plot", "speed_plot"]
 
@@ -140,7 +140,7 @@ def _draw(axes: "Axes", panel: _Panel, resumed_at: Sequence[int]) -> None:
         axes.set_ylim(0, None)
     else:
         _widen(axes, panel.is_share)
-    axes.yaxis.set_major_formatter(_tick_of_share if panel.is_share else _ticks(axes.get_ylim()[1]))
+    axes.yaxis.set_major_formatter(_ticks(axes.get_ylim()[1], panel.is_share))
 
 
 def _widen(axes: "Axes", is_share: bool) -> None:
@@ -153,18 +153,13 @@ def _widen(axes: "Axes", is_share: bool) -> None:
         axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
-def _ticks(high: float) -> Callable[[float, object], str]:
-    """Words for the marks of an axis up to `high`, all in one unit."""
-    unit, name = next((pair for pair in ((1e6, "M"), (1e3, "k")) if high >= 10 * pair[0]), (1.0, ""))
+def _ticks(high: float, is_share: bool = False) -> "Formatter":
+    """How the marks of an axis up to `high` are written."""
+    from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
-    def tick(value: float, _: object) -> str:
-        return power(value) if high < 0.01 else f"{value / unit:.6g}{name if value else ''}"
-
-    return tick
-
-
-def _tick_of_share(value: float, _: object) -> str:
-    return f"{100 * value:.6g} %"
+    if is_share:
+        return PercentFormatter(1.0, symbol=" %")
+    return EngFormatter(sep="") if high >= 1e4 else StrMethodFormatter("{x:.6g}")
 
 
 def _line(axes: "Axes", curve: Curve, color: str, name: str, smooth: bool) -> None:
