@@ -1,0 +1,179 @@
+"""What the tests run over the null driver, each in a process of its own: `python -m tests.null_driver.scenarios NAME`.
+
+Writes one line of JSON. A process has one device, and bert_fast once imported has the answers of one kind of device.
+"""
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tools.null_driver import table
+from tools.null_driver.driver import NullDriver, start
+from tools.null_driver.steps import PARTS, Step, inputs_of, make_step
+
+# Batches that between them need every kernel of half precision and up to 512 tokens: longest sequences of up to 32, 64,
+# 128 and more, each once with padding and once without.
+WARM = ((24, 20, 17, 13), (40, 20, 17, 13), (80, 20, 17, 13), (200, 20, 17, 13), *((n,) * 4 for n in (24, 40, 80, 200)))
+CHANGED = (
+    (31, 30, 29, 28), (17, 29, 19, 23), (64, 64, 64, 64), (33, 64, 1, 20), (65, 2, 3, 4), (128, 127, 126, 125),
+    (112, 96, 16, 64), (128, 128, 128, 128), (129, 1, 1, 1), (512, 512, 512, 512), (512, 3, 511, 77), (256, 255),
+    (99, 98, 97, 96, 95, 94, 93),
+)  # fmt: skip
+
+
+@triton.jit
+def _fill_kernel(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+
+
+@triton.jit
+def _sort_kernel(x_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offs, tl.sort(tl.load(x_ptr + offs)))
+
+
+def launches(driver: NullDriver) -> dict[str, Any]:
+    """The table of all steps; what rose, was refused."""
+    found = table.measure(driver)
+    return {"risen": table.risen(found, table.read()), "rows": table.rows(found), "refusals": driver.refusals}
+
+
+def shapes(driver: NullDriver) -> dict[str, Any]:
+    """Kernels compiled by steps of other batches, once every regime was seen."""
+    compiled: dict[str, list[str]] = {}
+    for name, precision in (
+        ("BertForMaskedLM", "autocast"),
+        ("BertForTokenClassification", "bf16"),
+        ("BertModel", "fp32"),
+    ):
+        step = make_step(name, precision)
+        for lengths in WARM:
+            _run(step, name, lengths)
+        for lengths in CHANGED:
+            driver.reset()
+            _run(step, name, lengths)
+            compiled[f"{name} {precision} {lengths}"] = [*driver.compiled]
+    return {"compiled": compiled, "refusals": driver.refusals}
+
+
+def _run(step: Step, name: str, lengths: tuple[int, ...]) -> None:
+    step.inputs = inputs_of(name, lengths)
+    for part in PARTS:
+        step.run(part)
+
+
+def refusals(driver: NullDriver) -> dict[str, str]:
+    """What each call was answered: "accepted", or the message of the exception or the driver."""
+    x = torch.zeros(4096)
+    kernel = _fill_kernel[(1,)](x, BLOCK=128)
+    utils = triton.runtime.driver.active.utils
+    shared = driver.device.shared_bytes
+
+    def launch(
+        grid: tuple[int, ...], function: int = kernel.function, threads: int = 128, shared_bytes: int = 0
+    ) -> None:
+        parameters = (ctypes.c_void_p * 3)()
+        x, y, z = (*grid, 1, 1)[:3]
+        code = driver.lib.cuLaunchKernel(
+            ctypes.c_void_p(function), x, y, z, threads, 1, 1, shared_bytes, None, parameters, None
+        )  # fmt: skip
+        if code:
+            raise RuntimeError(f"code {code}: {driver.refusals[1]}")
+
+    def tensor_map(
+        address: int = x.data_ptr(), swizzle: int = 3, dtype: int = 9, box: tuple[int, ...] = (64, 64),
+        shape: tuple[int, ...] = (128, 128), strides: tuple[int, ...] = (128, 1), padding: int = 0,
+    ) -> None:  # fmt: skip
+        try:
+            utils.fill_tma_descriptor_tiled(address, swizzle, 2, dtype, box, shape, strides, padding)
+        except RuntimeError as error:
+            raise RuntimeError(f"{str(error).splitlines()[0]}: {driver.refusals[1]}") from error
+
+    def ask_for_shared(nbytes: int) -> None:
+        wanted = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        if driver.lib.cuFuncSetAttribute(ctypes.c_void_p(kernel.function), wanted, nbytes):
+            raise RuntimeError(driver.refusals[1])
+
+    def launch_after_asking() -> None:
+        ask_for_shared(shared)
+        launch((1,), shared_bytes=shared)
+
+    calls: dict[str, Callable[[], object]] = {
+        "grid": lambda: launch((2**31 - 1, 65535, 65535)),
+        "no programs": lambda: launch((0,)),
+        "too many programs": lambda: launch((2**31,)),
+        "too many rows of programs": lambda: _fill_kernel[(1, 65536)](x, BLOCK=128),
+        "too many layers of programs": lambda: _fill_kernel[(1, 1, 65536)](x, BLOCK=128),
+        "too many threads": lambda: launch((1,), threads=1056),
+        "no function": lambda: launch((1,), function=0),
+        "48 KB": lambda: launch((1,), shared_bytes=48 * 1024),
+        "shared memory not asked for": lambda: launch((1,), shared_bytes=48 * 1024 + 1),
+        "too much shared memory": lambda: ask_for_shared(shared + 1),
+        "all shared memory": launch_after_asking,
+        "no cubin": lambda: utils.load_binary("_fill_kernel", b"\0" * 64, 0, 0),
+        "another kernel": lambda: utils.load_binary("_other_kernel", kernel.asm["cubin"], 0, 0),
+        "tensor map": tensor_map,
+        "tensor map: address": lambda: tensor_map(address=x.data_ptr() + 8),
+        "tensor map: stride": lambda: tensor_map(strides=(129, 1)),
+        "tensor map: far stride": lambda: tensor_map(strides=(2**39, 1)),
+        "tensor map: box": lambda: tensor_map(box=(257, 64)),
+        "tensor map: empty box": lambda: tensor_map(box=(0, 64)),
+        "tensor map: swizzle": lambda: tensor_map(box=(64, 128)),
+        "tensor map: row": lambda: tensor_map(box=(64, 4), swizzle=0),
+        "tensor map: rank": lambda: tensor_map(box=(1,) * 5, shape=(1,) * 5, strides=(1,) * 5, swizzle=0),
+        "tensor map: size": lambda: tensor_map(shape=(0, 128)),
+        "tensor map: type": lambda: tensor_map(dtype=16),
+        "tensor map: NaN": lambda: tensor_map(dtype=1, padding=1),
+    }
+    return {name: _answer(call) for name, call in calls.items()}
+
+
+def _answer(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError, OverflowError) as error:
+        return str(error)
+    return "accepted"
+
+
+def resources(driver: NullDriver) -> list[dict[str, Any]]:
+    """Registers and local memory of kernels, by the null driver and by cuobjdump."""
+    import triton.backends.nvidia
+
+    tool = Path(next(iter(triton.backends.nvidia.__path__))) / "bin" / "cuobjdump"
+    found = []
+    for kernel in (
+        _fill_kernel[(1,)](torch.zeros(128), BLOCK=128),
+        _fill_kernel[(1,)](torch.zeros(4096), BLOCK=4096),
+        _sort_kernel[(1,)](torch.zeros(1024), BLOCK=1024, num_warps=1, maxnreg=32),
+    ):
+        listing = subprocess.run(
+            [tool, "-res-usage", kernel.metadata_group[f"{kernel.name}.cubin"]],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        theirs = {name: int(n) for name, n in re.findall(r"(REG|STACK):(\d+)", listing)}
+        found.append({"ours": {"REG": kernel.n_regs, "STACK": 4 * kernel.n_spills}, "theirs": theirs})
+    return found
+
+
+SCENARIOS = {one.__name__: one for one in (launches, shapes, refusals, resources)}
+
+
+def main() -> None:
+    name, *device = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    print(json.dumps(SCENARIOS[name](start(*device))))
+
+
+if __name__ == "__main__":
+    main()

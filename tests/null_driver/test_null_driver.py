@@ -1,0 +1,139 @@
+"""Compiled kernels over the driver that runs nothing: no bad launch, no needless compilation, nothing costs more."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tools.null_driver import build, table
+from tools.null_driver.device_answers import answer_for_gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+CLEARED = ("TRITON_INTERPRET", "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH")
+pytestmark = pytest.mark.slow
+
+
+def run(scenario: str, device: str = "sm_90") -> Any:
+    """What a scenario found, in a process of its own."""
+    reason = build.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.null_driver.scenarios", scenario, device],
+        cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_no_step_launches_more_than_was_written_down() -> None:
+    found = run("launches")
+    assert found["risen"] == [], "python -m tools.null_driver --kernels shows what; --record writes it down"
+    assert found["refusals"] == [0, ""]
+    assert {row[0] for row in found["rows"]} <= set(table.read())
+
+
+def test_lengths_compile_nothing_anew() -> None:
+    found = run("shapes")
+    assert {batch: kernels for batch, kernels in found["compiled"].items() if kernels} == {}
+    assert found["refusals"] == [0, ""]
+    assert len(found["compiled"]) > 30
+
+
+ACCEPTED = {"grid", "48 KB", "all shared memory", "tensor map"}
+MESSAGES = {
+    "no programs": "grid of 0 x 1 x 1",
+    "too many programs": "grid of 2147483648",
+    "too many rows of programs": "invalid argument",
+    "too many layers of programs": "invalid argument",
+    "too many threads": "block of 1056 threads",
+    "no function": "code 400",
+    "shared memory not asked for": "at most 49152 were asked for",
+    "no cubin": "image is invalid",
+    "another kernel": "symbol not found",
+}
+TENSOR_MAPS = {
+    "address": "no multiple of 16 bytes",
+    "stride": "stride of 258 bytes",
+    "far stride": f"stride of {2**40} bytes",
+    "box": "side 257",
+    "empty box": "side 0",
+    "swizzle": "swizzled over 128",
+    "row": "8 bytes in a row",
+    "rank": "stride of 2 bytes",
+    "size": "size 0",
+    "type": "data type 16",
+    "NaN": "NaN outside of integers",
+}
+
+
+def test_bad_launches_are_refused() -> None:
+    answers = run("refusals")
+    too_much = {"too much shared memory": "232449 bytes of shared memory asked for, a block has 232448"}
+    wanted = MESSAGES | too_much | {f"tensor map: {fault}": message for fault, message in TENSOR_MAPS.items()}
+    assert set(answers) == ACCEPTED | set(wanted)
+    assert {name for name, answer in answers.items() if answer == "accepted"} == ACCEPTED
+    assert {name: answers[name] for name, message in wanted.items() if message not in answers[name]} == {}
+
+
+def test_a_device_has_limits_of_its_own() -> None:
+    answers = run("refusals", "sm_80")
+    assert "a block has 166912" in answers["too much shared memory"]
+    assert "operation not supported" in answers["tensor map"]
+    assert answers["all shared memory"] == "accepted"
+
+
+def test_registers_are_those_that_ptxas_gave() -> None:
+    found = run("resources")
+    assert [one["ours"] for one in found] == [one["theirs"] for one in found]
+    assert found[-1]["ours"]["STACK"] > 0, "no kernel spilled: nothing was compared"
+
+
+def test_gpu_answers() -> None:
+    """The questions that the package asks, each with the answer that a GPU's tensor gives."""
+    answers = {
+        "x.device.type == 'cpu'": False,
+        "x.device.type != 'cuda'": False,
+        "device.type not in ('cpu', 'cuda')": False,
+        "x.device.type != 'meta' and x.device.type == 'cuda'": True,
+        "x.is_cuda and not x.is_cpu": True,
+        "x.device.index == -1": True,
+        "autocast(x.device.type)": "cpu",  # torch is asked for what runs here
+        "words.type == 'cpu'": True,
+    }
+
+    class Device:
+        type, index = "cpu", None
+
+    class Thing:
+        device, is_cuda, is_cpu, type = Device, False, True, "cpu"
+
+    names = {"x": Thing, "device": Device, "words": Thing, "autocast": str}
+    for question, answer in answers.items():
+        tree = ast.fix_missing_locations(answer_for_gpu(f"answer = {question}"))
+        scope = dict(names)
+        exec(compile(tree, "question", "exec"), scope)
+        assert scope["answer"] == answer, question
+
+
+PART = {"launches": {"_a_kernel": 2}, "tensor maps": 0, "products": 1, "small": 3, "python calls": 10}
+
+
+def test_what_rises_is_named() -> None:
+    recorded = {"step": {"forward": PART}}
+    more = PART | {"launches": {"_a_kernel": 3, "_b_kernel": 1}, "small": {"add": 2, "sum": 2}, "products": 0}
+    assert table.risen({"step": {"forward": more}}, recorded) == [
+        "step, forward: 3 _a_kernel, at most 2 written down",
+        "step, forward: 1 _b_kernel, at most 0 written down",
+        "step, forward: 4 small, at most 3 written down",
+    ]
+    assert table.risen({"step": {"forward": PART}}, recorded) == []
+    assert len(table.risen({"another": {"forward": PART}}, recorded)) == 4

@@ -1,0 +1,99 @@
+"""What parts of a step ask of a GPU and of the host: launches by kernel, small ones, Python calls, microseconds."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tools.null_driver.driver import NullDriver
+from tools.null_driver.steps import PARTS, Step
+from tools.step_calls import calls_of
+
+__all__ = ["Counts", "count", "host_microseconds"]
+
+# What torch's operators are on a GPU beside kernels: memory, views, questions of the host.
+_NO_KERNEL = (
+    "empty",
+    "new_empty",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "_local_scalar_dense",
+    "is_same_size",
+    "resize_",
+    "set_",
+    "_unsafe_view",
+    "is_pinned",
+    "_record_function",
+)
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"}
+
+Counts = dict[str, dict[str, int]]
+
+
+class _Operators(TorchDispatchMode):
+    """Counts operators that would be kernels: "products" of the library, and others by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+        self.small: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name.rstrip("_") in _PRODUCTS:
+            self.products += 1
+        elif not func.is_view and not name.startswith(_NO_KERNEL):
+            self.small[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _counted_operators() -> Iterator[_Operators]:
+    """Ops take the way that they take when nobody watches."""
+    from bert_fast.ops import _register
+
+    with mock.patch.object(_register, "is_watched", return_value=False), _Operators() as mode:
+        yield mode
+
+
+def count(step: Step, driver: NullDriver) -> dict[str, Any]:
+    """Of every part of a step that has run: launches by kernel, products, small launches by operator, Python calls."""
+    for part in PARTS * 3:
+        step.run(part)
+    found: dict[str, Any] = {part: {} for part in PARTS}
+    for part in PARTS:
+        step.prepare(part)
+        driver.reset()
+        getattr(step, part)()
+        found[part]["launches"] = driver.by_kernel()
+        found[part]["tensor maps"] = driver.num_tensor_maps
+    for part in PARTS:
+        step.prepare(part)
+        with _counted_operators() as operators:
+            getattr(step, part)()
+        found[part]["products"] = operators.products
+        found[part]["small"] = dict(sorted((+operators.small).items()))
+    for part in PARTS:
+        step.prepare(part)
+        found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
+    return found
+
+
+def host_microseconds(steps: dict[str, Step], rounds: int = 30) -> dict[str, dict[str, tuple[float, float]]]:
+    """(least, median) of the processor's microseconds in this thread by step and part; steps take turns."""
+    taken: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in steps}
+    for round_index in range(5 + rounds):
+        for name, step in steps.items():
+            for part in PARTS:
+                step.prepare(part)
+                start = time.thread_time()
+                getattr(step, part)()
+                if round_index >= 5:
+                    taken[name][part].append((time.thread_time() - start) * 1e6)
+    middle = rounds // 2
+    return {name: {part: (min(of), sorted(of)[middle]) for part, of in parts.items()} for name, parts in taken.items()}

@@ -1,0 +1,147 @@
+"""Starts Triton over the null driver, in a process that has launched nothing yet."""
+
+import ctypes
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tools.null_driver import build, device_answers
+
+__all__ = ["DEVICES", "Launch", "NullDriver", "start"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the driver says of a GPU. shared_bytes: the most of a block."""
+
+    capability: int
+    multiprocessors: int
+    shared_bytes: int
+
+
+DEVICES = {
+    "sm_80": Device(80, 108, 163 * 1024),  # A100
+    "sm_86": Device(86, 84, 99 * 1024),  # RTX 3090
+    "sm_89": Device(89, 128, 99 * 1024),  # RTX 4090
+    "sm_90": Device(90, 132, 227 * 1024),  # H100, H200
+    "sm_100": Device(100, 148, 227 * 1024),  # B200
+    "sm_120": Device(120, 170, 99 * 1024),  # RTX 5090
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What `cuLaunchKernelEx` was asked for."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("capability", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("shared_per_block", ctypes.c_int))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+    )
+
+
+class NullDriver:
+    """The log of a started driver: what was launched, encoded and refused since the last `reset`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        # By this name Triton's modules find it again, wherever it lies.
+        self.lib = ctypes.CDLL(str(build.stub() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        for name in ("launches", "tensor_maps", "refusals"):
+            getattr(self.lib, f"null_num_{name}").restype = ctypes.c_size_t
+        self.lib.null_launches.restype = ctypes.POINTER(_Launch)
+        self.lib.null_last_refusal.restype = ctypes.c_char_p
+        chosen = _Device(device.capability, device.multiprocessors, device.shared_bytes)
+        self.lib.null_choose_device(ctypes.byref(chosen))
+        self.compiled: list[str] = []  # names of kernels, as they were compiled or read from Triton's cache
+
+    def reset(self) -> None:
+        """Forgets all of it."""
+        self.lib.null_reset()
+        self.compiled.clear()
+
+    @property
+    def num_launches(self) -> int:
+        """How many launches were accepted."""
+        return self.lib.null_num_launches()
+
+    @property
+    def num_tensor_maps(self) -> int:
+        """How many tensor maps were encoded."""
+        return self.lib.null_num_tensor_maps()
+
+    @property
+    def refusals(self) -> tuple[int, str]:
+        """How many calls were refused, and why the last one was."""
+        return self.lib.null_num_refusals(), self.lib.null_last_refusal().decode()
+
+    def launches(self) -> list[Launch]:
+        """All accepted launches, in their order."""
+        found = self.lib.null_launches()
+        return [
+            Launch(one.kernel.decode(), tuple(one.grid), one.threads, one.shared_bytes)
+            for one in (found[i] for i in range(self.num_launches))
+        ]
+
+    def by_kernel(self) -> dict[str, int]:
+        """Launches by the kernel's name."""
+        return dict(sorted(Counter(launch.kernel for launch in self.launches()).items()))
+
+
+def start(name: str = "sm_90") -> NullDriver:
+    """Makes Triton's NVIDIA driver the active one over a device of `DEVICES`; bert_fast takes it for CPU tensors.
+
+    Once a process, before bert_fast is imported. What is replaced, and nothing else:
+        libcuda.so.1                      by the one built here
+        Triton's questions of torch.cuda  current device 0, its capability, stream 0
+        bert_fast's questions             whether tensors are a GPU's, and which (`device_answers.py`)
+    """
+    reason = build.missing()
+    if reason is not None:
+        raise RuntimeError(reason)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
+    device = DEVICES[name]
+    os.environ["TRITON_LIBCUDA_PATH"] = str(build.stub())
+    os.environ.setdefault("TRITON_CACHE_DIR", str(build.CACHE_DIR / "triton"))
+    device_answers.install(device.capability, device.multiprocessors)
+    driver = NullDriver(device)
+    _activate(device)
+    _note_compilations(driver.compiled)
+    return driver
+
+
+def _activate(device: Device) -> None:
+    import torch  # noqa: F401  the driver asks it where it is imported
+    import triton
+    from triton.backends.nvidia.driver import CudaDriver
+
+    active = CudaDriver()
+    active.get_current_device = lambda: 0
+    active.set_current_device = lambda index: None
+    active.get_device_capability = lambda index=0: divmod(device.capability, 10)
+    active.get_current_stream = lambda index=0: 0
+    triton.runtime.driver.set_active(active)
+
+
+def _note_compilations(compiled: list[str]) -> None:
+    """Every kernel that Triton did not know in this process, whether its cache folder did or not."""
+    from triton import knobs
+
+    def note(*, fn: Any, **_: Any) -> None:
+        compiled.append(fn.name)
+
+    knobs.runtime.jit_post_compile_hook = note

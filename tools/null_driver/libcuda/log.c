@@ -1,0 +1,56 @@
+// The log: what was launched, encoded and refused since the last reset.
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "null_driver.h"
+
+NullDevice null_device = {90, 132, 232448};
+static NullLaunch* launches;
+static size_t num_launches, launches_capacity, num_tensor_maps, num_refusals;
+static char last_refusal[512];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void null_choose_device(const NullDevice* chosen) { null_device = *chosen; }
+
+void null_reset(void) {
+  pthread_mutex_lock(&lock);
+  num_launches = num_tensor_maps = num_refusals = 0;
+  last_refusal[0] = '\0';
+  pthread_mutex_unlock(&lock);
+}
+
+size_t null_num_launches(void) { return num_launches; }
+size_t null_num_tensor_maps(void) { return num_tensor_maps; }
+size_t null_num_refusals(void) { return num_refusals; }
+const NullLaunch* null_launches(void) { return launches; }
+const char* null_last_refusal(void) { return last_refusal; }
+
+CUresult null_refuse(CUresult code, const char* format, ...) {
+  va_list arguments;
+  pthread_mutex_lock(&lock);
+  num_refusals++;
+  va_start(arguments, format);
+  vsnprintf(last_refusal, sizeof last_refusal, format, arguments);
+  va_end(arguments);
+  pthread_mutex_unlock(&lock);
+  return code;
+}
+
+void null_note_tensor_map(void) {
+  pthread_mutex_lock(&lock);
+  num_tensor_maps++;
+  pthread_mutex_unlock(&lock);
+}
+
+void null_note_launch(NullLaunch launch) {
+  pthread_mutex_lock(&lock);
+  if (num_launches == launches_capacity) {
+    launches_capacity = launches_capacity ? 2 * launches_capacity : 1024;
+    launches = realloc(launches, launches_capacity * sizeof *launches);
+  }
+  launches[num_launches++] = launch;
+  pthread_mutex_unlock(&lock);
+}
