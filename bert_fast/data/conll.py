@@ -1,18 +1,16 @@
 """Sentences of words that each carry a label: CoNLL columns, or rows with a list of words and a list of labels.
 
-    -DOCSTART- -X- O            words   John  ran  Go
-    # a comment                 labels    B-PER O    O
-    John NNP B-PER              lines   3     4    6
-    ran VBD O                   boundaries of sentences [0, 2, 3]
+-DOCSTART- -X- O            words   John  ran  Go
+# a comment                 labels    B-PER O    O
+John NNP B-PER              lines   3     4    6
+ran VBD O                   boundaries of sentences [0, 2, 3]
 
-    Go VB O
-
-Files are read without a Python object for each word: fields are found in the bytes by NumPy.
+Go VB O
 """
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -23,7 +21,6 @@ import numpy as np
 
 from bert_fast.checks import check_integer
 from bert_fast.data.arguments import check_column, sequence_of
-from bert_fast.data.sequences import ranges
 from bert_fast.data.tables import Table, is_unicode, read_table
 from bert_fast.data.text_files import read_text_file
 from bert_fast.errors import SourceError
@@ -31,9 +28,10 @@ from bert_fast.files import path_name
 
 __all__ = ["LabelledSentences", "check_rows", "read_conll", "sentences_from_rows"]
 
-_TAB, _NEWLINE, _RETURN, _SPACE = b"\t\n\r "
+_SPACES = " \t\r"
+_GAP = re.compile(r"[ \t][ \t\r]*")  # between columns without tabs; other spaces may be part of a word
 _MAX_LABEL_BYTES = 256  # longer ones are texts: the column is not that of the labels
-_LABELLED_ROW = re.compile(rb"#(?: .*)?[ \t](?:O|[A-Z]-\S+)[ \t\r]*(?:\n|$)")
+_LABELLED_ROW = re.compile(r"#(?: .*)?[ \t](?:O|[A-Z]-\S+)$", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +102,7 @@ def read_conll(
     name = path_name("path", path)
     word_column = check_integer("word_column", word_column)
     label_column = None if label_column is None else check_integer("label_column", label_column)
-    return _parse(name, read_text_file(name).encode(), word_column, label_column)
+    return _parse(name, read_text_file(name), word_column, label_column)
 
 
 def sentences_from_rows(
@@ -135,12 +133,9 @@ def sentences_from_rows(
     lengths = [_length(table, row, word_column, values) for row, values in enumerate(sentences)]
     boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     try:
-        encoded = list(map(str.encode, chain.from_iterable(sentences)))
+        buffer, word_boundaries = _joined(chain.from_iterable(sentences))
     except (TypeError, UnicodeEncodeError):
         raise SourceError(_first_wrong_word(table, word_column)) from None
-    word_boundaries = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=word_boundaries[1:])
-    buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     label_ids, label_names = None, list[str]()
     if label_column is not None:
         names = _feature_names(rows, label_column)
@@ -151,122 +146,85 @@ def sentences_from_rows(
 # Files
 
 
-def _parse(name: str, content: bytes, word_column: int, label_column: int | None) -> LabelledSentences:
-    text = np.frombuffer(content + b"\n", dtype=np.uint8)
-    line_ends = np.flatnonzero(text == _NEWLINE)
-    line_starts = np.concatenate([[0], line_ends[:-1] + 1])
-    is_solid = (text != _SPACE) & (text != _TAB) & (text != _RETURN) & (text != _NEWLINE)
-    places = np.arange(len(text))
-    last_solid = np.maximum.accumulate(np.where(is_solid, places, -1))
-    stops = np.maximum(last_solid[line_ends] + 1, line_starts)  # without whitespace at the end
-    is_blank = stops == line_starts
-    for match in re.finditer(rb"^-DOCSTART-", content, re.MULTILINE):
-        is_blank[np.searchsorted(line_ends, match.start())] = True
-    has_tabs, is_comment = _comments(content, line_starts, stops, is_blank)
-
-    rows = np.flatnonzero(~is_blank & ~is_comment)
-    if not len(rows):
-        raise SourceError(f"{name}: expected a word a line, got no words")
-    next_solid = np.minimum.accumulate(np.where(is_solid, places, len(text))[::-1])[::-1]
-    starts, stops = line_starts[rows], stops[rows]
-    is_gap = text == _TAB
-    if not has_tabs:  # a run of spaces and tabs is one gap, and none at the start of a line
-        is_gap |= text == _SPACE
-        is_gap[1:] &= is_solid[:-1]
-        starts = next_solid[starts]
-    gaps = np.flatnonzero(is_gap)
-    row_of_gap = np.searchsorted(starts, gaps, side="right") - 1
-    gaps = gaps[(row_of_gap >= 0) & (gaps < stops[np.maximum(row_of_gap, 0)])]
-    row_of_gap = np.searchsorted(starts, gaps, side="right") - 1
-    num_columns = np.bincount(row_of_gap, minlength=len(rows)) + 1
-    width = _check_columns(name, rows, num_columns, word_column, label_column)
-
-    gaps = gaps.reshape(len(rows), width - 1)
-    field_starts = np.column_stack([starts, gaps + 1 if has_tabs else next_solid[gaps]])
-    field_stops = np.column_stack([gaps, stops])
-    lines = rows + 1
-    buffer, word_boundaries = _fields(text, field_starts[:, word_column], field_stops[:, word_column])
-    _check_not_empty(name, "word", lines, word_boundaries)
-    label_ids, label_names = None, list[str]()
-    if label_column is not None:
-        labels, ends = _fields(text, field_starts[:, label_column], field_stops[:, label_column])
-        _check_not_empty(name, "label", lines, ends)
-        label_ids, label_names = _numbered(name, lines, labels, ends)
-    sentence = np.cumsum(is_blank)[rows]
-    boundaries = np.concatenate([[0], np.flatnonzero(np.diff(sentence)) + 1, [len(rows)]])
-    return LabelledSentences(name, buffer, word_boundaries, boundaries, label_ids, label_names, lines)
-
-
-def _comments(content: bytes, starts: np.ndarray, stops: np.ndarray, is_blank: np.ndarray) -> tuple[bool, np.ndarray]:
-    """Whether columns are separated by tabs; which lines are comments: bool [L]."""
-    is_comment = np.zeros(len(starts), dtype=bool)
-    marked = [int(np.searchsorted(starts, match.start())) for match in re.finditer(rb"^# ", content, re.MULTILINE)]
-    is_comment[marked] = True
-    others = np.flatnonzero(~is_blank & ~is_comment)
-    first = int(others[0]) if len(others) else 0
-    has_tabs = b"\t" in content[starts[first] : stops[first]]
-    if not has_tabs:
-        for line in marked:
-            begins_sentence = line == 0 or is_blank[line - 1] or is_comment[line - 1]
-            is_comment[line] = begins_sentence and not _LABELLED_ROW.match(content, starts[line])
-    return has_tabs, is_comment & ~is_blank
-
-
-def _check_columns(
-    name: str, rows: np.ndarray, num_columns: np.ndarray, word_column: int, label_column: int | None
-) -> int:
-    """The number of columns of every row."""
-    width = int(num_columns[0])
-    wrong = np.flatnonzero(num_columns != width)
-    if len(wrong):
-        line, found = rows[wrong[0]] + 1, num_columns[wrong[0]]
-        raise SourceError(f"{name}: line {line}: expected {width} columns as in line {rows[0] + 1}, got {found}")
-    for kind, column in (("words", word_column), ("labels", label_column)):
-        if column is not None and not -width <= column < width:
+def _parse(name: str, content: str, word_column: int, label_column: int | None) -> LabelledSentences:
+    words, labels, lines, boundaries = list[str](), list[str](), list[int](), [0]
+    width = 0
+    for line, columns in _rows(content):
+        if not columns:
+            if boundaries[-1] < len(words):
+                boundaries.append(len(words))
+            continue
+        if not words:
+            width = len(columns)
+            _check_columns(f"{name}: line {line}", width, word_column, label_column)
+        if len(columns) != width:
             raise SourceError(
-                f"{name}: line {rows[0] + 1}: expected a column {column} with the {kind}, got {width} columns"
+                f"{name}: line {line}: expected {width} columns as in line {lines[0]}, got {len(columns)}"
             )
-    if label_column is not None and word_column % width == label_column % width:
-        raise SourceError(
-            f"{name}: line {rows[0] + 1}: expected a column of words and one of labels, got {width} columns, and "
-            f"column {word_column % width} for both"
-        )
-    return width
-
-
-def _fields(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Copies of text[start:stop] behind one another, and the boundaries between them."""
-    lengths = stops - starts
-    return text[ranges(starts, lengths)], np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _check_not_empty(name: str, kind: str, lines: np.ndarray, boundaries: np.ndarray) -> None:
-    empty = np.flatnonzero(np.diff(boundaries) == 0)
-    if len(empty):
-        raise SourceError(f"{name}: line {lines[empty[0]]}: expected a {kind}, got an empty column")
-
-
-def _numbered(name: str, lines: np.ndarray, labels: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Places of labels in the list of those that occur, and this list."""
-    lengths = np.diff(ends)
-    longest = int(lengths.argmax())
-    if lengths[longest] > _MAX_LABEL_BYTES:
+        words.append(columns[word_column])
+        lines.append(line)
+        if not words[-1]:
+            raise SourceError(f"{name}: line {line}: expected a word, got an empty column")
+        if label_column is not None:
+            labels.append(columns[label_column])
+            if not labels[-1]:
+                raise SourceError(f"{name}: line {line}: expected a label, got an empty column")
+    if not words:
+        raise SourceError(f"{name}: expected a word a line, got no words")
+    if boundaries[-1] < len(words):
+        boundaries.append(len(words))
+    longest = max(range(len(labels)), key=lambda row: len(labels[row]), default=None)
+    if longest is not None and len(labels[longest].encode()) > _MAX_LABEL_BYTES:
         raise SourceError(
             f"{name}: line {lines[longest]}: expected a label of at most {_MAX_LABEL_BYTES} bytes, got "
-            f"{lengths[longest]}: is this the column of the labels?"
+            f"{len(labels[longest].encode())}: is this the column of the labels?"
         )
-    width = int(lengths[longest])
-    table = np.zeros((len(lengths), width), dtype=np.uint8)
-    table[np.arange(width) < lengths[:, None]] = labels
-    found, inverse = np.unique(table.view(f"S{width}").ravel(), return_inverse=True)
-    return _in_order([label.decode() for label in found.tolist()], inverse)
+    label_ids, label_names = (None, list[str]()) if label_column is None else _numbered(labels)
+    return LabelledSentences(name, *_joined(words), np.array(boundaries), label_ids, label_names, np.array(lines))
 
 
-def _in_order(names: Sequence[str], ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Labels with "O" first and those of one type behind one another; ids are places in the old list."""
-    ordered = sorted(names, key=lambda label: (label != "O", label[2:] if label[1:2] == "-" else label, label))
-    place = {label: index for index, label in enumerate(ordered)}
-    return np.array([place[label] for label in names], dtype=np.int32)[ids], ordered
+def _rows(content: str) -> Iterator[tuple[int, list[str]]]:
+    """(number of the line, its columns) for every word; no columns where a sentence ends."""
+    lines = content.split("\n")
+    rows = (line for line in lines if line.strip(_SPACES) and not line.startswith(("# ", "-DOCSTART-")))
+    has_tabs = "\t" in next(rows, lines[0]).rstrip(_SPACES)
+    begins_sentence = True
+    for number, line in enumerate(lines, 1):
+        solid = line.rstrip(_SPACES)
+        if not solid or solid.startswith("-DOCSTART-"):
+            begins_sentence = True
+            yield number, []
+        elif line.startswith("# ") and (has_tabs or (begins_sentence and not _LABELLED_ROW.match(solid))):
+            continue  # a comment
+        else:
+            begins_sentence = False
+            yield number, solid.split("\t") if has_tabs else _GAP.split(solid.lstrip(_SPACES))
+
+
+def _check_columns(place: str, width: int, word_column: int, label_column: int | None) -> None:
+    for kind, column in (("words", word_column), ("labels", label_column)):
+        if column is not None and not -width <= column < width:
+            raise SourceError(f"{place}: expected a column {column} with the {kind}, got {width} columns")
+    if label_column is not None and word_column % width == label_column % width:
+        raise SourceError(
+            f"{place}: expected a column of words and one of labels, got {width} columns, and column "
+            f"{word_column % width} for both"
+        )
+
+
+def _joined(words: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of all words, and the boundaries between them; raises UnicodeEncodeError, or TypeError of no string."""
+    encoded = list(map(str.encode, words))
+    boundaries = np.zeros(len(encoded) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=boundaries[1:])
+    return np.frombuffer(b"".join(encoded), dtype=np.uint8), boundaries
+
+
+def _numbered(labels: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """Places of labels in the list of those that occur, and this list: "O" first, those of a type together."""
+    names = sorted(set(labels), key=lambda label: (label != "O", label[2:] if label[1:2] == "-" else label, label))
+    place = {label: index for index, label in enumerate(names)}
+    return np.array([place[label] for label in labels], dtype=np.int32), names
 
 
 # Rows
@@ -312,9 +270,7 @@ def _labels_of_rows(
             raise SourceError(f"{table.place(row)}: {column}: expected a label for each of {length} words, got {found}")
     labels = list(chain.from_iterable(lists))
     if all(isinstance(label, str) for label in labels):
-        occurring = sorted(set(labels))
-        place = {label: index for index, label in enumerate(occurring)}
-        return _in_order(occurring, np.array([place[label] for label in labels], dtype=np.int64))
+        return _numbered(labels)
     if names is None:
         raise SourceError(f"{table.name}: {column}: expected strings, or numbers that the features of a data set name")
     is_number = all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels)
