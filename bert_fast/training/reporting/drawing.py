@@ -16,6 +16,7 @@ MAIN, SECOND, INK, SOFT, BAD = "#0f6b8f", "#e08a3c", "#26323b", "#5d6b76", "#b34
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small, sharp, searchable
     "svg.hashsalt": "bert_fast",  # the same numbers give the same bytes
+    "path.simplify_threshold": 1.0,  # of a pixel: what nobody can see of a long curve is left out
     "font.size": 9.5,
     "text.color": INK,
     "axes.edgecolor": "#b9c3cb",

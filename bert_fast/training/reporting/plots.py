@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bert_fast.training.reporting.drawing import BAD, MAIN, SECOND, SOFT, svg
-from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
+from bert_fast.training.reporting.record import Curve, RunRecord, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,13 +168,12 @@ def _line(axes: "Axes", curve: Curve, color: str, name: str, smooth: bool) -> No
         return
     label = name or None
     if smooth and len(curve) >= SMOOTH_FROM:
-        raw, mean = thinned(curve), thinned(smoothed(curve, max(2, round(_REACH * len(curve)))))
-        axes.plot(raw.steps, raw.values, color=color, linewidth=0.8, alpha=0.35)
+        mean = smoothed(curve, max(2, round(_REACH * len(curve))))
+        axes.plot(curve.steps, curve.values, color=color, linewidth=0.8, alpha=0.35)
         axes.plot(mean.steps, mean.values, color=color, linewidth=1.6, label=label)
     else:
-        few = thinned(curve)
-        marker = "o" if len(few) <= _MARKED_UP_TO else ""
-        axes.plot(few.steps, few.values, color=color, linewidth=1.6, marker=marker, markersize=3.5, label=label)
+        marker = "o" if len(curve) <= _MARKED_UP_TO else ""
+        axes.plot(curve.steps, curve.values, color=color, linewidth=1.6, marker=marker, markersize=3.5, label=label)
     broken = [step for step, value in zip(curve.steps, curve.values, strict=True) if not math.isfinite(value)]
     if broken:
         axes.plot(broken[:1], [0.03], "x", color=BAD, transform=axes.get_xaxis_transform(), clip_on=False)

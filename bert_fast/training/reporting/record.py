@@ -14,9 +14,7 @@ from bert_fast.errors import SourceError
 from bert_fast.training.reporting.loggers import read_metrics
 from bert_fast.training.reporting.run_directory import RunDirectory
 
-__all__ = ["Curve", "RunRecord", "smoothed", "thinned"]
-
-_MAX_POINTS = 600  # of a curve: more than the page has pixels for
+__all__ = ["Curve", "RunRecord", "smoothed"]
 
 
 @dataclass(frozen=True)
@@ -151,18 +149,6 @@ def _curve(lines: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], fl
     return Curve(tuple(step for step, _ in points), tuple(float(found) for _, found in points))
 
 
-def thinned(curve: Curve) -> Curve:
-    """The curve with at most some hundred points: means of neighbours; a value that is not finite is kept as such."""
-    size = math.ceil(len(curve) / _MAX_POINTS)
-    if size < 2:
-        return curve
-    blocks = range(0, len(curve), size)
-    return Curve(
-        tuple(curve.steps[min(start + size, len(curve)) - 1] for start in blocks),
-        tuple(_mean(curve.values[start : start + size]) for start in blocks),
-    )
-
-
 def smoothed(curve: Curve, reach: int) -> Curve:
     """Means over the points from `reach` before to `reach` after each; what is not finite stays so.
 
@@ -178,10 +164,6 @@ def smoothed(curve: Curve, reach: int) -> Curve:
     with np.errstate(invalid="ignore", divide="ignore"):
         means = (totals[stop] - totals[first]) / (counts[stop] - counts[first])
     return Curve(curve.steps, tuple(np.where(is_finite, means, np.nan).tolist()))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 # What run.json and metrics.jsonl must hold, for a page to be made of them.

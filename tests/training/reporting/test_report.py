@@ -1,6 +1,5 @@
 import dataclasses
 import html.parser
-import itertools
 import json
 import math
 import re
@@ -14,7 +13,9 @@ import pytest
 from bert_fast.errors import SourceError
 from bert_fast.training.observers import Evaluation, Plan, Step
 from bert_fast.training.reporting import MetricsLog, ReportPage, RunDirectory, write_report
-from bert_fast.training.reporting.record import Curve, RunRecord, smoothed, thinned
+from bert_fast.training.reporting.drawing import MAIN
+from bert_fast.training.reporting.plots import schedule_plot
+from bert_fast.training.reporting.record import Curve, RunRecord, smoothed
 
 from .conftest import HOSTILE, make_evaluation, make_step
 
@@ -265,15 +266,22 @@ def test_smoothing_is_a_mean_without_delay() -> None:
     assert (values[0], values[2]) == (1.0, 3.0)
 
 
-@pytest.mark.parametrize("length", [0, 1, 599, 600, 601, 1200, 12_345])
-def test_thinning_keeps_the_mean_and_the_last_step(length: int) -> None:
-    curve = Curve(tuple(range(1, length + 1)), (2.5,) * length)
-    few = thinned(curve)
-    assert len(few) <= 600
-    assert set(few.values) <= {2.5}
-    assert few.steps[-1:] == curve.steps[-1:]
-    assert all(a < b for a, b in itertools.pairwise(few.steps))
-    assert length > 600 or few == curve
+@pytest.mark.parametrize("length", [2, 39, 40, 600, 1200, 12_345, 200_000])
+def test_a_curve_of_any_length_is_small_and_whole(length: int) -> None:
+    pytest.importorskip("matplotlib", reason="draws")
+    norms = [2.0 + math.sin(step * step) if step != length // 2 else math.nan for step in range(length)]
+    lines = [
+        {"kind": "step", "step": step, "learning_rate": 1e-4, "grad_norm": norm} for step, norm in enumerate(norms, 1)
+    ]
+    drawing = schedule_plot(RunRecord({"config": {}}, [], lines))
+    assert drawing is not None and len(drawing) < 150_000
+    places = [
+        float(place)
+        for path in re.findall(rf'd="([^"]*)"[^>]*stroke: {MAIN}', drawing)
+        for place in re.findall(r"[ML] ([\d.]+) ", path)
+    ]
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+)', drawing)[0])
+    assert max(places) > 0.9 * width > 0.6 * width > min(places)
 
 
 def test_the_page_reads_no_more_than_two_files(record_run: Record) -> None:
