@@ -7,19 +7,18 @@ blocks is in memory at a time, whatever the size of the sources.
 import contextlib
 import math
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from bert_fast.checks import check_count, check_number
 from bert_fast.data.arguments import check_tokenizer_kind
+from bert_fast.data.read_ahead import ReadAhead
 from bert_fast.data.text_files import Block, ReadOptions, TextSource, check_stream
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, check_counts, read_info
@@ -30,8 +29,7 @@ from bert_fast.tokenization import BertTokenizer
 
 __all__ = ["Report", "tokenize_files"]
 
-_Item = TypeVar("_Item")
-_ITEMS_AHEAD = 2
+_BLOCKS_AHEAD = 2
 _MAX_THREADS = (1 << 31) - 1
 
 
@@ -160,7 +158,7 @@ def _run(
             report(Report(bytes_read, total, text_bytes, now.documents, now.tokens, seconds))
 
     blocks = _read_all(sources, options, writer.progress.source, writer.progress.position)
-    with ThreadPoolExecutor(1, "write") as pool, contextlib.closing(_ahead(blocks)) as ready:
+    with ThreadPoolExecutor(1, "write") as pool, contextlib.closing(ReadAhead(blocks, _BLOCKS_AHEAD, "read")) as ready:
         try:
             for index, block in ready:
                 batch = tokenizer.encode_ragged(block.texts, add_special_tokens=False, num_threads=num_threads)
@@ -184,41 +182,6 @@ def _read_all(
     for index in range(first, len(sources)):
         for block in read_blocks(sources[index], options, position if index == first else ()):
             yield index, block
-
-
-def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """The items, made by another thread, up to `_ITEMS_AHEAD` of them before they are asked for."""
-    ready: queue.Queue[tuple[_Item | None, BaseException | None]] = queue.Queue(_ITEMS_AHEAD)
-    is_closed = threading.Event()
-
-    def put(item: _Item | None, error: BaseException | None = None) -> bool:
-        while not is_closed.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put((item, error), timeout=0.1)
-                return True
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(None)
-        except BaseException as error:  # raised where the item is asked for
-            put(None, error)
-
-    # A daemon: reading a pipe that nothing comes through cannot be interrupted, and must not delay the end.
-    threading.Thread(target=work, name="read", daemon=True).start()
-    try:
-        while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is None:
-                return
-            yield item
-    finally:
-        is_closed.set()
 
 
 def _checked_seconds(seconds: Any) -> float:

@@ -12,8 +12,6 @@ takes part in the exchange of gradients and counts for nothing.
 """
 
 import itertools
-import queue
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bert_fast.data.batches import Batches
+from bert_fast.data.read_ahead import ReadAhead
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["BatchLoader", "MicroBatch", "Place", "Position"]
@@ -86,13 +85,14 @@ class BatchLoader:
         if num_workers:
             self._source: Any = _Workers(batches, places, num_workers, pin_memory)
         else:
-            self._source = _Thread(batches, places, pin_memory)
+            # NumPy and copies let the training run meanwhile.
+            self._source = ReadAhead(_made(batches, places, pin_memory), _AHEAD, "bert_fast batches")
 
     def __iter__(self) -> Iterator[MicroBatch]:
         return self
 
     def __next__(self) -> MicroBatch:
-        return self._source.next()
+        return next(self._source)
 
     def next_step(self) -> tuple[list[MicroBatch], float]:
         """(micro-batches of the next step, seconds waited for them)."""
@@ -104,7 +104,7 @@ class BatchLoader:
 
     def close(self) -> None:
         """Ends what works beside the training."""
-        self._source.close()
+        self._source.close(wait=True)
 
     def _places(self, start: Position) -> Iterator[Place]:
         for epoch in itertools.count(start.epoch):
@@ -122,46 +122,10 @@ class BatchLoader:
                     yield Place(epoch, step, number % num_batches, is_last, is_spare, epoch_steps)
 
 
-class _Thread:
-    """Batches from a thread: NumPy and copies let the training run meanwhile."""
-
-    def __init__(self, batches: Batches, places: Iterator[Place], pin_memory: bool) -> None:
-        self._queue: queue.Queue[MicroBatch | BaseException] = queue.Queue(maxsize=_AHEAD)
-        self._is_closed = threading.Event()
-        self._failure: BaseException | None = None
-        arguments = (batches, places, pin_memory)
-        self._thread = threading.Thread(target=self._work, args=arguments, name="bert_fast batches", daemon=True)
-        self._thread.start()
-
-    def _work(self, batches: Batches, places: Iterator[Place], pin_memory: bool) -> None:
-        try:
-            for place in places:
-                batch = batches.batch(place.epoch, place.number)
-                self._put(MicroBatch(place, _pinned(batch) if pin_memory else batch))
-                if self._is_closed.is_set():
-                    return
-        except BaseException as error:
-            self._put(error)
-
-    def _put(self, item: MicroBatch | BaseException) -> None:
-        while not self._is_closed.is_set():
-            try:
-                return self._queue.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-
-    def next(self) -> MicroBatch:
-        if self._failure is not None:
-            raise self._failure
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            self._failure = item
-            raise item
-        return item
-
-    def close(self) -> None:
-        self._is_closed.set()
-        self._thread.join()
+def _made(batches: Batches, places: Iterator[Place], pin_memory: bool) -> Iterator[MicroBatch]:
+    for place in places:
+        batch = batches.batch(place.epoch, place.number)
+        yield MicroBatch(place, _pinned(batch) if pin_memory else batch)
 
 
 class _Workers:
@@ -179,11 +143,11 @@ class _Workers:
         self._pin_memory = pin_memory
         self._iterator: Any = iter(loader)
 
-    def next(self) -> MicroBatch:
+    def __next__(self) -> MicroBatch:
         place, batch = next(self._iterator)
         return MicroBatch(place, _pinned(batch) if self._pin_memory else batch)
 
-    def close(self) -> None:
+    def close(self, wait: bool) -> None:
         if self._iterator is not None:
             self._iterator._shutdown_workers()
         self._iterator = None

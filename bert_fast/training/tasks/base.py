@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 
 from bert_fast.data.batches import Source
 from bert_fast.data.counter_random import CounterRandom
@@ -235,8 +236,7 @@ def source_of_kind(kind: type[_Kind], source: Source) -> _Kind:
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """The softmax over the last dimension, in fp64."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
+    return torch.from_numpy(logits).double().softmax(dim=-1).numpy()
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
