@@ -34,7 +34,6 @@ MIN_BLOCK_BYTES = 16  # enough to tell by the first block what a file is
 MAX_BLOCK_BYTES = 1 << 31
 MAX_LINE_BYTES = 1 << 31  # a line has to fit into memory several times
 _WHOLE_FILE_BLOCK_BYTES = 4 << 20
-_CHUNK_BYTES = 1024  # of the first look at a block; small, so that one accent does not slow down much text
 _PIECE_BYTES = 1 << 20  # read at a time and searched for line ends while it is in the processor's cache
 _SNIFFED_BYTES = 4096
 _SHOWN_CHARS = 60  # how much of a wrong line a message shows
@@ -303,22 +302,11 @@ def check_stream(source: TextSource, num_bytes: int, checksum: int) -> None:
 
 
 def find_invalid_utf8(data: np.ndarray) -> int | None:
-    """The place of the first byte (uint8 [n]) that is not UTF-8, None if there is none.
-
-    Only chunks with bytes above 127 are decoded. No character reaches from one of them into one without, so that a
-    run of such chunks is valid or not by itself.
-    """
-    num_chunks = len(data) // _CHUNK_BYTES
-    whole = data[: num_chunks * _CHUNK_BYTES].reshape(num_chunks, _CHUNK_BYTES)
-    suspect = np.zeros(num_chunks + 3, dtype=np.int8)  # one of padding in front, the rest of the data, one behind
-    suspect[1:-2] = whole.max(axis=1) > 127
-    suspect[-2] = 1
-    edges = np.flatnonzero(np.diff(suspect)) * _CHUNK_BYTES  # start, stop, start, stop, ...
-    for start, stop in edges.reshape(-1, 2).tolist():
-        try:
-            codecs.utf_8_decode(data[start:stop].data, "strict", True)
-        except UnicodeDecodeError as error:
-            return start + error.start
+    """The place of the first byte (uint8 [n]) that is not UTF-8, None if there is none."""
+    try:
+        codecs.utf_8_decode(data.data, "strict", True)
+    except UnicodeDecodeError as error:
+        return error.start
     return None
 
 

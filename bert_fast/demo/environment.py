@@ -1,15 +1,12 @@
 """What the numbers were measured on."""
 
 import datetime
-import platform
 from dataclasses import dataclass
 
 import torch
 
 from bert_fast import backend, native
-from bert_fast._version import __version__
-from bert_fast.demo.requirements import package_version
-from bert_fast.training.reporting.run_directory import available_cores, processor_name
+from bert_fast.training.reporting.run_directory import device_name, versions
 
 __all__ = ["Environment", "describe_environment"]
 
@@ -41,17 +38,12 @@ class Environment:
 def describe_environment(device: torch.device) -> Environment:
     """Of this process and the device that the models are put on."""
     spec = backend.OpSpec(device, torch.float32)
-    packages = ("torch", "transformers", "tokenizers", "triton", "numpy")
     extension = native.load()
     return Environment(
         time=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        device=_cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        device=device_name(device),
         threads=torch.get_num_threads(),
-        versions={
-            "bert_fast": __version__,
-            "Python": platform.python_version(),
-            **{name: package_version(name) for name in packages},
-        },
+        versions=versions(("torch", "transformers", "tokenizers", "triton", "numpy")),
         native=f"not used ({native.unavailable_reason()})" if extension is None else f"used ({_simd(extension)})",
         backends={op: backend.implementation(op, spec, backend.requested()).backend for op in backend.op_names()},
     )
@@ -60,8 +52,3 @@ def describe_environment(device: torch.device) -> Environment:
 def _simd(extension: object) -> str:
     level = getattr(extension, "simd_level", None)
     return f"SIMD level {level()}" if callable(level) else "no SIMD dispatch"
-
-
-def _cpu_name() -> str:
-    """The processor and how many cores this process may use."""
-    return f"CPU {processor_name()}, {available_cores()} cores"

