@@ -71,6 +71,12 @@ def _run(step: Step, name: str, lengths: tuple[int, ...]) -> None:
         step.run(part)
 
 
+def one_step(driver: NullDriver) -> dict[str, Any]:
+    """A step in half precision; one layer, since kernels have to be compiled for each device."""
+    _run(make_step("BertForTokenClassification", num_layers=1), "BertForTokenClassification", WARM[0])
+    return {"kernels": driver.by_kernel(), "maps": driver.num_tensor_maps, "refusals": driver.refusals}
+
+
 def refusals(driver: NullDriver) -> dict[str, str]:
     """What each call was answered: "accepted", or the message of the exception or the driver."""
     x = torch.zeros(4096)
@@ -165,7 +171,7 @@ def resources(driver: NullDriver) -> list[dict[str, Any]]:
     return found
 
 
-SCENARIOS = {one.__name__: one for one in (launches, shapes, refusals, resources)}
+SCENARIOS = {one.__name__: one for one in (launches, shapes, one_step, refusals, resources)}
 
 
 def main() -> None:

@@ -48,6 +48,14 @@ def test_lengths_compile_nothing_anew() -> None:
     assert len(found["compiled"]) > 30
 
 
+@pytest.mark.parametrize("device", ["sm_100", "sm_120"])
+def test_other_devices_take_every_launch(device: str) -> None:
+    found = run("one_step", device)
+    assert found["refusals"] == [0, ""]
+    assert {"_gemm_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"} <= set(found["kernels"])
+    assert (found["maps"] > 0) == (device == "sm_100"), "descriptors are for processors that were looked at"
+
+
 ACCEPTED = {"grid", "48 KB", "all shared memory", "tensor map"}
 MESSAGES = {
     "no programs": "grid of 0 x 1 x 1",

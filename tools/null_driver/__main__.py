@@ -1,6 +1,6 @@
 """Counts what steps of BERT launch, and times what they cost the host, over a CUDA driver that runs nothing.
 
-    python -m tools.null_driver            launches, small launches and Python calls, beside tests/launches.json
+    python -m tools.null_driver            launches, small launches, Python calls; what is above tests/launches.json
     python -m tools.null_driver --record   writes them down
     python -m tools.null_driver --host     microseconds of the host, in turn with transformers' SDPA on the CPU
 
@@ -10,6 +10,7 @@ docs/null_driver.md says what the numbers mean.
 import argparse
 import importlib.util
 import sys
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -17,6 +18,8 @@ from tools.null_driver import build, table
 from tools.null_driver.counting import host_microseconds
 from tools.null_driver.driver import DEVICES, start
 from tools.null_driver.steps import PARTS, make_step
+
+Times = Mapping[str, Sequence[float]]  # of the parts, least and median
 
 
 def _arguments() -> argparse.Namespace:
@@ -53,17 +56,31 @@ def _print_host(only: str, rounds: int) -> None:
     kinds = ["bert_fast"]
     if importlib.util.find_spec("transformers") is not None:
         kinds += ["fused", "transformers"]
-    cases = [("BertModel", precision, layers) for precision in ("bf16", "autocast") for layers in (1, 12)]
-    cases.append(("BertForSequenceClassification", "autocast", 2))
-    print(f"{'':<52}{'forward':>18}{'backward':>18}{'optimize':>18}   us of the host, least and median")
-    for name, precision, layers in cases:
-        label = f"{name} {precision}, layers: {layers}"
-        if only not in label:
-            continue
-        steps = {kind: make_step(name, precision, kind=kind, num_layers=layers) for kind in kinds}
-        for kind, parts in host_microseconds(steps, rounds).items():
-            times = "".join(f"{parts[part][0]:>9.0f}{parts[part][1]:>9.0f}" for part in PARTS)
-            print(f"{label:<40}{kind:<12}{times}", flush=True)
+    print(f"{'us of the host, least and median':<42}" + "".join(f"{part:>18}" for part in PARTS))
+    for precision in ("bf16", "autocast"):
+        few, many = (_time("BertModel", precision, layers, kinds, only, rounds) for layers in (1, 12))
+        for kind in few:
+            differences = {part: zip(few[kind][part], many[kind][part], strict=True) for part in PARTS[:2]}
+            layer = {part: [(more - less) / 11 for less, more in pairs] for part, pairs in differences.items()}
+            _print_times(f"a layer of these, {precision}", kind, layer)
+    _time("BertForSequenceClassification", "autocast", 2, kinds, only, rounds)
+
+
+def _time(name: str, precision: str, layers: int, kinds: list[str], only: str, rounds: int) -> dict[str, Times]:
+    label = f"{name}, {precision}, layers: {layers}"
+    if only not in label:
+        return {}
+    times = host_microseconds(
+        {kind: make_step(name, precision, kind=kind, num_layers=layers) for kind in kinds}, rounds
+    )  # fmt: skip
+    for kind, parts in times.items():
+        _print_times(label, kind, parts)
+    return times
+
+
+def _print_times(label: str, kind: str, parts: Times) -> None:
+    print(f"{label}, {kind}")
+    print(" " * 42 + "".join(f"{least:>9.0f}{median:>9.0f}" for least, median in parts.values()), flush=True)
 
 
 def main() -> int:

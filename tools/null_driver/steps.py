@@ -100,7 +100,8 @@ def make_step(
 ) -> Step:
     """A step of the class `name`: bert_fast's, or transformers' with SDPA ("transformers") or fused ("fused")."""
     torch.manual_seed(0)
-    sizes = SIZES | dict(num_hidden_layers=num_layers, num_labels=NUM_LABELS, is_decoder=name == "BertLMHeadModel")
+    num_labels = 2 if name == "BertForQuestionAnswering" else NUM_LABELS  # as transformers' wants it
+    sizes = SIZES | dict(num_hidden_layers=num_layers, num_labels=num_labels, is_decoder=name == "BertLMHeadModel")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = _model(name, kind, sizes)

@@ -32,6 +32,12 @@ static int info_of(const char* info, size_t size, int attribute, uint32_t symbol
   return 0;
 }
 
+// From sm_90 on, ptxas books a kilobyte for the system with the kernel's own; limits of a block leave it out.
+static int own_shared(int booked) {
+  enum { kReserved = 1024 };
+  return null_device.capability >= 90 && booked >= kReserved ? booked - kReserved : booked;
+}
+
 // A kernel's code lies in ".text.<name>", whose sh_info holds its symbol in the lower 24 bits.
 static void read_functions(CUmodule module) {
   const Elf64_Ehdr* header = (const Elf64_Ehdr*)module->image;
@@ -55,7 +61,7 @@ static void read_functions(CUmodule module) {
     for (int j = 0; j < header->e_shnum; j++) {
       const char* other = names + sections[j].sh_name;
       if (strncmp(other, ".nv.shared.", 11) == 0 && strcmp(other + 11, name + 6) == 0) {
-        function->static_shared = (int)sections[j].sh_size;
+        function->static_shared = own_shared((int)sections[j].sh_size);
       }
     }
   }
