@@ -48,7 +48,7 @@ sanitize: setup
 format: setup
 	@$(VENV_PYTHON) -m ruff check --fix
 	@$(VENV_PYTHON) -m ruff format
-	@find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(VENV)/bin/clang-format -i
+	@find csrc tools -name '*.c' -o -name '*.cpp' -o -name '*.h' | xargs -r $(VENV)/bin/clang-format -i
 
 bench: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.run

@@ -61,7 +61,8 @@ class Outcome:
 
 
 def lint() -> list[Outcome]:
-    cpp_files = sorted(str(path) for path in (ROOT / "csrc").rglob("*") if path.suffix in {".cpp", ".h"})
+    folders = (ROOT / "csrc", ROOT / "tools")
+    cpp_files = sorted(str(p) for one in folders for p in one.rglob("*") if p.suffix in {".c", ".cpp", ".h"})
     commands = {
         "ruff check": [_tool("ruff"), "check"],
         "ruff format": [_tool("ruff"), "format", "--check"],

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 __all__ = ["CACHE_DIR", "missing", "stub"]
@@ -28,6 +29,12 @@ def missing() -> str | None:
         return "the package triton is not installed"
     if _compiler() is None:
         return "there is no C compiler"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Triton's driver module cannot be built: there is no Python.h"
+    import torch
+
+    if torch.cuda.is_available():
+        return "torch sees a GPU: processes have its driver"
     return None
 
 
