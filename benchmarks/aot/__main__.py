@@ -20,6 +20,7 @@ configuration in 4 then.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from time import monotonic
@@ -31,6 +32,7 @@ from benchmarks.aot.compile import code_of, measure
 from benchmarks.aot.device import TARGETS
 from benchmarks.aot.launches import configurations
 from benchmarks.registry import family_names
+from bert_fast.terminal import Part, StatusLine
 
 # With `--quick`: of the rows that it would take from the table one in so many is compiled all the same; and of all
 # configurations under another version of Triton, of which no table knows anything.
@@ -47,9 +49,11 @@ def measured(
     """
     import triton
 
+    line = StatusLine(is_transient=True)
+
     def report(done: int, total: int) -> None:
-        if verbose and sys.stderr.isatty():
-            print(f"\rcompiled {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        if verbose:
+            line.show([Part(f"compiled {done} of {total}", 0)], done / total)
 
     def admitted(name: str) -> bool:
         # The kernel without dropout is measured with the one that drops: the price is their difference.
@@ -64,7 +68,10 @@ def measured(
         else:
             for target, ones in wanted.items():
                 wanted[target] = [one for one in ones if _is_drawn(code_of(one, target), _ONE_IN_OF_ANOTHER_TRITON)]
-    rows = with_dropout_cost(measure(wanted, tuple(families), report, known))
+    with contextlib.closing(line):
+        if verbose:
+            line.open(is_patient=True)
+        rows = with_dropout_cost(measure(wanted, tuple(families), report, known))
     return {"triton": triton.__version__, "kernels": rows}
 
 

@@ -110,11 +110,9 @@ def progress(command: str, is_quiet: bool) -> Iterator[Show | None]:
             parts = [Part(f"{share:.0%}", 1), *parts, Part(f"{datetime.timedelta(seconds=seconds)} left", 2)]
         line.show(parts, share, f"bert-fast {command}: {f'{share:.0%}, ' if share is not None else ''}{text}")
 
-    line.open(is_patient=True)
-    try:
+    with contextlib.closing(line):
+        line.open(is_patient=True)
         yield show
-    finally:
-        line.close()
 
 
 def _whole(text: str, least: int) -> int:

@@ -34,11 +34,9 @@ class Terminal:
             number = next(done)
             line.show([Part(f"{description} {number}/{total}", 0)], number / total)
 
-        line.open(f"{description} 0/{total}", is_patient=True)
-        try:
+        with contextlib.closing(line):
+            line.open(f"{description} 0/{total}", is_patient=True)
             yield advance
-        finally:
-            line.close()
 
     def heading(self, number: int, text: str) -> None:
         """The title of a step."""

@@ -239,14 +239,12 @@ def _read(sources: Sequence[TextSource], options: ReadOptions) -> Iterator[tuple
 
 
 class _NpyWriter:
-    """An .npy file, format 1.0, whose number of rows is written last."""
-
-    _HEADER_BYTES = 128  # a multiple of 64, as the format recommends
+    """An .npy file, whose number of rows is written last: NumPy's headers leave room for it."""
 
     def __init__(self, path: Path, width: int) -> None:
         self._file = open(path, "wb")  # noqa: SIM115  (closed by __exit__)
         self._width, self._rows = width, 0
-        self._file.write(bytes(self._HEADER_BYTES))
+        self._write_header()
 
     def __enter__(self) -> "_NpyWriter":
         return self
@@ -257,11 +255,13 @@ class _NpyWriter:
         self._file.write(vectors.astype("<f4", copy=False).tobytes())
 
     def __exit__(self, *error: object) -> None:
-        values = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self._width)}
-        text = f"{values}".ljust(self._HEADER_BYTES - 11) + "\n"
-        with self._file as file:
-            file.seek(0)
-            file.write(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
+        with self._file:
+            self._write_header()
+
+    def _write_header(self) -> None:
+        self._file.seek(0)
+        shape = (self._rows, self._width)
+        np.lib.format.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
 
 class _ParquetWriter:
