@@ -56,7 +56,7 @@ def _print_host(only: str, rounds: int) -> None:
     kinds = ["bert_fast"]
     if importlib.util.find_spec("transformers") is not None:
         kinds += ["fused", "transformers"]
-    print(f"{'us of the host, least and median':<42}" + "".join(f"{part:>18}" for part in PARTS))
+    print(f"{'us of the host, least and median':<66}" + "".join(f"{part:>18}" for part in PARTS))
     for precision in ("bf16", "autocast"):
         few, many = (_time("BertModel", precision, layers, kinds, only, rounds) for layers in (1, 12))
         for kind in few:
@@ -79,8 +79,8 @@ def _time(name: str, precision: str, layers: int, kinds: list[str], only: str, r
 
 
 def _print_times(label: str, kind: str, parts: Times) -> None:
-    print(f"{label}, {kind}")
-    print(" " * 42 + "".join(f"{least:>9.0f}{median:>9.0f}" for least, median in parts.values()), flush=True)
+    times = "".join(f"{least:>9.0f}{median:>9.0f}" for least, median in parts.values())
+    print(f"{label + ', ' + kind:<66}{times}", flush=True)
 
 
 def main() -> int:
