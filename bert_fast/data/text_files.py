@@ -33,7 +33,6 @@ Texts = Sequence[str] | tuple[np.ndarray, np.ndarray]
 MIN_BLOCK_BYTES = 16  # enough to tell by the first block what a file is
 MAX_BLOCK_BYTES = 1 << 31
 MAX_LINE_BYTES = 1 << 31  # a line has to fit into memory several times
-_WHOLE_FILE_BLOCK_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 20  # read at a time and searched for line ends while it is in the processor's cache
 _SNIFFED_BYTES = 4096
 _SHOWN_CHARS = 60  # how much of a wrong line a message shows
@@ -164,19 +163,18 @@ def read_text_file(path: str | os.PathLike[str]) -> str:
             Parquet, ...
     """
     name = path_name("path", path)
-    status = os.stat(name)
-    blocks = [lines.data for lines in read_lines(TextSource(name, "lines", status.st_size, 0), _WHOLE_FILE_BLOCK_BYTES)]
-    data = b"".join(block.data for block in blocks)
-    if not data:
+    with open(name, "rb") as file:
+        data = file.read()
+    mark = _check_start(name, data[:_SNIFFED_BYTES])
+    if len(data) == mark:
         raise SourceError(f"{name}: is empty")
     try:
-        return data.decode()
+        return data[mark:].decode()
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        before = status.st_size - len(data)  # the byte order mark, which is not among the lines
+        place = mark + error.start
+        line = data.count(b"\n", 0, place) + 1
         raise SourceError(
-            f"{name}: line {line}: expected UTF-8, got byte 0x{data[error.start]:02x} (byte {before + error.start} of "
-            "the file)"
+            f"{name}: line {line}: expected UTF-8, got byte 0x{data[place]:02x} (byte {place} of the file)"
         ) from None
 
 

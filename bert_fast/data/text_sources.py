@@ -24,7 +24,7 @@ from bert_fast.data.text_files import (
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["FORMATS", "find_sources", "open_parquet", "read_blocks"]
+__all__ = ["FORMATS", "find_sources", "is_dataset", "open_parquet", "read_blocks"]
 
 # name -> what is a document
 FORMATS = {
@@ -60,7 +60,7 @@ def find_sources(names: Any, format: str = "auto", field: str = "text") -> list[
         raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {got}")
     check_field(field)
     sources = [
-        _find_dataset(name, field) if _is_dataset(name) else _find_file(path_name("files", name), format)
+        _find_dataset(name, field) if is_dataset(name) else _find_file(path_name("files", name), format)
         for name in names
     ]
     if sum(source.name == "-" for source in sources) > 1:
@@ -178,9 +178,10 @@ def _is_text(found: Any) -> bool:
     return any(check(found) for check in checks)
 
 
-def _is_dataset(found: Any) -> bool:
+def is_dataset(found: Any) -> bool:
     """Whether it is a `datasets.Dataset`: nobody has one who has not imported the package."""
-    return type(found).__module__.split(".")[0] == "datasets" and hasattr(found, "with_format")
+    modules = {base.__module__.split(".")[0] for base in type(found).__mro__}
+    return "datasets" in modules and hasattr(found, "with_format")
 
 
 def _find_dataset(dataset: Any, field: str) -> TextSource:
