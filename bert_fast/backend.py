@@ -108,6 +108,10 @@ def _triton_attention_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
+def _triton_layer_reasons(spec: OpSpec) -> list[str]:
+    return list(dict.fromkeys(_triton_row_reasons(spec) + _triton_attention_reasons(spec)))
+
+
 def _triton_list_reasons(spec: OpSpec) -> list[str]:
     """Of the kernels that are given addresses of tensors."""
     reasons = _triton_reasons(spec)
@@ -147,6 +151,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("triton", "embedding", _triton_row_reasons),
         _implementation("torch", "embedding"),
         _implementation("reference", "embedding"),
+    ),
+    "encoder_layer": (
+        _implementation("triton", "encoder_layer", _triton_layer_reasons),
+        _implementation("torch", "encoder_layer"),
+        _implementation("reference", "encoder_layer"),
     ),
     "layer_norm": (
         _implementation("triton", "layer_norm", _triton_row_reasons),

@@ -207,6 +207,7 @@ def check_ids(name: str, ids: torch.Tensor, count: int) -> None:
     """
     if torch.compiler.is_compiling() or (ids.device.type != "cpu" and not SETTINGS.debug) or not ids.numel():
         return
-    low, high = (int(bound) for bound in ids.aminmax())
+    least, greatest = ids.aminmax()
+    low, high = int(least), int(greatest)
     if low < 0 or high >= count:
         raise ValueError(f"{name}: expected ids in [0, {count}), got {low if low < 0 else high}")

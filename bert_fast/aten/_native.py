@@ -1,5 +1,6 @@
 """When the C++ routines can stand in for a chain of PyTorch operators: fp32, on the CPU, extension loaded."""
 
+import functools
 from types import ModuleType
 
 import torch
@@ -28,4 +29,9 @@ def dropout_arguments(p: float, seed: Tensor | None, site: int) -> tuple[int, in
     """(seed, site, threshold, scale) as the routines take them; threshold 0 means no dropout."""
     if p == 0.0 or seed is None:
         return 0, site, 0, 1.0
-    return int(seed) & 0xFFFFFFFFFFFFFFFF, site, dropout_threshold(p), dropout_scale(p)
+    return int(seed) & 0xFFFFFFFFFFFFFFFF, site, *_threshold_and_scale(p)
+
+
+@functools.lru_cache(maxsize=1024)
+def _threshold_and_scale(p: float) -> tuple[int, float]:
+    return dropout_threshold(p), dropout_scale(p)

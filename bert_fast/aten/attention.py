@@ -100,13 +100,15 @@ def _native(a: Attention) -> ModuleType | None:
 
 def _contiguous(a: Attention) -> Attention:
     """The same, as addresses and strides between tokens describe it."""
-    copies: dict[str, Any] = {
-        name: x.contiguous()
-        for name, x in (("cu_seqlens_q", a.cu_seqlens_q), ("cu_seqlens_k", a.cu_seqlens_k), ("coords_q", a.coords_q),
-                        ("coords_k", a.coords_k))
-        if x is not None and not x.is_contiguous()
-    }  # fmt: skip
-    copies |= {name: x.contiguous() for name, x in (("q", a.q), ("k", a.k), ("v", a.v)) if not _has_contiguous_rows(x)}
+    copies: dict[str, Any] = {}
+    for name, x in (("cu_seqlens_q", a.cu_seqlens_q), ("cu_seqlens_k", a.cu_seqlens_k), ("coords_q", a.coords_q),
+                    ("coords_k", a.coords_k)):  # fmt: skip
+        if x is not None and not x.is_contiguous():
+            copies[name] = x.contiguous()
+    for name, x in (("q", a.q), ("k", a.k), ("v", a.v)):
+        # A token's A * D elements of [T, A, D] stand together; strides between tokens are free.
+        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+            copies[name] = x.contiguous()
     return a._replace(**copies) if copies else a
 
 
@@ -118,12 +120,6 @@ def _native_arguments(a: Attention) -> tuple[Any, ...]:
         num_heads, head_dim, a.softmax_scale, address(a.coords_q), address(a.coords_k),
         *dropout_arguments(a.dropout_p, a.seed, a.site), a.causal, num_tokens, torch.get_num_threads(),
     )  # fmt: skip
-
-
-def _has_contiguous_rows(x: Tensor) -> bool:
-    """Whether a token's A * D elements of x [T, A, D] stand together; strides between tokens are free."""
-    _, of_head, of_element = x.stride()
-    return of_element == 1 and of_head == x.shape[2]
 
 
 def _heads(x: Tensor, tokens: slice) -> Tensor:

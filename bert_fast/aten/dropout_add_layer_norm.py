@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bert_fast.aten._native import address, dropout_arguments, routines
+from bert_fast.aten._native import dropout_arguments, routines
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm, output_suffices
 
@@ -24,9 +24,10 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
         mean, rstd = x.new_empty(num_tokens), x.new_empty(num_tokens)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_fwd(
-            x.data_ptr(), address(x_bias), residual.data_ptr(), weight.data_ptr(), bias.data_ptr(),
-            y.data_ptr(), address(h if chosen == "input" else None), mean.data_ptr(), rstd.data_ptr(),
-            num_tokens, hidden_size, eps, address(coords), key, site, threshold, scale, torch.get_num_threads(),
+            x.data_ptr(), 0 if x_bias is None else x_bias.data_ptr(), residual.data_ptr(), weight.data_ptr(),
+            bias.data_ptr(), y.data_ptr(), 0 if h is None or chosen != "input" else h.data_ptr(), mean.data_ptr(),
+            rstd.data_ptr(), num_tokens, hidden_size, eps, 0 if coords is None else coords.data_ptr(), key, site,
+            threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
         return y, h, mean, rstd
     if x_bias is not None:
@@ -61,11 +62,12 @@ def dropout_add_layer_norm_bwd(
         dx_bias, dweight, dbias = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(weight)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_bwd(
-            dy.data_ptr(), kept.data_ptr(), address(mean), rstd.data_ptr(),
-            weight.data_ptr(), address(bias if from_output else None),
-            dresidual.data_ptr(), address(dx if dropout_p > 0.0 else None),
+            dy.data_ptr(), kept.data_ptr(), 0 if mean is None else mean.data_ptr(), rstd.data_ptr(),
+            weight.data_ptr(), bias.data_ptr() if from_output else 0,
+            dresidual.data_ptr(), dx.data_ptr() if dropout_p > 0.0 else 0,
             dx_bias.data_ptr(), dweight.data_ptr(), dbias.data_ptr(),
-            num_tokens, hidden_size, address(coords), key, site, threshold, scale, torch.get_num_threads(),
+            num_tokens, hidden_size, 0 if coords is None else coords.data_ptr(), key, site, threshold, scale,
+            torch.get_num_threads(),
         )  # fmt: skip
         return {"x": dx, "residual": dresidual, "x_bias": dx_bias, "weight": dweight, "bias": dbias}
     wide_weight = _wide(weight)

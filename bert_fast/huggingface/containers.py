@@ -25,7 +25,8 @@ from bert_fast.modules.attention import (
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.fusable import is_watched
-from bert_fast.modules.layer import PackedIntermediate, PackedLayer, PackedOutput
+from bert_fast.modules.layer import PackedLayer
+from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.pooler import PackedPooler
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 
@@ -52,6 +53,8 @@ class FusedContainer(Fused):
         if call is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return self.forward_packed(*args, call=call, **kwargs)
+
+    forward.leads_to_packed = True  # type: ignore[attr-defined]  # `modules.whole_layer` asks
 
 
 class _Dropping(FusedContainer):

@@ -35,7 +35,7 @@ class Tokens:
     def packed(self, packing: Packing) -> tuple[Tensor | None, ...]:
         """ids, types, positions and vectors as `PackedEmbeddings` takes them."""
         given = (self.input_ids, self.token_type_ids, self.position_ids, self.inputs_embeds)
-        return tuple(None if t is None else packing.pack(t) for t in given)
+        return tuple([None if t is None else packing.pack(t) for t in given])
 
 
 @dataclass(frozen=True, eq=False)

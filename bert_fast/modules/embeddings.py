@@ -11,7 +11,8 @@ from bert_fast.modules.fusable import is_watched
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
-from bert_fast.ops.embedding import embedding
+from bert_fast.ops.embedding import embedding_of_model
+from bert_fast.reference.embedding import Embedding
 
 __all__ = ["BertEmbeddings", "PackedEmbeddings", "is_plain_table"]
 
@@ -56,7 +57,8 @@ class PackedEmbeddings:
             position_ids = None
         elif position_ids is None:
             position_ids = call.packing.coords[:, 1]
-        # The op checks too, but does not know what its caller's arguments are called. A module that is called, itself.
+        # Here and not by the op, which does not know what its caller's arguments are called. A module that is called
+        # looks itself.
         for name, ids, table in (
             ("input_ids", input_ids, words),
             ("position_ids", position_ids, positions),
@@ -75,10 +77,12 @@ class PackedEmbeddings:
         if is_plain_norm(norm) and is_plain_table(types) and (is_plain_table(positions) or not is_absolute):
             type_table, position_table = types.weight, positions.weight if is_absolute else None
             if _are_of_one_dtype(given, word_table, type_table, position_table):
-                return embedding(
-                    given, word_table, type_table, norm.weight, norm.bias, token_type_ids=token_type_ids,
-                    position_ids=position_ids, position_table=position_table, padding_idx=padding_idx, eps=norm.eps,
-                    dropout_p=dropout_p, seed=call.seed, coords=call.packing.coords, site=_SITE,
+                return embedding_of_model(
+                    Embedding(
+                        given, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx,
+                        norm.weight, norm.bias, norm.eps, dropout_p, call.seed, call.packing.coords, _SITE,
+                        type_table.dtype,
+                    )
                 )  # fmt: skip
         if not given.is_floating_point():
             given = words(given)

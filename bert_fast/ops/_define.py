@@ -46,7 +46,7 @@ def define(
     gradients: str,
     joined: Mapping[str, tuple[str, ...]] = _NOTHING,
     same: Mapping[str, tuple[str, _Predicate]] = _NOTHING,
-    saves: Mapping[str, Callable[[Any, Set[str]], Any]] = _NOTHING,
+    needless: Callable[[Any, Set[str]], Iterable[str]] | None = None,
     makes: Mapping[str, _Predicate] = _NOTHING,
     copies: Iterable[str] = (),
     last_dimension: str | None = None,
@@ -68,7 +68,8 @@ def define(
     joined: gradients that hold those of several fields, one below the other.
     same: gradients that are another's where the predicate of the record holds: implementations return the one tensor
         for both, the registered op, whose outputs may not share memory, an empty one.
-    saves: when what has a "?" in `backward` is kept, of the record and the names of wanted gradients; else always.
+    needless: of the record and the names of wanted gradients, which with a "?" in `backward` are not kept; default:
+        none.
     makes: of the record, whether an output is made; else always.
     copies: fields in memory which the caller may fill again before backward; on the CPU a copy is kept.
     last_dimension: the field of `OpSpec` that is told the size of the leading tensor's last dimension.
@@ -80,8 +81,9 @@ def define(
         `run` looks at them in forward.
     """
     pair = _Pair(name, record, outputs, backward.split(), gradients.split(), joined)
-    pair.same, pair.makes, pair.copies = same, makes, frozenset(copies)
-    pair.saves = [(pair.saved.index(one), condition) for one, condition in saves.items()]
+    pair.same, pair.makes = same, makes
+    pair.needless = needless
+    pair.copies = [pair.saved.index(one) for one in copies]
     pair.implementation = implementation or name
     pair.rows, pair.heads = last_dimension == "hidden_size", last_dimension == "head_dim"
     pair.run, pair.run_backward = run, run_backward
@@ -121,7 +123,7 @@ class _Plan(NamedTuple):
     wanted: frozenset[str]
     flags: tuple[bool, ...]
     flagged: tuple[frozenset[str], ...]  # what is wanted of gradients that have flags, where there are any: one set
-    results: tuple[tuple[int, str, int, int], ...]  # place of a field, its gradient, which part of how many
+    results: tuple[tuple[str, tuple[int | None, ...]], ...]  # a gradient, and the places of the fields that it is of
 
 
 class _Reader(NamedTuple):
@@ -136,9 +138,9 @@ class _Pair:
     """Forward and backward of one record: what each is given, and how one's arguments become the other's."""
 
     same: Mapping[str, tuple[str, _Predicate]]
-    saves: list[tuple[int, Callable[[Any, Set[str]], Any]]]  # by place among what is saved
+    needless: Callable[[Any, Set[str]], Iterable[str]] | None
     makes: Mapping[str, _Predicate]
-    copies: frozenset[str]
+    copies: list[int]  # places among what is saved
     rows: bool  # whether the leading tensor's last dimension is the hidden size, and back-ends ask for it
     heads: bool  # whether it is that of a head
     implementation: str
@@ -174,6 +176,7 @@ class _Pair:
         self.saved = tuple(one for one in given if one in self.lines)
         others = (*(one for one in given if one not in self.lines), "backend")
         everything = (*self.types, *outputs)
+        self._places = {one: place for place, one in enumerate(self.saved)}
         self._pick_saved, self._pick_others = _picker(everything, self.saved), _picker(everything, others)
         kept = (self.upstream, *self.saved, *others, *flags)
         self._pick_arguments = _picker(kept, tuple(self.backward_types))
@@ -269,20 +272,22 @@ class _Pair:
         outputs = (output,) if isinstance(output, Tensor) else tuple(output)
         everything = (*inputs, *outputs)
         saved: Any = self._pick_saved(everything)
-        if self.saves or self.copies:
+        if self.needless is not None or self.copies:
             saved = list(saved)
-        if self.saves:
+        if self.needless is not None:
             a: Any = tuple.__new__(self.record, inputs[:-1])
             # PyTorch's dispatcher adds a last argument of its own.
             needs = ctx.needs_input_grad[: len(self.types)]
-            wanted = (self._plans.get(needs) or self._plan(needs)).wanted
-            for place, condition in self.saves:
-                if not condition(a, wanted):
-                    saved[place] = None
+            for one in self.needless(a, (self._plans.get(needs) or self._plan(needs)).wanted):
+                saved[self._places[one]] = None
         if self.copies and inputs[0].is_cpu:
-            for one in self.copies:
-                place = self.saved.index(one)
-                saved[place] = saved[place].clone()
+            copies: dict[int, Tensor] = {}
+            for place in self.copies:
+                given = saved[place]
+                if given is not None:
+                    saved[place] = copies.get(id(given))
+                    if saved[place] is None:
+                        saved[place] = copies[id(given)] = given.clone()
         if len(outputs) > 1:
             ctx.mark_non_differentiable(*outputs[1:])
             ctx.set_materialize_grads(False)
@@ -303,9 +308,12 @@ class _Pair:
             a: Any = tuple.__new__(self.record, reader.fields(with_none))
             module = self._module(reader.lead(kept), kept[-1])
             made = self._gradients(module, (a, upstream, *reader.outputs(with_none), *plan.flagged))
-        for place, name, part, parts in plan.results:
-            gradient = made[name].contiguous()  # type: ignore[union-attr]
-            gradients[place] = gradient if parts == 1 else gradient.tensor_split(parts)[part]
+        for name, places in plan.results:
+            gradient: Any = made[name].contiguous()  # type: ignore[union-attr]
+            parts = (gradient,) if len(places) == 1 else gradient.tensor_split(len(places))
+            for place, part in zip(places, parts, strict=True):
+                if place is not None:
+                    gradients[place] = part
         return tuple(gradients)
 
     def _by_op(self, kept: tuple[Any, ...], plan: _Plan) -> _Gradients:
@@ -319,15 +327,13 @@ class _Pair:
 
     def _plan(self, needs: tuple[bool, ...]) -> _Plan:
         """A new one; those of before are in `_plans`."""
-        gradient_of = {
-            part: (name, index, len(parts)) for name, parts in self.joined.items() for index, part in enumerate(parts)
-        }
+        needed = {field for field, need in zip(self.types, needs, strict=True) if need}
+        places = {field: place if field in needed else None for place, field in enumerate(self.types)}
+        parts_of = {name: self.joined.get(name, (name,)) for name in self.gradients}
         results = tuple(
-            (place, *gradient_of.get(field, (field, 0, 1)))
-            for place, (field, need) in enumerate(zip(self.types, needs, strict=True))
-            if need
+            (name, tuple(places[part] for part in parts)) for name, parts in parts_of.items() if needed & {*parts}
         )
-        wanted = frozenset(name for _, name, _, _ in results)
+        wanted = frozenset(name for name, _ in results)
         flags = tuple(flag in wanted for flag in self.flags)
         flagged = (wanted.intersection(self.flags),) if flags else ()
         plan = self._plans[needs] = _Plan(wanted, flags, flagged, results)

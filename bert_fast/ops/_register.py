@@ -117,8 +117,11 @@ class Op:
         self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
 
 
-def is_watched() -> bool:
-    """Whether something wants to see each op: tracing, modes, `torch.func`, forward-mode derivatives, a profiler."""
+def is_watched(by_profiler: bool = True) -> bool:
+    """Whether something wants to see each op: tracing, modes, `torch.func`, forward-mode derivatives, a profiler.
+
+    by_profiler: whether one that sees calls but does not change them counts.
+    """
     return (
         torch.compiler.is_compiling()
         or _len_torch_dispatch_stack() > 0
@@ -126,7 +129,7 @@ def is_watched() -> bool:
         or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or _get_tracing_state() is not None
-        or _profiler_enabled()
+        or (by_profiler and _profiler_enabled())
     )
 
 

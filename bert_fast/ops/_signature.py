@@ -10,8 +10,9 @@ The first word is the dtype:
     f              any floating one
     int            int64 or int32; int32, int64: this one
 
-The others are sizes: a number; a name, which stands for the same size throughout a call, `3N` for three times that of
-`N`, `H+` for at least 1; `_` for any. Optional tensors may be None, and all are dense and on one device.
+The others are sizes: a number; a name, which stands for the same size throughout a call (an argument's, for its value),
+`3N` for three times that of `N`, `H+` for at least 1; `_` for any. Optional tensors may be None, and all are dense and
+on one device.
 
 Public functions check what they are given themselves, with the messages of their arguments. Whoever calls
 `torch.ops.bert_fast` by himself comes past none of them: back-ends hand memory to routines that cannot know its size.
@@ -94,7 +95,7 @@ def empty_like_lines(lines: Mapping[str, Line], given: Mapping[str, Any], names:
     One that has the name of an argument is as that is.
     """
     tensors = {name: t for name, t in given.items() if isinstance(t, Tensor) and name in lines}
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int | torch.SymInt)}
     for name, tensor in tensors.items():
         sizes = zip(lines[name].sizes, tensor.shape, strict=True)
         found |= {size.name: actual for size, actual in sizes if size.name and size.times == 1}
@@ -129,13 +130,14 @@ def checker(
     lines = {name: Line.parse(line) if isinstance(line, str) else line for name, line in tensors.items()}
     expected = [_Expected(places[name], name, *line) for name, line in lines.items() if name in places]
     leaders = [one for one in expected if one.kind == "x"]
+    counts = {size.name: places[size.name] for one in expected for size in one.sizes if size.name in places}
 
     def run(*arguments: Any) -> None:
         for name, argument in zip(places, arguments, strict=True):
             if isinstance(argument, Tensor) and argument.layout is not torch.strided:
                 layout = str(argument.layout).removeprefix("torch.")
                 raise TypeError(f"{name}: expected a dense Tensor, got layout {layout}")
-        found: dict[str, int] = {}
+        found: dict[str, int] = {name: arguments[place] for name, place in counts.items()}
         for one in expected:
             tensor = arguments[one.place]
             if tensor is not None:

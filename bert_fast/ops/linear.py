@@ -41,6 +41,6 @@ _op = define(
     outputs={"y": "x T N"},
     backward="dy x? weight",
     gradients="x? weight? bias?",
-    saves={"x": lambda a, wants: "weight" in wants},
+    needless=lambda a, wants: () if "weight" in wants else ("x",),
     check_backward=lambda a, wants: check_given("x", a.x, "weight" in wants),
 )

@@ -79,6 +79,12 @@ def linear_gelu(
     return linear_activation(x, weight, bias, hidden_act=_HIDDEN_ACT[approximate], save_pre=save_pre, backend=backend)
 
 
+def _needless(a: LinearGelu, wants: Set[str]) -> tuple[str, ...]:
+    if not a.save_pre:  # which is an empty tensor then
+        return ("pre",)
+    return ("bias",) if "weight" in wants else ("bias", "x")
+
+
 def _check_backward(a: LinearGelu, pre: Tensor | None, wants: Set[str]) -> None:
     check_given("x", a.x, pre is None or "weight" in wants)
 
@@ -90,10 +96,6 @@ _op = define(
     makes={"pre": lambda a: a.save_pre},
     backward="dy x? weight bias? pre? hidden_act",
     gradients="x? weight? bias?",
-    saves={
-        "x": lambda a, wants: "weight" in wants or not a.save_pre,
-        "bias": lambda a, wants: not a.save_pre,
-        "pre": lambda a, wants: a.save_pre,
-    },
+    needless=_needless,
     check_backward=_check_backward,
 )

@@ -72,6 +72,12 @@ def _needs_pre(wants: Set[str]) -> bool:
     return not wants <= {"down_bias"}
 
 
+def _needless(a: Mlp, wants: Set[str]) -> tuple[str, ...]:
+    if a.save_pre:
+        return ("up_bias",) if "up_weight" in wants else ("up_bias", "x")
+    return ("pre",) if _needs_pre(wants) else ("pre", "x")  # which is an empty tensor then
+
+
 def _check_backward(a: Mlp, pre: Tensor | None, wants: Set[str]) -> None:
     check_given("x", a.x, "up_weight" in wants or (pre is None and _needs_pre(wants)))
 
@@ -83,10 +89,6 @@ _op = define(
     makes={"pre": lambda a: a.save_pre},
     backward="dy x? pre? up_weight up_bias? down_weight hidden_act",
     gradients="x? up_weight? up_bias? down_weight? down_bias?",
-    saves={
-        "x": lambda a, wants: "up_weight" in wants or (_needs_pre(wants) and not a.save_pre),
-        "pre": lambda a, wants: a.save_pre,
-        "up_bias": lambda a, wants: not a.save_pre,
-    },
+    needless=_needless,
     check_backward=_check_backward,
 )

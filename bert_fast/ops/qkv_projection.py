@@ -77,6 +77,6 @@ _op = define(
     backward="dqkv x? wq wk wv",
     gradients="x? weight? bias?",
     joined={"weight": ("wq", "wk", "wv"), "bias": ("bq", "bk", "bv")},
-    saves={"x": lambda a, wants: "weight" in wants},
+    needless=lambda a, wants: () if "weight" in wants else ("x",),
     check_backward=lambda a, wants: check_given("x", a.x, "weight" in wants),
 )

@@ -5,12 +5,15 @@ dtype of the inputs. So the fp64 reference is exact enough to judge every other 
 dtype errs by the rounding of its inputs and outputs alone.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 __all__ = ["wide", "wide_dtype"]
 
 
+@functools.cache  # a call of Python takes longer
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """fp64 for fp64, fp32 for everything narrower."""
     return torch.float64 if dtype == torch.float64 else torch.float32

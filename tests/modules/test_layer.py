@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_fast.modules.call import Call
-from bert_fast.modules.layer import BertIntermediate, BertLayer, BertOutput
+from bert_fast.modules.layer import BertLayer
+from bert_fast.modules.mlp import BertIntermediate, BertOutput
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.activations import ACTIVATIONS, activation_fwd
 from bert_fast.testing.compare import assert_close_to_truth

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import backend, ops
 from bert_fast.ops import optimizer
+from bert_fast.ops.encoder_layer import _op as registered_layer
 
 SEED = torch.tensor([77])
 COLUMNS = 16
@@ -110,6 +111,24 @@ def cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, 30), torch.where(torch.arange(tokens) % 3 == 0, -100, torch.arange(tokens))
 
 
+def encoder_layer_arguments(tokens: int) -> tuple[Any, ...]:
+    cu_seqlens, wide, narrow = torch.tensor([0, 2, tokens], dtype=torch.int32), (24, COLUMNS), (COLUMNS, 24)
+    shapes = [*[(COLUMNS, COLUMNS), (COLUMNS,)] * 4, (COLUMNS,), (COLUMNS,), wide, (24,), narrow, *[(COLUMNS,)] * 3]
+    index = torch.arange(tokens, dtype=torch.int32)
+    coords = torch.stack((index >= 2, index), 1).int()
+    return leaf(tokens, COLUMNS), *(leaf(*shape) for shape in shapes), cu_seqlens, tokens - 2, coords
+
+
+def encoder_layer(*given: Any, rows: Tensor | None = None) -> Tensor:
+    *tensors, cu_seqlens, max_seqlen, coords = given
+    cu_seqlens_q = cu_seqlens if rows is None else torch.searchsorted(rows, cu_seqlens.long(), out_int32=True)
+    coords_q = coords if rows is None else coords.index_select(0, rows)
+    return registered_layer(
+        *tensors, rows, cu_seqlens_q, cu_seqlens, max_seqlen, max_seqlen, coords_q, coords, None, 2, rows is not None,
+        "gelu", 0.1, 0.2, 0.2, SEED, 1, 2, 3, 1e-12, 1e-12, "input", "device", True, backend.requested(),
+    )[0]  # fmt: skip
+
+
 def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     return ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=0.1)
 
@@ -164,6 +183,11 @@ SAMPLES = {
         ),
     ),
     "embedding": Sample(embedding, embedding_arguments),
+    "encoder_layer": Sample(encoder_layer, encoder_layer_arguments),
+    "encoder_layer: of a few rows, causal": Sample(
+        lambda *given: encoder_layer(*given[:-1], rows=given[-1]),
+        lambda tokens: (*encoder_layer_arguments(tokens), torch.tensor([0, tokens - 1])),
+    ),
     "layer_norm": Sample(
         lambda x, weight, bias: ops.layer_norm(x, weight, bias), rows((COLUMNS,), (COLUMNS,))
     ),

@@ -1,0 +1,107 @@
+"""Cases of encoder_layer: a whole layer, forward and backward, on sequences of one length."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.kit import bert
+from bert_fast.modules.call import Call
+from bert_fast.modules.layer import BertLayer
+from bert_fast.ops import Packing
+
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+
+
+def cases() -> Iterator[KernelCase]:
+    """bf16 at full token budgets, base and large."""
+    for num_tokens in bert.TOKENS:
+        for size in bert.SIZES:
+            yield _case(num_tokens, 128, size, torch.bfloat16, 0.1)
+
+
+def small_cases() -> Iterator[KernelCase]:
+    """A few rows."""
+    for dtype in (torch.float32, torch.bfloat16):
+        yield _case(36, 12, bert.TINY, dtype, 0.1)
+
+
+def cpu_cases() -> Iterator[KernelCase]:
+    """A training batch of BERT-base, and one token."""
+    yield _case(bert.CPU_TOKENS, 128, bert.BASE, torch.float32, 0.1)
+    yield _case(1, 1, bert.TINY, torch.float32, 0.0)
+
+
+def _case(num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float) -> KernelCase:
+    return KernelCase(
+        "encoder_layer", f"{num_tokens // length}x{length}x{size.hidden}", dtype, f"p{dropout_p}",
+        lambda device: make(num_tokens, length, size, dtype, dropout_p, device),
+    )  # fmt: skip
+
+
+def make(
+    num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float, device: torch.device
+) -> Problem:
+    """[T, H] to [T, H]; eager is what PyTorch's users write, with its fused attention."""
+    layer = _layer(size, dtype, dropout_p, device)
+    packing = Packing.full(num_tokens // length, length, device)
+    call = Call(packing, torch.tensor([7], device=device) if dropout_p else None)
+    x = bert.normal(num_tokens, size.hidden, dtype=dtype, device=device).requires_grad_()
+    upstream = bert.normal(num_tokens, size.hidden, dtype=dtype, device=device)
+    inputs = (x, *layer.parameters())
+
+    def fast(x: Tensor, *_: Tensor) -> Tensor:
+        return layer(x, call=call)
+
+    def eager(x: Tensor, *parameters: Tensor, p: float = dropout_p) -> Tensor:
+        heads = [
+            F.linear(x, *parameters[first : first + 2]).view(-1, length, size.heads, size.hidden // size.heads)
+            for first in (0, 2, 4)
+        ]
+        attended = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in heads), dropout_p=p).transpose(1, 2)
+        output, norm, wide, narrow, last_norm = (parameters[first : first + 2] for first in range(6, 16, 2))
+        z = F.layer_norm(x + F.dropout(F.linear(attended.reshape(x.shape), *output), p), x.shape[1:], *norm, 1e-12)
+        product = F.linear(F.gelu(F.linear(z, *wide)), *narrow)
+        return F.layer_norm(z + F.dropout(product, p), x.shape[1:], *last_norm, 1e-12)
+
+    def verify() -> None:
+        """Without dropout, whose masks are not PyTorch's."""
+        plain = Call(packing)
+        names = ("y", "dx", *(f"d{name}" for name, _ in layer.named_parameters()))
+        assert_gradients_close(
+            "encoder_layer", names, lambda x, *_: layer(x, call=plain), lambda *given: eager(*given, p=0.0), inputs,
+            upstream,
+        )  # fmt: skip
+
+    products = 2 * num_tokens * (4 * size.hidden**2 + 2 * size.hidden * size.intermediate)
+    attention = 4 * num_tokens * length * size.hidden
+    between = num_tokens * (7 * size.hidden + size.intermediate) * dtype.itemsize  # what is kept: read again once
+    return Problem(
+        inputs, upstream, fast, eager, verify=verify,
+        bytes_moved={
+            "fwd": bert.nbytes(*inputs) + between, "bwd": 2 * bert.nbytes(*inputs) + bert.nbytes(upstream) + between
+        },
+        flops={"fwd": products + attention, "bwd": 2 * products + 5 * attention // 2},
+    )  # fmt: skip
+
+
+def _layer(size: bert.Size, dtype: torch.dtype, dropout_p: float, device: torch.device) -> BertLayer:
+    """With weights whose outputs are of the size of their inputs."""
+    config = SimpleNamespace(
+        hidden_size=size.hidden, intermediate_size=size.intermediate, num_attention_heads=size.heads,
+        layer_norm_eps=1e-12, hidden_dropout_prob=dropout_p, attention_probs_dropout_prob=dropout_p, hidden_act="gelu",
+    )  # fmt: skip
+    layer = BertLayer(config, 0)
+    for module in layer.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.normal_(module.bias, std=0.1)
+    return layer.to(device, dtype)
+
+
+def aot_cases() -> Iterator[AotCase]:
+    """None of its own: a layer launches the kernels of its ops."""
+    return iter(())

@@ -1,0 +1,168 @@
+"""A layer as one op: its arguments, where nobody looks inside.
+
+Somebody looks inside where a module within the layer has hooks, is of another class than fuses, or is called in its own
+way; where a linear layer or a LayerNorm is more than its parameters (adapters, quantisation, FSDP); and where PyTorch
+follows each op (`torch.compile`, modes, `torch.func`). The layer then runs op by op, and so it does where an argument
+is not what the op takes: the single ops say what is wrong with it, or know what to do.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _global
+
+from bert_fast.backend import requested
+from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, PackedSelfOutput
+from bert_fast.modules.call import Call
+from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
+from bert_fast.ops._autocast import autocast_dtype
+from bert_fast.ops._register import is_watched
+from bert_fast.ops.encoder_layer import encoder_layer_of_model, is_whole
+from bert_fast.reference.activations import ACTIVATIONS
+from bert_fast.reference.dropout import HEAD_STRIDE
+
+__all__ = ["run_whole"]
+
+_NORMS = (nn.LayerNorm, LayerNorm)
+_PLAIN = (Tensor, nn.Parameter)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_HALF = (torch.float16, torch.bfloat16)
+_GLOBAL_HOOKS = (
+    _global._global_forward_hooks, _global._global_forward_pre_hooks,
+    _global._global_backward_hooks, _global._global_backward_pre_hooks,
+)  # fmt: skip
+_STRIDED = torch.strided
+_PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutput, PackedIntermediate, PackedOutput)
+_LEAST_P = 2.0**-17  # up to which nothing is dropped
+
+
+def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
+    """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op."""
+    if (
+        call.bias is not None
+        or call.head_mask is not None
+        or call.cache is not None
+        or call.attentions is not None
+        or layer.chunk_size_feed_forward
+        or is_watched(by_profiler=False)
+        or any(_GLOBAL_HOOKS)
+    ):
+        return None
+    parts = layer._modules  # not by attribute, each of which takes half a microsecond
+    attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
+    heads, closing = attention._modules["self"], attention._modules["output"]
+    if not _are_own((attention, heads, closing, up, down)) or heads.position_embedding_type != "absolute":
+        return None
+    hidden_act = up.hidden_act
+    if not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
+        return None
+    own, norms = heads._modules, (closing._modules["LayerNorm"], down._modules["LayerNorm"])
+    linear = (
+        own["query"], own["key"], own["value"],
+        closing._modules["dense"], up._modules["dense"], down._modules["dense"],
+    )  # fmt: skip
+    parameters = _parameters(x, heads.num_heads * heads.head_dim, linear, norms)
+    seed, keys = call.seed, call.packing
+    queries = keys if call.row_packing is None else call.row_packing
+    backend = requested()
+    if (
+        parameters is None
+        or not is_whole(x.device, x.dtype, x.shape[1], heads.head_dim, backend)
+        or keys.coords.shape[0] != x.shape[0]
+        or keys.coords.device != x.device
+    ):
+        return None
+    probabilities = [0.0, 0.0, 0.0]
+    if seed is not None:
+        for place, module in enumerate((heads, closing, down)):
+            p = module.dropout_p if module.training else 0.0
+            if not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
+                return None
+            probabilities[place] = float(p) if p > _LEAST_P else 0.0
+    if probabilities[0] and keys.max_seqlen > HEAD_STRIDE:
+        return None
+    query, key, value, output, wide, narrow, attention_norm, norm = parameters
+    return encoder_layer_of_model(
+        (
+            x, *query, *key, *value, *output, *attention_norm, *wide, *narrow, *norm, call.rows, queries.cu_seqlens,
+            keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen, queries.coords, keys.coords, queries.order,
+            heads.num_heads, call.causal, hidden_act, *probabilities, seed if any(probabilities) else None, heads.site,
+            closing.site, down.site, float(norms[0].eps), float(norms[1].eps),
+        ), backend,
+    )  # fmt: skip
+
+
+def _are_own(containers: tuple[Any, ...]) -> bool:
+    """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
+    for module, packed in zip(containers, _PACKED, strict=True):
+        own = type(module)
+        forward = own.forward
+        if (
+            getattr(own, "forward_packed", None) is not packed.forward_packed
+            or (forward is not packed.forward_packed and not hasattr(forward, "leads_to_packed"))
+            or "forward" in module.__dict__
+            or module._compiled_call_impl is not None
+            or module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        ):
+            return False
+    return True
+
+
+def _parameters(
+    x: Tensor, width: int, linear: tuple[nn.Module, ...], norms: tuple[nn.Module, ...]
+) -> list[tuple[Tensor, Tensor | None]] | None:
+    """Weight and bias of every linear layer and LayerNorm; None where one is more than these, or does not fit x.
+
+    width: of all heads together.
+    """
+    if type(x) is not Tensor or x.layout is not _STRIDED or x.is_nested or x.dim() != 2 or x.dtype not in _DTYPES:
+        return None
+    if autocast_dtype(x) not in (None, x.dtype):
+        return None
+    hidden_size, device = x.shape[1], x.device
+    first, up = linear[0]._parameters.get("weight"), linear[4]._parameters.get("weight")
+    if first is None or up is None or up.dim() != 2:
+        return None
+    dtype = first.dtype
+    if dtype is not x.dtype and not (dtype is torch.float32 and x.dtype in _HALF):
+        return None
+    into, wide, of_norm = (width, hidden_size), (len(up), hidden_size), (hidden_size,)
+    shapes = (into, into, into, into[::-1], wide, wide[::-1], of_norm, of_norm)
+    found: list[tuple[Any, Any]] = []
+    for layer, shape in zip((*linear, *norms), shapes, strict=True):
+        own = layer._parameters
+        weight: Any = own.get("weight")
+        bias: Any = own.get("bias")
+        if (
+            (type(layer) is not nn.Linear if len(shape) == 2 else type(layer) not in _NORMS or bias is None)
+            or layer._forward_hooks
+            or layer._forward_pre_hooks
+            or layer._backward_hooks
+            or layer._backward_pre_hooks
+            or type(weight) not in _PLAIN
+            or weight.dtype is not dtype
+            or weight.device != device
+            or weight.shape != shape
+            or weight.layout is not _STRIDED
+            or "bias" not in own
+            or (
+                bias is not None
+                and (
+                    type(bias) not in _PLAIN
+                    or bias.dtype is not dtype
+                    or bias.device != device
+                    or bias.shape != shape[:1]
+                    or bias.layout is not _STRIDED
+                )
+            )
+        ):
+            return None
+        found.append((weight, bias))
+    if not (found[0][1] is None) == (found[1][1] is None) == (found[2][1] is None):
+        return None
+    return found

@@ -1,0 +1,179 @@
+"""A layer of BERT as one differentiable op, for models that have made all that it is given.
+
+Registered as `bert_fast::encoder_layer_fwd` and `_bwd`. There is no public function: modules take
+this op where nobody looks inside a layer, and everywhere else the ops that it consists of, whose bits it has.
+"""
+
+import functools
+from collections.abc import Callable, Set
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _any_requires_grad
+
+from bert_fast.backend import OpSpec, implementation
+from bert_fast.checks import check_choice, check_count, check_dropout_p, check_ids, check_site
+from bert_fast.errors import BackendError
+from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
+from bert_fast.ops._define import define
+from bert_fast.ops._signature import check_given
+from bert_fast.ops.dropout_add_layer_norm import what_is_saved
+from bert_fast.ops.packing import check_offsets
+from bert_fast.reference.dropout_add_layer_norm import SAVES
+from bert_fast.reference.encoder_layer import BEFORE_MLP, BEFORE_OUTPUT, OF_MLP, EncoderLayer, Saved
+
+__all__ = ["encoder_layer_of_model", "is_whole"]
+
+_PARTS = ("qkv_projection", "linear", "attention", "dropout_add_layer_norm", "mlp", "encoder_layer")
+
+
+@functools.lru_cache(maxsize=1024)
+def is_whole(x_device: torch.device, dtype: torch.dtype, hidden_size: int, head_dim: int, request: str) -> bool:
+    """Whether one back-end runs all ops of such a layer; else each is to choose its own, or to say why it cannot."""
+    spec = OpSpec(x_device, dtype, hidden_size, head_dim)
+    try:
+        return len({implementation(op, spec, request).backend for op in _PARTS}) == 1
+    except BackendError:
+        return False
+
+
+def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
+    """y [M, H]. given: the fields of `EncoderLayer` but the last three, as they fit: `modules.whole_layer` looks."""
+    x, of_attention, of_mlp = given[0], given[9:11], given[15:17]
+    saves = what_is_saved(x, *of_attention), what_is_saved(x, *of_mlp)
+    keeps = torch.is_grad_enabled() and _any_requires_grad(*given[:17])
+    return _op(*given, *saves, keeps, backend)[0]
+
+
+def _forward(module: ModuleType, a: EncoderLayer) -> Any:
+    _check_values(a)
+    return module.encoder_layer_fwd(a)
+
+
+def _check_values(a: EncoderLayer) -> None:
+    check_offsets("cu_seqlens_q", a.cu_seqlens_q, "max_seqlen_q", a.max_seqlen_q, a.coords_q.shape[0])
+    if a.rows is not None:
+        check_ids("rows", a.rows, a.coords_k.shape[0])
+        check_offsets("cu_seqlens_k", a.cu_seqlens_k, "max_seqlen_k", a.max_seqlen_k, a.coords_k.shape[0])
+    if a.causal:
+        keys = a.coords_k.unsqueeze(2)  # which nobody looks at: of as many tokens as the heads that are yet to be made
+        check_lookups(a.attention(a.coords_q.unsqueeze(2), keys, keys))
+
+
+def _check(a: EncoderLayer) -> None:
+    """Raises where arguments, each of which is right, do not go together; in backward some are not given."""
+    if a.rows is None and a.coords_q is not None and a.coords_k is not None:
+        queries, keys = a.coords_q.shape[0], a.coords_k.shape[0]
+        if queries != keys:
+            raise ValueError(f"coords_q: expected {keys} tokens (those of coords_k) without rows, got {queries}")
+    if len({bias is None for bias in (a.query_bias, a.key_bias, a.value_bias)}) > 1:
+        raise ValueError("query_bias: expected all three biases of query, key and value or none, got some")
+    check_count("num_heads", a.num_heads, 1)
+    width = a.query_weight.shape[0]
+    if width % a.num_heads or not width:
+        raise ValueError(f"num_heads: expected a divisor of the rows of query_weight ({width}), got {a.num_heads}")
+    for kind in ("probabilities", "attention"):  # those without a prefix are checked as every op's
+        check_dropout_p(f"{kind}_dropout_p", getattr(a, f"{kind}_dropout_p"))
+        check_site(getattr(a, f"{kind}_site"))
+        check_given("seed", a.seed, getattr(a, f"{kind}_dropout_p") > 0.0)
+    check_dropout_lengths("max_seqlen_k", a.max_seqlen_k, a.probabilities_dropout_p)
+    for name in ("attention_saves", "saves"):
+        check_choice(name, getattr(a, name), SAVES)
+
+
+def _check_backward(a: EncoderLayer, y: Tensor | None, *saved: Any) -> None:
+    """Raises unless what backward reads is there."""
+    *kept, wants = saved
+    given = {**a._asdict(), **Saved(*kept)._asdict(), "y": y}
+    for name in sorted(_needed_by(a, wants) - {"rows", "sequence_order", "seed"}):
+        check_given(name, given[name], is_needed=True)
+
+
+def _backward(module: ModuleType, a: EncoderLayer, *given: Any) -> dict[str, Tensor]:
+    if not a.keeps:
+        raise ValueError("keeps: expected True where gradients are wanted, got False")
+    return module.encoder_layer_bwd(a, *given)
+
+
+def _needless(a: EncoderLayer, wants: Set[str]) -> Set[str]:
+    return _WITH_A_CHOICE - _needed_by(a, wants)
+
+
+def _needed_by(a: EncoderLayer, wants: Set[str]) -> Set[str]:
+    return _needed(
+        a.attention_saves, a.saves, a.rows is None, a.causal, a.probabilities_dropout_p > 0.0,
+        a.attention_dropout_p > 0.0, a.dropout_p > 0.0, frozenset(wants),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _needed(
+    attention_saves: str, saves: str, is_all: bool, causal: bool, drops_probabilities: bool, drops_attention: bool,
+    drops: bool, wants: frozenset[str],
+) -> Set[str]:  # fmt: skip
+    """What backward reads of all that has a "?" there."""
+    needed = {"rstd", *_READ_OF_NORM[saves]}
+    is_named = drops
+    if not wants.isdisjoint(BEFORE_MLP | OF_MLP):
+        needed.add("pre")
+    if "up_weight" in wants:
+        needed.add("z")
+    if not wants.isdisjoint(BEFORE_MLP):
+        needed |= {"attention_rstd", *_READ_OF_ATTENTION_NORM[attention_saves]}
+        is_named |= drops_attention
+    if "attention_output_weight" in wants:
+        needed.add("out")
+    if not wants.isdisjoint(BEFORE_OUTPUT):
+        needed |= {"out", "lse", "cu_seqlens_q", "cu_seqlens_k", "sequence_order"}
+        needed |= {"qkv"} if is_all else {"q", "kv", "rows"}
+        needed |= {"coords_k"} if causal else set()
+        is_named |= drops_probabilities or causal
+    needed |= {"x"} if "qkv_weight" in wants else set()
+    return needed | {"seed", "coords_q"} if is_named else needed
+
+
+_READ_OF_NORM = {"input": ("h", "mean"), "output": ("y",), "device": ("h", "mean", "y")}
+_READ_OF_ATTENTION_NORM = {
+    "input": ("attention_h", "attention_mean"), "output": ("z",), "device": ("attention_h", "attention_mean", "z"),
+}  # fmt: skip
+_OF_CALL = ("rows", "cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k", "sequence_order", "seed")
+_WITH_A_CHOICE = frozenset((*Saved._fields, *_OF_CALL, "x", "y"))
+_OUTPUTS = {
+    "y": "x M H", "qkv": "x T 3N", "q": "x M N", "kv": "x T 2N", "out": "x M N", "lse": "s num_heads M", "z": "x M H",
+    "attention_h": "x M H", "attention_mean": "s M", "attention_rstd": "s M", "pre": "x M I", "h": "x M H",
+    "mean": "s M", "rstd": "s M",
+}  # fmt: skip
+_MADE: dict[str, Callable[[EncoderLayer], bool]] = dict.fromkeys(Saved._fields, lambda a: a.keeps) | {
+    "qkv": lambda a: a.keeps and a.rows is None,
+    "q": lambda a: a.keeps and a.rows is not None,
+    "kv": lambda a: a.keeps and a.rows is not None,
+    "attention_h": lambda a: a.keeps and a.attention_saves != "output",
+    "h": lambda a: a.keeps and a.saves != "output",
+}
+
+_op = define(
+    "encoder_layer",
+    EncoderLayer,
+    outputs=_OUTPUTS,
+    makes=_MADE,
+    backward=f"dy y? {' '.join(f'{name}?' for name in (*Saved._fields, *_OF_CALL))} x? query_weight key_weight "
+    "value_weight attention_output_weight attention_norm_weight attention_norm_bias up_weight down_weight norm_weight "
+    "norm_bias max_seqlen_q max_seqlen_k num_heads causal hidden_act probabilities_dropout_p attention_dropout_p "
+    "dropout_p probabilities_site attention_site site attention_saves saves keeps",
+    gradients="x? qkv_weight? qkv_bias? attention_output_weight? attention_output_bias? attention_norm_weight? "
+    "attention_norm_bias? up_weight? up_bias? down_weight? down_bias norm_weight norm_bias",
+    joined={
+        "qkv_weight": ("query_weight", "key_weight", "value_weight"),
+        "qkv_bias": ("query_bias", "key_bias", "value_bias"),
+    },
+    needless=_needless,
+    copies=("cu_seqlens_q", "cu_seqlens_k"),  # a loader may fill its buffer again
+    last_dimension="hidden_size",
+    run=_forward,
+    run_backward=_backward,
+    check=_check,
+    check_backward=_check_backward,
+    check_values=_check_values,
+)

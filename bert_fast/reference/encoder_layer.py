@@ -1,0 +1,276 @@
+"""One layer of BERT, post-LayerNorm: attention, the MLP, and what closes either, as one function of its parameters.
+
+    qkv = [x Wq^T + bq | x Wk^T + bk | x Wv^T + bv]
+    z   = LayerNorm(x + dropout(attention(qkv) Wo^T + bo))
+    y   = LayerNorm(z + dropout(act(z Wu^T + bu) Wd^T + bd))
+
+Where only some rows are wanted (a head reads few tokens of the last layer), the queries are these rows: x is x[rows] in
+the first line's queries and in the second line, and y has as many rows.
+
+It is a composition of the ops `qkv_projection`, `linear`, `attention`, `dropout_add_layer_norm` and `mlp`, each as its
+own file says, and has their bits; `LayerOps` is the composition, for any back-end's ops. Backward is theirs in the
+other order; the two gradients that meet at x and at z are added up. Saved for backward: what these ops save.
+Source: Devlin et al. 2019 (arXiv:1810.04805); Vaswani et al. 2017 (arXiv:1706.03762), section 3.
+"""
+
+import math
+from collections.abc import Callable, Set
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bert_fast.reference.attention import Attention, attention_bwd, attention_fwd
+from bert_fast.reference.dropout_add_layer_norm import (
+    DropoutAddLayerNorm,
+    dropout_add_layer_norm_bwd,
+    dropout_add_layer_norm_fwd,
+)
+from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
+from bert_fast.reference.mlp import Mlp, mlp_bwd, mlp_fwd
+from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
+
+__all__ = [
+    "BEFORE_MLP", "BEFORE_OUTPUT", "OF_MLP", "EncoderLayer", "LayerOps", "Saved", "encoder_layer_bwd",
+    "encoder_layer_fwd",
+]  # fmt: skip
+
+
+class EncoderLayer(NamedTuple):
+    """The arguments; parameters have the dtype of x or, beside half precision, fp32. N is A * D. Any strides."""
+
+    x: Annotated[Tensor, "x T H+"]
+    query_weight: Annotated[Tensor, "p N H"]
+    query_bias: Annotated[Tensor | None, "p N"]  # all three of these biases or none
+    key_weight: Annotated[Tensor, "p N H"]
+    key_bias: Annotated[Tensor | None, "p N"]
+    value_weight: Annotated[Tensor, "p N H"]
+    value_bias: Annotated[Tensor | None, "p N"]
+    attention_output_weight: Annotated[Tensor, "p H N"]
+    attention_output_bias: Annotated[Tensor | None, "p H"]
+    attention_norm_weight: Annotated[Tensor, "p H"]
+    attention_norm_bias: Annotated[Tensor, "p H"]
+    up_weight: Annotated[Tensor, "p I H"]
+    up_bias: Annotated[Tensor | None, "p I"]
+    down_weight: Annotated[Tensor, "p H I"]
+    down_bias: Annotated[Tensor | None, "p H"]
+    norm_weight: Annotated[Tensor, "p H"]
+    norm_bias: Annotated[Tensor, "p H"]
+    rows: Annotated[Tensor | None, "int64 M"]  # the tokens that are wanted, rising; None: all
+    # Of queries (the rows) and keys (all tokens), as in `Attention`; where rows is None they are the same.
+    cu_seqlens_q: Annotated[Tensor, "int32 O+"]
+    cu_seqlens_k: Annotated[Tensor, "int32 O"]
+    max_seqlen_q: int
+    max_seqlen_k: int
+    coords_q: Annotated[Tensor, "int32 M 2"]  # (row, position) of every token in the original batch
+    coords_k: Annotated[Tensor, "int32 T 2"]
+    sequence_order: Annotated[Tensor | None, "int32 _"]  # as in `Attention`
+    num_heads: int
+    causal: bool
+    hidden_act: str  # a name of `activations.ACTIVATIONS`
+    # Probabilities of dropping, and sites, of attention's probabilities and of the two branches.
+    probabilities_dropout_p: float
+    attention_dropout_p: float
+    dropout_p: float
+    seed: Annotated[Tensor | None, "int64 1"]
+    probabilities_site: int
+    attention_site: int
+    site: int
+    attention_eps: float  # of the two LayerNorms
+    eps: float
+    attention_saves: str  # what their backward reads, see `dropout_add_layer_norm`
+    saves: str
+    keeps: bool  # whether what backward reads is returned
+
+    @property
+    def projection(self) -> QkvProjection:
+        """Query, key and value."""
+        return QkvProjection(*self[:7])
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Attention:
+        """Attention of heads [M, A, D] to [T, A, D]."""
+        seed = self.seed if self.probabilities_dropout_p else None
+        is_named = seed is not None or self.causal
+        return Attention(
+            q, k, v, self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k,
+            1.0 / math.sqrt(q.shape[2]), self.probabilities_dropout_p, seed, self.coords_q if is_named else None,
+            self.coords_k if self.causal else None, self.probabilities_site, self.causal, None, None, None, False,
+            self.sequence_order,
+        )  # fmt: skip
+
+    def attention_output(self, product: Any, residual: Any) -> DropoutAddLayerNorm:
+        """What closes attention; in backward the two are not read."""
+        return DropoutAddLayerNorm(
+            product, residual, self.attention_output_bias, self.attention_norm_weight, self.attention_norm_bias,
+            self.attention_eps, self.attention_dropout_p, self.seed, self.coords_q, self.attention_site,
+            self.attention_saves,
+        )  # fmt: skip
+
+    def mlp(self, z: Tensor) -> Mlp:
+        """The MLP without its last bias, which is added with the residual."""
+        return Mlp(z, self.up_weight, self.up_bias, self.down_weight, None, self.hidden_act, self.keeps)
+
+    def output(self, product: Any, residual: Any) -> DropoutAddLayerNorm:
+        """What closes the MLP; in backward the two are not read."""
+        return DropoutAddLayerNorm(
+            product, residual, self.down_bias, self.norm_weight, self.norm_bias, self.eps, self.dropout_p, self.seed,
+            self.coords_q, self.site, self.saves,
+        )  # fmt: skip
+
+
+class Saved(NamedTuple):
+    """What backward reads of forward: all None where `keeps` is False. S: fp32, fp64 for fp64 inputs."""
+
+    qkv: Tensor | None  # [T, 3N], dtype of x; None where rows are given, then the next two are there
+    q: Tensor | None  # [M, N]
+    kv: Tensor | None  # [T, 2N]
+    out: Tensor | None  # [M, N]: of attention
+    lse: Tensor | None  # [A, M], S
+    z: Tensor | None  # [M, H]: the MLP's input
+    attention_h: Tensor | None  # [M, H]: LayerNorm's input, None where its output serves
+    attention_mean: Tensor | None  # [M], S
+    attention_rstd: Tensor | None
+    pre: Tensor | None  # [M, I]: the MLP's pre-activation
+    h: Tensor | None
+    mean: Tensor | None
+    rstd: Tensor | None
+
+
+class LayerOps(NamedTuple):
+    """The ops of one back-end that a layer consists of."""
+
+    qkv_projection_fwd: Callable[..., Any]
+    qkv_projection_bwd: Callable[..., Any]
+    linear_fwd: Callable[..., Any]
+    linear_bwd: Callable[..., Any]
+    attention_fwd: Callable[..., Any]
+    attention_bwd: Callable[..., Any]
+    dropout_add_layer_norm_fwd: Callable[..., Any]
+    dropout_add_layer_norm_bwd: Callable[..., Any]
+    mlp_fwd: Callable[..., Any]
+    mlp_bwd: Callable[..., Any]
+    joined: Callable[..., Tensor]  # tensors one below the other, to be read
+
+    def forward(self, a: EncoderLayer) -> tuple[Tensor | None, ...]:
+        """y (Tensor [M, H], dtype of x), then the fields of `Saved`."""
+        qkv = q = kv = None
+        residual = a.x
+        if a.rows is None:
+            qkv = self.qkv_projection_fwd(a.projection)
+        else:
+            residual = a.x.index_select(0, a.rows)
+            q = self.linear_fwd(Linear(residual, a.query_weight, a.query_bias))
+            kv = self.linear_fwd(self._key_and_value(a))
+        out, lse = self.attention_fwd(a.attention(*_heads(a, qkv, q, kv)))
+        out = out.flatten(1)
+        if not a.keeps:
+            qkv = q = kv = None  # whose memory the MLP may use
+        product = self.linear_fwd(Linear(out, a.attention_output_weight, None))
+        z, *of_attention = self.dropout_add_layer_norm_fwd(a.attention_output(product, residual))
+        product, pre = self.mlp_fwd(a.mlp(z))
+        y, *of_mlp = self.dropout_add_layer_norm_fwd(a.output(product, z))
+        if not a.keeps:
+            return y, *(None,) * len(Saved._fields)
+        return y, qkv, q, kv, out, lse, z, *of_attention, pre, *of_mlp
+
+    def backward(self, a: EncoderLayer, dy: Tensor, y: Tensor, *saved: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+        """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'."""
+        s: Any = Saved(*saved)
+        made = self.dropout_add_layer_norm_bwd(a.output(None, None), dy, y, s.h, s.mean, s.rstd)
+        gradients = {"down_bias": made["x_bias"], "norm_weight": made["weight"], "norm_bias": made["bias"]}
+        before_mlp = wants & BEFORE_MLP
+        if before_mlp or not wants.isdisjoint(OF_MLP):
+            of_mlp = (wants & OF_MLP) | ({"x"} if before_mlp else set())
+            of_product = self.mlp_bwd(a.mlp(s.z), made["x"], s.pre, of_mlp)
+            dz = of_product.pop("x", None)
+            gradients |= of_product
+        if before_mlp:
+            dz = dz.add_(made["residual"])
+            made = self.dropout_add_layer_norm_bwd(
+                a.attention_output(None, None), dz, s.z, s.attention_h, s.attention_mean, s.attention_rstd
+            )
+            gradients |= {"attention_output_bias": made["x_bias"], "attention_norm_weight": made["weight"]}
+            gradients["attention_norm_bias"] = made["bias"]
+        before_output = wants & BEFORE_OUTPUT
+        if before_output or "attention_output_weight" in wants:
+            linear = Linear(s.out, a.attention_output_weight, None)
+            of_linear = {"weight"} if "attention_output_weight" in wants else set()
+            of_product = self.linear_bwd(linear, made["x"], of_linear | ({"x"} if before_output else set()))
+            if "weight" in of_product:
+                gradients["attention_output_weight"] = of_product["weight"]
+        if before_output:
+            heads = _heads(a, s.qkv, s.q, s.kv)
+            dout, out = of_product["x"].view(heads[0].shape), s.out.view(heads[0].shape)
+            of_projection = {name.removeprefix("qkv_") for name in before_output}
+            back = self._projection_bwd if a.rows is None else self._projections_of_rows_bwd
+            for name, gradient in back(a, s, heads, dout, out, made["residual"], of_projection).items():
+                gradients["x" if name == "x" else f"qkv_{name}"] = gradient
+        return gradients
+
+    def _projection_bwd(
+        self, a: EncoderLayer, s: Saved, heads: Any, dout: Tensor, out: Tensor, dresidual: Tensor, wants: Set[str]
+    ) -> dict[str, Tensor]:
+        num_tokens, num_heads, head_dim = heads[0].shape
+        dqkv = dout.new_empty((num_tokens, 3, num_heads, head_dim))
+        self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset(), dqkv)
+        made = self.qkv_projection_bwd(a.projection, dqkv.flatten(1), wants)
+        if "x" in wants:
+            made["x"] = made["x"].add_(dresidual)
+        return made
+
+    def _projections_of_rows_bwd(
+        self, a: EncoderLayer, s: Saved, heads: Any, dout: Tensor, out: Tensor, dresidual: Tensor, wants: Set[str]
+    ) -> dict[str, Tensor]:
+        made = self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset())
+        dkv = torch.stack((made["k"], made["v"]), 1).flatten(1)
+        rows: Any = a.rows
+        x: Any = a.x.index_select(0, rows) if "weight" in wants else None
+        of_query = self.linear_bwd(Linear(x, a.query_weight, None), made["q"].flatten(1), wants)
+        of_others = self.linear_bwd(self._key_and_value(a), dkv, wants)
+        gradients = {name: torch.cat((of_query[name], of_others[name])) for name in wants - {"x"}}
+        if "x" in wants:
+            gradients["x"] = of_others["x"].index_add_(0, rows, dresidual).index_add_(0, rows, of_query["x"])
+        return gradients
+
+    def _key_and_value(self, a: EncoderLayer) -> Linear:
+        """Key and value as one linear layer."""
+        bias = None if a.key_bias is None or a.value_bias is None else self.joined(a.key_bias, a.value_bias)
+        return Linear(a.x, self.joined(a.key_weight, a.value_weight), bias)
+
+
+# Gradients that backward gets to in this order.
+OF_MLP = frozenset({"up_weight", "up_bias", "down_weight"})
+BEFORE_OUTPUT = frozenset({"x", "qkv_weight", "qkv_bias"})
+BEFORE_MLP = BEFORE_OUTPUT | {
+    "attention_output_weight", "attention_output_bias", "attention_norm_weight", "attention_norm_bias",
+}  # fmt: skip
+
+
+def _heads(a: EncoderLayer, qkv: Tensor | None, q: Tensor | None, kv: Tensor | None) -> tuple[Tensor, ...]:
+    """q [M, A, D], k and v [T, A, D], views."""
+    heads = a.num_heads, a.query_weight.shape[0] // a.num_heads
+    if qkv is not None:
+        return qkv.view(qkv.shape[0], 3, *heads).unbind(1)
+    assert q is not None and kv is not None
+    return q.view(q.shape[0], *heads), *kv.view(kv.shape[0], 2, *heads).unbind(1)
+
+
+_OPS = LayerOps(
+    qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
+    dropout_add_layer_norm_fwd, dropout_add_layer_norm_bwd, mlp_fwd, mlp_bwd, lambda *tensors: torch.cat(tensors),
+)  # fmt: skip
+
+
+def encoder_layer_fwd(a: EncoderLayer) -> tuple[Tensor | None, ...]:
+    """y (Tensor [M, H], dtype of x), then the fields of `Saved`."""
+    return _OPS.forward(a)
+
+
+def encoder_layer_bwd(a: EncoderLayer, dy: Tensor, *saved: Any) -> dict[str, Tensor]:
+    """Gradients by name, from y and the fields of `Saved`, and the set of those that are wanted.
+
+    x (Tensor [T, H]); qkv_weight (Tensor [3N, H]) and qkv_bias (Tensor [3N]): of the three projections, one below the
+    other; the other parameters' of their shapes and dtypes, biases' of the dtype of their weight.
+    """
+    *kept, wants = saved
+    return _OPS.backward(a, dy, *kept, wants=wants)
