@@ -23,8 +23,8 @@ from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
 __all__ = [
-    "Block", "Lines", "ReadOptions", "TextSource", "Texts", "check_field", "check_stream", "find_invalid_utf8",
-    "json_records", "read_json_blocks", "read_line_blocks", "read_lines", "read_text_file",
+    "Block", "ReadOptions", "TextSource", "check_field", "check_stream", "find_invalid_utf8", "json_records",
+    "read_json_blocks", "read_line_blocks", "read_text_file",
 ]  # fmt: skip
 
 # Texts of one call: strings, or bytes (uint8) with boundaries (int64 [n + 1]): text i is bytes[b[i]:b[i + 1]].
@@ -134,7 +134,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Lines:
+class _Lines:
     """Whole lines.
 
     Args:
@@ -180,14 +180,14 @@ def read_text_file(path: str | os.PathLike[str]) -> str:
 
 def read_line_blocks(source: TextSource, options: ReadOptions, position: Sequence[int] = ()) -> Iterator[Block]:
     """Every line is a text, together with its line end, which is whitespace to the tokenizer (as is CR before LF)."""
-    for lines in read_lines(source, options.block_bytes, position):
+    for lines in _read_lines(source, options.block_bytes, position):
         if options.errors == "strict":
             _check_utf8(source.name, lines)
         texts = lines.data, lines.boundaries
         yield Block(texts, lines.position, len(lines.data), lines.position[0], lines.ends_source)
 
 
-def _check_utf8(name: str, lines: Lines) -> None:
+def _check_utf8(name: str, lines: _Lines) -> None:
     """Raises SourceError, with the place, if the lines are not UTF-8."""
     place = find_invalid_utf8(lines.data)
     if place is not None:
@@ -205,7 +205,7 @@ def read_json_blocks(source: TextSource, options: ReadOptions, position: Sequenc
         SourceError: see `bert_fast.data.text_sources.read_blocks`; a line is not one object with a string or null in
             the field.
     """
-    for lines in read_lines(source, options.block_bytes, position):
+    for lines in _read_lines(source, options.block_bytes, position):
         texts = list(_texts(source.name, lines, options))
         yield Block(texts, lines.position, len(lines.data), lines.position[0], lines.ends_source)
 
@@ -235,7 +235,7 @@ def json_records(name: str, content: str, lines_before: int = 0) -> Iterator[tup
         yield line, record
 
 
-def _texts(name: str, lines: Lines, options: ReadOptions) -> Iterator[str]:
+def _texts(name: str, lines: _Lines, options: ReadOptions) -> Iterator[str]:
     try:
         content = codecs.utf_8_decode(lines.data.data, options.errors, True)[0]
     except UnicodeDecodeError:
@@ -251,7 +251,7 @@ def _texts(name: str, lines: Lines, options: ReadOptions) -> Iterator[str]:
             raise SourceError(f"{name}: line {line}: {_complaint(record, options.field)}")
 
 
-def read_lines(source: TextSource, block_bytes: int, position: Sequence[int] = ()) -> Iterator[Lines]:
+def _read_lines(source: TextSource, block_bytes: int, position: Sequence[int] = ()) -> Iterator[_Lines]:
     """Blocks of about `block_bytes`; a line that is longer is read whole. What was yielded is never written again.
 
     Raises:
@@ -284,7 +284,7 @@ def read_lines(source: TextSource, block_bytes: int, position: Sequence[int] = (
             checksum = zlib.crc32(buffer[:stop].data, checksum) if source.is_stream else 0
             behind = [first_byte + stop, first_line + len(stops), checksum]
             boundaries = np.concatenate([[start], stops]) - start
-            yield Lines(buffer[start:stop], boundaries, first_byte + start, first_line, behind, ends_source)
+            yield _Lines(buffer[start:stop], boundaries, first_byte + start, first_line, behind, ends_source)
             if ends_source:
                 return
             first_byte, first_line = behind[:2]
