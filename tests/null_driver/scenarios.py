@@ -20,19 +20,27 @@ from tools.null_driver import table
 from tools.null_driver.driver import NullDriver, start
 from tools.null_driver.steps import PARTS, Step, inputs_of, make_step
 
-# Batches that between them need every kernel of half precision and up to 512 tokens: longest sequences of up to 32, 64,
-# 128 and more, each once with padding and once without.
-WARM = ((24, 20, 17, 13), (40, 20, 17, 13), (80, 20, 17, 13), (200, 20, 17, 13), *((n,) * 4 for n in (24, 40, 80, 200)))
+# Batches that between them need every kernel: longest sequences of up to 32, 64, 128 and more tokens, each with padding
+# and without. Their numbers of tokens and of sequences are no multiples of 16, for which Triton would make others.
+WARM = (
+    (24, 20, 17, 13), (40, 20, 17, 13), (80, 20, 17, 13), (200, 20, 17, 13),
+    (25,) * 3, (41,) * 3, (81,) * 3, (201,) * 3,
+)  # fmt: skip
 CHANGED = (
     (31, 30, 29, 28), (17, 29, 19, 23), (64, 64, 64, 64), (33, 64, 1, 20), (65, 2, 3, 4), (128, 127, 126, 125),
     (112, 96, 16, 64), (128, 128, 128, 128), (129, 1, 1, 1), (512, 512, 512, 512), (512, 3, 511, 77), (256, 255),
-    (99, 98, 97, 96, 95, 94, 93),
+    (99, 98, 97, 96, 95, 94, 93), (32, 16, 32), (16,) * 16, (96,), (100,), (9,) * 32,
 )  # fmt: skip
 
 
 @triton.jit
 def _fill_kernel(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+
+
+@triton.jit
+def _count_kernel(x_ptr, n):
+    tl.store(x_ptr, n)
 
 
 @triton.jit
@@ -69,6 +77,16 @@ def _run(step: Step, name: str, lengths: tuple[int, ...]) -> None:
     step.inputs = inputs_of(name, lengths)
     for part in PARTS:
         step.run(part)
+
+
+def compilations(driver: NullDriver) -> list[list[str]]:
+    """Kernels compiled as a number that Triton specializes changes."""
+    compiled = []
+    for n in (5, 6, 16, 32, 1):
+        driver.reset()
+        _count_kernel[(1,)](torch.zeros(1), n)
+        compiled.append([*driver.compiled])
+    return compiled
 
 
 def one_step(driver: NullDriver) -> dict[str, Any]:
@@ -171,7 +189,7 @@ def resources(driver: NullDriver) -> list[dict[str, Any]]:
     return found
 
 
-SCENARIOS = {one.__name__: one for one in (launches, shapes, one_step, refusals, resources)}
+SCENARIOS = {one.__name__: one for one in (launches, shapes, compilations, one_step, refusals, resources)}
 
 
 def main() -> None:

@@ -48,6 +48,11 @@ def test_lengths_compile_nothing_anew() -> None:
     assert len(found["compiled"]) > 30
 
 
+def test_compilations_are_noticed() -> None:
+    kernel = ["_count_kernel"]
+    assert run("compilations") == [kernel, [], kernel, [], kernel]
+
+
 @pytest.mark.parametrize("device", ["sm_100", "sm_120"])
 def test_other_devices_take_every_launch(device: str) -> None:
     found = run("one_step", device)
