@@ -113,7 +113,7 @@ def define(
     )
     op.register_fake(pair.fake_forward)
     pair.backward_op.register_fake(pair.fake_backward)
-    op.register_autograd(pair.differentiate, setup_context=pair.save)
+    op.register_autograd(pair.differentiate, setup_context=pair.save, first_only=len(outputs) > 1)
     return op
 
 

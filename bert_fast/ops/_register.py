@@ -103,15 +103,21 @@ class Op:
         """Adds the implementation that knows shapes and dtypes only; usable as a decorator."""
         return torch.library.register_fake(self._qualified_name, self._checked(function), lib=_library)
 
-    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Adds the backward formula: `backward(ctx, *doutputs)`, `setup_context(ctx, inputs, output)`."""
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., None], first_only: bool = False
+    ) -> None:
+        """Adds the backward formula: `backward(ctx, *doutputs)`, `setup_context(ctx, inputs, output)`.
+
+        first_only: whether callers of the op read its first output alone; around the dispatcher the others, which are
+        for backward, then do not become outputs of an autograd function, each of which costs a microsecond.
+        """
         torch.library.register_autograd(self._qualified_name, backward, setup_context=setup_context, lib=_library)
         implementation = self._implementation
 
         def forward(ctx: Any, *arguments: Any) -> Any:
             output = implementation(*arguments)
             setup_context(ctx, arguments, output)
-            return output
+            return output[:1] if first_only else output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
