@@ -104,20 +104,14 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str
 BROKEN = [b"\xff", b"\xc3", b"\xe4\xbd", b"\xf0\x9f\x98", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x80"]
 
 
-def test_the_first_broken_byte_is_found_where_python_finds_it() -> None:
+def test_the_first_broken_byte_is_found_where_it_was_put() -> None:
     draw = random.Random(11)
-    fillers = ["a" * 300, "é" * 40, "你" * 700, "😀" * 9, "plain ascii text " * 90, "a\n"]
+    fillers = [text.encode() for text in ("a" * 300, "é" * 40, "你" * 700, "😀" * 9, "plain ascii text " * 90, "a\n")]
     for _ in range(400):
-        parts = [draw.choice(fillers).encode() for _ in range(draw.randrange(12))]
-        for _ in range(draw.choice([0, 1, 1, 2])):
-            parts.insert(draw.randrange(len(parts) + 1), draw.choice(BROKEN))
-        content = b"".join(parts)
-        try:
-            content.decode()
-            expected = None
-        except UnicodeDecodeError as error:
-            expected = error.start
-        assert find_invalid_utf8(np.frombuffer(content, dtype=np.uint8)) == expected
+        before, behind = (b"".join(draw.choices(fillers, k=draw.randrange(6))) for _ in range(2))
+        broken = draw.choice([b"", *BROKEN])
+        found = find_invalid_utf8(np.frombuffer(before + broken + behind, dtype=np.uint8))
+        assert found == (len(before) if broken else None)
 
 
 @pytest.mark.parametrize("block_bytes", [50, 1 << 20])
