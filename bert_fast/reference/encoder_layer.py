@@ -162,16 +162,19 @@ class LayerOps(NamedTuple):
             q = self.linear_fwd(Linear(residual, a.query_weight, a.query_bias))
             kv = self.linear_fwd(self._key_and_value(a))
         out, lse = self.attention_fwd(a.attention(*_heads(a, qkv, q, kv)))
+        saved: tuple[Tensor | None, ...] = (qkv, q, kv) if a.keeps else ()
+        del qkv, q, kv  # what is not kept makes room for what follows
         out = out.flatten(1)
-        if not a.keeps:
-            qkv = q = kv = None  # whose memory the MLP may use
         product = self.linear_fwd(Linear(out, a.attention_output_weight, None))
+        saved = (*saved, out, lse) if a.keeps else ()
+        del out, lse
         z, *of_attention = self.dropout_add_layer_norm_fwd(a.attention_output(product, residual))
+        del product
         product, pre = self.mlp_fwd(a.mlp(z))
         y, *of_mlp = self.dropout_add_layer_norm_fwd(a.output(product, z))
         if not a.keeps:
             return y, *(None,) * len(Saved._fields)
-        return y, qkv, q, kv, out, lse, z, *of_attention, pre, *of_mlp
+        return y, *saved, z, *of_attention, pre, *of_mlp
 
     def backward(self, a: EncoderLayer, dy: Tensor, y: Tensor, *saved: Tensor, wants: Set[str]) -> dict[str, Tensor]:
         """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'."""
