@@ -8,14 +8,22 @@ tiles are, and the instructions that the others need would be a third of theirs;
 of their own.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from bert_fast.kernels._math import philox4x32
+from bert_fast.kernels._math import philox4x32, split_seed
 
 __all__ = [
     "LOG2E",
     "VARYING",
+    "Drop",
+    "Extras",
+    "Factor",
+    "Keys",
+    "Table",
+    "drop_of",
     "factor_of",
     "factor_tile",
     "keep_tile",
@@ -24,7 +32,9 @@ __all__ = [
     "load_positions",
     "load_rows",
     "locate",
+    "looks_up",
     "mask_scores",
+    "no_extras",
     "sequence_span",
     "store_rows",
     "visible_keys",
@@ -37,6 +47,76 @@ VARYING = [
     "bias_extent", "head_mask_row_stride", "head_mask_head_stride", "head_mask_q_stride", "head_mask_extent",
 ]  # fmt: skip
 _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
+
+
+# What helpers are given together: structures of the compiler's, which the machine's code shows nothing of. Arguments of
+# kernels stay flat, as Triton specialises each by itself.
+class Factor(NamedTuple):
+    """A bias or head mask at one row of the batch and head; ptr is None where there is none."""
+
+    ptr: Any
+    q_stride: Any
+    k_stride: Any
+    extent: Any  # elements from ptr to the tensor's end: nothing beyond is read
+
+
+class Table(NamedTuple):
+    """The table of relative positions; ptr is None where there is none."""
+
+    ptr: Any
+    num_distances: Any
+    key_term: Any  # constexpr: keys are multiplied with it too
+
+
+class Extras(NamedTuple):
+    """What enters scores and probabilities by the positions of queries and keys."""
+
+    bias: Any
+    head_mask: Any
+    table: Any
+
+
+class Drop(NamedTuple):
+    """What names a dropout mask beside its tokens; k0 is None where nothing is dropped."""
+
+    k0: Any
+    k1: Any
+    site: Any
+    drop_max: Any  # see `_math.keep_values`
+    head: Any
+
+
+class Keys(NamedTuple):
+    """One sequence's keys and values, of one head."""
+
+    k_ptr: Any
+    v_ptr: Any
+    k_stride: Any
+    v_stride: Any
+    coords_ptr: Any
+    num: Any
+
+
+@triton.jit
+def drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT: tl.constexpr):
+    """A head's `Drop`."""
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+        return Drop(k0, k1, site, drop_max, head)
+    else:
+        return Drop(None, None, site, drop_max, head)
+
+
+@triton.jit
+def looks_up(extras):
+    """Whether something enters by positions; constexpr."""
+    return extras.bias.ptr is not None or extras.head_mask.ptr is not None or extras.table.ptr is not None
+
+
+@triton.jit
+def no_extras():
+    """Of a tile that nothing enters but q and k."""
+    return Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
 
 
 @triton.jit
@@ -115,11 +195,11 @@ def load_lse(ptr, rows, num_rows, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def keep_tile(k0, k1, site, batch_row, position, head, first_key, drop_max, BLOCK_N: tl.constexpr):
+def keep_tile(drop, batch_row, position, first_key, BLOCK_N: tl.constexpr):
     """The dropout mask of a tile [BLOCK_M, BLOCK_N] of probabilities, as `reference/dropout.py` defines it.
 
     batch_row, position (uint32 [BLOCK_M]): names of the queries. first_key: ordinal of the tile's first key, a multiple
-    of 32. drop_max (int32): see `_math.keep_values`.
+    of 32.
     Returns: bool [BLOCK_M, BLOCK_N], True where kept.
 
     The 8 values of a block are the columns 8i + 2j + e of 32 that one thread of a tensor core's accumulator holds (j:
@@ -127,52 +207,46 @@ def keep_tile(k0, k1, site, batch_row, position, head, first_key, drop_max, BLOC
     [i, j, e], a transposition that moves nothing from thread to thread.
     """
     GROUPS: tl.constexpr = BLOCK_N // 32
-    block = (head * _BLOCKS_PER_HEAD + first_key // 8).to(tl.uint32) + tl.arange(0, GROUPS * 4).to(tl.uint32)
-    w0, w1, w2, w3 = philox4x32(block[None, :], position[:, None], batch_row[:, None], site.to(tl.uint32), k0, k1)
+    block = (drop.head * _BLOCKS_PER_HEAD + first_key // 8).to(tl.uint32) + tl.arange(0, GROUPS * 4).to(tl.uint32)
+    w0, w1, w2, w3 = philox4x32(
+        block[None, :], position[:, None], batch_row[:, None], drop.site.to(tl.uint32), drop.k0, drop.k1
+    )
     # Joining words by the bits of i, slowest first, and halves last: see `_math.keep_values`.
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     values = tl.reshape(tl.join(words << 16, words), [w0.shape[0], GROUPS, 4, 4, 2])  # [M, group, j, i, e]
-    return tl.reshape(tl.permute(values, [0, 1, 3, 2, 4]), [w0.shape[0], BLOCK_N]) > drop_max.to(tl.uint32)
+    return tl.reshape(tl.permute(values, [0, 1, 3, 2, 4]), [w0.shape[0], BLOCK_N]) > drop.drop_max.to(tl.uint32)
 
 
 @triton.jit
-def factor_of(ptr, extent, row, head, row_stride, head_stride):
-    """A bias or head mask moved on to one row of the batch and head: (ptr, extent).
+def factor_of(ptr, row_stride, head_stride, q_stride, k_stride, extent, row, head):
+    """A bias or head mask moved on to one row of the batch and head.
 
-    extent: elements from ptr to the tensor's end, negative for a row past it. Nothing beyond is read: where no one
-    checks that a bias reaches all rows and positions, one that does not must not read foreign memory.
+    Its extent is negative for a row past the end. Nothing beyond is read: where no one checks that a bias reaches all
+    rows and positions, one that does not must not read foreign memory.
     """
-    offset = row.to(tl.uint32).to(tl.int64) * row_stride + head * head_stride
-    return ptr + offset, extent - offset
+    if ptr is None:
+        return Factor(None, q_stride, k_stride, extent)
+    else:
+        offset = row.to(tl.uint32).to(tl.int64) * row_stride + head * head_stride
+        return Factor(ptr + offset, q_stride, k_stride, extent - offset)
 
 
 @triton.jit
-def factor_tile(ptr, q_stride, k_stride, extent, position_q, position_k, mask):
-    """Tile [M, N], fp32, of a bias or head mask (`factor_of`) at the tokens' positions; 0 where mask is False."""
-    offsets = position_q.to(tl.int64)[:, None] * q_stride + position_k.to(tl.int64)[None, :] * k_stride
-    return tl.load(ptr + offsets, mask=mask & (offsets < extent), other=0.0).to(tl.float32)
+def factor_tile(factor, position_q, position_k, mask):
+    """Tile [M, N], fp32, of a bias or head mask at the tokens' positions; 0 where mask is False."""
+    offsets = position_q.to(tl.int64)[:, None] * factor.q_stride + position_k.to(tl.int64)[None, :] * factor.k_stride
+    return tl.load(factor.ptr + offsets, mask=mask & (offsets < factor.extent), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def mask_scores(
-    scores,
-    exists,
-    position_q,
-    position_k,
-    bias_ptr,
-    bias_q_stride,
-    bias_k_stride,
-    bias_extent,
-    CAUSAL: tl.constexpr,
-):
+def mask_scores(scores, exists, position_q, position_k, bias, CAUSAL: tl.constexpr):
     """Scores in base 2 with the bias added and -inf where a score does not exist or causality hides the key.
 
-    exists (bool, broadcastable to the tile): both tokens exist. Positions may be None where neither bias nor causality
-    asks.
+    exists (bool, broadcastable to the tile): both tokens exist. bias: a `Factor`. Positions may be None where
+    neither bias nor causality asks.
     """
-    if bias_ptr is not None:
-        bias = factor_tile(bias_ptr, bias_q_stride, bias_k_stride, bias_extent, position_q, position_k, exists)
-        scores += bias * LOG2E
+    if bias.ptr is not None:
+        scores += factor_tile(bias, position_q, position_k, exists) * LOG2E
     if CAUSAL:
         exists = exists & (position_k[None, :] <= position_q[:, None])
     return tl.where(exists, scores, float("-inf"))

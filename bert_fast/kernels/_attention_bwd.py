@@ -8,12 +8,18 @@ of dropout, K the keep mask and m the head mask,
 so the accumulators take the sums without z and softmax_scale, which multiply them once at the end.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Extras,
+    Keys,
+    Table,
+    drop_of,
     factor_of,
     factor_tile,
     keep_tile,
@@ -22,50 +28,43 @@ from bert_fast.kernels._attention import (
     load_positions,
     load_rows,
     locate,
+    looks_up,
     mask_scores,
+    no_extras,
     sequence_span,
     store_rows,
     visible_keys,
 )
 from bert_fast.kernels._attention_relative import relative_dk, relative_dq, relative_scores
-from bert_fast.kernels._math import split_seed
 
 __all__ = ["_attention_bwd_dkdv_kernel", "_attention_bwd_dq_kernel", "probabilities_and_gradients"]
 
 
 @triton.jit
 def probabilities_and_gradients(
-    q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
-    position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
-    head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(w, ds) [M, N] of one tile: W / z and dS / z, fp32. lse in base 2, delta already divided by z."""
+    """(w, ds) [M, N] of one tile: W / z and dS / z, fp32. lse in base 2, delta already divided by z.
+
+    exists (bool [M, N]): both tokens do.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    exists = (offs_m < num_queries)[:, None] & (offs_n < num_keys)[None, :]
     if not PLAIN:
-        if table_ptr is not None:
-            scores += relative_scores(
-                q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
-            )
-        scores = mask_scores(
-            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
-            CAUSAL,
-        )  # fmt: skip
+        if extras.table.ptr is not None:
+            scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
+        scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
         p = tl.exp2(scores - lse[:, None])
     else:
         p = tl.exp2(scores * scale_log2 - lse[:, None])
     dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     w = p
-    if HAS_DROPOUT:
-        keep = keep_tile(k0, k1, site, batch_row, position_q, head, first_key, drop_max, BLOCK_N)
+    if drop.k0 is not None:
+        keep = keep_tile(drop, batch_row, position_q, first_key, k.shape[0])
         w = tl.where(keep, w, 0.0)
         dw = tl.where(keep, dw, 0.0)
-    if head_mask_ptr is not None:
-        m = factor_tile(
-            head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, position_q, position_k, exists
-        )
+    if extras.head_mask.ptr is not None:
+        m = factor_tile(extras.head_mask, position_q, position_k, exists)
         w *= m
         dw *= m
     return w, p * (dw - delta[:, None])
@@ -73,27 +72,24 @@ def probabilities_and_gradients(
 
 @triton.jit
 def _add_keys(
-    dq, q, dout, lse, delta, offs_m, num_queries, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2,
-    batch_row, position_q, coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride,
-    bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop, extras,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of keys added to dq [M, BLOCK_D]."""
+    BLOCK_D: tl.constexpr = q.shape[1]
     offs_n = first_key + tl.arange(0, BLOCK_N)
-    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)
-    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)
+    k = load_rows(keys.k_ptr, keys.k_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
+    v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
+    exists = (offs_m < num_queries)[:, None] & (offs_n < keys.num)[None, :]
     position_k = None
-    if CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
-        position_k = load_positions(coords_k_ptr, offs_n, num_keys)
+    if CAUSAL or looks_up(extras):
+        position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
     _, ds = probabilities_and_gradients(
-        q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
-        position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
-        head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL,
-        KEY_TERM, HAS_DROPOUT, PLAIN, PRECISION,
+        q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
+        CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
-    if table_ptr is not None:
-        dq += relative_dq(ds, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, PRECISION)
+    if extras.table.ptr is not None:
+        dq += relative_dq(ds, position_q, position_k, extras.table, D, BLOCK_D, PRECISION)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
@@ -122,8 +118,6 @@ def _attention_bwd_dq_kernel(
     scale_log2 = softmax_scale * LOG2E
 
     offs_m = first_query + tl.arange(0, BLOCK_M)
-    k_ptr += start_k * k_stride + wide_head * k_head_stride
-    v_ptr += start_k * v_stride + wide_head * v_head_stride
     q = load_rows(
         q_ptr + start_q * q_stride + wide_head * q_head_stride, q_stride, offs_m, num_queries, D, BLOCK_D, True
     )
@@ -137,25 +131,32 @@ def _attention_bwd_dq_kernel(
     delta *= inverse_scale
     lse = load_lse(lse_ptr + statistics, offs_m, num_queries, True)
 
-    batch_row, position_q, k0, k1 = None, None, None, None
+    batch_row, position_q = None, None
     HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-    if HAS_DROPOUT:
-        k0, k1 = split_seed(tl.load(seed_ptr))
+    sequence_row = 0
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr)
-        if bias_ptr is not None:
-            bias_ptr, bias_extent = factor_of(
-                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
-            )
-        if head_mask_ptr is not None:
-            head_mask_ptr, head_mask_extent = factor_of(
-                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
-            )
+    extras = Extras(
+        factor_of(
+            bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
+            wide_head,
+        ),
+        factor_of(
+            head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
+            head_mask_extent, sequence_row, wide_head,
+        ),
+        Table(table_ptr, num_distances, KEY_TERM),
+    )  # fmt: skip
+    keys = Keys(
+        k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
+        k_stride, v_stride, coords_k_ptr, num_keys,
+    )  # fmt: skip
+    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -164,52 +165,59 @@ def _attention_bwd_dq_kernel(
     if HAS_PLAIN:
         for first_key in tl.range(0, num_plain, BLOCK_N):
             dq = _add_keys(
-                dq, q, dout, lse, delta, offs_m, num_queries, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys,
-                scale_log2, batch_row, position_q, None, k0, k1, drop_max, site, head, None, 0, 0, 0, None, 0, 0, 0,
-                None, 0, D, BLOCK_D, BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
+                dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
+                no_extras(), D, BLOCK_N, False, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         dq = _add_keys(
-            dq, q, dout, lse, delta, offs_m, num_queries, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys,
-            scale_log2, batch_row, position_q, coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride,
-            bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent,
-            table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
+            dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
+            extras, D, BLOCK_N, CAUSAL, False, PRECISION,
         )  # fmt: skip
     dq *= softmax_scale * dropout_scale
     dq_ptr += (start_q * num_heads * PARTS + wide_head) * D
     store_rows(dq_ptr, num_heads * D, offs_m * PARTS, num_queries * PARTS, dq, D, BLOCK_D)
 
 
+class _Queries(NamedTuple):
+    """One sequence's queries, of one head, and what backward knows of them."""
+
+    q_ptr: Any
+    dout_ptr: Any
+    lse_ptr: Any
+    delta_ptr: Any
+    q_stride: Any
+    dout_stride: Any
+    coords_ptr: Any
+    num: Any
+    inverse_scale: Any  # 1 / z, for delta
+
+
 @triton.jit
 def _add_queries(
-    dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, first_query,
-    num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, position_k, k0, k1, drop_max, site, head, bias_ptr,
-    bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent,
-    table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dk, dv, k, v, offs_n, num_keys, queries, first_query, first_key, scale_log2, position_k, drop, extras,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of queries added to dk, dv [N, BLOCK_D]."""
+    BLOCK_D: tl.constexpr = k.shape[1]
     offs_m = first_query + tl.arange(0, BLOCK_M)
-    q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, not PLAIN)
-    dout = load_rows(dout_ptr, dout_stride, offs_m, num_queries, D, BLOCK_D, not PLAIN)
-    lse = load_lse(lse_ptr, offs_m, num_queries, not PLAIN)
+    q = load_rows(queries.q_ptr, queries.q_stride, offs_m, queries.num, D, BLOCK_D, not PLAIN)
+    dout = load_rows(queries.dout_ptr, queries.dout_stride, offs_m, queries.num, D, BLOCK_D, not PLAIN)
+    lse = load_lse(queries.lse_ptr, offs_m, queries.num, not PLAIN)
     if PLAIN:
-        delta = tl.load(delta_ptr + offs_m) * inverse_scale
+        delta = tl.load(queries.delta_ptr + offs_m) * queries.inverse_scale
     else:
-        delta = tl.load(delta_ptr + offs_m, mask=offs_m < num_queries, other=0.0) * inverse_scale
+        delta = tl.load(queries.delta_ptr + offs_m, mask=offs_m < queries.num, other=0.0) * queries.inverse_scale
     batch_row, position_q = None, None
-    if HAS_DROPOUT or CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
-        batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
+    if drop.k0 is not None or CAUSAL or looks_up(extras):
+        batch_row, position_q = load_names(queries.coords_ptr, offs_m, queries.num)
+    exists = (offs_m < queries.num)[:, None] & (offs_n < num_keys)[None, :]
     w, ds = probabilities_and_gradients(
-        q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row, position_q,
-        position_k, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
-        head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D, BLOCK_D, BLOCK_N, CAUSAL,
-        KEY_TERM, HAS_DROPOUT, PLAIN, PRECISION,
+        q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
+        CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
     dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, dv, input_precision=PRECISION)
-    if table_ptr is not None and KEY_TERM:
-        dk += relative_dk(ds, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, PRECISION)
+    if extras.table.ptr is not None and extras.table.key_term:
+        dk += relative_dk(ds, position_q, position_k, extras.table, D, BLOCK_D, PRECISION)
     dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -241,30 +249,35 @@ def _attention_bwd_dkdv_kernel(
     offs_n = first_key + tl.arange(0, BLOCK_N)
     k = load_rows(k_ptr + start_k * k_stride + wide_head * k_head_stride, k_stride, offs_n, num_keys, D, BLOCK_D, True)
     v = load_rows(v_ptr + start_k * v_stride + wide_head * v_head_stride, v_stride, offs_n, num_keys, D, BLOCK_D, True)
-    q_ptr += start_q * q_stride + wide_head * q_head_stride
-    dout_ptr += start_q * dout_stride + wide_head * dout_head_stride
-    lse_ptr += wide_head * num_tokens + start_q
-    delta_ptr += wide_head * num_tokens + start_q
+    statistics = wide_head * num_tokens + start_q
 
-    position_k, k0, k1 = None, None, None
+    position_k = None
     HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
         position_k = load_positions(coords_k_ptr, offs_n, num_keys)
-    if HAS_DROPOUT:
-        k0, k1 = split_seed(tl.load(seed_ptr))
+    sequence_row = 0
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr, mask=num_queries > 0, other=0)
-        if bias_ptr is not None:
-            bias_ptr, bias_extent = factor_of(
-                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
-            )
-        if head_mask_ptr is not None:
-            head_mask_ptr, head_mask_extent = factor_of(
-                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
-            )
+    extras = Extras(
+        factor_of(
+            bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
+            wide_head,
+        ),
+        factor_of(
+            head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
+            head_mask_extent, sequence_row, wide_head,
+        ),
+        Table(table_ptr, num_distances, KEY_TERM),
+    )  # fmt: skip
+    queries = _Queries(
+        q_ptr + start_q * q_stride + wide_head * q_head_stride,
+        dout_ptr + start_q * dout_stride + wide_head * dout_head_stride, lse_ptr + statistics, delta_ptr + statistics,
+        q_stride, dout_stride, coords_q_ptr, num_queries, inverse_scale,
+    )  # fmt: skip
+    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
 
     # Keys past the sequence's end are zeros here and nothing reads their dk and dv: only queries make a tile plain.
     begin, plain_begin = 0, 0
@@ -289,26 +302,19 @@ def _attention_bwd_dkdv_kernel(
     if CAUSAL or not HAS_PLAIN:
         for first_query in tl.range(begin, tl.minimum(plain_begin, num_queries), BLOCK_M, num_stages=1):
             dk, dv = _add_queries(
-                dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, first_query,
-                num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, position_k, k0, k1, drop_max, site,
-                head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride,
-                head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL,
-                KEY_TERM, HAS_DROPOUT, False, PRECISION,
+                dk, dv, k, v, offs_n, num_keys, queries, first_query, first_key, scale_log2, position_k, drop, extras,
+                D, BLOCK_M, CAUSAL, False, PRECISION,
             )  # fmt: skip
     if HAS_PLAIN:
         for first_query in tl.range(plain_begin, plain_end, BLOCK_M):
             dk, dv = _add_queries(
-                dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, first_query,
-                num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, None, k0, k1, drop_max, site, head,
-                None, 0, 0, 0, None, 0, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, False, False, HAS_DROPOUT, True,
-                PRECISION,
+                dk, dv, k, v, offs_n, num_keys, queries, first_query, first_key, scale_log2, None, drop, no_extras(),
+                D, BLOCK_M, False, True, PRECISION,
             )  # fmt: skip
         if plain_end < num_queries:
             dk, dv = _add_queries(
-                dk, dv, k, v, offs_n, num_keys, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_stride, dout_stride, plain_end,
-                num_queries, first_key, scale_log2, inverse_scale, coords_q_ptr, position_k, k0, k1, drop_max, site,
-                head, None, 0, 0, 0, None, 0, 0, 0, None, 0, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, False, HAS_DROPOUT,
-                False, PRECISION,
+                dk, dv, k, v, offs_n, num_keys, queries, plain_end, first_key, scale_log2, position_k, drop, extras,
+                D, BLOCK_M, CAUSAL, False, PRECISION,
             )  # fmt: skip
     offset = (start_k * num_heads * PARTS + wide_head) * D
     dk *= softmax_scale * dropout_scale

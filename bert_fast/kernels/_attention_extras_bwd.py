@@ -26,6 +26,9 @@ from torch import Tensor
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Extras,
+    Table,
+    drop_of,
     factor_of,
     factor_tile,
     load_lse,
@@ -39,7 +42,7 @@ from bert_fast.kernels._attention_bwd import probabilities_and_gradients
 from bert_fast.kernels._attention_relative import WIDTH_OF_FP32, relative_scores, relative_table_gradient
 from bert_fast.kernels._attention_tiles import Tile
 from bert_fast.kernels._launch import ceil_div, num_multiprocessors
-from bert_fast.kernels._math import philox4x32, split_seed
+from bert_fast.kernels._math import philox4x32
 
 __all__ = ["extras_gradients"]
 
@@ -95,45 +98,37 @@ def _num_steps(coords_ptr, num_tokens, first_position, BLOCK: tl.constexpr, BY_P
 
 
 @triton.jit
-def _keep_at(k0, k1, site, batch_row, position, head, ordinal_k, drop_max):
+def _keep_at(drop, batch_row, position, ordinal_k):
     """`keep_tile` of keys anywhere, ordinal_k [N]: a Philox call an element, of which it takes one of 8 values."""
-    block = head * _BLOCKS_PER_HEAD + ordinal_k // 32 * 4 + ordinal_k % 8 // 2
+    block = drop.head * _BLOCKS_PER_HEAD + ordinal_k // 32 * 4 + ordinal_k % 8 // 2
     w0, w1, w2, w3 = philox4x32(
-        block.to(tl.uint32)[None, :], position[:, None], batch_row.to(tl.uint32), site.to(tl.uint32), k0, k1
-    )
+        block.to(tl.uint32)[None, :], position[:, None], batch_row.to(tl.uint32), drop.site.to(tl.uint32), drop.k0,
+        drop.k1,
+    )  # fmt: skip
     word = (ordinal_k % 32 // 8)[None, :]
     bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
-    return tl.where((ordinal_k % 2 == 0)[None, :], bits << 16, bits) > drop_max.to(tl.uint32)
+    return tl.where((ordinal_k % 2 == 0)[None, :], bits << 16, bits) > drop.drop_max.to(tl.uint32)
 
 
 @triton.jit
 def _tile_gradient(
-    q, k, v, dout, lse, delta, exists, row, position_q, position_k, head, ordinal_k, scale_log2, k0, k1, drop_max, site,
-    bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr, head_mask_q_stride, head_mask_k_stride,
-    head_mask_extent, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, OF_HEAD_MASK: tl.constexpr,
+    q, k, v, dout, lse, delta, exists, row, position_q, position_k, ordinal_k, scale_log2, drop, extras,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_HEAD_MASK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of bias or head mask by a tile of scores, divided by z, fp32 [M, N]; lse and delta as in dq."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if table_ptr is not None:
-        scores += relative_scores(
-            q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
-        )
-    scores = mask_scores(
-        scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
-        CAUSAL,
-    )  # fmt: skip
+    if extras.table.ptr is not None:
+        scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
+    scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
     p = tl.exp2(scores - lse[:, None])
     dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-    if HAS_DROPOUT:
-        dw = tl.where(_keep_at(k0, k1, site, row, position_q, head, ordinal_k, drop_max), dw, 0.0)
+    if drop.k0 is not None:
+        dw = tl.where(_keep_at(drop, row, position_q, ordinal_k), dw, 0.0)
     if OF_HEAD_MASK:
         return p * dw
     else:
-        if head_mask_ptr is not None:
-            dw *= factor_tile(
-                head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, position_q, position_k, exists
-            )
+        if extras.head_mask.ptr is not None:
+            dw *= factor_tile(extras.head_mask, position_q, position_k, exists)
         return p * (dw - delta[:, None])
 
 
@@ -165,9 +160,6 @@ def _attention_bwd_factor_kernel(
         part = plane // num_heads
         first_head = plane % num_heads
         end_head = first_head + 1
-    k0, k1 = None, None
-    if HAS_DROPOUT:
-        k0, k1 = split_seed(tl.load(seed_ptr))
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first_sequence in tl.range(0, num_sequences, SEQUENCES, num_stages=1):
         sequences = first_sequence + tl.arange(0, SEQUENCES)
@@ -191,15 +183,18 @@ def _attention_bwd_factor_kernel(
             steps_k = _num_steps(names_k, num_keys, tile_k * BLOCK_N, BLOCK_N, HAS_KEYS)
             for head in tl.range(first_head, end_head, num_stages=1):
                 wide_head = tl.cast(head, tl.int64)
-                bias, bias_left, head_mask, head_mask_left = None, 0, None, 0
-                if bias_ptr is not None:
-                    bias, bias_left = factor_of(
-                        bias_ptr, bias_extent, row, wide_head, bias_row_stride, bias_head_stride
-                    )
-                if head_mask_ptr is not None:
-                    head_mask, head_mask_left = factor_of(
-                        head_mask_ptr, head_mask_extent, row, wide_head, head_mask_row_stride, head_mask_head_stride
-                    )
+                extras = Extras(
+                    factor_of(
+                        bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, row,
+                        wide_head,
+                    ),
+                    factor_of(
+                        head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
+                        head_mask_k_stride, head_mask_extent, row, wide_head,
+                    ),
+                    Table(table_ptr, num_distances, KEY_TERM),
+                )  # fmt: skip
+                drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
                 q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
                 k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
                 v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
@@ -217,10 +212,8 @@ def _attention_bwd_factor_kernel(
                         v = load_rows(v_of, v_stride, offs_k, num_keys, D, BLOCK_D, True)
                         exists = (offs_q < num_queries)[:, None] & (offs_k < num_keys)[None, :]
                         acc += _tile_gradient(
-                            q, k, v, dout, lse, delta * inverse_scale, exists, row, position_q, position_k, head,
-                            offs_k, softmax_scale * LOG2E, k0, k1, drop_max, site, bias, bias_q_stride, bias_k_stride,
-                            bias_left, head_mask, head_mask_q_stride, head_mask_k_stride, head_mask_left, table_ptr,
-                            num_distances, D, BLOCK_D, CAUSAL, KEY_TERM, HAS_DROPOUT, PRECISION, OF_HEAD_MASK,
+                            q, k, v, dout, lse, delta * inverse_scale, exists, row, position_q, position_k, offs_k,
+                            softmax_scale * LOG2E, drop, extras, D, CAUSAL, PRECISION, OF_HEAD_MASK,
                         )  # fmt: skip
     acc *= dropout_scale
     if not HAS_QUERIES:
@@ -255,9 +248,6 @@ def _attention_bwd_table_kernel(
     first_row = window * WIDTH
     first_distance = first_row - (num_distances - 1) // 2
     scale_log2 = softmax_scale * LOG2E
-    k0, k1 = None, None
-    if HAS_DROPOUT:
-        k0, k1 = split_seed(tl.load(seed_ptr))
     dtable = tl.zeros([WIDTH, BLOCK_D], tl.float32)
     for pair in tl.range(share, num_heads * num_sequences, num_shares, num_stages=1):
         sequence = pair // num_heads
@@ -270,15 +260,18 @@ def _attention_bwd_table_kernel(
         first_key_position = tl.load(names_k + 1, mask=num_keys > 0, other=0)
         last_key_position = tl.load(names_k + (num_keys - 1) * 2 + 1, mask=num_keys > 0, other=0)
         sequence_row = tl.load(names_q, mask=num_queries > 0, other=0)
-        bias, bias_left, head_mask, head_mask_left = None, 0, None, 0
-        if bias_ptr is not None:
-            bias, bias_left = factor_of(
-                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
-            )
-        if head_mask_ptr is not None:
-            head_mask, head_mask_left = factor_of(
-                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
-            )
+        extras = Extras(
+            factor_of(
+                bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
+                wide_head,
+            ),
+            factor_of(
+                head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
+                head_mask_extent, sequence_row, wide_head,
+            ),
+            Table(table_ptr, num_distances, KEY_TERM),
+        )  # fmt: skip
+        drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
         q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
         k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
         v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
@@ -301,11 +294,10 @@ def _attention_bwd_table_kernel(
                 position_k = load_positions(names_k, offs_n, num_keys)
                 k = load_rows(k_of, k_stride, offs_n, num_keys, D, BLOCK_D, True)
                 v = load_rows(v_of, v_stride, offs_n, num_keys, D, BLOCK_D, True)
+                exists = (offs_m < num_queries)[:, None] & (offs_n < num_keys)[None, :]
                 _, ds = probabilities_and_gradients(
-                    q, k, v, dout, lse, delta, offs_m, offs_n, num_queries, num_keys, first_key, scale_log2, batch_row,
-                    position_q, position_k, k0, k1, drop_max, site, head, bias, bias_q_stride, bias_k_stride,
-                    bias_left, head_mask, head_mask_q_stride, head_mask_k_stride, head_mask_left, table_ptr,
-                    num_distances, D, BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
+                    q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop,
+                    extras, D, CAUSAL, False, PRECISION,
                 )  # fmt: skip
                 dtable = relative_table_gradient(
                     dtable, ds, q, k, position_q, position_k, first_distance, KEY_TERM, PRECISION

@@ -6,6 +6,10 @@ import triton.language as tl
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Extras,
+    Keys,
+    Table,
+    drop_of,
     factor_of,
     factor_tile,
     keep_tile,
@@ -13,59 +17,50 @@ from bert_fast.kernels._attention import (
     load_positions,
     load_rows,
     locate,
+    looks_up,
     mask_scores,
+    no_extras,
     sequence_span,
     store_rows,
     visible_keys,
 )
 from bert_fast.kernels._attention_relative import relative_scores
-from bert_fast.kernels._math import split_seed
 
 __all__ = ["_attention_fwd_kernel"]
 
 
 @triton.jit
 def _add_keys(
-    acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row, position_q,
-    coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent, head_mask_ptr,
-    head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, extras, D: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: the new accumulator [M, D], running maximum (base 2) and sum of exponentials [M]."""
+    BLOCK_D: tl.constexpr = q.shape[1]
     offs_n = first_key + tl.arange(0, BLOCK_N)
-    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)  # [N, D]
+    k = load_rows(keys.k_ptr, keys.k_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [M, N]
     position_k = None
-    exists = (offs_n < num_keys)[None, :]
+    exists = (offs_n < keys.num)[None, :]
     if PLAIN:
         m_new = tl.maximum(m_i, tl.max(scores, 1) * scale_log2)
         p = tl.exp2(scores * scale_log2 - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
     else:
-        if CAUSAL or bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None:
-            position_k = load_positions(coords_k_ptr, offs_n, num_keys)
-        if table_ptr is not None:
-            scores += relative_scores(
-                q, k, position_q, position_k, table_ptr, num_distances, D, BLOCK_D, KEY_TERM, PRECISION
-            )
-        scores = mask_scores(
-            scores * scale_log2, exists, position_q, position_k, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
-            CAUSAL,
-        )  # fmt: skip
+        if CAUSAL or looks_up(extras):
+            position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
+        if extras.table.ptr is not None:
+            scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
+        scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key so far: exp2(-inf - 0) = 0
         p = tl.exp2(scores - m_finite[:, None])
         alpha = tl.exp2(m_i - m_finite)
     l_i = l_i * alpha + tl.sum(p, 1)
-    if HAS_DROPOUT:
-        keep = keep_tile(k0, k1, site, batch_row, position_q, head, first_key, drop_max, BLOCK_N)
-        p = tl.where(keep, p, 0.0)
-    if head_mask_ptr is not None:
-        p *= factor_tile(
-            head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, position_q, position_k, exists
-        )
-    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, not PLAIN)  # [N, D]
+    if drop.k0 is not None:
+        p = tl.where(keep_tile(drop, batch_row, position_q, first_key, BLOCK_N), p, 0.0)
+    if extras.head_mask.ptr is not None:
+        p *= factor_tile(extras.head_mask, position_q, position_k, exists)
+    v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     return acc, m_new, l_i
 
@@ -92,29 +87,34 @@ def _attention_fwd_kernel(
 
     offs_m = first_query + tl.arange(0, BLOCK_M)
     q_ptr += start_q * q_stride + wide_head * q_head_stride
-    k_ptr += start_k * k_stride + wide_head * k_head_stride
-    v_ptr += start_k * v_stride + wide_head * v_head_stride
     q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)  # [M, D]
 
-    batch_row, position_q, k0, k1 = None, None, None, None
+    batch_row, position_q = None, None
     HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-    if HAS_DROPOUT:
-        k0, k1 = split_seed(tl.load(seed_ptr))
+    sequence_row = 0
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr)
-        if bias_ptr is not None:
-            bias_ptr, bias_extent = factor_of(
-                bias_ptr, bias_extent, sequence_row, wide_head, bias_row_stride, bias_head_stride
-            )
-        if head_mask_ptr is not None:
-            head_mask_ptr, head_mask_extent = factor_of(
-                head_mask_ptr, head_mask_extent, sequence_row, wide_head, head_mask_row_stride, head_mask_head_stride
-            )
+    extras = Extras(
+        factor_of(
+            bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
+            wide_head,
+        ),
+        factor_of(
+            head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
+            head_mask_extent, sequence_row, wide_head,
+        ),
+        Table(table_ptr, num_distances, KEY_TERM),
+    )  # fmt: skip
+    keys = Keys(
+        k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
+        k_stride, v_stride, coords_k_ptr, num_keys,
+    )  # fmt: skip
+    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -125,16 +125,13 @@ def _attention_fwd_kernel(
     if HAS_PLAIN:
         for first_key in tl.range(0, num_plain, BLOCK_N):
             acc, m_i, l_i = _add_keys(
-                acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row,
-                position_q, coords_k_ptr, k0, k1, drop_max, site, head, None, 0, 0, 0, None, 0, 0, 0, None, 0, D,
-                BLOCK_D, BLOCK_N, False, False, HAS_DROPOUT, True, PRECISION,
+                acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, no_extras(), D, BLOCK_N,
+                False, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         acc, m_i, l_i = _add_keys(
-            acc, m_i, l_i, q, k_ptr, v_ptr, k_stride, v_stride, first_key, num_keys, scale_log2, batch_row, position_q,
-            coords_k_ptr, k0, k1, drop_max, site, head, bias_ptr, bias_q_stride, bias_k_stride, bias_extent,
-            head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent, table_ptr, num_distances, D,
-            BLOCK_D, BLOCK_N, CAUSAL, KEY_TERM, HAS_DROPOUT, False, PRECISION,
+            acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, extras, D, BLOCK_N, CAUSAL,
+            False, PRECISION,
         )  # fmt: skip
 
     # A query without keys: acc = 0, l_i = 0; its output is 0 and its lse -inf.

@@ -40,12 +40,12 @@ def _first_and_last(positions):
 
 
 @triton.jit
-def _window(table_ptr, first_distance, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr):
+def _window(table, first_distance, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr):
     """Rows [WIDTH, BLOCK_D] of the table from a distance on."""
-    rows = first_distance + (num_distances - 1) // 2 + tl.arange(0, WIDTH)
+    rows = first_distance + (table.num_distances - 1) // 2 + tl.arange(0, WIDTH)
     cols = tl.arange(0, BLOCK_D)
-    mask = ((rows >= 0) & (rows < num_distances))[:, None] & (cols < D)[None, :]
-    return tl.load(table_ptr + rows[:, None] * D + cols[None, :], mask=mask, other=0.0)
+    mask = ((rows >= 0) & (rows < table.num_distances))[:, None] & (cols < D)[None, :]
+    return tl.load(table.ptr + rows[:, None] * D + cols[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -57,20 +57,18 @@ def _pick(products, columns):
 
 
 @triton.jit
-def relative_scores(
-    q, k, position_q, position_k, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    KEY_TERM: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """R [M, N], fp32, of q [M, BLOCK_D] and k [N, BLOCK_D]; not scaled."""
-    WIDTH: tl.constexpr = _width(table_ptr, q.shape[0], k.shape[0])
+def relative_scores(q, k, position_q, position_k, table, D: tl.constexpr, PRECISION: tl.constexpr):
+    """R [M, N], fp32, of q [M, BLOCK_D] and k [N, BLOCK_D] and the `Table`; not scaled."""
+    BLOCK_D: tl.constexpr = q.shape[1]
+    WIDTH: tl.constexpr = _width(table.ptr, q.shape[0], k.shape[0])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     distances = position_q.to(tl.int32)[:, None] - position_k.to(tl.int32)[None, :]
     scores = tl.zeros([q.shape[0], k.shape[0]], tl.float32)
     for first in tl.range(first_q - last_k, last_q - first_k + 1, WIDTH, num_stages=1):
-        e = tl.trans(_window(table_ptr, first, num_distances, D, BLOCK_D, WIDTH))
+        e = tl.trans(_window(table, first, D, BLOCK_D, WIDTH))
         scores += _pick(tl.dot(q, e, input_precision=PRECISION), distances - first)
-        if KEY_TERM:
+        if table.key_term:
             scores += tl.trans(_pick(tl.dot(k, e, input_precision=PRECISION), tl.trans(distances - first)))
     return scores
 
@@ -93,40 +91,34 @@ def _by_distance(ds, position_rows, position_cols, first_col, first_distance, SI
 
 
 @triton.jit
-def relative_dq(
-    ds, position_q, position_k, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def relative_dq(ds, position_q, position_k, table, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
     """[M, BLOCK_D], fp32: the sum over keys of ds[i, j] E[p_i - r_j], for ds [M, N]."""
     NUM: tl.constexpr = ds.shape[1]
-    WIDTH: tl.constexpr = _width(table_ptr, ds.shape[0], ds.shape[1])
+    WIDTH: tl.constexpr = _width(table.ptr, ds.shape[0], ds.shape[1])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     dq = tl.zeros([ds.shape[0], BLOCK_D], tl.float32)
     for start_k in tl.range(first_k, last_k + 1, NUM, num_stages=1):
         end_k = tl.minimum(start_k + NUM - 1, last_k)
         for first in tl.range(first_q - end_k, last_q - start_k + 1, WIDTH, num_stages=1):
-            e = _window(table_ptr, first, num_distances, D, BLOCK_D, WIDTH)
+            e = _window(table, first, D, BLOCK_D, WIDTH)
             by_distance = _by_distance(ds, position_q, position_k, start_k, first, 1, WIDTH)
             dq = tl.dot(by_distance.to(e.dtype), e, dq, input_precision=PRECISION)
     return dq
 
 
 @triton.jit
-def relative_dk(
-    ds, position_q, position_k, table_ptr, num_distances, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def relative_dk(ds, position_q, position_k, table, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
     """[N, BLOCK_D], fp32: the sum over queries of ds[i, j] E[p_i - r_j], for ds [M, N]."""
     NUM: tl.constexpr = ds.shape[0]
-    WIDTH: tl.constexpr = _width(table_ptr, ds.shape[0], ds.shape[1])
+    WIDTH: tl.constexpr = _width(table.ptr, ds.shape[0], ds.shape[1])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     dk = tl.zeros([ds.shape[1], BLOCK_D], tl.float32)
     for start_q in tl.range(first_q, last_q + 1, NUM, num_stages=1):
         end_q = tl.minimum(start_q + NUM - 1, last_q)
         for first in tl.range(start_q - last_k, end_q - first_k + 1, WIDTH, num_stages=1):
-            e = _window(table_ptr, first, num_distances, D, BLOCK_D, WIDTH)
+            e = _window(table, first, D, BLOCK_D, WIDTH)
             by_distance = _by_distance(tl.trans(ds), position_k, position_q, start_q, first, -1, WIDTH)
             dk = tl.dot(by_distance.to(e.dtype), e, dk, input_precision=PRECISION)
     return dk
