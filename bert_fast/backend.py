@@ -141,7 +141,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "bias_gelu"),
         _implementation("reference", "bias_gelu"),
     ),
-    "dropout": (_implementation("torch", "dropout"), _implementation("reference", "dropout")),
+    "dropout": (
+        _implementation("triton", "dropout", _triton_reasons),
+        _implementation("torch", "dropout"),
+        _implementation("reference", "dropout"),
+    ),
     "dropout_add_layer_norm": (
         _implementation("triton", "dropout_add_layer_norm", _triton_row_reasons),
         _implementation("torch", "dropout_add_layer_norm"),
