@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from bert_fast.kernels._math import philox4x32, split_seed
+from bert_fast.kernels._math import philox4x32
 
 __all__ = [
     "LOG2E",
@@ -23,8 +23,7 @@ __all__ = [
     "Factor",
     "Keys",
     "Table",
-    "drop_of",
-    "factor_of",
+    "factor_at",
     "factor_tile",
     "keep_tile",
     "load_lse",
@@ -32,9 +31,7 @@ __all__ = [
     "load_positions",
     "load_rows",
     "locate",
-    "looks_up",
     "mask_scores",
-    "no_extras",
     "sequence_span",
     "store_rows",
     "visible_keys",
@@ -50,7 +47,8 @@ _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: refere
 
 
 # What helpers are given together: structures of the compiler's, which the machine's code shows nothing of. Arguments of
-# kernels stay flat, as Triton specialises each by itself.
+# kernels stay flat, as Triton specialises each by itself; and structures are made in kernels, since Triton 3.6 makes
+# tensors of what functions return, and there is none of None.
 class Factor(NamedTuple):
     """A bias or head mask at one row of the batch and head; ptr is None where there is none."""
 
@@ -95,28 +93,6 @@ class Keys(NamedTuple):
     v_stride: Any
     coords_ptr: Any
     num: Any
-
-
-@triton.jit
-def drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT: tl.constexpr):
-    """A head's `Drop`."""
-    if HAS_DROPOUT:
-        k0, k1 = split_seed(tl.load(seed_ptr))
-        return Drop(k0, k1, site, drop_max, head)
-    else:
-        return Drop(None, None, site, drop_max, head)
-
-
-@triton.jit
-def looks_up(extras):
-    """Whether something enters by positions; constexpr."""
-    return extras.bias.ptr is not None or extras.head_mask.ptr is not None or extras.table.ptr is not None
-
-
-@triton.jit
-def no_extras():
-    """Of a tile that nothing enters but q and k."""
-    return Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
 
 
 @triton.jit
@@ -218,17 +194,14 @@ def keep_tile(drop, batch_row, position, first_key, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def factor_of(ptr, row_stride, head_stride, q_stride, k_stride, extent, row, head):
+def factor_at(factor, row_stride, head_stride, row, head):
     """A bias or head mask moved on to one row of the batch and head.
 
     Its extent is negative for a row past the end. Nothing beyond is read: where no one checks that a bias reaches all
     rows and positions, one that does not must not read foreign memory.
     """
-    if ptr is None:
-        return Factor(None, q_stride, k_stride, extent)
-    else:
-        offset = row.to(tl.uint32).to(tl.int64) * row_stride + head * head_stride
-        return Factor(ptr + offset, q_stride, k_stride, extent - offset)
+    offset = row.to(tl.uint32).to(tl.int64) * row_stride + head * head_stride
+    return Factor(factor.ptr + offset, factor.q_stride, factor.k_stride, factor.extent - offset)
 
 
 @triton.jit

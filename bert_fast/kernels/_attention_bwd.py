@@ -16,11 +16,12 @@ import triton.language as tl
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Drop,
     Extras,
+    Factor,
     Keys,
     Table,
-    drop_of,
-    factor_of,
+    factor_at,
     factor_tile,
     keep_tile,
     load_lse,
@@ -28,14 +29,13 @@ from bert_fast.kernels._attention import (
     load_positions,
     load_rows,
     locate,
-    looks_up,
     mask_scores,
-    no_extras,
     sequence_span,
     store_rows,
     visible_keys,
 )
 from bert_fast.kernels._attention_relative import relative_dk, relative_dq, relative_scores
+from bert_fast.kernels._math import split_seed
 
 __all__ = ["_attention_bwd_dkdv_kernel", "_attention_bwd_dq_kernel", "probabilities_and_gradients"]
 
@@ -82,14 +82,15 @@ def _add_keys(
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
     exists = (offs_m < num_queries)[:, None] & (offs_n < keys.num)[None, :]
     position_k = None
-    if CAUSAL or looks_up(extras):
+    bias, head_mask, table = extras
+    if CAUSAL or bias.ptr is not None or head_mask.ptr is not None or table.ptr is not None:
         position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
     _, ds = probabilities_and_gradients(
         q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
         CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
-    if extras.table.ptr is not None:
-        dq += relative_dq(ds, position_q, position_k, extras.table, D, BLOCK_D, PRECISION)
+    if table.ptr is not None:
+        dq += relative_dq(ds, position_q, position_k, table, D, BLOCK_D, PRECISION)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
@@ -138,25 +139,24 @@ def _attention_bwd_dq_kernel(
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-    sequence_row = 0
+    bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
+    head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr)
-    extras = Extras(
-        factor_of(
-            bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
-            wide_head,
-        ),
-        factor_of(
-            head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-            head_mask_extent, sequence_row, wide_head,
-        ),
-        Table(table_ptr, num_distances, KEY_TERM),
-    )  # fmt: skip
+        if bias_ptr is not None:
+            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+        if head_mask_ptr is not None:
+            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
+    extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
     keys = Keys(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
     )  # fmt: skip
-    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    drop = Drop(k0, k1, site, drop_max, head)
+    plain = Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -166,7 +166,7 @@ def _attention_bwd_dq_kernel(
         for first_key in tl.range(0, num_plain, BLOCK_N):
             dq = _add_keys(
                 dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
-                no_extras(), D, BLOCK_N, False, True, PRECISION,
+                plain, D, BLOCK_N, False, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         dq = _add_keys(
@@ -208,7 +208,8 @@ def _add_queries(
     else:
         delta = tl.load(queries.delta_ptr + offs_m, mask=offs_m < queries.num, other=0.0) * queries.inverse_scale
     batch_row, position_q = None, None
-    if drop.k0 is not None or CAUSAL or looks_up(extras):
+    bias, head_mask, table = extras
+    if drop.k0 is not None or CAUSAL or bias.ptr is not None or head_mask.ptr is not None or table.ptr is not None:
         batch_row, position_q = load_names(queries.coords_ptr, offs_m, queries.num)
     exists = (offs_m < queries.num)[:, None] & (offs_n < num_keys)[None, :]
     w, ds = probabilities_and_gradients(
@@ -216,8 +217,8 @@ def _add_queries(
         CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
     dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, dv, input_precision=PRECISION)
-    if extras.table.ptr is not None and extras.table.key_term:
-        dk += relative_dk(ds, position_q, position_k, extras.table, D, BLOCK_D, PRECISION)
+    if table.ptr is not None and table.key_term:
+        dk += relative_dk(ds, position_q, position_k, table, D, BLOCK_D, PRECISION)
     dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -258,26 +259,25 @@ def _attention_bwd_dkdv_kernel(
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
         position_k = load_positions(coords_k_ptr, offs_n, num_keys)
-    sequence_row = 0
+    bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
+    head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr, mask=num_queries > 0, other=0)
-    extras = Extras(
-        factor_of(
-            bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
-            wide_head,
-        ),
-        factor_of(
-            head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-            head_mask_extent, sequence_row, wide_head,
-        ),
-        Table(table_ptr, num_distances, KEY_TERM),
-    )  # fmt: skip
+        if bias_ptr is not None:
+            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+        if head_mask_ptr is not None:
+            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
+    extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
     queries = _Queries(
         q_ptr + start_q * q_stride + wide_head * q_head_stride,
         dout_ptr + start_q * dout_stride + wide_head * dout_head_stride, lse_ptr + statistics, delta_ptr + statistics,
         q_stride, dout_stride, coords_q_ptr, num_queries, inverse_scale,
     )  # fmt: skip
-    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    drop = Drop(k0, k1, site, drop_max, head)
+    plain = Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
 
     # Keys past the sequence's end are zeros here and nothing reads their dk and dv: only queries make a tile plain.
     begin, plain_begin = 0, 0
@@ -308,7 +308,7 @@ def _attention_bwd_dkdv_kernel(
     if HAS_PLAIN:
         for first_query in tl.range(plain_begin, plain_end, BLOCK_M):
             dk, dv = _add_queries(
-                dk, dv, k, v, offs_n, num_keys, queries, first_query, first_key, scale_log2, None, drop, no_extras(),
+                dk, dv, k, v, offs_n, num_keys, queries, first_query, first_key, scale_log2, None, drop, plain,
                 D, BLOCK_M, False, True, PRECISION,
             )  # fmt: skip
         if plain_end < num_queries:

@@ -26,10 +26,11 @@ from torch import Tensor
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Drop,
     Extras,
+    Factor,
     Table,
-    drop_of,
-    factor_of,
+    factor_at,
     factor_tile,
     load_lse,
     load_names,
@@ -42,7 +43,7 @@ from bert_fast.kernels._attention_bwd import probabilities_and_gradients
 from bert_fast.kernels._attention_relative import WIDTH_OF_FP32, relative_scores, relative_table_gradient
 from bert_fast.kernels._attention_tiles import Tile
 from bert_fast.kernels._launch import ceil_div, num_multiprocessors
-from bert_fast.kernels._math import philox4x32
+from bert_fast.kernels._math import philox4x32, split_seed
 
 __all__ = ["extras_gradients"]
 
@@ -160,6 +161,9 @@ def _attention_bwd_factor_kernel(
         part = plane // num_heads
         first_head = plane % num_heads
         end_head = first_head + 1
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first_sequence in tl.range(0, num_sequences, SEQUENCES, num_stages=1):
         sequences = first_sequence + tl.arange(0, SEQUENCES)
@@ -183,18 +187,14 @@ def _attention_bwd_factor_kernel(
             steps_k = _num_steps(names_k, num_keys, tile_k * BLOCK_N, BLOCK_N, HAS_KEYS)
             for head in tl.range(first_head, end_head, num_stages=1):
                 wide_head = tl.cast(head, tl.int64)
-                extras = Extras(
-                    factor_of(
-                        bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, row,
-                        wide_head,
-                    ),
-                    factor_of(
-                        head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
-                        head_mask_k_stride, head_mask_extent, row, wide_head,
-                    ),
-                    Table(table_ptr, num_distances, KEY_TERM),
-                )  # fmt: skip
-                drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+                bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
+                head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
+                if bias_ptr is not None:
+                    bias = factor_at(bias, bias_row_stride, bias_head_stride, row, wide_head)
+                if head_mask_ptr is not None:
+                    head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, row, wide_head)
+                extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+                drop = Drop(k0, k1, site, drop_max, head)
                 q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
                 k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
                 v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
@@ -248,6 +248,9 @@ def _attention_bwd_table_kernel(
     first_row = window * WIDTH
     first_distance = first_row - (num_distances - 1) // 2
     scale_log2 = softmax_scale * LOG2E
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
     dtable = tl.zeros([WIDTH, BLOCK_D], tl.float32)
     for pair in tl.range(share, num_heads * num_sequences, num_shares, num_stages=1):
         sequence = pair // num_heads
@@ -260,18 +263,14 @@ def _attention_bwd_table_kernel(
         first_key_position = tl.load(names_k + 1, mask=num_keys > 0, other=0)
         last_key_position = tl.load(names_k + (num_keys - 1) * 2 + 1, mask=num_keys > 0, other=0)
         sequence_row = tl.load(names_q, mask=num_queries > 0, other=0)
-        extras = Extras(
-            factor_of(
-                bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
-                wide_head,
-            ),
-            factor_of(
-                head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-                head_mask_extent, sequence_row, wide_head,
-            ),
-            Table(table_ptr, num_distances, KEY_TERM),
-        )  # fmt: skip
-        drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+        bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
+        head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
+        if bias_ptr is not None:
+            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+        if head_mask_ptr is not None:
+            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
+        extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+        drop = Drop(k0, k1, site, drop_max, head)
         q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
         k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
         v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride

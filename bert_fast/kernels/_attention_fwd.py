@@ -6,25 +6,25 @@ import triton.language as tl
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Drop,
     Extras,
+    Factor,
     Keys,
     Table,
-    drop_of,
-    factor_of,
+    factor_at,
     factor_tile,
     keep_tile,
     load_names,
     load_positions,
     load_rows,
     locate,
-    looks_up,
     mask_scores,
-    no_extras,
     sequence_span,
     store_rows,
     visible_keys,
 )
 from bert_fast.kernels._attention_relative import relative_scores
+from bert_fast.kernels._math import split_seed
 
 __all__ = ["_attention_fwd_kernel"]
 
@@ -46,11 +46,12 @@ def _add_keys(
         p = tl.exp2(scores * scale_log2 - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
     else:
-        if CAUSAL or looks_up(extras):
+        bias, head_mask, table = extras
+        if CAUSAL or bias.ptr is not None or head_mask.ptr is not None or table.ptr is not None:
             position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
-        if extras.table.ptr is not None:
-            scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
-        scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
+        if table.ptr is not None:
+            scores += relative_scores(q, k, position_q, position_k, table, D, PRECISION)
+        scores = mask_scores(scores * scale_log2, exists, position_q, position_k, bias, CAUSAL)
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key so far: exp2(-inf - 0) = 0
         p = tl.exp2(scores - m_finite[:, None])
@@ -96,25 +97,24 @@ def _attention_fwd_kernel(
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-    sequence_row = 0
+    bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
+    head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr)
-    extras = Extras(
-        factor_of(
-            bias_ptr, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, sequence_row,
-            wide_head,
-        ),
-        factor_of(
-            head_mask_ptr, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-            head_mask_extent, sequence_row, wide_head,
-        ),
-        Table(table_ptr, num_distances, KEY_TERM),
-    )  # fmt: skip
+        if bias_ptr is not None:
+            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+        if head_mask_ptr is not None:
+            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
+    extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
     keys = Keys(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
     )  # fmt: skip
-    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    drop = Drop(k0, k1, site, drop_max, head)
+    plain = Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -125,7 +125,7 @@ def _attention_fwd_kernel(
     if HAS_PLAIN:
         for first_key in tl.range(0, num_plain, BLOCK_N):
             acc, m_i, l_i = _add_keys(
-                acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, no_extras(), D, BLOCK_N,
+                acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, plain, D, BLOCK_N,
                 False, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from bert_fast.kernels._attention import (
     LOG2E,
-    drop_of,
+    Drop,
+    Factor,
     keep_tile,
     load_lse,
     load_names,
@@ -17,10 +18,10 @@ from bert_fast.kernels._attention import (
     load_rows,
     locate,
     mask_scores,
-    no_extras,
     sequence_span,
     store_rows,
 )
+from bert_fast.kernels._math import split_seed
 
 __all__ = ["_attention_bwd_short_kernel", "_attention_fwd_short_kernel"]
 
@@ -55,13 +56,14 @@ def _attention_fwd_short_kernel(
         position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, no_extras().bias, CAUSAL)
+    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, Factor(None, 0, 0, 0), CAUSAL)
     m = tl.max(scores, 1)
     m = tl.where(m == float("-inf"), 0.0, m)
     p = tl.exp2(scores - m[:, None])
     total = tl.sum(p, 1)
     if HAS_DROPOUT:
-        drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+        k0, k1 = split_seed(tl.load(seed_ptr))
+        drop = Drop(k0, k1, site, drop_max, head)
         p = tl.where(keep_tile(drop, batch_row, position_q, 0, BLOCK_N), p, 0.0)
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
     # A query without keys: out = 0, total = 0; its output is 0 and its lse -inf.
@@ -106,7 +108,10 @@ def _attention_bwd_short_kernel(
     batch_row, position_q = None, None
     if HAS_DROPOUT or CAUSAL:
         batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
-    drop = drop_of(seed_ptr, site, drop_max, head, HAS_DROPOUT)
+    k0, k1 = None, None
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+    drop = Drop(k0, k1, site, drop_max, head)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for first_key in tl.range(0, num_keys, BLOCK_N):
@@ -117,7 +122,9 @@ def _attention_bwd_short_kernel(
         position_k = None
         if CAUSAL:
             position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
-        scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, no_extras().bias, CAUSAL)
+        scores = mask_scores(
+            scores, (offs_n < num_keys)[None, :], position_q, position_k, Factor(None, 0, 0, 0), CAUSAL
+        )
         p = tl.exp2(scores - lse[:, None])  # 0 for queries past the end: their lse is +inf
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         w = p
