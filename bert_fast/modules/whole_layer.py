@@ -6,6 +6,7 @@ follows each op (`torch.compile`, modes, `torch.func`). The layer then runs op b
 is not what the op takes: the single ops say what is wrong with it, or know what to do.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
         return None
     parts = layer._modules  # not by attribute, each of which takes half a microsecond
     attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
-    heads, closing = attention._modules["self"], attention._modules["output"]
+    heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
     if not _are_own((attention, heads, closing, up, down)) or heads.position_embedding_type != "absolute":
         return None
     hidden_act = up.hidden_act
@@ -69,6 +70,8 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     backend = requested()
     if (
         parameters is None
+        or not -math.inf < norms[0].eps < math.inf
+        or not -math.inf < norms[1].eps < math.inf
         or not is_whole(x.device, x.dtype, x.shape[1], heads.head_dim, backend)
         or keys.coords.shape[0] != x.shape[0]
         or keys.coords.device != x.device
@@ -98,7 +101,7 @@ def _are_own(containers: tuple[Any, ...]) -> bool:
     """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
     for module, packed in zip(containers, _PACKED, strict=True):
         own = type(module)
-        forward = own.forward
+        forward = getattr(own, "forward", None)
         if (
             getattr(own, "forward_packed", None) is not packed.forward_packed
             or (forward is not packed.forward_packed and not hasattr(forward, "leads_to_packed"))

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from bert_fast import use_backend
 from bert_fast.modules import layer as module
@@ -220,6 +221,81 @@ def test_gradients_are_those_of_finite_differences(causal: bool, rows: str) -> N
     with use_backend("reference"), counted() as calls:
         assert torch.autograd.gradcheck(function, [t.clone().requires_grad_() for t in inputs], fast_mode=True)
     assert calls
+
+
+class Wrapper(torch.nn.Module):
+    """What holds a module in its place, and calls it."""
+
+    def __init__(self, wrapped: torch.nn.Module) -> None:
+        super().__init__()
+        self.wrapped = wrapped
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped(*args, **kwargs)
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def watch(name: str) -> Any:
+    return lambda layer: layer.get_submodule(name).register_forward_hook(lambda *_: None)
+
+
+def replace(name: str, wrap: Any) -> Any:
+    def change(layer: BertLayer) -> None:
+        parent, _, child = name.rpartition(".")
+        setattr(layer.get_submodule(parent), child, wrap(layer.get_submodule(name)))
+
+    return change
+
+
+def override(layer: BertLayer) -> None:
+    module = layer.attention.output
+    module.forward = lambda *args, **kwargs: type(module).forward(module, *args, **kwargs)  # type: ignore[method-assign]
+
+
+LOOKING = {
+    **{f"a hook on {name}": watch(name) for name, _ in make_layer().named_modules() if name},
+    **{f"{name} in a wrapper": replace(name, Wrapper) for name in ("attention", "attention.self", "attention.output")},
+    "a linear layer of another class": replace("output.dense", lambda old: Doubled(old.in_features, old.out_features)),
+    "a callable for an activation": lambda layer: setattr(layer.intermediate, "hidden_act", torch.tanh),
+    "a forward of the object's own": override,
+    "parameters of two dtypes": lambda layer: layer.output.LayerNorm.double(),
+    "a parametrization": lambda layer: torch.nn.utils.parametrizations.weight_norm(layer.intermediate.dense),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", LOOKING)
+def test_where_somebody_looks_inside_the_layer_runs_op_by_op(who: str) -> None:
+    layer, x = make_layer(), torch.randn(sum(LENGTHS), 24)
+    LOOKING[who](layer)
+    refused = pytest.raises(TypeError, match="weight") if who == "parameters of two dtypes" else nullcontext()
+    with counted() as calls, refused:  # by the single op
+        layer(x, call=make_call())
+    assert not calls
+
+
+def test_global_hooks_and_modes_are_who_looks_too() -> None:
+    layer, x = make_layer(), torch.randn(sum(LENGTHS), 24)
+    seen: list[str] = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    with counted() as calls:
+        layer(x, call=make_call())
+        handle.remove()
+        with FlopCounterMode(display=False):
+            layer(x, call=make_call())
+        assert not calls and "BertSelfAttention" in seen
+        layer(x, call=make_call())
+    assert len(calls) == 1
+
+
+def test_an_eps_that_is_no_number_is_refused_by_name() -> None:
+    layer = make_layer()
+    layer.output.LayerNorm.eps = float("nan")
+    with pytest.raises(ValueError, match="eps: expected a finite number, got nan"):
+        layer(torch.randn(sum(LENGTHS), 24), call=make_call())
 
 
 def given(rows: str = "all") -> tuple[Any, ...]:
