@@ -21,6 +21,7 @@ from bert_fast.models import (
 )
 from bert_fast.ops import repad, unpad
 from bert_fast.tokenization import BertTokenizer, RaggedBatch
+from bert_fast.warming import warm_up
 
 __all__ = [
     "BackendError",
@@ -51,5 +52,6 @@ __all__ = [
     "unfuse",
     "unpad",
     "use_backend",
+    "warm_up",
     "why_not",
 ]

@@ -20,7 +20,7 @@ MODULES = OPS | {"ops"}
 MODELS = MODULES | {"modules", "optim"}
 HUGGINGFACE = MODELS | {"models"}
 DATA = MODELS | {"models", "tokenization", "graphs"}
-TRAINING = DATA | {"data", "huggingface"}
+TRAINING = DATA | {"data", "huggingface", "warming"}
 DEMO = TRAINING | {"training", "__init__"}
 CLI = DEMO | {"demo"}
 ALLOWED = {
@@ -43,6 +43,7 @@ ALLOWED = {
     "models": MODELS,
     "huggingface": HUGGINGFACE,
     "graphs": MODELS,
+    "warming": MODELS | {"models"},
     "tokenization": BASE | {"reference"},
     "data": DATA,
     "training": TRAINING,

@@ -73,6 +73,59 @@ def shapes(driver: NullDriver) -> dict[str, Any]:
     return {"compiled": compiled, "refusals": driver.refusals}
 
 
+# Of each of our models, in either precision, and of one of transformers'.
+WARMED = (
+    ("BertForSequenceClassification", "autocast", "bert_fast"),
+    ("BertForTokenClassification", "bf16", "bert_fast"),
+    ("BertForMaskedLM", "autocast", "bert_fast"),
+    ("BertForPreTraining", "bf16", "bert_fast"),
+    ("BertForQuestionAnswering", "autocast", "bert_fast"),
+    ("BertModel", "fp32", "bert_fast"),
+    ("BertForTokenClassification", "autocast", "fused"),
+    ("BertForQuestionAnswering", "bf16", "fused"),
+)
+# Beside `CHANGED`: a single token, odd numbers of tokens and multiples of 16, many sequences, large batches.
+REAL = (*CHANGED, (1,), (1, 1), (2, 1), (7,) * 9, (16,) * 5, (48,), (13,) * 80, (511,) * 4, (512, 500, 300))
+
+
+def warm_up(driver: NullDriver) -> dict[str, Any]:
+    """Kernels compiled by `warm_up`, then by training and evaluation on real batches."""
+    import bert_fast
+
+    warmed: dict[str, int] = {}
+    compiled: dict[str, list[str]] = {}
+    for name, precision, kind in WARMED:
+        _forget()
+        step = make_step(name, precision, kind=kind)
+        driver.reset()
+        bert_fast.warm_up(
+            step.model,
+            optimizer=step.optimizer.__self__,  # type: ignore[attr-defined]
+            autocast_dtype=torch.bfloat16 if precision == "autocast" else None,
+            max_tokens=2048,
+        )
+        case = f"{name} {precision} {kind}"
+        warmed[case] = len(driver.compiled)
+        for lengths in REAL:
+            driver.reset()
+            _run(step, name, lengths)
+            with torch.no_grad():
+                step.model.eval()
+                step.forward()
+                step.model.train()
+            compiled[f"{case} {lengths}"] = [*driver.compiled]
+    return {"warmed": warmed, "compiled": compiled, "refusals": driver.refusals}
+
+
+def _forget() -> None:
+    """As a process is that has launched nothing: kernels are loaded again."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("bert_fast.kernels."):
+            for kernel in vars(module).values():
+                if isinstance(kernel, triton.JITFunction):
+                    kernel.device_caches.clear()
+
+
 def _run(step: Step, name: str, lengths: tuple[int, ...]) -> None:
     step.inputs = inputs_of(name, lengths)
     for part in PARTS:
@@ -189,7 +242,7 @@ def resources(driver: NullDriver) -> list[dict[str, Any]]:
     return found
 
 
-SCENARIOS = {one.__name__: one for one in (launches, shapes, compilations, one_step, refusals, resources)}
+SCENARIOS = {one.__name__: one for one in (launches, shapes, warm_up, compilations, one_step, refusals, resources)}
 
 
 def main() -> None:
