@@ -97,7 +97,12 @@ _VECTOR_BYTES = 16  # the widest load and store of a thread
 _CHUNKS, _LANES_PER_WARP = 2, 64
 _MAX_WARPS = 8
 RESIDENT_WARPS = 32  # that the reasoning below counts on a multiprocessor; the ahead-of-time gate checks the registers
-_SHORT_COLS, _SHORT_TILE, _SHORT_WARPS = 128, 1024, 4
+# Of short rows: columns of a tile. Few sizes, since each is another kernel, and rows that hold a score for every token
+# of a text have any length: those of 33 and more share one. Lanes without a column cost these calls nothing to speak
+# of: what they wait for is memory.
+_SHORT_COLS = (2, 16, 32, 128)
+_SHORT_TILE, _SHORT_WARPS = 1024, 4
+_SAME_KERNEL = 512  # columns, as long as BERT's texts are: up to there longer rows share a kernel, too
 _MEAN_BLOCK, _MEAN_WARPS = 4096, 16
 
 
@@ -105,8 +110,8 @@ _MEAN_BLOCK, _MEAN_WARPS = 4096, 16
 def launch_config(num_classes: int, dtype: torch.dtype) -> LaunchConfig:
     """The configuration for rows of `num_classes` scores, any number from 1, of fp32, fp16 or bf16."""
     vector = _VECTOR_BYTES // dtype.itemsize
-    if num_classes <= _SHORT_COLS:  # up to 256 bytes of bf16: less than the threads of one warp load at once
-        cols = 1 << (num_classes - 1).bit_length()
+    if num_classes <= _SHORT_COLS[-1]:  # up to 256 bytes of bf16: less than the threads of one warp load at once
+        cols = next(cols for cols in _SHORT_COLS if num_classes <= cols)
         return LaunchConfig(_SHORT_TILE // cols, cols, vector, _SHORT_WARPS)
     # Eight warps have 16 KB in flight. A latency of about 0.7 us at 4.3 TB/s and 132 multiprocessors asks for 23 KB on
     # each: four resident programs (64 registers a thread) have 64 KB, and a row of 61 KB takes 4 steps, the last of
@@ -115,6 +120,14 @@ def launch_config(num_classes: int, dtype: torch.dtype) -> LaunchConfig:
     warp_cols = _CHUNKS * _LANES_PER_WARP * vector
     num_warps = min(_MAX_WARPS, 1 << (ceil_div(num_classes, warp_cols) - 1).bit_length())
     return LaunchConfig(1, num_warps * warp_cols, vector, num_warps)
+
+
+def _has_edges(num_classes: int, lead: int, row_stride: int, vector: int) -> bool:
+    """Whether rows may begin or end within a vector; of rows up to `_SAME_KERNEL`, whose lengths vary, always.
+
+    For these it is one load more, which waits together with the others.
+    """
+    return num_classes <= _SAME_KERNEL or any(n % vector for n in (lead, row_stride, num_classes))
 
 
 def _lead(x: Tensor) -> int:
@@ -170,7 +183,7 @@ def cross_entropy_rows_fwd(
             CHUNKS=_CHUNKS,
             LANES=config.num_warps * _LANES_PER_WARP,
             VECTOR=config.vector,
-            HAS_EDGES=any(n % config.vector for n in (lead, row_stride, num_classes)),
+            HAS_EDGES=_has_edges(num_classes, lead, row_stride, config.vector),
             HAS_SMOOTHING=has_smoothing,
             num_warps=config.num_warps,
             enable_fp_fusion=True,  # total * exp(maximum - higher) + sum
@@ -235,7 +248,7 @@ def cross_entropy_rows_bwd(
             LANES=config.num_warps * _LANES_PER_WARP,
             VECTOR=config.vector,
             LOAD_VECTOR=math.gcd(config.vector, leads[0] - leads[1], strides[0] - strides[1]),
-            HAS_EDGES=any(n % config.vector for n in (leads[1], strides[1], num_classes)),
+            HAS_EDGES=_has_edges(num_classes, leads[1], strides[1], config.vector),
             num_warps=config.num_warps,
             enable_fp_fusion=True,
         )

@@ -287,10 +287,21 @@ def test_every_number_of_classes_has_a_configuration(kernels, dtype: torch.dtype
         for size in (config.rows, config.cols, config.num_warps):
             assert size & (size - 1) == 0
         if config.is_short:
-            assert num_classes <= config.cols < 2 * num_classes
+            assert num_classes <= config.cols < 8 * num_classes
         else:  # no fewer elements than two edges, and no more idle warps than busy ones
             assert num_classes >= 2 * config.vector
             assert config.num_warps == 1 or num_classes > config.cols // 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_many_lengths_share_a_kernel(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """As scores of a text's tokens are: another number in each batch."""
+    configs = {kernels.launch_config(length, dtype) for length in range(1, 513)}
+    assert len(configs) == 5
+    assert len({kernels.launch_config(length, dtype) for length in range(33, 513)}) == 2
+    assert {kernels._has_edges(length, 0, length, 8) for length in range(129, 513)} == {True}
+    assert not kernels._has_edges(30528, 0, 30528, 8)
+    assert kernels._has_edges(30522, 0, 30522, 8)
 
 
 @pytest.mark.parametrize("num_classes", [2, 9, 259, 1003, 1024])
