@@ -11,9 +11,10 @@ other tensors, hooks are silent, generators and modes are put back.
 """
 
 import contextlib
+import inspect
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +29,11 @@ from bert_fast.terminal import Part, StatusLine
 
 __all__ = ["warm_up"]
 
-_FEWEST = 16  # tokens of the shortest sequences; below, padding included, nothing changes
-_GROWTH = 1.5  # of numbers of tokens: each choice of tiles holds for at least so large a range
+_SHORTEST = 4  # tokens; below, nothing changes
+_FEWEST = 64  # tokens, or sequences, from which on matrix products are worth a tile
+_GROWTH = 1.5  # of their numbers, from batch to batch: a choice of tiles mostly holds for as large a range
 _DEFAULT_TOKENS = 4096
+_MANY_SCORES = 2048  # rows of scores of the vocabulary: 250 MB in fp32
 _NUM_CHOICES = 2
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -95,22 +98,30 @@ def warm_up(
     device = next(model.parameters()).device
     if device.type != "cuda":
         return 0.0
-    modes = [mode for mode, wanted in (("training", training), ("inference", inference)) if wanted]
-    batches = [
-        (target, mode, *batch) for target in targets for mode in modes for batch in _batches(longest, max_tokens)
-    ]
-    with (
-        _unchanged(model, device),
-        torch.autocast(device.type, autocast_dtype, enabled=True) if autocast_dtype else contextlib.nullcontext(),
-        _line(progress) as line,
-    ):
-        for number, (target, mode, lengths, has_mask) in enumerate(batches):
-            line.show([Part("compiling kernels", 0)], number / len(batches), f"compiling kernels: {mode}")
-            _set_mode(target, mode == "training")
-            _run(target, _inputs(target, lengths, has_mask, device), mode == "training")
-        if isinstance(optimizer, MultiTensorOptimizer):
-            _step(optimizer, autocast_dtype == torch.float16)
+    with _shown(progress) as show:
+        _make_steps(model, targets, (longest, max_tokens), (training, inference), autocast_dtype, optimizer, show)
     return time.perf_counter() - began
+
+
+def _make_steps(
+    model: nn.Module, targets: Sequence[Any], most: tuple[int, int], modes: tuple[bool, bool],
+    autocast_dtype: torch.dtype | None, optimizer: torch.optim.Optimizer | None, show: Callable[[float], object],
+) -> None:  # fmt: skip
+    """What compiles: steps on every kind of batch. most: tokens of a sequence and of a batch. modes: as in `warm_up`.
+
+    show: is told the share that is done.
+    """
+    device = next(model.parameters()).device
+    is_trained = [is_training for is_training, wanted in zip((True, False), modes, strict=True) if wanted]
+    steps = [(target, mode, *batch) for target in targets for mode in is_trained for batch in _batches(*most)]
+    with _unchanged(model, device):
+        for number, (target, is_training, lengths, has_mask) in enumerate(steps):
+            show(number / len(steps))
+            for module in target.modules():
+                module.training = is_training
+            _run(target, _inputs(target, lengths, has_mask, device), is_training, autocast_dtype)
+        if modes[0] and isinstance(optimizer, MultiTensorOptimizer):
+            _step(optimizer, autocast_dtype == torch.float16)
 
 
 def _targets(model: Any) -> list[Any]:
@@ -141,7 +152,7 @@ def _check_optimizer(optimizer: Any) -> None:
 def _batches(max_seqlen: int, max_tokens: int) -> Iterator[tuple[list[int], bool]]:
     """(lengths, whether a mask is given) of the batches that between them need every kernel."""
     yield [1], False
-    longest = _FEWEST
+    longest = _SHORTEST
     while True:
         longest = min(longest, max_seqlen)
         yield [longest, max(1, longest // 2), 1], True
@@ -150,17 +161,24 @@ def _batches(max_seqlen: int, max_tokens: int) -> Iterator[tuple[list[int], bool
         if longest == max_seqlen:
             break
         longest *= 2
-    num_tokens = 64.0
-    while True:
-        whole = min(int(num_tokens), max_tokens)
-        full, rest = divmod(whole, max_seqlen)
+    for num_tokens in _rising(_FEWEST, max_tokens):
+        full, rest = divmod(num_tokens, max_seqlen)
         yield [max_seqlen] * full + [rest] * (rest > 0), True
-        if whole == max_tokens:
-            return
-        num_tokens *= _GROWTH
+    for num_sequences in _rising(_FEWEST, max_tokens // _SHORTEST):
+        yield [min(_SHORTEST, max_seqlen)] * num_sequences, True
 
 
-def _inputs(model: Any, lengths: Sequence[int], has_mask: bool, device: torch.device) -> dict[str, Tensor]:
+def _rising(first: int, last: int) -> Iterator[int]:
+    """Numbers up to the last one, by steps of a half."""
+    number = float(first)
+    while number < last:
+        yield int(number)
+        number *= _GROWTH
+    if first <= last:
+        yield last
+
+
+def _inputs(model: Any, lengths: Sequence[int], has_mask: bool, device: torch.device) -> dict[str, Any]:
     """A padded batch for a model, with labels where it takes some."""
     config, head = model.config, _head(model)
     ends = torch.tensor(lengths)[:, None]  # [B, 1]
@@ -194,19 +212,28 @@ def _labels(head: str, config: Any, words: Tensor, keep: Tensor) -> dict[str, Te
     return {"labels": rows} if head else {}
 
 
-def _run(model: Any, inputs: Mapping[str, Tensor], is_training: bool) -> None:
-    """Forward, with gradients backward too; what they compute is forgotten."""
+def _run(model: Any, inputs: dict[str, Any], is_training: bool, autocast_dtype: torch.dtype | None) -> None:
+    """Forward, in training backward too; what they compute is forgotten."""
+    if not is_training and inputs["input_ids"].numel() > _MANY_SCORES and _takes(model, "output_logits"):
+        inputs["output_logits"] = False  # of the vocabulary, for each token: nobody keeps as many
+    device_type = inputs["input_ids"].device.type
+    autocast = torch.autocast(device_type, autocast_dtype) if autocast_dtype else contextlib.nullcontext()
     with torch.set_grad_enabled(is_training):
-        output = model(**inputs, return_dict=True)
+        with autocast:
+            output = model(**inputs, return_dict=True)
         if not is_training:
             return
         loss = getattr(output, "loss", None)
-        results = [loss] if loss is not None else [output.last_hidden_state, output.pooler_output]
+        results = [output.last_hidden_state, output.pooler_output] if loss is None else [loss]
         results = [result for result in results if result is not None and result.requires_grad]
         if results:
             wanted = [p for p in model.parameters() if p.requires_grad]
             upstream = [torch.ones_like(result) for result in results]
             torch.autograd.grad(results, wanted, upstream, allow_unused=True)
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(type(model).forward).parameters
 
 
 def _step(optimizer: MultiTensorOptimizer, is_scaled: bool) -> None:
@@ -229,11 +256,6 @@ def _small(p: Tensor) -> nn.Parameter:
     """A parameter of this one's dtype, as far from a whole 16 bytes, to which other kernels belong."""
     away = p.data_ptr() % 16 // p.element_size()
     return nn.Parameter(torch.zeros(away + 1, dtype=p.dtype, device=p.device)[away:])
-
-
-def _set_mode(model: nn.Module, is_training: bool) -> None:
-    for module in model.modules():
-        module.training = is_training
 
 
 @contextlib.contextmanager
@@ -300,15 +322,10 @@ def _for_autograd(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _line(progress: bool | None) -> Iterator[Any]:
+def _shown(progress: bool | None) -> Iterator[Callable[[float], object]]:
     if not (sys.stderr.isatty() if progress is None else progress):
-        yield _Quiet()
+        yield lambda share: None
         return
     with contextlib.closing(StatusLine(is_transient=True)) as line:
         line.open("compiling kernels", is_patient=True)
-        yield line
-
-
-class _Quiet:
-    def show(self, parts: Sequence[Part], share: float | None, plain: str = "") -> None:
-        """Says nothing."""
+        yield lambda share: line.show([Part("compiling kernels", 0)], share, f"compiling kernels: {share:.0%}")
