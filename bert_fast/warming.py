@@ -11,6 +11,7 @@ other tensors, hooks are silent, generators and modes are put back.
 """
 
 import contextlib
+import functools
 import inspect
 import sys
 import time
@@ -23,7 +24,6 @@ from torch.nn.modules import module as nn_module
 
 from bert_fast.checks import check_count, check_flag
 from bert_fast.models.packed import PackedBertModel
-from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.optim._base import MultiTensorOptimizer
 from bert_fast.terminal import Part, StatusLine
 
@@ -113,7 +113,7 @@ def _make_steps(
     """
     device = next(model.parameters()).device
     is_trained = [is_training for is_training, wanted in zip((True, False), modes, strict=True) if wanted]
-    steps = [(target, mode, *batch) for target in targets for mode in is_trained for batch in _batches(*most)]
+    steps = [(target, mode, *batch) for target in targets for mode in is_trained for batch in _batches(target, *most)]
     with _unchanged(model, device):
         for number, (target, is_training, lengths, has_mask) in enumerate(steps):
             show(number / len(steps))
@@ -136,6 +136,8 @@ def _targets(model: Any) -> list[Any]:
         )
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
         raise ValueError("model: expected the model itself, got one in DistributedDataParallel: give its .module")
+    if any(hasattr(p, "to_local") for p in model.parameters()):
+        raise ValueError("model: expected whole parameters, got sharded ones: call warm_up before fully_shard")
     return next(([module] for module in modules if _head(module) and set(berts) & set(module.modules())), berts)
 
 
@@ -149,23 +151,31 @@ def _check_optimizer(optimizer: Any) -> None:
         raise TypeError(f"optimizer: expected a torch.optim.Optimizer or None, got {type(optimizer).__name__}")
 
 
-def _batches(max_seqlen: int, max_tokens: int) -> Iterator[tuple[list[int], bool]]:
+def _batches(model: nn.Module, max_seqlen: int, max_tokens: int) -> Iterator[tuple[list[int], bool]]:
     """(lengths, whether a mask is given) of the batches that between them need every kernel."""
+    if _head(model) == "BertForMultipleChoice":
+        max_tokens = max(1, max_tokens // _NUM_CHOICES)  # each choice is a text of these lengths
+    max_seqlen = min(max_seqlen, max_tokens)
     yield [1], False
-    longest = _SHORTEST
-    while True:
-        longest = min(longest, max_seqlen)
-        yield [longest, max(1, longest // 2), 1], True
-        yield [longest] * 3, True
-        yield [longest] * 3, False
-        if longest == max_seqlen:
-            break
-        longest *= 2
+    for longest in _powers(_SHORTEST, max_seqlen):
+        padded = [longest, max(1, longest // 2), 1]
+        while sum(padded) > max_tokens and len(padded) > 1:
+            del padded[1]
+        whole = [longest] * min(3, max_tokens // longest)
+        yield from ((padded, True), (whole, True), (whole, False))
     for num_tokens in _rising(_FEWEST, max_tokens):
         full, rest = divmod(num_tokens, max_seqlen)
         yield [max_seqlen] * full + [rest] * (rest > 0), True
     for num_sequences in _rising(_FEWEST, max_tokens // _SHORTEST):
         yield [min(_SHORTEST, max_seqlen)] * num_sequences, True
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    """first, doubled as long as that is below the last one, and the last one."""
+    while first < last:
+        yield first
+        first *= 2
+    yield last
 
 
 def _rising(first: int, last: int) -> Iterator[int]:
@@ -307,18 +317,22 @@ def _nothing(*_: Any, **__: Any) -> None:
 @contextlib.contextmanager
 def _for_autograd(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Checkpointing in the form that gives gradients without keeping them; it runs the same kernels."""
-    encoders = [module for module in modules if isinstance(module, PackedEncoder)]
-    kept = [(encoder, encoder.__dict__.get("checkpoint_arguments")) for encoder in encoders]
-    for encoder in encoders:
-        encoder.checkpoint_arguments = {**encoder.checkpoint_arguments, "use_reentrant": False}
+    changed: list[tuple[nn.Module, str, Any]] = []
+    for module in modules:
+        own = module.__dict__
+        for name in ("checkpoint_arguments", "_gradient_checkpointing_func"):  # ours, transformers'
+            value = own.get(name)
+            if isinstance(value, functools.partial):
+                changed.append((module, name, value))
+                own[name] = functools.partial(value, use_reentrant=False)
+            elif isinstance(value, dict):
+                changed.append((module, name, value))
+                own[name] = value | {"use_reentrant": False}
     try:
         yield
     finally:
-        for encoder, own in kept:
-            if own is None:
-                del encoder.checkpoint_arguments
-            else:
-                encoder.checkpoint_arguments = own
+        for module, name, value in changed:
+            module.__dict__[name] = value
 
 
 @contextlib.contextmanager

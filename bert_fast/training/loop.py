@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bert_fast.checks import check_choice
@@ -36,12 +37,16 @@ from bert_fast.training.training_state import (
     seed_generators,
     whole_model,
 )
+from bert_fast.warming import warm_up
 
 __all__ = ["RESUME", "TASK_FILE", "Run", "Setup", "TrainingResult"]
 
 TASK_FILE = "bert_fast_task.json"  # beside the weights: how model and task were made
 
 RESUME = ("auto", "must", "never")
+_LESS = "Lower batch_tokens or batch_size, or for evaluation eval_batch_tokens"
+_WORTH_TELLING = 5.0  # seconds
+_BATCHES_LOOKED_AT = 1000  # for the largest one
 _RANK_SEEDS = 1_000_003  # processes draw dropout from seeds this far apart
 
 
@@ -245,11 +250,31 @@ class Run:
         )
         self.setup.prepared.train()
         with StopSignals() as signals, contextlib.closing(loader):
+            if self.processes.device.type == "cuda" and not self.processes.is_sharded:
+                self._compile_kernels()
             while True:
                 batches, wait = loader.next_step()
                 outcome = self._step(batches, wait, signals)
                 if outcome is not None:
                     return outcome
+
+    def _compile_kernels(self) -> None:
+        """What would otherwise happen when the first batch of each kind comes."""
+        config, lengths, plan = self.config, self.source.lengths(0), self.batches.plan(0)
+        longest = min(int(max(lengths)), self.model.config.max_position_embeddings)
+        tokens = max(int(lengths[plan.indices(i)].sum()) for i in range(min(len(plan), _BATCHES_LOOKED_AT)))
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+        optimizer = self.optimizer.optimizer
+        with self._pause(), explained("compiling kernels", lambda: f"with {tokens} tokens in a batch. {_LESS}"):
+            compiled = partial(warm_up, self.model, autocast_dtype=dtype, max_seqlen=longest, progress=False)
+            seconds = compiled(optimizer=optimizer, max_tokens=tokens, inference=False)
+            if self.task.valid is not None:
+                tokens = min(config.eval_batch_tokens, int(self.task.valid.lengths(0).sum()))
+                seconds += compiled(max_tokens=tokens, training=False)
+        if seconds > _WORTH_TELLING:
+            tell(
+                self.observers, Observer.note, f"compiled kernels for {seconds:.0f} s; the next run finds most of them"
+            )
 
     def _step(self, batches: list[MicroBatch], wait: float, signals: StopSignals) -> str | None:
         """One step and what is due after it; returns the outcome if it was the last, or if a signal came before it."""
