@@ -73,15 +73,20 @@ def shapes(driver: NullDriver) -> dict[str, Any]:
     return {"compiled": compiled, "refusals": driver.refusals}
 
 
-# Of each of our models, in either precision, and of one of transformers'.
+# Our models in either precision, padded and packed, and transformers' in their place.
 WARMED = (
     ("BertForSequenceClassification", "autocast", "bert_fast"),
     ("BertForTokenClassification", "bf16", "bert_fast"),
     ("BertForMaskedLM", "autocast", "bert_fast"),
     ("BertForPreTraining", "bf16", "bert_fast"),
     ("BertForQuestionAnswering", "autocast", "bert_fast"),
+    ("BertForMultipleChoice", "bf16", "bert_fast"),
+    ("BertLMHeadModel", "autocast", "bert_fast"),
     ("BertModel", "fp32", "bert_fast"),
+    ("BertForMaskedLM", "bf16", "packed"),
+    ("BertForTokenClassification", "autocast", "packed"),
     ("BertForTokenClassification", "autocast", "fused"),
+    ("BertForPreTraining", "autocast", "fused"),
     ("BertForQuestionAnswering", "bf16", "fused"),
 )
 # Beside `CHANGED`: a single token, odd numbers of tokens and multiples of 16, many sequences, large batches.
@@ -96,7 +101,7 @@ def warm_up(driver: NullDriver) -> dict[str, Any]:
     compiled: dict[str, list[str]] = {}
     for name, precision, kind in WARMED:
         _forget()
-        step = make_step(name, precision, kind=kind)
+        step = make_step(name, precision, kind="bert_fast" if kind == "packed" else kind)
         driver.reset()
         bert_fast.warm_up(
             step.model,
@@ -108,13 +113,26 @@ def warm_up(driver: NullDriver) -> dict[str, Any]:
         warmed[case] = len(driver.compiled)
         for lengths in REAL:
             driver.reset()
-            _run(step, name, lengths)
+            step.inputs = inputs_of(name, lengths)
+            if kind == "packed":
+                step.inputs = _packed(step.inputs, lengths)
+            for part in PARTS:
+                step.run(part)
+            step.model.eval()
             with torch.no_grad():
-                step.model.eval()
                 step.forward()
-                step.model.train()
+                step.inputs = {one: t for one, t in step.inputs.items() if "label" not in one and "pos" not in one}
+                step.forward()
+            step.model.train()
             compiled[f"{case} {lengths}"] = [*driver.compiled]
     return {"warmed": warmed, "compiled": compiled, "refusals": driver.refusals}
+
+
+def _packed(inputs: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
+    """The batch without padding."""
+    keep = inputs.pop("attention_mask").bool()
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return {name: t[keep] for name, t in inputs.items()} | {"cu_seqlens": ends, "max_seqlen": max(lengths)}
 
 
 def _forget() -> None:

@@ -48,6 +48,14 @@ def test_lengths_compile_nothing_anew() -> None:
     assert len(found["compiled"]) > 30
 
 
+def test_nothing_is_left_to_compile_after_warm_up() -> None:
+    found = run("warm_up")
+    assert {batch: kernels for batch, kernels in found["compiled"].items() if kernels} == {}
+    assert found["refusals"] == [0, ""]
+    assert min(found["warmed"].values()) > 20
+    assert len(found["compiled"]) > 300
+
+
 def test_compilations_are_noticed() -> None:
     kernel = ["_count_kernel"]
     assert run("compilations") == [kernel, [], kernel, [], kernel]
