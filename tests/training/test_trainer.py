@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from bert_fast import BertForSequenceClassification
 from bert_fast.errors import TrainingError
-from bert_fast.training import Trainer, TrainingConfig
+from bert_fast.training import Trainer, TrainingConfig, loop
 from bert_fast.training.distributed import lost_process
 from bert_fast.training.failures import explained
 from tests.training.toy import ToySource, ToyTask, toy_config, toy_model
@@ -307,3 +307,27 @@ def test_wrong_configuration(tmp_path: Path, changes: dict, message: str) -> Non
         toy_config(tmp_path, **changes)
     with pytest.raises(TypeError, match="seed: expected an int, got float"):
         TrainingConfig(tmp_path, steps=1, seed=1.5)  # type: ignore[arg-type]
+
+
+def test_kernels_are_compiled_for_the_batches_to_come(tmp_path, monkeypatch) -> None:
+    """On a GPU, before the first step: for texts and batches as large as there are, in the run's precision."""
+    calls = []
+    monkeypatch.setattr(loop, "warm_up", lambda *arguments, **options: calls.append((arguments, options)) or 7.0)
+    source = ToySource(50)
+    recorder = Recorder()
+    task = ToyTask(source, ToySource(20, seed=1))
+    trainer = Trainer(toy_model(), task, toy_config(tmp_path, batch_size=8, precision="bf16"), observers=[recorder])
+    trainer.train()
+    assert not calls, "nothing to compile on a CPU"
+    run = loop.Run(trainer.setup)
+    run._compile_kernels()
+    (_, training), (_, evaluation) = calls
+    assert [arguments for arguments, _ in calls] == [(trainer.model,)] * 2
+    assert training["optimizer"] is trainer.optimizer.optimizer
+    assert training["autocast_dtype"] == evaluation["autocast_dtype"] == torch.bfloat16
+    assert training["max_seqlen"] == max(source.lengths(0))
+    plan = run.batches.plan(0)
+    assert training["max_tokens"] == max(source.lengths(0)[plan.indices(i)].sum() for i in range(len(plan)))
+    assert evaluation["max_tokens"] == task.valid.lengths(0).sum()
+    assert (training["inference"], evaluation["training"]) == (False, False)
+    assert "compiled kernels for 14 s" in recorder.of("note")[-1]
