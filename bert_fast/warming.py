@@ -247,25 +247,37 @@ def _takes(model: nn.Module, argument: str) -> bool:
 
 
 def _step(optimizer: MultiTensorOptimizer, is_scaled: bool) -> None:
-    """A step of an optimizer like this one, on parameters of one element for each of its own."""
+    """A step of an optimizer like this one, on parameters of one element for each of its own.
+
+    Addresses count: where one is no multiple of 16 bytes, another kernel runs. Gradients of several processes lie in
+    buckets, where any may be such a one.
+    """
     twin = object.__new__(type(optimizer))
     twin.__dict__.update({name: value for name, value in vars(optimizer).items() if name not in ("state", "grad_norm")})
     twin.state = type(optimizer.state)(dict)
-    twin.param_groups = [
-        {**group, "params": [_small(p) for p in group["params"] if p.requires_grad]} for group in optimizer.param_groups
-    ]
-    made = [p for group in twin.param_groups for p in group["params"]]
-    for p in made:
-        p.grad = torch.zeros_like(p)
+    grad_places = (0, 1) if _has_buckets() else (0,)
+    twin.param_groups, made = [], []
+    for group in optimizer.param_groups:
+        params: list[Tensor] = []
+        for p in group["params"]:
+            for grad_away in grad_places:
+                if p.requires_grad:
+                    params.append(nn.Parameter(_element(p, p.data_ptr() % 16 // p.element_size())))
+                    params[-1].grad = _element(p, grad_away)
+        twin.param_groups.append({**group, "params": params})
+        made += params
     if is_scaled and made:
         twin.grad_scale, twin.found_inf = (torch.tensor(n, device=made[0].device) for n in (1.0, 0.0))  # type: ignore[attr-defined]
     MultiTensorOptimizer.step(twin)  # the class's own method calls no hooks
 
 
-def _small(p: Tensor) -> nn.Parameter:
-    """A parameter of this one's dtype, as far from a whole 16 bytes, to which other kernels belong."""
-    away = p.data_ptr() % 16 // p.element_size()
-    return nn.Parameter(torch.zeros(away + 1, dtype=p.dtype, device=p.device)[away:])
+def _has_buckets() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _element(p: Tensor, away: int) -> Tensor:
+    """A tensor of one element of this one's dtype, so many elements behind whole 16 bytes."""
+    return torch.zeros(away + 1, dtype=p.dtype, device=p.device)[away:]
 
 
 @contextlib.contextmanager

@@ -228,6 +228,34 @@ def test_batches_are_within_the_limits(longest: int, tokens: int) -> None:
         assert max(map(len, batches)) == 1024
 
 
+def test_sharded_and_wrapped_models_are_named() -> None:
+    model = make("BertModel")
+    wrapped = nn.Module()
+    wrapped.inner = object.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapped.inner)
+    wrapped.inner.module = model
+    with pytest.raises(ValueError, match=r"model: .*DistributedDataParallel: give its \.module"):
+        bert_fast.warm_up(wrapped)
+    next(model.parameters()).to_local = None  # as DTensors have
+    with pytest.raises(ValueError, match="model: expected whole parameters, got sharded ones"):
+        bert_fast.warm_up(model)
+
+
+def test_gradients_in_buckets_lie_anywhere() -> None:
+    model = make("BertForSequenceClassification")
+    optimizer = bert_fast.optim.AdamW(model.parameters(), max_grad_norm=1.0)
+    places = []
+
+    def norm(self: Any, work: Any, *_: Any) -> None:
+        places.append({g.data_ptr() % 16 for lists in work for g in lists.grads})
+
+    with mock.patch.object(bert_fast.optim.AdamW, "_norm", norm):
+        warming._step(optimizer, False)
+        with mock.patch.object(warming, "_has_buckets", return_value=True):
+            warming._step(optimizer, False)
+    assert places == [{0}, {0, 4}]
+
+
 def test_there_is_nothing_to_compile_on_a_cpu(capsys) -> None:
     model = make("BertForMaskedLM")
     with mock.patch.object(warming, "_make_steps") as steps:
@@ -252,7 +280,20 @@ def test_there_is_nothing_to_compile_on_a_cpu(capsys) -> None:
         (dict(inference=None), TypeError, "inference: .*NoneType"),
         (dict(progress="yes"), TypeError, "progress: .*str"),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+    ids=[
+        "a name",
+        "no BERT",
+        "a rate",
+        "fp64",
+        "a dtype's name",
+        "too long",
+        "no tokens in a text",
+        "no tokens",
+        "words for a number",
+        "a number for a flag",
+        "None for a flag",
+        "words for a flag",
+    ],
 )
 def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
