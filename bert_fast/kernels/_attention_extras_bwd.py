@@ -41,7 +41,7 @@ from bert_fast.kernels._attention import (
 )
 from bert_fast.kernels._attention_bwd import probabilities_and_gradients
 from bert_fast.kernels._attention_relative import WIDTH_OF_FP32, relative_scores, relative_table_gradient
-from bert_fast.kernels._attention_tiles import Tile
+from bert_fast.kernels._attention_tiles import Tile, kernel_by_names
 from bert_fast.kernels._launch import ceil_div, num_multiprocessors
 from bert_fast.kernels._math import philox4x32, split_seed
 
@@ -324,12 +324,13 @@ def _factor_gradient(
     num_shares = 1 if has_rows else _num_shares(num_programs, num_sequences, factor.device)
     dtype = factor.dtype if num_shares == 1 else torch.float32
     dfactor = torch.empty((factor.shape[0] * num_shares, *factor.shape[1:]), dtype=dtype, device=factor.device)
-    _attention_bwd_factor_kernel[(num_programs * dfactor.shape[0],)](
-        **arguments, dfactor_ptr=dfactor, num_sequences=num_sequences, num_shares=num_shares, size_q=factor.shape[2],
-        size_k=factor.shape[3], num_tiles_q=num_tiles_q, num_tiles_k=num_tiles_k, OF_HEAD_MASK=of_head_mask,
-        HAS_ROWS=has_rows, HAS_HEADS=has_heads, HAS_QUERIES=has_queries, HAS_KEYS=has_keys, SEQUENCES=_SEQUENCES,
-        **tile.constants, enable_fp_fusion=True,
-    )  # fmt: skip
+    arguments = arguments | {
+        "dfactor_ptr": dfactor, "num_sequences": num_sequences, "num_shares": num_shares, "size_q": factor.shape[2],
+        "size_k": factor.shape[3], "num_tiles_q": num_tiles_q, "num_tiles_k": num_tiles_k, "OF_HEAD_MASK": of_head_mask,
+        "HAS_ROWS": has_rows, "HAS_HEADS": has_heads, "HAS_QUERIES": has_queries, "HAS_KEYS": has_keys,
+        "SEQUENCES": _SEQUENCES,
+    }  # fmt: skip
+    kernel_by_names(_attention_bwd_factor_kernel, tile)((num_programs * dfactor.shape[0],), arguments)
     return dfactor if num_shares == 1 else dfactor.sum(0, keepdim=True).to(factor.dtype)
 
 
@@ -339,10 +340,11 @@ def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Til
     num_windows = ceil_div(len(distance_table), width)
     num_shares = _num_shares(num_windows, arguments["num_heads"] * num_sequences, distance_table.device)
     partial = torch.empty((num_shares, *distance_table.shape), dtype=torch.float32, device=distance_table.device)
-    _attention_bwd_table_kernel[(num_windows * num_shares,)](
-        **arguments, dtable_ptr=partial, num_sequences=num_sequences, num_shares=num_shares, num_windows=num_windows,
-        WIDTH=width, **tile.constants, enable_fp_fusion=True,
-    )  # fmt: skip
+    arguments = arguments | {
+        "dtable_ptr": partial, "num_sequences": num_sequences, "num_shares": num_shares, "num_windows": num_windows,
+        "WIDTH": width,
+    }  # fmt: skip
+    kernel_by_names(_attention_bwd_table_kernel, tile)((num_windows * num_shares,), arguments)
     return partial.sum(0).to(distance_table.dtype)
 
 
@@ -351,14 +353,12 @@ def extras_gradients(
 ) -> dict[str, Tensor]:
     """Gradients of bias, head_mask and distance_table, each in its tensor's shape and dtype, contiguous.
 
-    arguments: of the tiled backward kernels, by name; those that only they have are passed over. tile: of the launch.
-    extras: those of the three whose gradients are wanted, by name.
+    arguments: of the tiled backward kernels, by name. tile: of the launch. extras: those of the three whose gradients
+    are wanted, by name.
     """
-    arguments = {name: value for name, value in arguments.items() if name not in ("order_ptr", "HAS_PLAIN")}
-    with torch.cuda.device_of(arguments["lse_ptr"]):
-        return {
-            name: _table_gradient(arguments, x, tile, num_sequences)
-            if name == "distance_table"
-            else _factor_gradient(arguments, x, tile, num_sequences, name == "head_mask")
-            for name, x in extras.items()
-        }
+    return {
+        name: _table_gradient(arguments, x, tile, num_sequences)
+        if name == "distance_table"
+        else _factor_gradient(arguments, x, tile, num_sequences, name == "head_mask")
+        for name, x in extras.items()
+    }

@@ -12,8 +12,11 @@ fp32 is there to be exact, not fast: TF32 in three terms costs each operand a do
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from bert_fast.kernels._launch_plan import LaunchByNames
 
 __all__ = [
     "SHORT_SEQLEN",
@@ -22,6 +25,7 @@ __all__ = [
     "Tile",
     "block_d",
     "extras_config",
+    "kernel_by_names",
     "launch_config",
     "short_config",
 ]
@@ -198,3 +202,10 @@ def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype, architectur
     kind = _kind(architecture)
     tokens = next(tokens for tokens in (32, 64, 128) if max_seqlen <= tokens)
     return _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
+
+
+@functools.cache
+def kernel_by_names(kernel: Any, tile: Tile) -> LaunchByNames:
+    """The plans of an attention kernel with this tile."""
+    # Multiply-adds: the scale inside the exponential, delta, the accumulators.
+    return LaunchByNames(kernel, **tile.constants, enable_fp_fusion=True)

@@ -4,12 +4,15 @@ Two stages without atomics: the order of additions depends on the number of prog
 bit. Bytes moved: 4 K H per program read, K H e written.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._launch import ceil_div
+from bert_fast.kernels._launch_plan import LaunchPlan
 
 __all__ = ["column_sums"]
 
@@ -50,18 +53,16 @@ def _column_sums_kernel(
 def column_sums(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """partial (fp32 [P, K, H], contiguous, P >= 1, K 1 to 3) summed over P: K new tensors [H] of the given dtype."""
     num_partials, num_sums, num_cols = partial.shape
-    sums = tuple(torch.empty(num_cols, dtype=dtype, device=partial.device) for _ in range(num_sums))
+    first = torch.empty(num_cols, dtype=dtype, device=partial.device)
+    sums = (first, *[torch.empty_like(first) for _ in range(num_sums - 1)])
     pointers = (*sums, *sums[:1] * (3 - num_sums))  # those past K are never stored to
-    with torch.cuda.device_of(partial):
-        _column_sums_kernel[(ceil_div(num_cols, _COLS), num_sums)](
-            partial,
-            *pointers,
-            num_partials,
-            N_SUMS=num_sums,
-            N_COLS=num_cols,
-            BLOCK_PARTIALS=_PARTIALS,
-            BLOCK_COLS=_COLS,
-            num_warps=_WARPS,
-            enable_fp_fusion=True,
-        )
+    _plan(num_sums, num_cols)((ceil_div(num_cols, _COLS), num_sums), (partial, *pointers), (num_partials,))
     return sums
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(num_sums: int, num_cols: int) -> LaunchPlan:
+    return LaunchPlan(
+        _column_sums_kernel, N_SUMS=num_sums, N_COLS=num_cols, BLOCK_PARTIALS=_PARTIALS, BLOCK_COLS=_COLS,
+        num_warps=_WARPS, enable_fp_fusion=True,
+    )  # fmt: skip

@@ -10,10 +10,10 @@ from torch import Tensor
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs, unit_stride
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.kernels._table_gradient import key_dtype, table_gradient
-from bert_fast.reference.dropout import dropout_threshold
 from bert_fast.reference.embedding import LOOKED_UP, Embedding
 
 __all__ = ["embedding_bwd"]
@@ -188,12 +188,24 @@ def embedding_bwd(
     )
     partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=device)
     type_partial = torch.empty(num_programs, 1, type_sums * hidden_size, dtype=torch.float32, device=device)
-    has_dropout = dropout_threshold(a.dropout_p) > 0
-    drop_max, scale = dropout_arguments(a.dropout_p)
-    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
+    seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
     stride_unit = lookups.stride_unit(tile.vector, dy.stride(0))
-    with torch.cuda.device_of(a.words):
-        _embedding_bwd_kernel[(num_programs,)](
+    launch_plan(
+        _embedding_bwd_kernel,
+        N_COLS=hidden_size,
+        CHUNKS=tile.chunks,
+        ROWS=tile.rows,
+        CHUNK_COLS=tile.chunk_cols,
+        VECTOR=tile.vector,
+        STRIDE_UNIT=stride_unit,
+        **lookups.flags,
+        HAS_DROPOUT=coords is not None,
+        TYPE_SUMS=type_sums,
+        num_warps=tile.num_warps,
+        enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
+    )(
+        (num_programs,),
+        (
             dy,
             *lookups.tensors,
             mean,
@@ -207,6 +219,8 @@ def embedding_bwd(
             position_keys,
             partial,
             type_partial if type_sums else None,
+        ),
+        (
             dy.stride(0) // stride_unit,
             *lookups.strides(stride_unit),
             num_tokens,
@@ -214,18 +228,8 @@ def embedding_bwd(
             scale,
             drop_max,
             a.site,
-            N_COLS=hidden_size,
-            CHUNKS=tile.chunks,
-            ROWS=tile.rows,
-            CHUNK_COLS=tile.chunk_cols,
-            VECTOR=tile.vector,
-            STRIDE_UNIT=stride_unit,
-            **lookups.flags,
-            HAS_DROPOUT=has_dropout,
-            TYPE_SUMS=type_sums,
-            num_warps=tile.num_warps,
-            enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
-        )
+        ),
+    )
     made = dict(zip(("weight", "bias"), column_sums(partial, a.weight.dtype), strict=True))
     if has_type_keys:
         made["type_table"] = table_gradient(dh, type_keys, num_types)

@@ -85,10 +85,13 @@ def product(
     out: where to write it, rows anywhere, neighbouring columns side by side; else a new tensor of `out_dtype` (a's, or
     fp32), which is rounded once, from the accumulator. accumulate: added to `out`, which is fp32; no bias then.
     """
-    shape = (a.shape[0], b.shape[1])
     if out is None:
         assert not accumulate, "accumulate needs out"
-        out = torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device)
+        is_as_a = tile is None and (out_dtype is None or out_dtype == a.dtype)
+        if is_as_a and (a.shape[1] == 0 or _tile("plain", a, b, None) is None):  # whatever the sizes
+            return torch.mm(a, b) if bias is None else torch.addmm(bias.to(a.dtype), a, b)
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
+    shape = (a.shape[0], b.shape[1])
     assert out.shape == shape and out.dtype in (a.dtype, torch.float32) and (out.stride(1) == 1 or shape[1] <= 1)
     assert not accumulate or (out.dtype == torch.float32 and bias is None)
     if out.numel() == 0 or (accumulate and a.shape[1] == 0):

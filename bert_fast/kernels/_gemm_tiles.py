@@ -92,18 +92,23 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
 
     kind: as in `_gemm_epilogue.py`. out_dtype: of the result, a's or fp32.
     """
-    (m, k), n = a.shape, b.shape[1]
-    if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
-        return None
+    table = None
     if a.is_cuda:
         table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)
-        found = table.find(kind, layout_of(a, b), a.dtype, m, n, k) if table is not None else None
-        if found is not None:
-            return found.tile
     name = architecture(a.device)
-    if kind in ("plain", "accumulate") and (out_dtype == a.dtype or name.startswith("sm_")):
+    is_librarys = kind in _PLAIN and (out_dtype == a.dtype or name.startswith("sm_"))
+    if table is None and is_librarys:
         return None
-    return heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
+    if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
+        return None
+    (m, k), n = a.shape, b.shape[1]
+    found = None if table is None else table.find(kind, layout_of(a, b), a.dtype, m, n, k)
+    if found is not None:
+        return found.tile
+    return None if is_librarys else heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
+
+
+_PLAIN = ("plain", "accumulate")  # kinds with nothing to fuse that the library does not fuse
 
 
 @functools.cache
@@ -112,12 +117,13 @@ def _table_of(index: int) -> _gemm_table.Table | None:
     return _gemm_table.stored(torch.cuda.get_device_name(index))[0]
 
 
+@functools.lru_cache(maxsize=4096)
 def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int) -> Tile | None:
     """What to do where nothing was measured and there is something to fuse; name: of the processor."""
     if dtype == torch.float32 or m < _MIN_ROWS:
         return None
     wide, twin, _, small = candidates(name, dtype)
-    tile = wide if k >= _LONG_K or kind in ("plain", "accumulate") else twin
+    tile = wide if k >= _LONG_K or kind in _PLAIN else twin
     if _num_tiles(tile, m, n) >= multiprocessors * tile.resident:
         return tile
     # Too few tiles to go round: smaller ones, and parts of K side by side where it is long.

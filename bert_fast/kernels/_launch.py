@@ -17,6 +17,7 @@ __all__ = [
     "assume_architecture",
     "ceil_div",
     "dropout_arguments",
+    "dropout_numbers",
     "num_multiprocessors",
     "persistent_programs",
     "row_tile",
@@ -98,13 +99,23 @@ def unit_stride(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def dropout_arguments(dropout_p: float) -> tuple[int, float]:
+@functools.lru_cache(maxsize=256)
+def dropout_numbers(dropout_p: float) -> tuple[int, float]:
     """(drop_max, scale) of `kernels/_math.py:keep_values`, drop_max as the signed 32-bit number with the same bits.
 
     Undefined for a threshold of 0 (p below 2**-17), where nothing is dropped: launchers then take the path without.
     """
     drop_max = (dropout_threshold(dropout_p) << 16) - 1
     return drop_max - (1 << 32) if drop_max >= 1 << 31 else drop_max, dropout_scale(dropout_p)
+
+
+def dropout_arguments(
+    dropout_p: float, seed: Tensor | None, coords: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, int, float]:
+    """Seed and coords (None where nothing is dropped), drop_max and scale, as kernels take them."""
+    if coords is None or dropout_threshold(dropout_p) == 0:
+        return None, None, 0, 1.0
+    return seed, coords.contiguous(), *dropout_numbers(dropout_p)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._launch import ceil_div
+from bert_fast.kernels._launch_plan import launch_plan
 
 __all__ = ["key_dtype", "table_gradient"]
 
@@ -172,16 +173,22 @@ def table_gradient(dh: Tensor, keys: Tensor, num_rows: int, skipped_row: int | N
     skipped = -1 if skipped_row is None else skipped_row
     constants = {"N_COLS": hidden_size, "COLS": cols, "ITEMS": _ITEMS, "PIECE": PIECE}
     options = {"num_warps": 1, "enable_fp_fusion": True}  # nothing but sums: no effect
-    with torch.cuda.device_of(dh):
-        _segment_starts_kernel[(ceil_div(num_rows + 1, _STARTS_BLOCK),)](
-            keys, starts, num_tokens, num_rows, num_tokens.bit_length(), BLOCK=_STARTS_BLOCK,
-            num_warps=_STARTS_BLOCK // 32, enable_fp_fusion=True,
-        )  # fmt: skip
-        if num_pieces:
-            _segment_pieces_kernel[(num_pieces * col_blocks,)](
-                dh, keys, order, pieces, num_rows, skipped, **constants, **options
-            )
-        _segment_sums_kernel[(ceil_div(num_rows, rows) * col_blocks,)](
-            dh, order, starts, pieces, dtable, num_rows, skipped, ROWS=rows, **constants, **options
-        )
+    launch_plan(
+        _segment_starts_kernel,
+        BLOCK=_STARTS_BLOCK,
+        num_warps=_STARTS_BLOCK // 32,
+        enable_fp_fusion=True,
+    )((ceil_div(num_rows + 1, _STARTS_BLOCK),), (keys, starts), (num_tokens, num_rows, num_tokens.bit_length()))
+    if num_pieces:
+        launch_plan(
+            _segment_pieces_kernel,
+            **constants,
+            **options,
+        )((num_pieces * col_blocks,), (dh, keys, order, pieces), (num_rows, skipped))
+    launch_plan(
+        _segment_sums_kernel,
+        ROWS=rows,
+        **constants,
+        **options,
+    )((ceil_div(num_rows, rows) * col_blocks,), (dh, order, starts, pieces, dtable), (num_rows, skipped))
     return dtable

@@ -30,6 +30,7 @@ of the work; the one-program-per-head form is NVIDIA apex's fmha (2021).
 """
 
 from collections.abc import Set
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +40,15 @@ from bert_fast.kernels._attention_bwd import _attention_bwd_dkdv_kernel, _attent
 from bert_fast.kernels._attention_extras_bwd import extras_gradients
 from bert_fast.kernels._attention_fwd import _attention_fwd_kernel
 from bert_fast.kernels._attention_short import _attention_bwd_short_kernel, _attention_fwd_short_kernel
-from bert_fast.kernels._attention_tiles import Tile, block_d, extras_config, launch_config, short_config
-from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments
+from bert_fast.kernels._attention_tiles import (
+    Tile,
+    block_d,
+    extras_config,
+    kernel_by_names,
+    launch_config,
+    short_config,
+)
+from bert_fast.kernels._launch import architecture, ceil_div, dropout_numbers
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import dropout_threshold
 
@@ -55,13 +63,12 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
     lse = torch.empty((a.q.shape[1], a.q.shape[0]), dtype=torch.float32, device=a.q.device)
     if not a.q.numel():
         return out, lse
-    call = _Call(a)
+    call, made = _Call(a), {"out_ptr": out, "lse_ptr": lse}
     if call.short is not None:
-        call.launch(_attention_fwd_short_kernel, call.short.forward, 1, out_ptr=out, lse_ptr=lse)
+        call.launch(_attention_fwd_short_kernel, call.short.forward, 1, made)
     else:
         tile = call.config.forward
-        num_blocks = ceil_div(a.max_seqlen_q, tile.block_m)
-        call.launch(_attention_fwd_kernel, tile, num_blocks, **call.tiled, out_ptr=out, lse_ptr=lse)
+        call.launch(_attention_fwd_kernel, tile, ceil_div(a.max_seqlen_q, tile.block_m), made)
     return out, lse
 
 
@@ -80,22 +87,19 @@ def attention_bwd(
         return {"q": dq, "k": dk, "v": dv} | zeros
     call = _Call(a)
     dout = _addressable(dout, a.max_seqlen_q)
-    upstream = {
+    arguments = {
         "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
-        "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0,
+        "inverse_scale": 1.0 / call.dropout_scale if call.dropout_scale else 0.0, "out_ptr": out,
+        "dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv,
+        "PARTS": 1 if dqkv is None or dq.data_ptr() != dqkv.data_ptr() else 3,
     }  # fmt: skip
-    parts = {"PARTS": 1 if dqkv is None or dq.data_ptr() != dqkv.data_ptr() else 3}
     if call.short is not None:
-        gradients = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, **parts}
-        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, out_ptr=out, **upstream, **gradients)
+        call.launch(_attention_bwd_short_kernel, call.short.backward, 1, arguments)
         return _as_asked(dq, dk, dv, dqkv)
     config = call.config
-    delta = torch.empty_like(lse)  # written by the first kernel, read by the second
-    num_blocks = ceil_div(a.max_seqlen_q, config.dq.block_m)
-    arguments = call.tiled | upstream | {"delta_ptr": delta}
-    call.launch(_attention_bwd_dq_kernel, config.dq, num_blocks, **arguments, **parts, out_ptr=out, dq_ptr=dq)
-    num_blocks = ceil_div(a.max_seqlen_k, config.dkdv.block_n)
-    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, num_blocks, **arguments, **parts, dk_ptr=dk, dv_ptr=dv)
+    arguments["delta_ptr"] = torch.empty_like(lse)  # written by the first kernel, read by the second
+    call.launch(_attention_bwd_dq_kernel, config.dq, ceil_div(a.max_seqlen_q, config.dq.block_m), arguments)
+    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, ceil_div(a.max_seqlen_k, config.dkdv.block_n), arguments)
     made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return made
@@ -121,19 +125,19 @@ class _Call:
 
     def __init__(self, a: Attention) -> None:
         num_tokens, self.num_heads, head_dim = a.q.shape
+        dtype, max_seqlen, chip = a.q.dtype, max(a.max_seqlen_q, a.max_seqlen_k), architecture(a.q.device)
         self.num_sequences = len(a.cu_seqlens_q) - 1
-        max_seqlen, chip = max(a.max_seqlen_q, a.max_seqlen_k), architecture(a.q.device)
+        self.short = None
         if a.has_extras:
-            self.config = extras_config(head_dim, a.q.dtype, chip, a.distance_table is not None)
+            self.config = extras_config(head_dim, dtype, chip, a.distance_table is not None)
         else:
-            self.config = launch_config(head_dim, a.q.dtype, chip, a.causal)
-        self.short = None if a.has_extras else short_config(max_seqlen, head_dim, a.q.dtype, chip)
+            self.config = launch_config(head_dim, dtype, chip, a.causal)
+            self.short = short_config(max_seqlen, head_dim, dtype, chip)
         has_dropout = dropout_threshold(a.dropout_p) > 0
-        drop_max, self.dropout_scale = dropout_arguments(a.dropout_p) if has_dropout else (0, 1.0)
+        drop_max, self.dropout_scale = dropout_numbers(a.dropout_p) if has_dropout else (0, 1.0)
         q = _addressable(a.q, a.max_seqlen_q)
-        k, v = (_addressable(t, a.max_seqlen_k) for t in (a.k, a.v))
-        self.device_of = q
-        self.shared: dict[str, object] = {
+        k, v = _addressable(a.k, a.max_seqlen_k), _addressable(a.v, a.max_seqlen_k)
+        self.shared: dict[str, Any] = {
             "q_ptr": q, "q_stride": q.stride(0), "q_head_stride": q.stride(1),
             "k_ptr": k, "k_stride": k.stride(0), "k_head_stride": k.stride(1),
             "v_ptr": v, "v_stride": v.stride(0), "v_head_stride": v.stride(1),
@@ -143,31 +147,33 @@ class _Call:
             "seed_ptr": a.seed if has_dropout else None, "num_tokens": num_tokens, "num_heads": self.num_heads,
             "softmax_scale": a.softmax_scale, "dropout_scale": self.dropout_scale, "drop_max": drop_max, "site": a.site,
             "D": head_dim, "BLOCK_D": block_d(head_dim), "CAUSAL": a.causal, "HAS_DROPOUT": has_dropout,
-            "PRECISION": _dot_precision(q.dtype, self.config.precision),
+            "PRECISION": _dot_precision(dtype, self.config.precision),
         }  # fmt: skip
+        if self.short is None:
+            self.shared |= self._of_tiled(a)
+
+    def _of_tiled(self, a: Attention) -> dict[str, Any]:
+        """What the kernels for sequences of any length take beside the rest."""
         table = a.distance_table
-        self.tiled: dict[str, object] = {
+        return {
             "order_ptr": a.sequence_order, "KEY_TERM": a.key_term,
-            "table_ptr": None if table is None else table.to(q.dtype).contiguous(),
+            "table_ptr": None if table is None else table.to(a.q.dtype).contiguous(),
             "num_distances": 0 if table is None else len(table),
             # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
             "HAS_PLAIN": self.config.has_plain and not a.has_extras and a.softmax_scale > 0.0,
             **_factor("bias", a.bias), **_factor("head_mask", a.head_mask),
         }  # fmt: skip
 
-    def launch(self, kernel: object, tile: Tile, num_blocks: int, **arguments: object) -> None:
+    def launch(self, kernel: object, tile: Tile, num_blocks: int, arguments: dict[str, Any]) -> None:
         """Runs a kernel with `num_blocks` programs for every head of every sequence."""
         num_programs = num_blocks * self.num_heads * self.num_sequences
         if num_programs == 0:
             return
-        if self.short is None:
-            arguments["num_blocks"] = num_blocks
-        with torch.cuda.device_of(self.device_of):
-            # Multiply-adds: the scale inside the exponential, delta, the accumulators.
-            kernel[(num_programs,)](**self.shared, **arguments, **tile.constants, enable_fp_fusion=True)  # type: ignore[index]
+        arguments = self.shared | arguments | {"num_blocks": num_blocks}
+        kernel_by_names(kernel, tile)((num_programs,), arguments)
 
 
-def _factor(name: str, x: Tensor | None) -> dict[str, object]:
+def _factor(name: str, x: Tensor | None) -> dict[str, Any]:
     """A tensor broadcast to [B, A, Sq, Sk] as kernels take it: pointer, strides (0 along size 1), and extent.
 
     extent: elements from the first to past the last, farther than which nothing is read.

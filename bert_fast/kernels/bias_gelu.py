@@ -32,6 +32,7 @@ from torch import Tensor
 from bert_fast.kernels._activations import activation, activation_derivative
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._launch import ceil_div, persistent_programs, unit_stride
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.reference.bias_gelu import BiasGelu
 
 __all__ = ["LaunchConfig", "bias_gelu_bwd", "bias_gelu_fwd", "launch_config"]
@@ -202,23 +203,22 @@ def bias_gelu_fwd(a: BiasGelu) -> Tensor:
     num_groups, num_blocks = ceil_div(num_rows, config.forward_rows), ceil_div(num_cols, config.cols)
     programs = persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device, num_blocks)
     stride_unit = math.gcd(config.vector, x.stride(0))
-    with torch.cuda.device_of(x):
-        _bias_gelu_fwd_kernel[(programs * num_blocks,)](
-            x,
-            bias.contiguous() if bias is not None else None,
-            y,
-            x.stride(0) // stride_unit,
-            num_rows,
-            ACTIVATION=_ACTIVATIONS[a.hidden_act],
-            N_COLS=num_cols,
-            ROWS=config.forward_rows,
-            COLS=config.cols,
-            VECTOR=config.vector,
-            STRIDE_UNIT=stride_unit,
-            HAS_BIAS=bias is not None,
-            num_warps=config.num_warps,
-            enable_fp_fusion=True,  # Horner's rule, logits
-        )
+    launch_plan(
+        _bias_gelu_fwd_kernel,
+        ACTIVATION=_ACTIVATIONS[a.hidden_act],
+        N_COLS=num_cols,
+        ROWS=config.forward_rows,
+        COLS=config.cols,
+        VECTOR=config.vector,
+        STRIDE_UNIT=stride_unit,
+        HAS_BIAS=bias is not None,
+        num_warps=config.num_warps,
+        enable_fp_fusion=True,  # Horner's rule, logits
+    )(
+        (programs * num_blocks,),
+        (x, bias.contiguous() if bias is not None else None, y),
+        (x.stride(0) // stride_unit, num_rows),
+    )
     return y
 
 
@@ -236,24 +236,20 @@ def bias_gelu_bwd(a: BiasGelu, dy: Tensor) -> dict[str, Tensor]:
     if bias is not None:
         partial = torch.empty(programs, 1, num_cols, dtype=torch.float32, device=x.device)
     stride_unit = math.gcd(config.vector, dy.stride(0), x.stride(0))
-    with torch.cuda.device_of(x):
-        _bias_gelu_bwd_kernel[(programs * num_blocks,)](
-            dy,
-            x,
-            bias.contiguous() if bias is not None else None,
-            dx,
-            partial,
-            dy.stride(0) // stride_unit,
-            x.stride(0) // stride_unit,
-            num_rows,
-            ACTIVATION=_ACTIVATIONS[a.hidden_act],
-            N_COLS=num_cols,
-            ROWS=config.backward_rows,
-            COLS=config.cols,
-            VECTOR=config.vector,
-            STRIDE_UNIT=stride_unit,
-            HAS_BIAS=bias is not None,
-            num_warps=config.num_warps,
-            enable_fp_fusion=True,  # Horner's rule, logits
-        )
+    launch_plan(
+        _bias_gelu_bwd_kernel,
+        ACTIVATION=_ACTIVATIONS[a.hidden_act],
+        N_COLS=num_cols,
+        ROWS=config.backward_rows,
+        COLS=config.cols,
+        VECTOR=config.vector,
+        STRIDE_UNIT=stride_unit,
+        HAS_BIAS=bias is not None,
+        num_warps=config.num_warps,
+        enable_fp_fusion=True,  # Horner's rule, logits
+    )(
+        (programs * num_blocks,),
+        (dy, x, bias.contiguous() if bias is not None else None, dx, partial),
+        (dy.stride(0) // stride_unit, x.stride(0) // stride_unit, num_rows),
+    )
     return {"x": dx} if partial is None else {"x": dx, "bias": column_sums(partial, bias.dtype)[0]}

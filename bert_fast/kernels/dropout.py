@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._launch import ceil_div, dropout_arguments, unit_stride
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
 
@@ -51,8 +52,7 @@ def dropout_fwd(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor
     """As `reference.dropout.dropout_fwd`, of x [T, H] in fp32, fp16 or bf16; a new contiguous tensor."""
     if dropout_threshold(dropout_p) == 0:
         return x.clone(memory_format=torch.contiguous_format)
-    assert seed is not None and coords is not None
-    x, coords = unit_stride(x), coords.contiguous()
+    x = unit_stride(x)
     num_rows, num_cols = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not y.numel():
@@ -60,13 +60,21 @@ def dropout_fwd(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor
     vector = _VECTOR_BYTES // x.dtype.itemsize
     cols = 32 * vector
     stride_unit = math.gcd(vector, x.stride(0))
-    drop_max, scale = dropout_arguments(dropout_p)
-    with torch.cuda.device_of(x):
-        _dropout_kernel[(ceil_div(num_rows, _ROWS) * ceil_div(num_cols, cols),)](
-            x, y, seed, coords, x.stride(0) // stride_unit, num_rows, scale, drop_max, site, N_COLS=num_cols,
-            ROWS=_ROWS, COLS=cols, VECTOR=vector, STRIDE_UNIT=stride_unit, num_warps=_WARPS,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+    seed, coords, drop_max, scale = dropout_arguments(dropout_p, seed, coords)
+    launch_plan(
+        _dropout_kernel,
+        N_COLS=num_cols,
+        ROWS=_ROWS,
+        COLS=cols,
+        VECTOR=vector,
+        STRIDE_UNIT=stride_unit,
+        num_warps=_WARPS,
+        enable_fp_fusion=False,
+    )(
+        (ceil_div(num_rows, _ROWS) * ceil_div(num_cols, cols),),
+        (x, y, seed, coords),
+        (x.stride(0) // stride_unit, num_rows, scale, drop_max, site),
+    )
     return y
 
 

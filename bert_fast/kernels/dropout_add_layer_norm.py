@@ -45,9 +45,9 @@ from bert_fast.kernels._launch import (
     row_tile,
     unit_stride,
 )
+from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
-from bert_fast.reference.dropout import dropout_threshold
 from bert_fast.reference.dropout_add_layer_norm import (
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -315,6 +315,27 @@ def _chosen(saves: str, config: LaunchConfig) -> str:
     return "input" if saves == "device" and config.keeps_h else saves
 
 
+@functools.lru_cache(maxsize=1024)
+def _forward(
+    hidden_size: int, dtype: torch.dtype, strides: tuple[int, ...], saves: str, has_x_bias: bool, has_dropout: bool
+) -> tuple[LaunchPlan, LaunchConfig, tuple[int, ...]]:
+    """The plan, the configuration, and strides as the kernel counts them."""
+    config = launch_config(hidden_size, dtype)
+    stride_unit = math.gcd(config.forward.vector, *strides)
+    plan = launch_plan(
+        _dropout_add_layer_norm_fwd_kernel,
+        N_COLS=hidden_size,
+        **config.forward.constants,
+        STRIDE_UNIT=stride_unit,
+        SAVES=_chosen(saves, config),
+        HAS_X_BIAS=has_x_bias,
+        HAS_DROPOUT=has_dropout,
+        num_warps=config.forward.num_warps,
+        enable_fp_fusion=True,  # residual + branch * scale, centred * rstd * weight + bias
+    )
+    return plan, config, tuple(stride // stride_unit for stride in strides)
+
+
 def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launches the forward kernel: (y, h, mean, rstd), as `reference.dropout_add_layer_norm`; h is empty for None.
 
@@ -324,49 +345,45 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
     x, residual = unit_stride(a.x), unit_stride(a.residual)
     num_rows, hidden_size = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    h = torch.empty(0 if a.saves == "output" else x.shape, dtype=x.dtype, device=x.device)
-    mean, rstd = (torch.empty(num_rows, dtype=torch.float32, device=x.device) for _ in range(2))
+    h = y.new_empty(0) if a.saves == "output" else torch.empty_like(y)
+    mean = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    rstd = torch.empty_like(mean)
     if num_rows == 0:
         return y, h, mean, rstd
-    config = launch_config(hidden_size, x.dtype)
-    tile = config.forward
-    has_dropout = dropout_threshold(a.dropout_p) > 0
-    drop_max, scale = dropout_arguments(a.dropout_p)
-    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
-    stride_unit = math.gcd(tile.vector, x.stride(0), residual.stride(0))
-    num_groups = ceil_div(num_rows, tile.rows)
-    grid = (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),)
-    with torch.cuda.device_of(x):
-        _dropout_add_layer_norm_fwd_kernel[grid](
-            x,
-            residual,
-            a.x_bias.contiguous() if a.x_bias is not None else None,
-            a.weight.contiguous(),
-            a.bias.contiguous(),
-            seed,
-            coords,
-            y,
-            h,
-            mean,
-            rstd,
-            x.stride(0) // stride_unit,
-            residual.stride(0) // stride_unit,
-            0,
-            num_rows,
-            a.eps,
-            scale,
-            drop_max,
-            a.site,
-            N_COLS=hidden_size,
-            **tile.constants,
-            STRIDE_UNIT=stride_unit,
-            SAVES=_chosen(a.saves, config),
-            HAS_X_BIAS=a.x_bias is not None,
-            HAS_DROPOUT=has_dropout,
-            num_warps=tile.num_warps,
-            enable_fp_fusion=True,  # residual + branch * scale, centred * rstd * weight + bias
-        )
+    seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
+    strides, x_bias = (x.stride(0), residual.stride(0)), a.x_bias
+    plan, config, strides = _forward(hidden_size, x.dtype, strides, a.saves, x_bias is not None, coords is not None)
+    num_groups = ceil_div(num_rows, config.forward.rows)
+    plan(
+        (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),),
+        (
+            x, residual, x_bias if x_bias is None else x_bias.contiguous(), a.weight.contiguous(), a.bias.contiguous(),
+            seed, coords, y, h, mean, rstd,
+        ),
+        (*strides, 0, num_rows, a.eps, scale, drop_max, a.site),
+    )  # fmt: skip
     return y, h, mean, rstd
+
+
+@functools.lru_cache(maxsize=1024)
+def _backward(
+    hidden_size: int, dtype: torch.dtype, dy_stride: int, saves: str, has_dropout: bool
+) -> tuple[LaunchPlan, LaunchConfig, int]:
+    """The plan, the configuration, and the stride as the kernel counts it."""
+    config = launch_config(hidden_size, dtype)
+    stride_unit = math.gcd(config.backward.vector, dy_stride)
+    plan = launch_plan(
+        _dropout_add_layer_norm_bwd_kernel,
+        N_COLS=hidden_size,
+        **config.backward.constants,
+        STRIDE_UNIT=stride_unit,
+        SAVES=_chosen(saves, config),
+        HAS_DROPOUT=has_dropout,
+        FEW_REGISTERS=config.few_registers,
+        num_warps=config.backward.num_warps,
+        enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
+    )
+    return plan, config, dy_stride // stride_unit
 
 
 def dropout_add_layer_norm_bwd(
@@ -376,49 +393,28 @@ def dropout_add_layer_norm_bwd(
     assert a.saves in SAVES
     dy, weight = unit_stride(dy), a.weight
     num_rows, hidden_size = dy.shape
-    has_dropout = dropout_threshold(a.dropout_p) > 0
+    seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
+    has_dropout = coords is not None
     dresidual = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
     dx = torch.empty_like(dresidual) if has_dropout else dresidual
     if num_rows == 0:
         sums = [torch.zeros_like(weight) for _ in range(3)]
         return dict(zip(_GRADIENTS, (dx, dresidual, *sums), strict=True))
-    config = launch_config(hidden_size, dy.dtype)
-    tile, saves = config.backward, _chosen(a.saves, config)
+    plan, config, dy_stride = _backward(hidden_size, dy.dtype, dy.stride(0), a.saves, has_dropout)
+    saves = _chosen(a.saves, config)
     y = None if y is None or saves == "input" else y.contiguous()
     h = None if h is None or saves == "output" else h.contiguous()
-    stride_unit = math.gcd(tile.vector, dy.stride(0))
-    num_groups = ceil_div(num_rows, tile.rows)
+    num_groups = ceil_div(num_rows, config.backward.rows)
     num_programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, dy.device)
     partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
-    drop_max, scale = dropout_arguments(a.dropout_p)
-    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
-    with torch.cuda.device_of(dy):
-        _dropout_add_layer_norm_bwd_kernel[(num_programs,)](
-            dy,
-            y,
-            h,
+    plan(
+        (num_programs,),
+        (
+            dy, y, h,
             rstd if mean is None else mean,  # not read if saves is "output"
-            rstd,
-            weight.contiguous(),
-            a.bias.contiguous(),
-            seed,
-            coords,
-            dx if has_dropout else None,
-            dresidual,
+            rstd, weight.contiguous(), a.bias.contiguous(), seed, coords, dx if has_dropout else None, dresidual,
             partial,
-            dy.stride(0) // stride_unit,
-            0,
-            num_rows,
-            scale,
-            drop_max,
-            a.site,
-            N_COLS=hidden_size,
-            **tile.constants,
-            STRIDE_UNIT=stride_unit,
-            SAVES=saves,
-            HAS_DROPOUT=has_dropout,
-            FEW_REGISTERS=config.few_registers,
-            num_warps=tile.num_warps,
-            enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
-        )
+        ),
+        (dy_stride, 0, num_rows, scale, drop_max, a.site),
+    )  # fmt: skip
     return dict(zip(_GRADIENTS, (dx, dresidual, *column_sums(partial, weight.dtype)), strict=True))

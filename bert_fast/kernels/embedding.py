@@ -36,9 +36,9 @@ from torch import Tensor
 from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._embedding_bwd import embedding_bwd
 from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import normalise
 from bert_fast.kernels._math import keep_values, row_major, split_seed
-from bert_fast.reference.dropout import dropout_threshold
 from bert_fast.reference.embedding import Embedding
 
 __all__ = ["embedding_bwd", "embedding_fwd", "launch_config"]
@@ -145,36 +145,23 @@ def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     num_programs = persistent_programs(
         ceil_div(num_tokens, tile.rows), config.forward_programs_per_multiprocessor, device
     )
-    has_dropout = dropout_threshold(a.dropout_p) > 0
-    drop_max, scale = dropout_arguments(a.dropout_p)
-    seed, coords = (a.seed, a.coords.contiguous()) if has_dropout and a.coords is not None else (None, None)
+    seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
     stride_unit = lookups.stride_unit(tile.vector)
-    with torch.cuda.device_of(a.words):
-        _embedding_fwd_kernel[(num_programs,)](
-            *lookups.tensors,
-            a.weight.contiguous(),
-            a.bias.contiguous(),
-            seed,
-            coords,
-            y,
-            mean,
-            rstd,
-            *lookups.strides(stride_unit),
-            num_tokens,
-            *lookups.sizes,
-            a.eps,
-            scale,
-            drop_max,
-            a.site,
-            N_COLS=hidden_size,
-            CHUNKS=tile.chunks,
-            ROWS=tile.rows,
-            CHUNK_COLS=tile.chunk_cols,
-            VECTOR=tile.vector,
-            STRIDE_UNIT=stride_unit,
-            **lookups.flags,
-            HAS_DROPOUT=has_dropout,
-            num_warps=tile.num_warps,
-            enable_fp_fusion=True,  # centred * rstd * weight + bias
-        )
+    launch_plan(
+        _embedding_fwd_kernel,
+        N_COLS=hidden_size,
+        CHUNKS=tile.chunks,
+        ROWS=tile.rows,
+        CHUNK_COLS=tile.chunk_cols,
+        VECTOR=tile.vector,
+        STRIDE_UNIT=stride_unit,
+        **lookups.flags,
+        HAS_DROPOUT=coords is not None,
+        num_warps=tile.num_warps,
+        enable_fp_fusion=True,  # centred * rstd * weight + bias
+    )(
+        (num_programs,),
+        (*lookups.tensors, a.weight.contiguous(), a.bias.contiguous(), seed, coords, y, mean, rstd),
+        (*lookups.strides(stride_unit), num_tokens, *lookups.sizes, a.eps, scale, drop_max, a.site),
+    )
     return y, mean, rstd

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._launch import RowTile, ceil_div, persistent_programs, row_tile, unit_stride
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
 from bert_fast.kernels._math import row_major
 from bert_fast.reference.layer_norm import LayerNorm
@@ -169,26 +170,20 @@ def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
         return y, mean, rstd
     tile = launch_config(hidden_size, x.dtype).forward
     stride_unit = math.gcd(tile.vector, x.stride(0))
-    with torch.cuda.device_of(x):
-        _layer_norm_fwd_kernel[(ceil_div(num_rows, tile.rows),)](
-            x,
-            a.weight.contiguous(),
-            a.bias.contiguous(),
-            y,
-            mean,
-            rstd,
-            x.stride(0) // stride_unit,
-            0,
-            num_rows,
-            a.eps,
-            N_COLS=hidden_size,
-            CHUNKS=tile.chunks,
-            ROWS=tile.rows,
-            CHUNK_COLS=tile.chunk_cols,
-            STRIDE_UNIT=stride_unit,
-            num_warps=tile.num_warps,
-            enable_fp_fusion=True,  # centred * rstd * weight + bias
-        )
+    launch_plan(
+        _layer_norm_fwd_kernel,
+        N_COLS=hidden_size,
+        CHUNKS=tile.chunks,
+        ROWS=tile.rows,
+        CHUNK_COLS=tile.chunk_cols,
+        STRIDE_UNIT=stride_unit,
+        num_warps=tile.num_warps,
+        enable_fp_fusion=True,  # centred * rstd * weight + bias
+    )(
+        (ceil_div(num_rows, tile.rows),),
+        (x, a.weight.contiguous(), a.bias.contiguous(), y, mean, rstd),
+        (x.stride(0) // stride_unit, 0, num_rows, a.eps),
+    )
     return y, mean, rstd
 
 
@@ -205,26 +200,19 @@ def layer_norm_bwd(a: LayerNorm, dy: Tensor, mean: Tensor, rstd: Tensor) -> dict
     num_groups = ceil_div(num_rows, tile.rows)
     num_programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, x.device)
     partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):
-        _layer_norm_bwd_kernel[(num_programs,)](
-            dy,
-            x,
-            mean,
-            rstd,
-            weight.contiguous(),
-            dx,
-            partial,
-            dy.stride(0) // stride_unit,
-            x.stride(0) // stride_unit,
-            0,
-            num_rows,
-            N_COLS=hidden_size,
-            CHUNKS=tile.chunks,
-            ROWS=tile.rows,
-            CHUNK_COLS=tile.chunk_cols,
-            STRIDE_UNIT=stride_unit,
-            num_warps=tile.num_warps,
-            enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
-        )
+    launch_plan(
+        _layer_norm_bwd_kernel,
+        N_COLS=hidden_size,
+        CHUNKS=tile.chunks,
+        ROWS=tile.rows,
+        CHUNK_COLS=tile.chunk_cols,
+        STRIDE_UNIT=stride_unit,
+        num_warps=tile.num_warps,
+        enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
+    )(
+        (num_programs,),
+        (dy, x, mean, rstd, weight.contiguous(), dx, partial),
+        (dy.stride(0) // stride_unit, x.stride(0) // stride_unit, 0, num_rows),
+    )
     dweight, dbias = column_sums(partial, weight.dtype)
     return {"x": dx, "weight": dweight, "bias": dbias}

@@ -14,7 +14,6 @@ Precision: accumulators and sums in fp32, TF32 as PyTorch is set. Deterministic.
 
 from collections.abc import Set
 
-import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import product
@@ -36,5 +35,5 @@ def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
     if "weight" in wants:
         made["weight"] = product(dy.t(), a.x, out_dtype=a.weight.dtype)
     if "bias" in wants:
-        made["bias"] = dy.sum(0, dtype=torch.float32).to(a.weight.dtype)
+        made["bias"] = dy.sum(0, dtype=a.weight.dtype)
     return made

@@ -36,6 +36,7 @@ from torch import Tensor
 from bert_fast.kernels._cross_entropy_rows import LOWEST, _exp_of, _loss_and_lse, _or_nothing
 from bert_fast.kernels._gemm import product
 from bert_fast.kernels._launch import ceil_div
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._math import row_major
 from bert_fast.kernels.cross_entropy import divide_by_labelled, mean_of_labelled
 from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
@@ -194,40 +195,28 @@ def _rows(
 ) -> None:  # fmt: skip
     """Fills losses [n] of logits [n, V'], contiguous, whose first V columns count; their gradient overwrites these."""
     num_warps = row_warps(num_words, logits.dtype)
-    with torch.cuda.device_of(logits):
-        _linear_cross_entropy_rows_kernel[(len(logits),)](
-            logits,
-            labels,
-            losses,
-            logits.stride(0),
-            num_words,
-            ignore_index,
-            smoothing,
-            CHUNKS=_CHUNKS,
-            LANES=num_warps * _LANES_PER_WARP,
-            VECTOR=_VECTOR_BYTES // logits.element_size(),
-            HAS_SMOOTHING=smoothing > 0.0,
-            WANTS_GRADIENT=wants_gradient,
-            num_warps=num_warps,
-            enable_fp_fusion=True,  # total * exp(maximum - higher) + sum
-        )
+    launch_plan(
+        _linear_cross_entropy_rows_kernel,
+        CHUNKS=_CHUNKS,
+        LANES=num_warps * _LANES_PER_WARP,
+        VECTOR=_VECTOR_BYTES // logits.element_size(),
+        HAS_SMOOTHING=smoothing > 0.0,
+        WANTS_GRADIENT=wants_gradient,
+        num_warps=num_warps,
+        enable_fp_fusion=True,  # total * exp(maximum - higher) + sum
+    )((len(logits),), (logits, labels, losses), (logits.stride(0), num_words, ignore_index, smoothing))
 
 
 def _column_sums(dlogits: Tensor, dbias: Tensor, accumulate: bool) -> None:
     """dbias (fp32 [V]) = (dbias +) sums over the rows of dlogits [n, V'], contiguous."""
-    with torch.cuda.device_of(dlogits):
-        _linear_cross_entropy_dbias_kernel[(ceil_div(len(dbias), _SUM_COLS),)](
-            dlogits,
-            dbias,
-            dlogits.stride(0),
-            len(dlogits),
-            len(dbias),
-            ACCUMULATE=accumulate,
-            BLOCK_ROWS=_SUM_ROWS,
-            BLOCK_COLS=_SUM_COLS,
-            num_warps=_SUM_WARPS,
-            enable_fp_fusion=True,
-        )
+    launch_plan(
+        _linear_cross_entropy_dbias_kernel,
+        ACCUMULATE=accumulate,
+        BLOCK_ROWS=_SUM_ROWS,
+        BLOCK_COLS=_SUM_COLS,
+        num_warps=_SUM_WARPS,
+        enable_fp_fusion=True,
+    )((ceil_div(len(dbias), _SUM_COLS),), (dlogits, dbias), (dlogits.stride(0), len(dlogits), len(dbias)))
 
 
 def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS) -> tuple[Tensor, dict[str, Tensor]]:
@@ -270,16 +259,12 @@ def linear_cross_entropy_bwd(
         in_place = may_overwrite and dtype == gradient.dtype
         out = gradient if in_place else torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
         if gradient.numel():
-            with torch.cuda.device_of(gradient):
-                _linear_cross_entropy_scale_kernel[(ceil_div(gradient.numel(), _SCALE_BLOCK),)](
-                    gradient,
-                    scale,
-                    out,
-                    gradient.numel(),
-                    BLOCK=_SCALE_BLOCK,
-                    num_warps=_SCALE_WARPS,
-                    enable_fp_fusion=True,
-                )
+            launch_plan(
+                _linear_cross_entropy_scale_kernel,
+                BLOCK=_SCALE_BLOCK,
+                num_warps=_SCALE_WARPS,
+                enable_fp_fusion=True,
+            )((ceil_div(gradient.numel(), _SCALE_BLOCK),), (gradient, scale, out), (gradient.numel(),))
         return out
 
     return {name: scaled(t, a.x.dtype if name == "x" else a.weight.dtype) for name, t in sums.items()}

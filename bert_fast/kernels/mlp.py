@@ -23,7 +23,6 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
 
 from collections.abc import Set
 
-import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import product, product_activation, product_derivative
@@ -61,5 +60,5 @@ def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str
     if "down_weight" in wants:
         made["down_weight"] = product(dy.t(), act, out_dtype=a.down_weight.dtype)
     if "down_bias" in wants:
-        made["down_bias"] = dy.sum(0, dtype=torch.float32).to(a.down_weight.dtype)
+        made["down_bias"] = dy.sum(0, dtype=a.down_weight.dtype)
     return made

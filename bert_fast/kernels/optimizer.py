@@ -42,6 +42,7 @@ from torch import Tensor
 from bert_fast.kernels._adamw import adamw_step_kernel
 from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb_update_kernel
 from bert_fast.kernels._launch import ceil_div
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
 from bert_fast.kernels._pointer_tables import address_table, chunks_of
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
@@ -171,22 +172,29 @@ def _scalars(steps: Sequence[Tensor], a: StepOptions) -> tuple[Tensor, Tensor]:
     shared = torch.empty(3, dtype=torch.float32, device=device)
     lr_is_tensor = isinstance(a.lr, Tensor)
     clips = a.grad_norm is not None and a.max_grad_norm is not None
-    _step_scalars_kernel[(ceil_div(len(steps), CONFIG.tensors),)](
-        address_table(steps),
-        a.lr if lr_is_tensor else None,
-        a.grad_norm if clips else None,
-        a.grad_scale,
-        a.found_inf,
-        scalars,
-        shared,
-        0.0 if lr_is_tensor else float(a.lr),
-        _log(a.beta1) if a.bias_correction else -math.inf,
-        _log(a.beta2) if a.bias_correction else -math.inf,
-        float(a.max_grad_norm) if clips and a.max_grad_norm is not None else 0.0,
-        len(steps),
+    launch_plan(
+        _step_scalars_kernel,
         BLOCK=CONFIG.tensors,
         num_warps=CONFIG.num_warps,
         enable_fp_fusion=True,
+    )(
+        (ceil_div(len(steps), CONFIG.tensors),),
+        (
+            address_table(steps),
+            a.lr if lr_is_tensor else None,
+            a.grad_norm if clips else None,
+            a.grad_scale,
+            a.found_inf,
+            scalars,
+            shared,
+        ),
+        (
+            0.0 if lr_is_tensor else float(a.lr),
+            _log(a.beta1) if a.bias_correction else -math.inf,
+            _log(a.beta2) if a.bias_correction else -math.inf,
+            float(a.max_grad_norm) if clips and a.max_grad_norm is not None else 0.0,
+            len(steps),
+        ),
     )
     return scalars, shared
 
@@ -205,29 +213,26 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     num_partials = sum(cut.count for cut in cuts.values())
     partial = torch.empty(num_partials, dtype=torch.float64, device=device)
     norm = torch.empty((), dtype=torch.float32, device=device)
-    with torch.cuda.device_of(partial):
-        start = 0
-        for (dtype, aligned), tensors in by_kind.items():
-            cut = cuts[dtype, aligned]
-            if cut.count:
-                _global_norm_partial_kernel[(cut.count,)](
-                    address_table(tensors),
-                    cut.entries,
-                    cut.sizes,
-                    partial,
-                    start,
-                    GRAD_TYPE=_TYPES[dtype],
-                    ALIGNED=aligned,
-                    CHUNK=CONFIG.chunk,
-                    BLOCK=CONFIG.block,
-                    num_warps=CONFIG.num_warps,
-                    enable_fp_fusion=True,  # running sums of squares
-                )
-            start += cut.count
-        _global_norm_final_kernel[(1,)](
-            partial, grad_scale, norm, num_partials, BLOCK=CONFIG.partials, num_warps=CONFIG.num_warps,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+    start = 0
+    for (dtype, aligned), tensors in by_kind.items():
+        cut = cuts[dtype, aligned]
+        if cut.count:
+            launch_plan(
+                _global_norm_partial_kernel,
+                GRAD_TYPE=_TYPES[dtype],
+                ALIGNED=aligned,
+                CHUNK=CONFIG.chunk,
+                BLOCK=CONFIG.block,
+                num_warps=CONFIG.num_warps,
+                enable_fp_fusion=True,  # running sums of squares
+            )((cut.count,), (address_table(tensors), cut.entries, cut.sizes, partial), (start,))
+        start += cut.count
+    launch_plan(
+        _global_norm_final_kernel,
+        BLOCK=CONFIG.partials,
+        num_warps=CONFIG.num_warps,
+        enable_fp_fusion=True,
+    )((1,), (partial, grad_scale, norm), (num_partials,))
     return norm
 
 
@@ -247,9 +252,8 @@ def lamb_step(lists: StepLists, a: StepOptions) -> None:
 def _run(run_pass: Callable[[StepLists, StepOptions, bool], None], lists: StepLists, a: StepOptions) -> None:
     if not lists.params:
         return
-    with torch.cuda.device_of(lists.params[0]):
-        for group, is_aligned in _groups(lists):
-            run_pass(group, a, is_aligned)
+    for group, is_aligned in _groups(lists):
+        run_pass(group, a, is_aligned)
 
 
 def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
@@ -257,15 +261,8 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
-    adamw_step_kernel[(cut.count,)](
-        address_table(lists.grads),
-        address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params),
-        cut.entries,
-        cut.sizes,
-        scalars,
-        shared,
-        len(lists.params),
-        *_moment_arguments(a),
+    launch_plan(
+        adamw_step_kernel,
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
         GRAD_TYPE=_TYPES[lists.grads[0].dtype],
         HAS_MASTER=bool(lists.master_params),
@@ -274,6 +271,17 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
         BLOCK=CONFIG.block,
         num_warps=CONFIG.num_warps,
         enable_fp_fusion=True,  # moments, and the subtraction from p
+    )(
+        (cut.count,),
+        (
+            address_table(lists.grads),
+            address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params),
+            cut.entries,
+            cut.sizes,
+            scalars,
+            shared,
+        ),
+        (len(lists.params), *_moment_arguments(a)),
     )
 
 
@@ -288,35 +296,31 @@ def _lamb_passes(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
     sizes = dict(ALIGNED=is_aligned, CHUNK=CONFIG.chunk, BLOCK=CONFIG.block)
     # The second pass must find the very u that the norm is of: contraction is on in both.
     launch = dict(num_warps=CONFIG.num_warps, enable_fp_fusion=True)
-    lamb_moments_kernel[(cut.count,)](
-        address_table(lists.grads),
-        state,
-        cut.entries,
-        cut.sizes,
-        scalars,
-        shared,
-        partial,
-        len(lists.params),
-        *_moment_arguments(a),
+    launch_plan(
+        lamb_moments_kernel,
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
         GRAD_TYPE=_TYPES[lists.grads[0].dtype],
         HAS_MASTER=bool(lists.master_params),
         **sizes,
         **launch,
+    )(
+        (cut.count,),
+        (address_table(lists.grads), state, cut.entries, cut.sizes, scalars, shared, partial),
+        (len(lists.params), *_moment_arguments(a)),
     )
-    lamb_ratio_kernel[(len(lists.params),)](cut.first, partial, ratios, BLOCK=CONFIG.partials, **launch)
-    lamb_update_kernel[(cut.count,)](
-        state,
-        cut.entries,
-        cut.sizes,
-        scalars,
-        shared,
-        ratios,
-        len(lists.params),
-        a.eps,
-        a.weight_decay,
+    launch_plan(
+        lamb_ratio_kernel,
+        BLOCK=CONFIG.partials,
+        **launch,
+    )((len(lists.params),), (cut.first, partial, ratios))
+    launch_plan(
+        lamb_update_kernel,
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
         HAS_MASTER=bool(lists.master_params),
         **sizes,
         **launch,
+    )(
+        (cut.count,),
+        (state, cut.entries, cut.sizes, scalars, shared, ratios),
+        (len(lists.params), a.eps, a.weight_decay),
     )

@@ -7,6 +7,7 @@ is not what the op takes: the single ops say what is wrong with it, or know what
 """
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ _GLOBAL_HOOKS = (
     _global._global_backward_hooks, _global._global_backward_pre_hooks,
 )  # fmt: skip
 _STRIDED = torch.strided
+_memory_of = attrgetter("dtype", "device", "shape", "layout")
 _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutput, PackedIntermediate, PackedOutput)
 _LEAST_P = 2.0**-17  # up to which nothing is dropped
 
@@ -148,20 +150,11 @@ def _parameters(
             or layer._backward_hooks
             or layer._backward_pre_hooks
             or type(weight) not in _PLAIN
-            or weight.dtype is not dtype
-            or weight.device != device
-            or weight.shape != shape
-            or weight.layout is not _STRIDED
+            or _memory_of(weight) != (dtype, device, shape, _STRIDED)
             or "bias" not in own
             or (
                 bias is not None
-                and (
-                    type(bias) not in _PLAIN
-                    or bias.dtype is not dtype
-                    or bias.device != device
-                    or bias.shape != shape[:1]
-                    or bias.layout is not _STRIDED
-                )
+                and (type(bias) not in _PLAIN or _memory_of(bias) != (dtype, device, shape[:1], _STRIDED))
             )
         ):
             return None

@@ -118,6 +118,32 @@ def test_registers_are_those_that_ptxas_gave() -> None:
     assert found[-1]["ours"]["STACK"] > 0, "no kernel spilled: nothing was compared"
 
 
+def test_plans_launch_what_triton_launches() -> None:
+    found = run("plans_ask_for_the_same")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, ""]
+    kernels = {"_gemm_kernel", "_attention_fwd_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"}
+    assert kernels <= found["compared"].keys() and len(found["compared"]) > 20
+
+
+def test_triton_launches_what_is_new_and_what_somebody_looks_at() -> None:
+    found = run("who_launches")
+    assert {call for call, (_, _, is_same) in found.items() if not is_same} == set()
+    compiles = {
+        "first", "of 16", "one", "wide", "wide stride", "integer for a float", "no tensor", "other dtype",
+        "not aligned", "the other not aligned",
+    }  # fmt: skip
+    assert {call for call, (_, num_compiled, _) in found.items() if num_compiled} == compiles
+    watched = {"enter hook", "exit hook", "replaced hook", "replaced run", "hook before a run"}
+    elsewhere = {"wide again", "another device is the current one"}
+    assert {call for call, (by_triton, _, _) in found.items() if by_triton} == compiles | watched | elsewhere
+    assert not found["at last"][0]
+
+
+def test_plans_need_no_more_of_a_launcher_than_that_it_can_be_called() -> None:
+    assert run("other_launchers") == {"same": True, "launches": 31, "refusals": [0, ""]}
+
+
 def test_gpu_answers() -> None:
     """The questions that the package asks, each with the answer that a GPU's tensor gives."""
     answers = {

@@ -63,6 +63,14 @@ def _counted_operators() -> Iterator[_Operators]:
 
 def count(step: Step, driver: NullDriver) -> dict[str, Any]:
     """Of every part of a step that has run: launches by kernel, products, small launches by operator, Python calls."""
+    from bert_fast.kernels import _launch_plan
+
+    # Encoded maps are kept by address, which nobody can foresee: here every one is encoded anew.
+    with mock.patch.object(_launch_plan, "_MAX_MAPS", 0):
+        return _count(step, driver)
+
+
+def _count(step: Step, driver: NullDriver) -> dict[str, Any]:
     for part in PARTS * 3:
         step.run(part)
     found: dict[str, Any] = {part: {} for part in PARTS}
