@@ -12,7 +12,7 @@ fp32 is there to be exact, not fast: TF32 in three terms costs each operand a do
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,8 +33,7 @@ __all__ = [
 SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """One kernel's tile of scores and its launch: queries, keys, warps, and stages of the pipelined loop.
 
     max_registers: of a thread, where the compiler would rather spill a little than let another program in less; None
@@ -204,8 +203,13 @@ def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype, architectur
     return _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
 
 
-@functools.cache
+_known: dict[tuple[str, Tile], LaunchByNames] = {}
+
+
 def kernel_by_names(kernel: Any, tile: Tile) -> LaunchByNames:
-    """The plans of an attention kernel with this tile."""
-    # Multiply-adds: the scale inside the exponential, delta, the accumulators.
-    return LaunchByNames(kernel, **tile.constants, enable_fp_fusion=True)
+    """The plans of an attention kernel with this tile, made once."""
+    found = _known.get((kernel.__name__, tile))
+    if found is None:
+        # Multiply-adds: the scale inside the exponential, delta, the accumulators.
+        found = _known[kernel.__name__, tile] = LaunchByNames(kernel, **tile.constants, enable_fp_fusion=True)
+    return found

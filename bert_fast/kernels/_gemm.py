@@ -37,7 +37,7 @@ from bert_fast.kernels._launch import unit_stride
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["by_library", "product", "product_activation", "product_derivative", "product_recomputed"]
+__all__ = ["by_library", "narrowed", "product", "product_activation", "product_derivative", "product_recomputed"]
 
 _library_only: ContextVar[bool] = ContextVar("library_only", default=False)
 
@@ -50,6 +50,11 @@ def by_library() -> Iterator[None]:
         yield
     finally:
         _library_only.reset(token)
+
+
+def narrowed(parameter: Tensor, x: Tensor) -> Tensor:
+    """A parameter in the dtype of what it is multiplied with."""
+    return parameter if parameter.dtype is x.dtype else parameter.to(x.dtype)
 
 
 def _tile(kind: str, a: Tensor, b: Tensor, forced: Tile | None, out: Tensor | None = None) -> Tile | None:
@@ -89,7 +94,7 @@ def product(
         assert not accumulate, "accumulate needs out"
         is_as_a = tile is None and (out_dtype is None or out_dtype == a.dtype)
         if is_as_a and (a.shape[1] == 0 or _tile("plain", a, b, None) is None):  # whatever the sizes
-            return torch.mm(a, b) if bias is None else torch.addmm(bias.to(a.dtype), a, b)
+            return torch.mm(a, b) if bias is None else torch.addmm(narrowed(bias, a), a, b)
         out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
     shape = (a.shape[0], b.shape[1])
     assert out.shape == shape and out.dtype in (a.dtype, torch.float32) and (out.stride(1) == 1 or shape[1] <= 1)
@@ -113,7 +118,7 @@ def _library_product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, acc
             return out.addmm_(a, b)
         if bias is None:
             return torch.mm(a, b, out=out)
-        return torch.addmm(bias.to(a.dtype), a, b, out=out)
+        return torch.addmm(narrowed(bias, a), a, b, out=out)
     if a.is_cuda and torch.version.hip is None:  # nowhere else does the library round from its accumulators to fp32
         if accumulate:
             return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)

@@ -4,7 +4,7 @@ import contextvars
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -27,8 +27,7 @@ _WITH_COPY_ENGINE = ("sm_90", "sm_100")
 _ALIGNMENT = 16  # bytes, of tensor descriptors' bases and strides; as much as one load can be wide
 
 
-@dataclass(frozen=True)
-class Epilogue:
+class Epilogue(NamedTuple):
     """What follows the product, in the words of `_gemm_epilogue.py`: y, z and x are [M, N] with rows of neighbours.
 
     partial: fp32 [row blocks, N] for column sums, made by `launch` where wants_sums is set.

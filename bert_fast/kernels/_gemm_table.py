@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,13 @@ class Tile:
             raise ValueError(f"blocks must be powers of two from 16 and num_warps a power of two; got {self}")
         if self.parts not in (1, 2, 4) or min(self.num_stages, self.group_m, self.split_k, self.resident) < 1:
             raise ValueError(f"parts must be 1, 2 or 4, stages, groups, splits and programs at least 1; got {self}")
+
+    def __hash__(self) -> int:
+        return self._hash  # plans of products are looked up by tiles at every launch
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
 
     def to_json(self) -> dict[str, int | bool]:
         """The fields by name."""

@@ -16,7 +16,7 @@ from collections.abc import Set
 
 from torch import Tensor
 
-from bert_fast.kernels._gemm import product
+from bert_fast.kernels._gemm import narrowed, product
 from bert_fast.reference.linear import Linear
 
 __all__ = ["linear_bwd", "linear_fwd"]
@@ -24,14 +24,14 @@ __all__ = ["linear_bwd", "linear_fwd"]
 
 def linear_fwd(a: Linear) -> Tensor:
     """y [T, N], as `reference.linear`, new and contiguous."""
-    return product(a.x, a.weight.to(a.x.dtype).t(), a.bias)
+    return product(a.x, narrowed(a.weight, a.x).t(), a.bias)
 
 
 def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
     """Gradients by name, as `reference.linear`."""
     made = {}
     if "x" in wants:
-        made["x"] = product(dy, a.weight.to(dy.dtype))
+        made["x"] = product(dy, narrowed(a.weight, dy))
     if "weight" in wants:
         made["weight"] = product(dy.t(), a.x, out_dtype=a.weight.dtype)
     if "bias" in wants:

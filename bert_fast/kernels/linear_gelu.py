@@ -22,7 +22,7 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from bert_fast.kernels._gemm import product_activation, product_recomputed
+from bert_fast.kernels._gemm import narrowed, product_activation, product_recomputed
 from bert_fast.kernels.bias_gelu import bias_gelu_bwd
 from bert_fast.kernels.linear import linear_bwd
 from bert_fast.reference.bias_gelu import BiasGelu
@@ -33,13 +33,13 @@ __all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
 
 def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.linear_gelu`, contiguous."""
-    return product_activation(a.x, a.weight.to(a.x.dtype).t(), a.bias, a.hidden_act, a.save_pre)
+    return product_activation(a.x, narrowed(a.weight, a.x).t(), a.bias, a.hidden_act, a.save_pre)
 
 
 def linear_gelu_bwd(a: LinearGelu, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
     """Gradients by name, as `reference.linear_gelu`."""
     if pre is None:
-        weight = a.weight.to(dy.dtype).t()
+        weight = narrowed(a.weight, dy).t()
         dpre, dbias = product_recomputed(a.x, weight, a.bias, dy, a.hidden_act, "bias" in wants)
     else:
         # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.

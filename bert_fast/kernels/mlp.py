@@ -25,7 +25,7 @@ from collections.abc import Set
 
 from torch import Tensor
 
-from bert_fast.kernels._gemm import product, product_activation, product_derivative
+from bert_fast.kernels._gemm import narrowed, product, product_activation, product_derivative
 from bert_fast.kernels.bias_gelu import bias_gelu_fwd
 from bert_fast.kernels.linear import linear_bwd
 from bert_fast.reference.bias_gelu import BiasGelu
@@ -37,8 +37,8 @@ __all__ = ["mlp_bwd", "mlp_fwd"]
 
 def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.mlp`, contiguous."""
-    act, pre = product_activation(a.x, a.up_weight.to(a.x.dtype).t(), a.up_bias, a.hidden_act, a.save_pre)
-    return product(act, a.down_weight.to(a.x.dtype).t(), a.down_bias), pre
+    act, pre = product_activation(a.x, narrowed(a.up_weight, a.x).t(), a.up_bias, a.hidden_act, a.save_pre)
+    return product(act, narrowed(a.down_weight, a.x).t(), a.down_bias), pre
 
 
 def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
@@ -46,9 +46,9 @@ def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str
     made, act = {}, None
     wants_dpre = not wants.isdisjoint(UP)
     if pre is None and (wants_dpre or "down_weight" in wants):
-        pre = product(a.x, a.up_weight.to(dy.dtype).t(), a.up_bias)
+        pre = product(a.x, narrowed(a.up_weight, dy).t(), a.up_bias)
     if wants_dpre:
-        down, wants_act, wants_sums = a.down_weight.to(dy.dtype), "down_weight" in wants, "up_bias" in wants
+        down, wants_act, wants_sums = narrowed(a.down_weight, dy), "down_weight" in wants, "up_bias" in wants
         dpre, act, dup_bias = product_derivative(dy, down, pre, a.hidden_act, wants_act, wants_sums)
         of_up = {UP[name] for name in wants & UP.keys()} - {"bias"}
         up = linear_bwd(Linear(a.x, a.up_weight, None), dpre, of_up)

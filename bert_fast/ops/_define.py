@@ -113,7 +113,10 @@ def define(
     )
     op.register_fake(pair.fake_forward)
     pair.backward_op.register_fake(pair.fake_backward)
-    op.register_autograd(pair.differentiate, setup_context=pair.save, first_only=len(outputs) > 1)
+    first_only = len(outputs) > 1
+    op.register_autograd(
+        pair.differentiate, setup_context=pair.save, first_only=first_only, run=pair.make if first_only else None
+    )
     return op
 
 
@@ -212,14 +215,18 @@ class _Pair:
 
     def forward(self, *values: Any) -> Any:
         """The implementation of the forward op."""
+        made = self.make(*values)
+        return made.contiguous() if isinstance(made, Tensor) else _without_none(made, values[self._lead])
+
+    def make(self, *values: Any) -> Any:
+        """What the forward op makes, with None for outputs that are not there."""
         lead = values[self._lead]
         if _is_any_autocast_enabled() and is_autocast_on(lead):
             with torch.autocast(lead.device.type, enabled=False):
-                return self.forward(*values)
+                return self.make(*values)
         a: Any = tuple.__new__(self.record, values[:-1])
         module = self._module(lead, values[-1])
-        made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
-        return made.contiguous() if isinstance(made, Tensor) else _without_none(made, lead)
+        return getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
 
     def backward(self, *values: Any) -> Any:
         """The implementation of the backward op."""
@@ -289,7 +296,7 @@ class _Pair:
                     if saved[place] is None:
                         saved[place] = copies[id(given)] = given.clone()
         if len(outputs) > 1:
-            ctx.mark_non_differentiable(*outputs[1:])
+            ctx.mark_non_differentiable(*[one for one in outputs[1:] if one is not None])
             ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         ctx.others = self._pick_others(everything)

@@ -35,6 +35,7 @@ _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
 # What the implementations take as it is. Not among them: lists (of tensors that are written to), symbolic numbers, and
 # tensors of subclasses, each of which has a way of its own through the dispatcher.
+_is_dead_wrapper: Callable[[Tensor], bool] = getattr(_functorch, "is_dead_tensor_wrapper")  # noqa: B009  not in its stub
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype})
 
 
@@ -68,7 +69,9 @@ class Op:
         if is_watched() or not are_plain(arguments):
             return self._dispatch(*arguments)
         if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
-            return self._formula.apply(*arguments)
+            if any(type(one) is Tensor and _is_dead_wrapper(one) for one in arguments):
+                return self._dispatch(*arguments)
+            return self._apply(*arguments)
         return self._implementation(*arguments)
 
     def _checked(
@@ -104,15 +107,21 @@ class Op:
         return torch.library.register_fake(self._qualified_name, self._checked(function), lib=_library)
 
     def register_autograd(
-        self, backward: Callable[..., Any], *, setup_context: Callable[..., None], first_only: bool = False
+        self,
+        backward: Callable[..., Any],
+        *,
+        setup_context: Callable[..., None],
+        first_only: bool = False,
+        run: Callable[..., Any] | None = None,
     ) -> None:
         """Adds the backward formula: `backward(ctx, *doutputs)`, `setup_context(ctx, inputs, output)`.
 
         first_only: whether callers of the op read its first output alone; around the dispatcher the others, which are
-        for backward, then do not become outputs of an autograd function, each of which costs a microsecond.
+        for backward, then do not become outputs of an autograd function, each of which costs a microsecond. run: what
+        is called there in place of the op's implementation; its outputs may be None.
         """
         torch.library.register_autograd(self._qualified_name, backward, setup_context=setup_context, lib=_library)
-        implementation = self._implementation
+        implementation = run or self._implementation
 
         def forward(ctx: Any, *arguments: Any) -> Any:
             output = implementation(*arguments)
@@ -121,6 +130,8 @@ class Op:
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
+        # Not `Function.apply`, which looks at each argument again and decides who runs the function: `__call__` has.
+        self._apply = super(torch.autograd.Function, self._formula).apply  # type: ignore[misc]
 
 
 def is_watched(by_profiler: bool = True) -> bool:
@@ -154,9 +165,10 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 def are_plain(arguments: tuple[Any, ...]) -> bool:
     """Whether all tensors are memory that can be read as it is, led by one that is not on the meta device."""
+    if not _PLAIN_TYPES.issuperset(map(type, arguments)):
+        return False
     for argument in arguments:
-        kind = type(argument)
-        if kind not in _PLAIN_TYPES or (kind is Tensor and (argument.is_neg() or argument._is_zerotensor())):
+        if type(argument) is Tensor and (argument.is_neg() or argument._is_zerotensor()):
             return False
     return not arguments[0].is_meta
 
