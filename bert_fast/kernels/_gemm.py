@@ -25,6 +25,7 @@ bias) to a's dtype before the activation. fp32 products use TF32 where PyTorch i
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,11 +34,19 @@ from bert_fast.env import SETTINGS
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._gemm_launch import Epilogue, launch
 from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose
-from bert_fast.kernels._launch import unit_stride
+from bert_fast.kernels._launch import assumed_architecture, unit_stride
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["by_library", "narrowed", "product", "product_activation", "product_derivative", "product_recomputed"]
+__all__ = [
+    "by_library",
+    "narrowed",
+    "product",
+    "product_activation",
+    "product_derivative",
+    "product_recomputed",
+    "settings",
+]
 
 _library_only: ContextVar[bool] = ContextVar("library_only", default=False)
 
@@ -50,6 +59,11 @@ def by_library() -> Iterator[None]:
         yield
     finally:
         _library_only.reset(token)
+
+
+def settings() -> tuple[Any, ...]:
+    """What kernels and tiles are chosen by beside the arguments of a call."""
+    return _library_only.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32
 
 
 def narrowed(parameter: Tensor, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from bert_fast.env import SETTINGS
 from bert_fast.kernels._gemm_kernel import _gemm_kernel, _gemm_reduce_kernel
 from bert_fast.kernels._gemm_table import Tile
 from bert_fast.kernels._launch import architecture, ceil_div, num_multiprocessors
-from bert_fast.kernels._launch_plan import LaunchPlan, Window, launch_plan
+from bert_fast.kernels._launch_plan import LaunchPlan, Window, launch_plan, recorders
 
 __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
 
@@ -76,6 +77,9 @@ def _precision(dtype: torch.dtype, architecture: str) -> str:
 
 def _with_workspace(device: torch.device, run: Callable[[], object]) -> None:
     """Runs a launch whose kernel makes descriptors; Triton asks the context for memory to keep them in."""
+    recorder = recorders.get(threading.get_ident())
+    if recorder is not None:
+        recorder.spoil()  # a tape has no such context
     context = contextvars.copy_context()
     context.run(triton.set_allocator, lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
     context.run(run)

@@ -15,6 +15,7 @@ __all__ = [
     "RowTile",
     "architecture",
     "assume_architecture",
+    "assumed_architecture",
     "ceil_div",
     "dropout_arguments",
     "dropout_numbers",
@@ -67,6 +68,11 @@ def assume_architecture(name: str) -> Iterator[None]:
         yield
     finally:
         _assumed_architecture.reset(token)
+
+
+def assumed_architecture() -> str:
+    """What launchers take tensors on the CPU for."""
+    return _assumed_architecture.get()
 
 
 @functools.cache

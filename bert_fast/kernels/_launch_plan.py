@@ -19,6 +19,7 @@ Kernels take their arguments in this order: tensors (some as tensor descriptors)
 import functools
 import inspect
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["LaunchByNames", "LaunchPlan", "Window", "launch_plan"]
+__all__ = ["LaunchByNames", "LaunchPlan", "Window", "is_watched", "launch_plan", "recorders"]
 
 _ALIGNMENT = 16  # bytes; Triton specialises kernels for addresses that are multiples of it
 _MAX_INT32 = 2**31 - 1
@@ -42,6 +43,22 @@ _enter_hook, _exit_hook = _runtime.launch_enter_hook, _runtime.launch_exit_hook 
 
 Window = tuple[int, int] | None  # rows and columns of the tiles by which a copy engine moves a row-major matrix
 _Pick = Callable[[Any], tuple[Any, ...]]
+
+
+def is_watched() -> bool:
+    """Whether a launch has to be Triton's, since somebody looks."""
+    return (
+        JITFunction.run is not _run_by_triton
+        or _runtime.launch_enter_hook is not _enter_hook
+        or _runtime.launch_exit_hook is not _exit_hook
+        or bool(_enter_hook.calls or _exit_hook.calls)
+        or _runtime.debug
+        or _runtime.add_stages_inspection_hook is not None
+    )
+
+
+# By thread, what is told of every launch while a tape is made (`_tape.py`).
+recorders: dict[int, Any] = {}
 
 
 class LaunchPlan:
@@ -65,24 +82,37 @@ class LaunchPlan:
         grid: numbers of programs, one or two. operands: tensors and None in the kernel's order, not all None; numbers:
         what follows them up to the constants.
         """
-        known = self._known.get(tuple(map(type, numbers)))
-        if known is not None and max(known.integers(numbers), default=0) <= _MAX_INT32 and not self._is_observed():
-            addresses, key = known.key(operands, numbers)
-            ready = known.kernels.get(key)
-            if ready is not None and ready.launch(grid, operands, addresses, numbers):
+        if recorders:
+            recorder = recorders.get(threading.get_ident())
+            if recorder is not None:
+                recorder.note_launch(self, grid, operands, numbers)
+                return
+        self.launch(grid, operands, numbers)
+
+    def launch(self, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> None:
+        """Launches the kernel, whether or not it is noted."""
+        found = self._find(operands, numbers)
+        if found is not None and not is_watched() and not self._kernel.pre_run_hooks:
+            ready, addresses = found
+            if ready.launch(grid, [operands[place] for place, _, _ in ready.windows], addresses, numbers):
                 return
         self._launch_by_triton(grid, operands, numbers)
 
-    def _is_observed(self) -> bool:
-        """Whether a launch has to be Triton's, since somebody looks."""
-        return (
-            JITFunction.run is not _run_by_triton
-            or _runtime.launch_enter_hook is not _enter_hook
-            or _runtime.launch_exit_hook is not _exit_hook
-            or bool(_enter_hook.calls or _exit_hook.calls or self._kernel.pre_run_hooks)
-            or _runtime.debug
-            or _runtime.add_stages_inspection_hook is not None
-        )
+    def _find(
+        self, operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]
+    ) -> "tuple[_Ready, list[Any]] | None":
+        """The compiled kernel and the addresses, if the kernel was launched before."""
+        known = self._known.get(tuple(map(type, numbers)))
+        if known is None or max(known.integers(numbers), default=0) > _MAX_INT32:
+            return None
+        addresses, key = known.key(operands, numbers)
+        ready = known.kernels.get(key)
+        return None if ready is None else (ready, addresses)
+
+    def ready(self, operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> "_Ready | None":
+        """The compiled kernel of such a launch, if there is one that Triton is not needed for."""
+        found = self._find(operands, numbers)
+        return None if found is None or self._kernel.pre_run_hooks else found[0]
 
     def _launch_by_triton(
         self, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]
@@ -191,7 +221,8 @@ class _Ready:
         self._device = self._current_device() if device < 0 else device
         self._stream_of = active.get_current_stream
         self._constants = constants
-        self._windows = [(place, tile, number) for number, (place, tile) in enumerate(windows)][::-1]
+        # The last one first: each becomes longer.
+        self.windows = [(place, tile, number) for number, (place, tile) in enumerate(windows)][::-1]
         self._maps: dict[tuple[Any, ...], list[Any]] = {}
         self._compiled, self._launcher = compiled, compiled.run
         self._function, self._metadata = compiled.function, compiled.packed_metadata
@@ -208,25 +239,28 @@ class _Ready:
     def launch(
         self,
         grid: tuple[int, ...],
-        operands: tuple[Tensor | None, ...],
+        matrices: list[Tensor | None],
         addresses: list[Any],
         numbers: tuple[float, ...],
     ) -> bool:
-        """Puts the kernel into the current stream; False where its device is not the current one."""
+        """Puts the kernel into the current stream; False where its device is not the current one.
+
+        matrices: of `windows`. addresses: of all operands, 0 for None; the list is used up.
+        """
         if self._current_device() != self._device:
             return False
         programs, blocks = grid if len(grid) == 2 else (*grid, 1)
         stream = self._stream_of(self._device)
         if self._is_bare:
-            for place, tile, number in self._windows:  # the last one first, as they become longer
-                addresses[place : place + 1] = self._map(operands[place], addresses[place], tile, number)
+            for (place, tile, number), matrix in zip(self.windows, matrices, strict=True):
+                addresses[place : place + 1] = self._map(matrix, addresses[place], tile, number)
             self._bare(
                 programs, blocks, 1, stream, self._function, *self._options, self._metadata, None, None, None, None,
                 None, *self._signature, (*addresses, *numbers, *self._constants),
             )  # fmt: skip
             return True
-        for place, tile, _ in self._windows:
-            addresses[place] = _descriptor(operands[place], tile)
+        for (place, tile, _), matrix in zip(self.windows, matrices, strict=True):
+            addresses[place] = _descriptor(matrix, tile)  # type: ignore[arg-type]
         self._launcher(
             programs, blocks, 1, stream, self._function, self._metadata, None, None, None,
             *addresses, *numbers, *self._constants,

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.interpreter
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from bert_fast.kernels._launch import dropout_arguments  # noqa: E402 - imports triton's neighbours
+from bert_fast.kernels._launch import dropout_numbers  # noqa: E402 - imports triton's neighbours
 from bert_fast.kernels._math import keep_values, split_seed  # noqa: E402
 
 VECTORS = {8: "fp16 and bf16", 4: "fp32"}  # neighbouring columns of one thread
@@ -42,7 +42,7 @@ def coords_of(tokens: int) -> Tensor:
 
 def triton_mask(seed: int, site: int, p: float, vector: int, tokens: int = 32) -> Tensor:
     keep = torch.empty(tokens, 2 * COLS, dtype=torch.int8)
-    drop_max, _ = dropout_arguments(p)
+    drop_max, _ = dropout_numbers(p)
     _mask_kernel[(tokens // 8,)](keep, torch.tensor([seed]), coords_of(tokens), site, drop_max, 8, COLS, vector)
     return keep.bool()
 
