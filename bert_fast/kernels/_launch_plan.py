@@ -87,14 +87,12 @@ class LaunchPlan:
             if recorder is not None:
                 recorder.note_launch(self, grid, operands, numbers)
                 return
-        self.launch(grid, operands, numbers)
-
-    def launch(self, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> None:
-        """Launches the kernel, whether or not it is noted."""
         found = self._find(operands, numbers)
         if found is not None and not is_watched() and not self._kernel.pre_run_hooks:
             ready, addresses = found
-            if ready.launch(grid, [operands[place] for place, _, _ in ready.windows], addresses, numbers):
+            windows = ready.windows
+            matrices = [operands[place] for place, _, _ in windows] if windows else ()
+            if ready.launch(grid, matrices, addresses, numbers):
                 return
         self._launch_by_triton(grid, operands, numbers)
 
@@ -239,7 +237,7 @@ class _Ready:
     def launch(
         self,
         grid: tuple[int, ...],
-        matrices: list[Tensor | None],
+        matrices: Sequence[Tensor | None],
         addresses: list[Any],
         numbers: tuple[float, ...],
     ) -> bool:

@@ -176,7 +176,7 @@ class _Recorder(TorchDispatchMode):
         return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
-        del _launch_plan.recorders[threading.get_ident()]
+        _launch_plan.recorders.pop(threading.get_ident(), None)
         super().__exit__(*exception)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,7 +237,9 @@ class _Recorder(TorchDispatchMode):
         marked = [(index, one.place) for index, one in enumerate(numbers) if type(one) is _Number]
         plain = tuple([int(one) if type(one) is _Number else one for one in numbers])
         self._is_paused = True  # the interpreter has tensors of its own
-        plan.launch(grid, operands, plain)
+        del _launch_plan.recorders[threading.get_ident()]
+        plan(grid, operands, plain)
+        _launch_plan.recorders[threading.get_ident()] = self
         self._is_paused = False
         places = [None if one is None else self._slot_of(one) for one in operands]
         if self._is_spoilt:
@@ -328,34 +330,39 @@ def _operator(
     makes: list[int],
     is_one: bool,
 ) -> _Step:
-    def value(slots: Slots, pattern: tuple[int, Any]) -> Any:
-        kind, what = pattern
-        return what if kind == 0 else slots[what] if kind == 1 else [slots[slot] for slot in what]
+    """A call of an operator with constants and slots in their places, and into slots."""
+    constants = [what if kind == 0 else None for kind, what in patterns]
+    places = [(place, what) for place, (kind, what) in enumerate(patterns) if kind == 1]
+    lists = [(place, what) for place, (kind, what) in enumerate(patterns) if kind == 2]
+    names = {name: what for name, (kind, what) in of_kwargs.items() if kind == 0}
+    out = [(name, what) for name, (kind, what) in of_kwargs.items() if kind == 1]
 
     def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        kwargs = {name: value(slots, pattern) for name, pattern in of_kwargs.items()}
-        made = call(*[value(slots, pattern) for pattern in patterns], **kwargs)
-        for slot, one in zip(makes, (made,) if is_one else made, strict=True):
+        given, named = constants.copy(), names
+        for place, slot in places:
+            given[place] = slots[slot]
+        for place, several in lists:
+            given[place] = [slots[slot] for slot in several]
+        if out:
+            named = names | {name: slots[slot] for name, slot in out}
+        made = call(*given, **named)
+        if is_one:
+            slots[makes[0]] = made
+            return
+        for slot, one in zip(makes, made, strict=True):
             slots[slot] = one
 
-    if of_kwargs or not is_one or any(kind != 1 for kind, _ in patterns):
+    if of_kwargs or not is_one or len(places) < len(patterns) or len(places) not in (1, 2):
         return run
-    (out,), places = makes, [what for _, what in patterns]
-    if len(places) == 1:
-        (first,) = places
+    first, second, made = places[0][1], places[-1][1], makes[0]
 
-        def run_on_one(slots: Slots, numbers: tuple[int, ...]) -> None:
-            slots[out] = call(slots[first])
+    def run_on_one(slots: Slots, numbers: tuple[int, ...]) -> None:
+        slots[made] = call(slots[first])
 
-        return run_on_one
-    if len(places) == 2:
-        first, second = places
+    def run_on_two(slots: Slots, numbers: tuple[int, ...]) -> None:
+        slots[made] = call(slots[first], slots[second])
 
-        def run_on_two(slots: Slots, numbers: tuple[int, ...]) -> None:
-            slots[out] = call(slots[first], slots[second])
-
-        return run_on_two
-    return run
+    return run_on_one if len(places) == 1 else run_on_two
 
 
 def _launch_of_addresses(
@@ -370,7 +377,7 @@ def _launch_of_addresses(
 
     def run(slots: Slots, numbers: tuple[int, ...]) -> None:
         addresses = [0 if one is None else slots[one[0]].data_ptr() + one[1] for one in at]
-        matrices = [slots[slot] for slot in windows]
+        matrices = [slots[slot] for slot in windows] if windows else windows
         ready.launch(grid, matrices, addresses, _filled(plain, marked, numbers) if marked else plain)
 
     return run
