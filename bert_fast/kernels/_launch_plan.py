@@ -101,7 +101,7 @@ class LaunchPlan:
     ) -> "tuple[_Ready, list[Any]] | None":
         """The compiled kernel and the addresses, if the kernel was launched before."""
         known = self._known.get(tuple(map(type, numbers)))
-        if known is None or max(known.integers(numbers), default=0) > _MAX_INT32:
+        if known is None or known.has_wide(numbers):
             return None
         addresses, key = known.key(operands, numbers)
         ready = known.kernels.get(key)
@@ -132,7 +132,7 @@ class LaunchPlan:
         if known is None:
             are_specialised = [not param.do_not_specialize for param in params[: len(numbers)]]
             known = self._known[types] = _OfTypes(types, are_specialised)
-        if max(known.integers(numbers), default=0) > _MAX_INT32:
+        if known.has_wide(numbers):
             return
         if len(known.kernels) >= _MAX_KEYS:
             known.kernels.clear()
@@ -184,9 +184,14 @@ class _OfTypes:
 
     def __init__(self, types: tuple[type, ...], are_specialised: Sequence[bool]) -> None:
         integers = [place for place, one in enumerate(types) if one is int]
-        self.integers = _picker(integers)
+        self._integers = _picker(integers)
         self._specialised = _picker([place for place in integers if are_specialised[place]])
         self.kernels: dict[tuple[Any, ...], _Ready] = {}
+
+    def has_wide(self, numbers: tuple[float, ...]) -> bool:
+        """Whether an integer does not fit into 32 bits."""
+        integers = self._integers(numbers)
+        return max(integers, default=0) > _MAX_INT32 or min(integers, default=0) < -_MAX_INT32
 
     def key(self, operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> tuple[list[Any], tuple[Any, ...]]:
         """The addresses (0 for None), and what tells the compiled kernel."""

@@ -40,6 +40,7 @@ from bert_fast.kernels._cross_entropy_rows import (
     _cross_entropy_fwd_short_kernel,
 )
 from bert_fast.kernels._launch import ceil_div, unit_stride
+from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.reference.cross_entropy import CrossEntropy
 
 __all__ = [
@@ -150,44 +151,31 @@ def cross_entropy_rows_fwd(
         return losses, lse
     config = launch_config(num_classes, logits.dtype)
     has_smoothing = label_smoothing > 0.0
-    with torch.cuda.device_of(logits):
-        if config.is_short:
-            _cross_entropy_fwd_short_kernel[(ceil_div(num_rows, config.rows),)](
-                logits,
-                labels,
-                losses,
-                lse,
-                logits.stride(0),
-                num_rows,
-                num_classes,
-                ignore_index,
-                label_smoothing,
-                ROWS=config.rows,
-                COLS=config.cols,
-                HAS_SMOOTHING=has_smoothing,
-                num_warps=config.num_warps,
-                enable_fp_fusion=True,  # sums of products at the end of a row
-            )
-            return losses, lse
-        lead, row_stride = _lead(logits), logits.stride(0)
-        _cross_entropy_fwd_kernel[(num_rows,)](
-            logits,
-            labels,
-            losses,
-            lse,
-            row_stride,
-            lead,
-            num_classes,
-            ignore_index,
-            label_smoothing,
-            CHUNKS=_CHUNKS,
-            LANES=config.num_warps * _LANES_PER_WARP,
-            VECTOR=config.vector,
-            HAS_EDGES=_has_edges(num_classes, lead, row_stride, config.vector),
+    if config.is_short:
+        launch_plan(
+            _cross_entropy_fwd_short_kernel,
+            ROWS=config.rows,
+            COLS=config.cols,
             HAS_SMOOTHING=has_smoothing,
             num_warps=config.num_warps,
-            enable_fp_fusion=True,  # total * exp(maximum - higher) + sum
+            enable_fp_fusion=True,  # sums of products at the end of a row
+        )(
+            (ceil_div(num_rows, config.rows),),
+            (logits, labels, losses, lse),
+            (logits.stride(0), num_rows, num_classes, ignore_index, label_smoothing),
         )
+        return losses, lse
+    lead, row_stride = _lead(logits), logits.stride(0)
+    launch_plan(
+        _cross_entropy_fwd_kernel,
+        CHUNKS=_CHUNKS,
+        LANES=config.num_warps * _LANES_PER_WARP,
+        VECTOR=config.vector,
+        HAS_EDGES=_has_edges(num_classes, lead, row_stride, config.vector),
+        HAS_SMOOTHING=has_smoothing,
+        num_warps=config.num_warps,
+        enable_fp_fusion=True,  # total * exp(maximum - higher) + sum
+    )((num_rows,), (logits, labels, losses, lse), (row_stride, lead, num_classes, ignore_index, label_smoothing))
     return losses, lse
 
 
@@ -212,63 +200,46 @@ def cross_entropy_rows_bwd(
         return dlogits
     config = launch_config(num_classes, logits.dtype)
     strides = logits.stride(0), dlogits.stride(0)
-    with torch.cuda.device_of(logits):
-        if config.is_short:
-            _cross_entropy_bwd_short_kernel[(ceil_div(num_rows, config.rows),)](
-                scale,
-                logits,
-                labels,
-                lse,
-                dlogits,
-                *strides,
-                num_rows,
-                num_classes,
-                ignore_index,
-                label_smoothing,
-                ROWS=config.rows,
-                COLS=config.cols,
-                num_warps=config.num_warps,
-                enable_fp_fusion=True,
-            )
-            return dlogits
-        leads = _lead(logits), _lead(dlogits)
-        _cross_entropy_bwd_kernel[(num_rows,)](
-            scale,
-            logits,
-            labels,
-            lse,
-            dlogits,
-            *strides,
-            *leads,
-            num_rows,
-            num_classes,
-            ignore_index,
-            label_smoothing,
-            CHUNKS=_CHUNKS,
-            LANES=config.num_warps * _LANES_PER_WARP,
-            VECTOR=config.vector,
-            LOAD_VECTOR=math.gcd(config.vector, leads[0] - leads[1], strides[0] - strides[1]),
-            HAS_EDGES=_has_edges(num_classes, leads[1], strides[1], config.vector),
+    if config.is_short:
+        launch_plan(
+            _cross_entropy_bwd_short_kernel,
+            ROWS=config.rows,
+            COLS=config.cols,
             num_warps=config.num_warps,
             enable_fp_fusion=True,
+        )(
+            (ceil_div(num_rows, config.rows),),
+            (scale, logits, labels, lse, dlogits),
+            (*strides, num_rows, num_classes, ignore_index, label_smoothing),
         )
+        return dlogits
+    leads = _lead(logits), _lead(dlogits)
+    launch_plan(
+        _cross_entropy_bwd_kernel,
+        CHUNKS=_CHUNKS,
+        LANES=config.num_warps * _LANES_PER_WARP,
+        VECTOR=config.vector,
+        LOAD_VECTOR=math.gcd(config.vector, leads[0] - leads[1], strides[0] - strides[1]),
+        HAS_EDGES=_has_edges(num_classes, leads[1], strides[1], config.vector),
+        num_warps=config.num_warps,
+        enable_fp_fusion=True,
+    )(
+        (num_rows,),
+        (scale, logits, labels, lse, dlogits),
+        (*strides, *leads, num_rows, num_classes, ignore_index, label_smoothing),
+    )
     return dlogits
 
 
 def _divided(numerator: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     quotient = torch.empty((), dtype=torch.float32, device=labels.device)
-    with torch.cuda.device_of(labels):
-        _cross_entropy_mean_kernel[(1,)](
-            numerator,
-            labels.contiguous(),
-            quotient,
-            len(labels),
-            ignore_index,
-            IS_SUM=numerator.dim() == 1,
-            BLOCK=_MEAN_BLOCK,
-            num_warps=_MEAN_WARPS,
-            enable_fp_fusion=True,
-        )
+    launch_plan(
+        _cross_entropy_mean_kernel,
+        IS_SUM=numerator.dim() == 1,
+        BLOCK=_MEAN_BLOCK,
+        num_warps=_MEAN_WARPS,
+        enable_fp_fusion=True,
+    )((1,), (numerator, labels.contiguous(), quotient), (len(labels), ignore_index))
     return quotient
 
 

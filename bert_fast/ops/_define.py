@@ -277,6 +277,9 @@ class _Pair:
     def save(self, ctx: Any, inputs: Any, output: Any) -> None:
         """What autograd keeps of a call."""
         outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+        if len(outputs) > 1:
+            ctx.mark_non_differentiable(*[one for one in outputs[1:] if one is not None])
+            ctx.set_materialize_grads(False)
         everything = (*inputs, *outputs)
         saved: Any = self._pick_saved(everything)
         if self.needless is not None or self.copies:
@@ -295,9 +298,6 @@ class _Pair:
                     saved[place] = copies.get(id(given))
                     if saved[place] is None:
                         saved[place] = copies[id(given)] = given.clone()
-        if len(outputs) > 1:
-            ctx.mark_non_differentiable(*[one for one in outputs[1:] if one is not None])
-            ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         ctx.others = self._pick_others(everything)
 

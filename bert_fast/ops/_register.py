@@ -69,8 +69,9 @@ class Op:
         if is_watched() or not are_plain(arguments):
             return self._dispatch(*arguments)
         if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
-            if any(type(one) is Tensor and _is_dead_wrapper(one) for one in arguments):
-                return self._dispatch(*arguments)
+            for one in arguments:
+                if type(one) is Tensor and _is_dead_wrapper(one):
+                    return self._dispatch(*arguments)
             return self._apply(*arguments)
         return self._implementation(*arguments)
 

@@ -58,12 +58,15 @@ def plans_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
     Launches of Triton's are made twice, by it and by the plan.
     """
     import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels._launch_plan import LaunchPlan
+    from bert_fast.kernels._launch_plan import LaunchPlan, recorders
 
     asked, compared, wrong = _note_launches(driver), dict[str, int](), list[str]()
     run, run_by_triton = LaunchPlan.__call__, LaunchPlan._launch_by_triton
 
     def both(plan: Any, grid: Any, operands: Any, numbers: Any = ()) -> None:
+        if recorders:  # comes here again
+            run(plan, grid, operands, numbers)
+            return
         run_by_triton(plan, grid, operands, numbers)
         with mock.patch.object(LaunchPlan, "_launch_by_triton") as by_triton:
             run(plan, grid, operands, numbers)
@@ -88,6 +91,43 @@ def plans_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
             for part in PARTS:
                 step.run(part)
     return {"compared": compared, "wrong": wrong[:3], "refusals": driver.refusals}
+
+
+def tapes_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
+    """Launches of steps that replay layers, and of the same steps without: all but addresses."""
+    import bert_fast  # noqa: F401  with the answers of a GPU
+    from bert_fast.kernels import encoder_layer
+    from bert_fast.kernels._tape import Taped
+
+    asked, wrong, replayed = _note_launches(driver), list[str](), 0
+
+    def of_step(step: Any) -> Asked:
+        asked.clear()
+        for part in PARTS:
+            step.run(part)
+        return [tuple("address" if type(v) is int and v >> 32 else v for v in _without_hooks(one)) for one in asked]
+
+    for name, precision, lengths in (
+        ("BertForPreTraining", "autocast", (24, 20, 17, 13)),
+        ("BertForTokenClassification", "bf16", (130, 20, 17, 13)),
+        ("BertForQuestionAnswering", "fp32", (64, 32, 16, 16)),
+    ):
+        step = make_step(name, precision)
+        for batch in (lengths, lengths[1:], lengths):
+            step.inputs = inputs_of(name, batch)
+            for _ in range(3):
+                found = of_step(step)
+            tapes = sum(
+                tape is not None
+                for of in (encoder_layer._forward, encoder_layer._backward)
+                for tape in of._tapes.values()
+            )
+            with mock.patch.object(Taped, "__call__", lambda taped, values, helpers=(): taped._function(*values)):
+                expected = of_step(step)
+            if found != expected:
+                wrong.append(f"{name}, {batch}: {len(found)} and {len(expected)} launches")
+            replayed = max(replayed, tapes)
+    return {"wrong": wrong, "tapes": replayed, "refusals": driver.refusals}
 
 
 def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
@@ -130,6 +170,7 @@ def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
     call("wide again", (x, y), (2**31, 7, 0.5))
     call("wide stride", (x, y), (5, 2**31, 0.5))
     call("negative", (x, y), (-5, 7, 0.5))
+    call("wide and negative", (x, y), (-(2**31) - 1, 7, 0.5))
     call("integer for a float", (x, y), (5, 7, 3))
     call("integer for a float again", (x, y), (5, 7, 3))
     call("no tensor", (x, None), (5, 7, 0.5))
@@ -187,4 +228,6 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
     return {"same": found["bare"] == found["called"], "launches": len(found["bare"]), "refusals": driver.refusals}
 
 
-PLAN_SCENARIOS = {one.__name__: one for one in (plans_ask_for_the_same, who_launches, other_launchers)}
+PLAN_SCENARIOS = {
+    one.__name__: one for one in (plans_ask_for_the_same, tapes_ask_for_the_same, who_launches, other_launchers)
+}

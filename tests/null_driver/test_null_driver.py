@@ -126,6 +126,13 @@ def test_plans_launch_what_triton_launches() -> None:
     assert kernels <= found["compared"].keys() and len(found["compared"]) > 20
 
 
+def test_replayed_layers_launch_what_layers_launch() -> None:
+    found = run("tapes_ask_for_the_same")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, ""]
+    assert found["tapes"] > 10
+
+
 def test_triton_launches_what_is_new_and_what_somebody_looks_at() -> None:
     found = run("who_launches")
     assert {call for call, (_, _, is_same) in found.items() if not is_same} == set()
@@ -135,7 +142,7 @@ def test_triton_launches_what_is_new_and_what_somebody_looks_at() -> None:
     }  # fmt: skip
     assert {call for call, (_, num_compiled, _) in found.items() if num_compiled} == compiles
     watched = {"enter hook", "exit hook", "replaced hook", "replaced run", "hook before a run"}
-    elsewhere = {"wide again", "another device is the current one"}
+    elsewhere = {"wide again", "wide and negative", "another device is the current one"}
     assert {call for call, (by_triton, _, _) in found.items() if by_triton} == compiles | watched | elsewhere
     assert not found["at last"][0]
 

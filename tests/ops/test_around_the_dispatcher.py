@@ -96,6 +96,17 @@ def test_transforms_of_functions_go_through_it(calls: list[str]) -> None:
     assert calls
 
 
+def test_tensors_that_transforms_left_behind_are_taken(calls: list[str]) -> None:
+    left: list[Tensor] = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(X)
+    calls.clear()
+    weight = WEIGHT.clone().requires_grad_()
+    y = ops.linear(left[0], weight)
+    assert calls and torch.equal(y, ops.linear(X, WEIGHT))
+    y.sum().backward()
+    assert torch.equal(weight.grad, X.sum(0).expand_as(WEIGHT))
+
+
 class Wrapped(Tensor):
     """A subclass, whatever it does."""
 
