@@ -13,19 +13,24 @@ does not use of it is filled with sequences that no label asks about:
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
+from bert_fast.checks import check_count, check_dtype, check_ids, check_shape, check_tensor
 from bert_fast.errors import BackendError
 from bert_fast.ops.packing import as_length, check_offsets
 
 __all__ = ["Budget", "CapturedStep", "TokenBuffers"]
 
-_IGNORED = -100  # a label that no loss counts
+_IGNORED = -100  # an integer label that no loss counts
+# Places within a sequence; one past the longest is in none, and no loss counts it (a negative one means the first).
+_PLACES = ("start_positions", "end_positions")
+_MASK = "label_mask"
+_INTEGERS = (torch.int64, torch.int32)
 _PER_TOKEN = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
 
 
@@ -76,14 +81,18 @@ class Budget:
 class TokenBuffers:
     """Tensors at fixed addresses that hold any batch within a budget, one after another.
 
+    What fills them up counts in no loss. Labels there are -100; as those of sequences may be numbers, they come with an
+    entry `label_mask` (bool [sequences]) that says which count, where neither the example nor `fill` says otherwise.
+    start_positions and end_positions lie past every sequence; masked_lm_positions name the last token.
+
     example: a packed batch (input_ids or inputs_embeds, cu_seqlens, max_seqlen, whatever else the model takes), which
-        says what entries there are, their dtypes, and by their sizes whether they belong to tokens, to sequences or to
-        masked_lm_positions. Later batches have the same entries.
-    fill: by entry, what unused places hold; default -100 where the name has "label" in it, else 0 (masked_lm_positions:
-        the last token).
+        says what entries there are, their dtypes, and by their sizes whether they belong to tokens, to sequences, to
+        questions of num_choices sequences, or to masked_lm_positions. Later batches have the same entries.
+    fill: by entry, what unused places hold instead; other entries hold 0.
     batch (dict): the entries as a model takes them; max_seqlen is the budget's.
 
-    Raises: TypeError, ValueError naming the entry.
+    Raises: TypeError, ValueError naming the entry; ValueError for labels of tokens or questions that are no integers,
+        which no loss here leaves out, unless `fill` names them.
     """
 
     def __init__(
@@ -95,20 +104,41 @@ class TokenBuffers:
     ) -> None:
         _check_batch(example)
         self.budget = budget
+        self._kinds = {name: _kind(name, value, example) for name, value in example.items() if _is_filled(name)}
+        own = fill or {}
+        for name, kind in self._kinds.items():
+            if "label" in name and kind != "sequence" and name not in own and example[name].dtype not in _INTEGERS:
+                raise ValueError(
+                    f"batch[{name!r}]: expected integers where labels belong to {kind}s, got "
+                    f"{str(example[name].dtype).removeprefix('torch.')}: no loss leaves out what fills the buffers"
+                )
         self._fill = {
             "masked_lm_positions": budget.max_tokens - 1,
-            **{name: _IGNORED for name in example if "label" in name},
-            **(fill or {}),
+            **{name: _IGNORED for name in example if "label" in name and example[name].dtype in _INTEGERS},
+            **dict.fromkeys(_PLACES, budget.max_seqlen),
+            **own,
         }
-        self._kinds = {name: _kind(name, value, example) for name, value in example.items() if _is_filled(name)}
-        rows = {"token": budget.max_tokens, "sequence": budget.num_slots, "position": budget.max_labels or 0}
+        # Of sequences they may be numbers, integers too, of which none is left out by its value.
+        self._makes_mask = (
+            self._kinds.get("labels") == "sequence" and not {_MASK} & example.keys() | {"labels"} & own.keys()
+        )
+        self._num_choices = example.get("num_choices", 1)
+        num_questions = math.ceil(budget.num_slots / self._num_choices)
+        num_slots = num_questions * self._num_choices
+        rows = {
+            "token": budget.max_tokens, "sequence": num_slots, "position": budget.max_labels or 0,
+            "question": num_questions,
+        }  # fmt: skip
         self.batch: dict[str, Any] = {
             name: torch.empty((rows[kind], *example[name].shape[1:]), dtype=example[name].dtype, device=device)
             for name, kind in self._kinds.items()
         }
-        self.batch["cu_seqlens"] = torch.zeros(budget.num_slots + 1, dtype=torch.int32, device=device)
+        if self._makes_mask:
+            self.batch[_MASK] = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.batch["cu_seqlens"] = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.batch |= {name: example[name] for name in ("num_choices",) if name in example}
         self.batch["max_seqlen"] = budget.max_seqlen
-        steps = torch.arange(1, budget.num_slots + 1, dtype=torch.int64, device=device)
+        steps = torch.arange(1, num_slots + 1, dtype=torch.int64, device=device)
         self._ends = (steps * budget.max_seqlen).clamp(max=budget.max_tokens).int()  # of filling sequences, from 0
 
     def fill(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +150,11 @@ class TokenBuffers:
         given = {name for name in batch if _is_filled(name)}
         if given != self._kinds.keys():
             raise ValueError(f"batch: expected the entries {sorted(self._kinds)}, got {sorted(given)}")
+        num_choices = batch.get("num_choices", 1)
+        if num_choices != self._num_choices:
+            raise ValueError(
+                f"batch['num_choices']: expected {self._num_choices} (the first batch's), got {num_choices}"
+            )
         sizes = _sizes(batch)
         # All of it before anything is written: on the device nobody looks at offsets and positions again.
         check_offsets(
@@ -137,6 +172,9 @@ class TokenBuffers:
             value, buffer = batch[name], self.batch[name]
             buffer[: sizes[kind]].copy_(value, non_blocking=True)
             buffer[sizes[kind] :].fill_(self._fill.get(name, 0))
+        if self._makes_mask:
+            self.batch[_MASK][: sizes["sequence"]].fill_(True)
+            self.batch[_MASK][sizes["sequence"] :].fill_(False)
         used, cu_seqlens = sizes["sequence"] + 1, self.batch["cu_seqlens"]
         cu_seqlens[:used].copy_(batch["cu_seqlens"], non_blocking=True)
         torch.add(self._ends[: len(cu_seqlens) - used], sizes["token"], out=cu_seqlens[used:])
@@ -151,18 +189,19 @@ class CapturedStep:
         clipping, optimizer, `zero_grad`; returns tensors (in any nesting of dicts, lists and tuples) or None. What it
         does on the host happens while it is captured and never again: no `.item()`, no printing; a learning rate that
         changes is a tensor on the device, and optimizers are capturable (`optim.AdamW` and `Lamb` are). Losses must
-        ignore labels of -100, as those of all models here do. Give masked words by masked_lm_positions: to look for
+        leave out what fills a batch up (see `TokenBuffers`), as those of all models here do. Give masked words by masked_lm_positions: to look for
         them would sync.
-    budgets: a batch takes the first, by tokens, that it fits into.
+    budgets: a batch takes the first that it fits into, by tokens, then by the longest sequence, then by the number of
+        sequences. One that fits into none runs as it is, uncaptured; the first time a warning says why.
     num_warmup: calls of every budget that run as they are, on a side stream, before the capture. They are steps like
         any other: each call is exactly one, on its own batch.
-    fill: see `TokenBuffers`.
+    fill: see `TokenBuffers`. Models that `fuse` changed take no label_mask: {"labels": -100} where they classify.
 
     Dropout is fresh in every replay: models draw their seed on the device, from PyTorch's generator, whose state CUDA
     graphs advance. Memory of the graphs of all budgets is shared: what a call returns is overwritten by the next.
 
     Raises:
-        TypeError, ValueError: no budget, or (when called) a batch that fits into none, with all reasons.
+        TypeError, ValueError: no budget, or (when called) a batch that is none, or has other entries than the first.
         BackendError: there is no CUDA device.
     """
 
@@ -187,13 +226,21 @@ class CapturedStep:
         self.device = torch.device(device)
         self.num_warmup = num_warmup
         self._fill = fill
-        self._runs: dict[Budget, _Run | None] = dict.fromkeys(sorted(budgets, key=lambda budget: budget.max_tokens))
+        self._runs: dict[Budget, _Run | None] = dict.fromkeys(sorted(budgets, key=_work))
         self._pool: Any = None
+        # One for warming up and capturing: what autograd and libraries keep for a stream is then there.
+        self._stream: Any = None
+        self._has_warned = False
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """One step on this batch; what `step` returned, at fixed addresses."""
         _check_batch(batch)
         budget = self._budget_of(batch)
+        if budget is None:
+            return self.step({
+                name: value.to(self.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+                for name, value in batch.items()
+            })  # fmt: skip
         run = self._runs[budget]
         if run is None:
             run = self._runs[budget] = _Run(TokenBuffers(budget, batch, self.device, self._fill))
@@ -204,24 +251,36 @@ class CapturedStep:
             return output
         if run.graph is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self._pool):
-                run.output = self.step(inputs)
-            run.graph, self._pool = graph, graph.pool()  # only now: a step that raised has captured nothing
+            # Of other threads only this one's calls are watched: a loader's may pin memory meanwhile.
+            mode = {"pool": self._pool, "stream": self._side_stream(), "capture_error_mode": "thread_local"}
+            with torch.cuda.device(self.device), torch.cuda.graph(graph, **mode):
+                output = self.step(inputs)
+            # Only now: a step that raised has captured nothing.
+            run.graph, run.output, self._pool = graph, output, graph.pool()
         run.graph.replay()
         return run.output
 
-    def _budget_of(self, batch: Mapping[str, Any]) -> Budget:
+    def _budget_of(self, batch: Mapping[str, Any]) -> Budget | None:
+        """The one with the least work that the batch fits into; None, with a warning once, where there is none."""
         reasons = []
         for budget in self._runs:
             against = budget.reasons_against(batch)
             if not against:
                 return budget
             reasons.append(f"{budget}: {', '.join(against)}")
-        raise ValueError(f"batch: it fits into no budget: {'; '.join(reasons)}")
+        if not self._has_warned:
+            self._has_warned = True
+            why = "; ".join(reasons)
+            warnings.warn(f"batch: it fits into no budget and runs uncaptured: {why}", UserWarning, stacklevel=3)
+        return None
+
+    def _side_stream(self) -> Any:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
 
     def _warm_up(self, inputs: dict[str, Any]) -> Any:
-        # On a side stream, as capturing does: what autograd and libraries keep per stream is then there.
-        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        stream, current = self._side_stream(), torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             output = self.step(inputs)
@@ -239,8 +298,13 @@ class _Run:
     output: Any = None
 
 
+def _work(budget: Budget) -> tuple[int, ...]:
+    """Budgets of less work first: products and LayerNorms go by tokens, attention by the longest sequence as well."""
+    return budget.max_tokens, budget.max_seqlen, budget.max_sequences, budget.max_labels or 0
+
+
 def _is_filled(name: str) -> bool:
-    return name not in ("cu_seqlens", "max_seqlen")
+    return name not in ("cu_seqlens", "max_seqlen", "num_choices")
 
 
 def _num_tokens(batch: Mapping[str, Any]) -> int:
@@ -254,6 +318,7 @@ def _sizes(batch: Mapping[str, Any]) -> dict[str, int]:
         "token": _num_tokens(batch),
         "sequence": len(batch["cu_seqlens"]) - 1,
         "position": 0 if positions is None else len(positions),
+        "question": (len(batch["cu_seqlens"]) - 1) // batch.get("num_choices", 1),
     }
 
 
@@ -264,6 +329,8 @@ def _kind(name: str, value: Any, batch: Mapping[str, Any]) -> str:
     if "masked_lm_positions" in batch and name in ("masked_lm_positions", "labels"):
         return "position"
     sizes = _sizes(batch)
+    if "num_choices" in batch and "label" in name:
+        return "question"
     kinds = [kind for kind in ("token", "sequence") if value.dim() and len(value) == sizes[kind]]
     if len(kinds) != 1:
         raise ValueError(
@@ -279,8 +346,10 @@ def _check_batch(batch: Any) -> None:
     if not {"cu_seqlens", "max_seqlen"} <= batch.keys() or not {"input_ids", "inputs_embeds"} & batch.keys():
         raise ValueError(f"batch: expected input_ids or inputs_embeds, cu_seqlens and max_seqlen, got {sorted(batch)}")
     for name, value in batch.items():
-        if name != "max_seqlen":
+        if name not in ("max_seqlen", "num_choices"):
             check_tensor(f"batch[{name!r}]", value)
+    if "num_choices" in batch:
+        check_count("batch['num_choices']", batch["num_choices"], 1)
     as_length("batch['max_seqlen']", batch["max_seqlen"])
     check_shape("batch['cu_seqlens']", batch["cu_seqlens"], ("B + 1",))
     check_dtype("batch['cu_seqlens']", batch["cu_seqlens"], (torch.int32,))

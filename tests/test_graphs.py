@@ -1,13 +1,15 @@
 """Whole steps as CUDA graphs: what fills their buffers, which budget a batch takes, and on a GPU the replays."""
 
-from contextlib import contextmanager
+import warnings
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from bert_fast import BertConfig, BertForMaskedLM, BertForSequenceClassification, graphs, optim
+import bert_fast
+from bert_fast import BertConfig, BertForMaskedLM, graphs, optim
 from bert_fast.errors import BackendError
 from bert_fast.testing.tolerances import RELATIVE
 
@@ -32,7 +34,7 @@ def packed(*lengths: int, per: str = "sequence") -> dict[str, Any]:
 
 def largest_difference(actual: Tensor, expected: Tensor) -> float:
     """Relative to the largest element expected."""
-    return float((actual - expected).abs().max() / expected.abs().max())
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny))
 
 
 def test_what_a_batch_leaves_is_filled_with_sequences_nobody_asks_about() -> None:
@@ -65,19 +67,103 @@ def test_every_batch_within_the_budget_fits() -> None:
         assert cu_seqlens[-1] == 7 and cu_seqlens.diff().max() <= 3
 
 
-@pytest.mark.parametrize("per", ["sequence", "token", "position"])
-def test_filling_changes_neither_loss_nor_gradients(per: str) -> None:
+def labelled(kind: str, *lengths: int) -> tuple[type[Any], dict[str, Any], dict[str, Any]]:
+    """A class, what its configuration says beside the rest, and a packed batch with labels of a kind."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    count, total = len(lengths), sum(lengths)
+
+    def whole(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, generator=generator)
+
+    batch = {name: value for name, value in packed(*lengths).items() if name != "labels"}
+    positions = torch.arange(0, total, 3)
+    at_places = {"masked_lm_positions": positions, "labels": whole(50, len(positions))}
+    of_head: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+        "classes": ("SequenceClassification", {"num_labels": 3}, {"labels": whole(3, count)}),
+        "a number": ("SequenceClassification", {"num_labels": 1}, {"labels": torch.randn(count, generator=generator)}),
+        "numbers": (
+            "SequenceClassification", {"num_labels": 3, "problem_type": "regression"},
+            {"labels": torch.randn(count, 3, generator=generator)},
+        ),
+        "several classes": ("SequenceClassification", {"num_labels": 3}, {"labels": whole(2, count, 3).float()}),
+        "one column of whole numbers": ("SequenceClassification", {"num_labels": 1}, {"labels": whole(9, count)}),
+        "spans": (
+            "QuestionAnswering", {}, {"start_positions": torch.zeros(count, dtype=torch.int64),
+                                      "end_positions": torch.tensor(lengths) - 1},
+        ),
+        "outside": (
+            "QuestionAnswering", {}, {"start_positions": torch.tensor([0, *[99] * (count - 1)]),
+                                      "end_positions": torch.full((count,), -3)},
+        ),
+        "next sentence": ("NextSentencePrediction", {}, {"labels": whole(2, count)}),
+        "choices": ("MultipleChoice", {}, {"labels": whole(2, count // 2), "num_choices": 2}),
+        "tokens": ("TokenClassification", {"num_labels": 3}, {"labels": whole(3, total)}),
+        "words": ("MaskedLM", {}, {"labels": whole(50, total)}),
+        "words at places": ("MaskedLM", {}, at_places),
+        "pre-training": ("PreTraining", {}, at_places | {"next_sentence_label": whole(2, count)}),
+        "next word": ("LMHead", {"is_decoder": True}, {"labels": whole(50, total)}),
+    }  # fmt: skip
+    name, options, labels = of_head[kind]
+    return getattr(bert_fast, "BertLMHeadModel" if name == "LMHead" else f"BertFor{name}"), options, batch | labels
+
+
+KINDS = (
+    "classes", "a number", "numbers", "several classes", "one column of whole numbers", "spans", "outside",
+    "next sentence", "choices", "tokens", "words", "words at places", "pre-training", "next word",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [(4, 5), (1, 1), (5, 5), (4, 5, 1, 2)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_filling_changes_neither_loss_nor_gradients(kind: str, lengths: tuple[int, ...]) -> None:
+    """The first batch was another one: buffers hold what it left."""
     torch.manual_seed(0)
-    model = (BertForSequenceClassification if per == "sequence" else BertForMaskedLM)(CONFIG).double()
-    batch = packed(4, 5, 1, per=per)
+    cls, options, batch = labelled(kind, *lengths)
+    plain = {name: value for name, value in CONFIG.to_dict().items() if name not in ("id2label", "label2id")}
+    model = cls(BertConfig(**(plain | options))).double().train()
+    if batch.get("labels", batch["input_ids"]).is_floating_point():
+        batch["labels"] = batch["labels"].double()
+    longest = {name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t
+               for name, t in labelled(kind, 5, 5, 5, 1)[2].items()}  # fmt: skip
+    budget = graphs.Budget(max_tokens=16, max_sequences=4, max_seqlen=5, max_labels=6)
+    buffers = graphs.TokenBuffers(budget, longest, "cpu")
+    buffers.fill(longest)
     results = []
-    for inputs in (batch, graphs.TokenBuffers(BUDGET, batch, "cpu").fill(batch)):
+    for inputs in (batch, buffers.fill(batch)):
         loss = model(**inputs).loss
         loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
         model.zero_grad()
     expected, actual = (torch.cat([t.flatten() for t in result]) for result in results)
+    assert expected.abs().max() > 0 or lengths == (1, 1), "nothing was compared"
     assert largest_difference(actual, expected) <= RELATIVE["filled_batch_fp64"]
+
+
+def test_labels_of_sequences_come_with_a_mask() -> None:
+    batch = packed(2, 3) | {"labels": torch.tensor([0.5, -1.0])}
+    buffers = graphs.TokenBuffers(BUDGET, batch, "cpu")
+    for _ in range(2):
+        filled = buffers.fill(batch)
+        assert filled["label_mask"].tolist() == [True] * 2 + [False] * 5
+        assert filled["labels"].tolist() == [0.5, -1.0] + [0.0] * 5
+    own = batch | {"label_mask": torch.tensor([True, False])}
+    assert graphs.TokenBuffers(BUDGET, own, "cpu").fill(own)["label_mask"].tolist() == [True] + [False] * 6
+    of_tokens = packed(2, 3) | {"labels": torch.zeros(5)}
+    with pytest.raises(
+        ValueError, match=r"batch\['labels'\]: expected integers where labels belong to tokens, got float32"
+    ):
+        graphs.TokenBuffers(BUDGET, of_tokens, "cpu")
+    assert "label_mask" not in graphs.TokenBuffers(BUDGET, of_tokens, "cpu", fill={"labels": 0.0}).fill(of_tokens)
+
+
+def test_choices_are_filled_question_by_question() -> None:
+    batch = labelled("choices", 2, 3, 1, 4)[2]
+    budget = graphs.Budget(max_tokens=16, max_sequences=5, max_seqlen=5)
+    filled = graphs.TokenBuffers(budget, batch, "cpu").fill(batch)
+    assert filled["num_choices"] == 2 and len(filled["cu_seqlens"]) == 11  # 9 slots, and one for whole questions
+    assert filled["labels"].tolist() == [*batch["labels"].tolist(), *[-100] * 3]
+    with pytest.raises(ValueError, match=r"batch\['num_choices'\]: expected 2 \(the first batch's\), got 4"):
+        graphs.TokenBuffers(budget, batch, "cpu").fill(batch | {"num_choices": 4})
 
 
 def test_unused_places_hold_what_was_asked_for() -> None:
@@ -191,7 +277,7 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     FakeGraph.steps = []
 
     @contextmanager
-    def capturing(graph: FakeGraph, pool: Any) -> Any:
+    def capturing(graph: FakeGraph, pool: Any, stream: Any, capture_error_mode: str) -> Any:
         FakeGraph.steps.append(("capture", pool))
         yield
 
@@ -206,6 +292,7 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "device", on_device)
     monkeypatch.setattr(graphs, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
     monkeypatch.setattr(graphs.CapturedStep, "_warm_up", lambda self, inputs: self.step(inputs))
+    monkeypatch.setattr(graphs.CapturedStep, "_side_stream", lambda self: None)
     return FakeGraph.steps
 
 
@@ -241,13 +328,74 @@ def test_a_step_that_raises_counts_as_none(without_cuda: list[Any]) -> None:
     assert without_cuda == ["step", "step", ("capture", None), "step", ("capture", None), "step", "replay"]
 
 
-def test_a_batch_that_fits_no_budget_is_told_why(without_cuda: list[Any]) -> None:
+def test_a_batch_that_fits_no_budget_runs_uncaptured_with_one_warning(
+    without_cuda: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = graphs.Budget(max_tokens=6, max_sequences=2, max_seqlen=5)
     message = (
-        "it fits into no budget: .*max_tokens: expected at most 6 tokens, got 18.*expected at most 16 tokens, got 18"
+        "it fits into no budget and runs uncaptured: .*max_tokens: expected at most 6 tokens, got 18.*"
+        "expected at most 16 tokens, got 18"
     )
-    with pytest.raises(ValueError, match=message):
-        graphs.CapturedStep(print, [small, BUDGET])(packed(5, 5, 5, 3))
+    step = graphs.CapturedStep(lambda batch: batch["cu_seqlens"].tolist(), [small, BUDGET])
+    monkeypatch.setattr(step, "device", torch.device("cpu"))
+    with pytest.warns(UserWarning, match=message):
+        assert step(packed(5, 5, 5, 3)) == [0, 5, 10, 15, 18]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert step(packed(5, 5, 5, 4)) == [0, 5, 10, 15, 19]
+    assert without_cuda == []
+    with pytest.raises(ValueError, match="expected input_ids or inputs_embeds"):
+        step({"cu_seqlens": torch.zeros(1)})
+
+
+def test_the_budget_with_the_least_work_is_taken(without_cuda: list[Any]) -> None:
+    budgets = [
+        graphs.Budget(max_tokens=16, max_sequences=2, max_seqlen=16),
+        graphs.Budget(max_tokens=16, max_sequences=9, max_seqlen=4),
+        graphs.Budget(max_tokens=16, max_sequences=4, max_seqlen=4),
+        graphs.Budget(max_tokens=8, max_sequences=8, max_seqlen=8),
+    ]
+    step = graphs.CapturedStep(lambda batch: (batch["max_seqlen"], len(batch["cu_seqlens"]) - 1), budgets)
+    found = [step(packed(*lengths)) for lengths in ((4, 4), (4, 4, 1), (2, *(1,) * 8), (9,))]
+    assert found == [(8, 9), (4, 8), (4, 13), (16, 3)]
+
+
+def test_one_stream_warms_up_and_captures(without_cuda: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Any] = []
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            streams.append(self)
+
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    used: list[Any] = []
+
+    @contextmanager
+    def capturing(graph: Any, **options: Any) -> Any:
+        used.append(options)
+        yield
+
+    @contextmanager
+    def on_stream(stream: Any) -> Any:
+        used.append(stream)
+        yield
+
+    monkeypatch.undo()
+    for name, value in {
+        "is_available": lambda: True, "CUDAGraph": FakeGraph, "graph": capturing, "Stream": Stream, "stream": on_stream,
+        "device": lambda device: nullcontext(), "current_stream": Stream,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    buffers = graphs.TokenBuffers
+    monkeypatch.setattr(graphs, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
+    step = graphs.CapturedStep(lambda batch: None, [BUDGET], num_warmup=2)
+    for _ in range(4):
+        step(packed(2, 3))
+    side, again, options = used
+    assert side is again is options["stream"]
+    assert options["capture_error_mode"] == "thread_local" and options["pool"] is None
 
 
 @pytest.mark.gpu
