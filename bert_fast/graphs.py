@@ -189,8 +189,8 @@ class CapturedStep:
         clipping, optimizer, `zero_grad`; returns tensors (in any nesting of dicts, lists and tuples) or None. What it
         does on the host happens while it is captured and never again: no `.item()`, no printing; a learning rate that
         changes is a tensor on the device, and optimizers are capturable (`optim.AdamW` and `Lamb` are). Losses must
-        leave out what fills a batch up (see `TokenBuffers`), as those of all models here do. Give masked words by masked_lm_positions: to look for
-        them would sync.
+        leave out what fills a batch up (see `TokenBuffers`), as those of all models here do. Give masked words by
+        masked_lm_positions: to look for them would sync.
     budgets: a batch takes the first that it fits into, by tokens, then by the longest sequence, then by the number of
         sequences. One that fits into none runs as it is, uncaptured; the first time a warning says why.
     num_warmup: calls of every budget that run as they are, on a side stream, before the capture. They are steps like
