@@ -21,14 +21,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.kernels import _launch_plan
 
 __all__ = ["Taped"]
 
-_TENSORS = (Tensor, nn.Parameter)
 _ALIGNMENT = 16  # bytes; what launchers and Triton choose by
 _kind_of = operator.attrgetter("dtype", "shape")
 _MAX_TAPES = 256
@@ -72,7 +71,7 @@ class Taped:
         """What the function returns. helpers: tensors that it will find by itself."""
         if _launch_plan.is_watched():
             return self._function(*values)
-        inputs = [one for one in (*values, *helpers) if type(one) in _TENSORS]
+        inputs = [one for one in (*values, *helpers) if isinstance(one, Tensor)]
         key = self._key(values, inputs, helpers)
         tape = self._tapes.get(key)
         if tape is not None:
@@ -99,7 +98,7 @@ class Taped:
     def _key(self, values: tuple[Any, ...], inputs: list[Tensor], helpers: tuple[Tensor | None, ...]) -> Any:
         first: dict[int, int] = {}
         which = [first.setdefault(id(one), place) for place, one in enumerate(inputs)]
-        rest = [None if type(one) in _TENSORS else one for one in values]
+        rest = [None if isinstance(one, Tensor) else one for one in values]  # a key keeps no memory
         for place in self._slots:
             rest[place] = None
         addresses = [*map(Tensor.data_ptr, inputs)]

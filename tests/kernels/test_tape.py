@@ -1,7 +1,9 @@
 """Tapes: replayed calls have the bits of calls that run as they stand, and what cannot be replayed is not."""
 
 import ctypes
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -231,6 +233,22 @@ def test_launches_are_given_addresses_within_tensors(tape):  # type: ignore[no-u
     assert scale.replayed == 6 and len(tapes_of(taped)) == 1
     (found,) = tapes_of(taped)
     assert len(found._steps) in (6, 7), "views for addresses alone are made"  # tests may fill new memory with NaN
+
+
+class Wrapped(Tensor):
+    """A subclass, whatever it does."""
+
+
+def test_keys_keep_no_memory(tape):  # type: ignore[no-untyped-def]
+    taped = tape.Taped(lambda x, n: (x + n,))
+    kept = []
+    for call in range(6):
+        x = torch.ones(3) if call % 2 else torch.ones(3).as_subclass(Wrapped)
+        assert taped((x, 1))[0].tolist() == [2.0] * 3
+        kept.append(weakref.ref(x))
+    del x
+    gc.collect()
+    assert [one() for one in kept] == [None] * len(kept)
 
 
 def test_there_are_not_ever_more_tapes(tape):  # type: ignore[no-untyped-def]
