@@ -72,6 +72,13 @@ class Taped:
         if _launch_plan.is_watched():
             return self._function(*values)
         inputs = [one for one in (*values, *helpers) if isinstance(one, Tensor)]
+        device = inputs[0].get_device()
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):  # prepared launches leave it as it is
+                return self._call(values, inputs, helpers)
+        return self._call(values, inputs, helpers)
+
+    def _call(self, values: tuple[Any, ...], inputs: list[Tensor], helpers: tuple[Tensor | None, ...]) -> Any:
         key = self._key(values, inputs, helpers)
         tape = self._tapes.get(key)
         if tape is not None:
@@ -377,7 +384,8 @@ def _launch_of_addresses(
     def run(slots: Slots, numbers: tuple[int, ...]) -> None:
         addresses = [0 if one is None else slots[one[0]].data_ptr() + one[1] for one in at]
         matrices = [slots[slot] for slot in windows] if windows else windows
-        ready.launch(grid, matrices, addresses, _filled(plain, marked, numbers) if marked else plain)
+        if not ready.launch(grid, matrices, addresses, _filled(plain, marked, numbers) if marked else plain):
+            raise RuntimeError("a kernel was not launched: its device is not the current one")
 
     return run
 

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -187,6 +188,7 @@ class Scaling:
     """A plan and its compiled kernel in one: a fp32 vector times a number, by addresses."""
 
     windows: tuple[Any, ...] = ()
+    is_elsewhere = False
 
     def __init__(self, recorders: dict[int, Any]) -> None:
         self.recorders, self.replayed = recorders, 0
@@ -203,6 +205,8 @@ class Scaling:
 
     def launch(self, grid: Any, matrices: Any, addresses: Any, numbers: Any) -> bool:
         self.replayed += 1
+        if self.is_elsewhere:
+            return False
         assert list(matrices) == [] and addresses.count(0) == 1
         self._run(grid, [one for one in addresses if one], numbers)
         return True
@@ -249,6 +253,41 @@ def test_keys_keep_no_memory(tape):  # type: ignore[no-untyped-def]
     del x
     gc.collect()
     assert [one() for one in kept] == [None] * len(kept)
+
+
+def test_calls_run_on_the_device_of_their_tensors(tape, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    entered: list[int] = []
+
+    @contextmanager
+    def device(index: int) -> Any:
+        entered.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    taped = tape.Taped(lambda x: (x + 1,))
+    for index, expected in ((-1, []), (1, []), (0, [0] * 4)):
+        monkeypatch.setattr(Tensor, "get_device", lambda x, index=index: index)
+        for _ in range(4):
+            assert taped((torch.ones(2),))[0].tolist() == [2.0] * 2
+        assert entered == expected
+    assert len(tapes_of(taped)) == 3
+
+
+def test_a_launch_that_is_not_made_is_an_error(tape):  # type: ignore[no-untyped-def]
+    scale = Scaling(tape._launch_plan.recorders)
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.empty_like(x)
+        scale((3,), (x, None, y), (2.0,))
+        return (y,)
+
+    taped = tape.Taped(function)
+    for _ in range(3):
+        assert taped((torch.ones(3),))[0].tolist() == [2.0] * 3
+    scale.is_elsewhere = True
+    with pytest.raises(RuntimeError, match="its device is not the current one"):
+        taped((torch.ones(3),))
 
 
 def test_there_are_not_ever_more_tapes(tape):  # type: ignore[no-untyped-def]
