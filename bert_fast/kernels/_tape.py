@@ -8,10 +8,14 @@ alike:
 
 Calls are alike where all that decides is equal: dtypes, shapes, strides and alignment of all tensors, which of them are
 the same, all numbers and names but those that are `slots`, the device, and what PyTorch is set to. Values are never
-looked at. The first call of a kind runs as it stands; the second one does, too, and is noted (a dispatch mode sees
-every operator of PyTorch, `_launch_plan` every kernel); the others are replayed: memory is allocated and freed in the
-same order, on the current stream. What cannot be noted (operators that ask the device, tensors that come from
-elsewhere) is never replayed, nor is a call while somebody watches launches.
+looked at. The first calls of a kind run as they stand; then one is noted (a dispatch mode sees every operator of
+PyTorch, `_launch_plan` every kernel), and the others are replayed: memory is allocated and freed in the same order, on
+the current stream. What cannot be noted (operators that ask the device, tensors that come from elsewhere) is never
+replayed, nor is a call while somebody watches launches.
+
+To note a call takes as long as ten replays save. So a kind must have come more often than one step of a model has
+layers, lest batches that are all of another size are noted in vain; and where no call has been replayed for long, few
+are looked at.
 """
 
 import functools
@@ -31,6 +35,8 @@ __all__ = ["Taped"]
 _ALIGNMENT = 16  # bytes; what launchers and Triton choose by
 _kind_of = operator.attrgetter("dtype", "shape")
 _MAX_TAPES = 256
+_SIGHTS = 24  # calls of a kind that run as they stand before one is noted
+_IDLE, _PROBES = 256, 16  # after so many calls without a replay one of so many is looked at
 _aten = torch.ops.aten
 _EMPTY = {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default}
 # What costs less to call than PyTorch's overloads, with the same arguments.
@@ -64,34 +70,32 @@ class Taped:
     ) -> None:
         self._function, self._settings = function, settings
         self._slots = tuple(slots)
-        self._tapes: dict[Any, _Tape | None] = {}  # None for calls that cannot be noted, or were seen once
-        self._seen_once: set[Any] = set()
+        # How often a kind of call was seen, then its tape; None for those that cannot be replayed.
+        self._tapes: dict[Any, _Tape | int | None] = {}
+        self._idle = 0  # calls since the last one that was replayed
 
     def __call__(self, values: tuple[Any, ...], helpers: tuple[Tensor | None, ...] = ()) -> Any:
         """What the function returns. helpers: tensors that it will find by itself."""
-        if _launch_plan.is_watched():
+        self._idle += 1
+        if (self._idle > _IDLE and self._idle % _PROBES) or _launch_plan.is_watched():
             return self._function(*values)
         inputs = [one for one in (*values, *helpers) if isinstance(one, Tensor)]
         device = inputs[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):  # prepared launches leave it as it is
-                return self._call(values, inputs, helpers)
-        return self._call(values, inputs, helpers)
-
-    def _call(self, values: tuple[Any, ...], inputs: list[Tensor], helpers: tuple[Tensor | None, ...]) -> Any:
+                return self(values, helpers)
         key = self._key(values, inputs, helpers)
-        tape = self._tapes.get(key)
-        if tape is not None:
+        tape = self._tapes.get(key, 0)
+        if type(tape) is _Tape:
+            self._idle = 0
             return tape.run(inputs, tuple([values[place] for place in self._slots]))
-        if key not in self._tapes:
-            if len(self._tapes) >= _MAX_TAPES:
+        if type(tape) is not int or tape < _SIGHTS:
+            if tape == 0 and len(self._tapes) >= _MAX_TAPES:
                 self._tapes.pop(next(iter(self._tapes)), None)
-            self._tapes[key] = None
-            self._seen_once.add(key)
+            if type(tape) is int:
+                self._tapes[key] = tape + 1
             return self._function(*values)
-        if key not in self._seen_once:
-            return self._function(*values)
-        self._seen_once.discard(key)
+        self._tapes[key] = None  # for good, if it raises
         marked = list(values)
         for index, place in enumerate(self._slots):
             marked[place] = _Number(values[place])

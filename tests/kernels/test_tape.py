@@ -20,11 +20,15 @@ pytestmark = pytest.mark.interpreter
 ELSEWHERE = torch.ones(3)
 
 
-@pytest.fixture
-def tape():  # type: ignore[no-untyped-def]
-    """The module under test, imported only where the interpreter runs: importing triton costs a second."""
+@pytest.fixture(autouse=True)
+def tape(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """The module under test, imported only where the interpreter runs: importing triton costs a second.
+
+    The second call of a kind is noted, the third one replayed.
+    """
     from bert_fast.kernels import _tape
 
+    monkeypatch.setattr(_tape, "_SIGHTS", 1)
     return _tape
 
 
@@ -34,7 +38,7 @@ def kernels():  # type: ignore[no-untyped-def]
 
 
 def tapes_of(taped: Any) -> list[Any]:
-    return [one for one in taped._tapes.values() if one is not None]
+    return [one for one in taped._tapes.values() if type(one) not in (int, type(None))]
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -54,7 +58,6 @@ def same(ours: Any, theirs: Any) -> bool:
 def test_layers_are_replayed_bit_for_bit(kernels, of_parameters, rows, dropout_p):  # type: ignore[no-untyped-def]
     for taped in (kernels._forward, kernels._backward):
         taped._tapes.clear()
-        taped._seen_once.clear()
     for call in range(4):
         torch.manual_seed(call)
         a = arguments(torch.float16, rows=rows, dropout_p=dropout_p, of_parameters=of_parameters)
@@ -70,7 +73,6 @@ def test_layers_are_replayed_bit_for_bit(kernels, of_parameters, rows, dropout_p
 
 def test_other_calls_have_tapes_of_their_own(kernels):  # type: ignore[no-untyped-def]
     kernels._forward._tapes.clear()
-    kernels._forward._seen_once.clear()
     a = arguments(torch.float32)
     others = {
         "as it is": a,
@@ -100,7 +102,6 @@ def test_other_calls_have_tapes_of_their_own(kernels):  # type: ignore[no-untype
 
 def test_parameters_in_one_block_are_read_where_they_are(kernels):  # type: ignore[no-untyped-def]
     kernels._forward._tapes.clear()
-    kernels._forward._seen_once.clear()
     for call in range(4):
         a = arguments(torch.float32)
         weights, biases = ([torch.nn.Parameter(t) for t in a[first:7:2]] for first in (1, 2))
@@ -261,10 +262,13 @@ def test_calls_run_on_the_device_of_their_tensors(tape, monkeypatch: pytest.Monk
     @contextmanager
     def device(index: int) -> Any:
         entered.append(index)
+        before, current[0] = current[0], index
         yield
+        current[0] = before
 
+    current = [1]
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     taped = tape.Taped(lambda x: (x + 1,))
     for index, expected in ((-1, []), (1, []), (0, [0] * 4)):
         monkeypatch.setattr(Tensor, "get_device", lambda x, index=index: index)
@@ -295,7 +299,25 @@ def test_there_are_not_ever_more_tapes(tape):  # type: ignore[no-untyped-def]
     for n in range(3 * tape._MAX_TAPES):
         for _ in range(3):
             assert taped((torch.ones(1), n))[0].item() == n
-    assert len(taped._tapes) == tape._MAX_TAPES and len(taped._seen_once) == 0
+    assert len(taped._tapes) == tape._MAX_TAPES
+
+
+def test_a_kind_must_come_often(tape, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(tape, "_SIGHTS", 24)
+    taped, calls = tape.Taped(lambda x: (x + 1,)), 0
+    while not tapes_of(taped):
+        taped((torch.ones(2),))
+        calls += 1
+    assert calls == 25
+    for size in range(3, 600):  # always another one
+        for _ in range(12):
+            taped((torch.ones(size),))
+    assert len(tapes_of(taped)) == 0 and taped._idle > 7000
+    seen = [key for key, sights in taped._tapes.items() if sights]
+    assert len(seen) < 600 / tape._PROBES * 12 + tape._IDLE
+    for _ in range(30 * tape._PROBES):  # one size again
+        taped((torch.ones(2),))
+    assert len(tapes_of(taped)) == 1 and taped._idle == 0
 
 
 def test_threads(tape):  # type: ignore[no-untyped-def]
