@@ -29,7 +29,7 @@ __all__ = ["Budget", "CapturedStep", "TokenBuffers"]
 _IGNORED = -100  # an integer label that no loss counts
 # Places within a sequence; one past the longest is in none, and no loss counts it (a negative one means the first).
 _PLACES = ("start_positions", "end_positions")
-_MASK = "label_mask"
+_MASK = "loss_mask"
 _INTEGERS = (torch.int64, torch.int32)
 _PER_TOKEN = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
 
@@ -82,7 +82,7 @@ class TokenBuffers:
     """Tensors at fixed addresses that hold any batch within a budget, one after another.
 
     What fills them up counts in no loss. Labels there are -100; as those of sequences may be numbers, they come with an
-    entry `label_mask` (bool [sequences]) that says which count, where neither the example nor `fill` says otherwise.
+    entry `loss_mask` (bool [sequences]) that says which count, where neither the example nor `fill` says otherwise.
     start_positions and end_positions lie past every sequence; masked_lm_positions name the last token.
 
     example: a packed batch (input_ids or inputs_embeds, cu_seqlens, max_seqlen, whatever else the model takes), which
@@ -195,7 +195,7 @@ class CapturedStep:
         sequences. One that fits into none runs as it is, uncaptured; the first time a warning says why.
     num_warmup: calls of every budget that run as they are, on a side stream, before the capture. They are steps like
         any other: each call is exactly one, on its own batch.
-    fill: see `TokenBuffers`. Models that `fuse` changed take no label_mask: {"labels": -100} where they classify.
+    fill: see `TokenBuffers`. Models that `fuse` changed take no loss_mask: {"labels": -100} where they classify.
 
     Dropout is fresh in every replay: models draw their seed on the device, from PyTorch's generator, whose state CUDA
     graphs advance. Memory of the graphs of all budgets is shared: what a call returns is overwritten by the next.

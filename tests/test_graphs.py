@@ -144,16 +144,16 @@ def test_labels_of_sequences_come_with_a_mask() -> None:
     buffers = graphs.TokenBuffers(BUDGET, batch, "cpu")
     for _ in range(2):
         filled = buffers.fill(batch)
-        assert filled["label_mask"].tolist() == [True] * 2 + [False] * 5
+        assert filled["loss_mask"].tolist() == [True] * 2 + [False] * 5
         assert filled["labels"].tolist() == [0.5, -1.0] + [0.0] * 5
-    own = batch | {"label_mask": torch.tensor([True, False])}
-    assert graphs.TokenBuffers(BUDGET, own, "cpu").fill(own)["label_mask"].tolist() == [True] + [False] * 6
+    own = batch | {"loss_mask": torch.tensor([True, False])}
+    assert graphs.TokenBuffers(BUDGET, own, "cpu").fill(own)["loss_mask"].tolist() == [True] + [False] * 6
     of_tokens = packed(2, 3) | {"labels": torch.zeros(5)}
     with pytest.raises(
         ValueError, match=r"batch\['labels'\]: expected integers where labels belong to tokens, got float32"
     ):
         graphs.TokenBuffers(BUDGET, of_tokens, "cpu")
-    assert "label_mask" not in graphs.TokenBuffers(BUDGET, of_tokens, "cpu", fill={"labels": 0.0}).fill(of_tokens)
+    assert "loss_mask" not in graphs.TokenBuffers(BUDGET, of_tokens, "cpu", fill={"labels": 0.0}).fill(of_tokens)
 
 
 def test_choices_are_filled_question_by_question() -> None:

@@ -42,17 +42,17 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
     @takes_model_arguments
     def forward(
-        self, inputs: Inputs, *, labels: Tensor | None = None, label_mask: Tensor | None = None
+        self, inputs: Inputs, *, labels: Tensor | None = None, loss_mask: Tensor | None = None
     ) -> SequenceClassifierOutput | tuple:
         """Logits [B, num_labels] and a loss by config.problem_type; the arguments of `BertModel.forward` and:
 
         labels (Tensor [B] of class ids, [B] or [B, 1] of numbers for regression, [B, num_labels] of 0/1 for
             multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
-        label_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
+        loss_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
         """
         pooled, encoded = pooled_sequences(self.bert, inputs, self.dropout_p)
         logits = self.classifier(pooled)
-        loss = None if labels is None else text_loss(logits, labels, self.config.problem_type, label_mask)
+        loss = None if labels is None else text_loss(logits, labels, self.config.problem_type, loss_mask)
         return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
@@ -72,13 +72,13 @@ class BertForNextSentencePrediction(BertPreTrainedModel):
         *,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
-        label_mask: Tensor | None = None,
+        loss_mask: Tensor | None = None,
     ) -> NextSentencePredictorOutput | tuple:
         """Logits [B, 2]; the arguments of `BertModel.forward` and:
 
         labels (Tensor [B], int): 0 where the second part follows the first, 1 where it is random.
         next_sentence_label: the old name of labels.
-        label_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
+        loss_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
         """
         if next_sentence_label is not None:
             if labels is not None:
@@ -87,7 +87,7 @@ class BertForNextSentencePrediction(BertPreTrainedModel):
             labels = next_sentence_label
         pooled, encoded = pooled_sequences(self.bert, inputs)
         logits = self.cls.seq_relationship(pooled)
-        loss = None if labels is None else text_loss(logits, labels, "single_label_classification", label_mask)
+        loss = None if labels is None else text_loss(logits, labels, "single_label_classification", loss_mask)
         return NextSentencePredictorOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 

@@ -45,13 +45,13 @@ def class_loss(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
     return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
 
 
-def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, label_mask: Tensor | None = None) -> Tensor:
+def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, loss_mask: Tensor | None = None) -> Tensor:
     """The loss of logits [B, C] for classes, several classes at once, or numbers.
 
     labels: "single_label_classification": Tensor [B] or [B, 1], int; "multi_label_classification": Tensor [B, C] of
         0 and 1; "regression": Tensor [B, C], or [B] where C is 1.
     problem_type: None: one column means regression, integers single-label, other numbers multi-label classification.
-    label_mask (Tensor [B], bool): the rows whose label counts; None: all.
+    loss_mask (Tensor [B], bool): the rows whose label counts; None: all.
 
     Raises: TypeError, ValueError for labels that do not fit.
     """
@@ -61,15 +61,15 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, label_ma
     if problem_type is None:
         classes = "single" if labels.dtype in _INTEGERS else "multi"
         problem_type = "regression" if logits.shape[1] == 1 else f"{classes}_label_classification"
-    if label_mask is not None:
-        check_tensor("label_mask", label_mask)
-        check_shape("label_mask", label_mask, (logits.shape[0],))
-        check_dtype("label_mask", label_mask, (torch.bool,))
-        check_same_device("label_mask", label_mask, "logits", logits)
+    if loss_mask is not None:
+        check_tensor("loss_mask", loss_mask)
+        check_shape("loss_mask", loss_mask, (logits.shape[0],))
+        check_dtype("loss_mask", loss_mask, (torch.bool,))
+        check_same_device("loss_mask", loss_mask, "logits", logits)
     if problem_type == "single_label_classification":
-        if label_mask is not None:
+        if loss_mask is not None:
             check_labels("labels", labels.flatten(), "logits", logits, logits.shape[1], IGNORE_INDEX)
-            labels = labels.flatten().masked_fill(~label_mask, IGNORE_INDEX)
+            labels = labels.flatten().masked_fill(~loss_mask, IGNORE_INDEX)
         return class_loss(logits, labels)
     if labels.shape != logits.shape[:1] or logits.shape[1] != 1:
         check_shape("labels", labels, tuple(logits.shape))  # mse_loss would broadcast
@@ -79,9 +79,9 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, label_ma
     if logits.shape[0] == 0:  # PyTorch's mean of nothing is NaN
         return scores.sum()
     loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
-    if label_mask is None:
+    if loss_mask is None:
         return loss(scores, targets)
-    counts = label_mask.unsqueeze(1).expand_as(scores)
+    counts = loss_mask.unsqueeze(1).expand_as(scores)
     # Where it does not count an element is 0 before anything is made of it: neither it nor its gradient can be NaN.
     losses = loss(scores.where(counts, 0.0), targets.where(counts, 0.0), reduction="none")
     return losses.where(counts, 0.0).sum() / counts.sum().clamp(min=1)

@@ -216,17 +216,20 @@ class _Pair:
     def forward(self, *values: Any) -> Any:
         """The implementation of the forward op."""
         made = self.make(*values)
-        return made.contiguous() if isinstance(made, Tensor) else _without_none(made, values[self._lead])
+        return made if isinstance(made, Tensor) else _without_none(made, values[self._lead])
 
     def make(self, *values: Any) -> Any:
-        """What the forward op makes, with None for outputs that are not there."""
+        """What the forward op makes, contiguous as the fake implementation promises; None for what is not there."""
         lead = values[self._lead]
         if _is_any_autocast_enabled() and is_autocast_on(lead):
             with torch.autocast(lead.device.type, enabled=False):
                 return self.make(*values)
         a: Any = tuple.__new__(self.record, values[:-1])
         module = self._module(lead, values[-1])
-        return getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
+        made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
+        if isinstance(made, Tensor):
+            return made.contiguous()
+        return tuple([one if one is None else one.contiguous() for one in made])
 
     def backward(self, *values: Any) -> Any:
         """The implementation of the backward op."""

@@ -249,6 +249,14 @@ def test_arguments_of_transformers_are_taken(name):
     assert set(theirs) - set(ours) <= {"kwargs"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_are_the_arguments_that_transformers_knows_as_labels(name):
+    """Their Trainer reports no loss where one of them is missing, and takes it out of the predictions otherwise."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    ours, theirs = (transformers.utils.find_labels(getattr(package, name)) for package in (bert_fast, transformers))
+    assert ours == theirs
+
+
 def test_collated_batches_of_transformers_train():
     transformers = pytest.importorskip("transformers", minversion="5")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
