@@ -43,8 +43,8 @@ def _products(dtype: torch.dtype, act: str) -> dict[str, Callable[..., object]]:
     return {
         f"{act}": kept,
         f"{act} unsaved": dropped,
-        f"{act} derivative": lambda **tile: _gemm.product_derivative(x, down, wide, act, True, True, **tile),
-        f"{act} recomputed": lambda **tile: _gemm.product_recomputed(x, up.t(), bias, wide, act, True, **tile),
+        f"{act} derivative": lambda **tile: _gemm.product_derivative(x, down, wide, act, True, torch.float32, **tile),
+        f"{act} recomputed": lambda **tile: _gemm.product_recomputed(x, up.t(), bias, wide, act, torch.float32, **tile),
         "accumulate": lambda **tile: _gemm.product(wide.t(), x, out=sums, accumulate=True, **tile),
         "plain nt": lambda **tile: _gemm.product(x, up.t(), bias, **tile),
         "plain nn": lambda **tile: _gemm.product(wide, up, **tile),

@@ -145,9 +145,9 @@ def compute(product: Product, given: Operands, tile: "Tile | None") -> dict[str,
             return {"y": y, "pre": pre}
         assert x is not None
         if product.kind == "derivative":
-            dpre, act, dbias = _gemm.product_derivative(a, b, x, HIDDEN_ACT, True, True, tile=tile)
+            dpre, act, dbias = _gemm.product_derivative(a, b, x, HIDDEN_ACT, True, torch.float32, tile=tile)
             return {"dpre": dpre, "act": act, "dbias": dbias}
-        dpre, dbias = _gemm.product_recomputed(a, b, bias, x, HIDDEN_ACT, True, tile=tile)
+        dpre, dbias = _gemm.product_recomputed(a, b, bias, x, HIDDEN_ACT, torch.float32, tile=tile)
         return {"dpre": dpre, "dbias": dbias}
 
     if tile is not None:

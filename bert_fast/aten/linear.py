@@ -15,11 +15,12 @@ def linear_fwd(a: Linear) -> Tensor:
     return linear(a.x, a.weight, a.bias)
 
 
-def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+def linear_bwd(a: Linear, dy: Tensor, wants: Set[str], onto: Tensor | None = None) -> dict[str, Tensor]:
     """Gradients by name, as `reference.linear`."""
     made = {}
     if "x" in wants:
-        made["x"] = matmul(dy, cast(a.weight, dy.dtype))
+        dx = matmul(dy, cast(a.weight, dy.dtype))
+        made["x"] = dx if onto is None else dx.add_(onto)
     if "weight" in wants:
         made["weight"] = weight_gradient(dy, a.x, a.weight.dtype)
     if "bias" in wants:

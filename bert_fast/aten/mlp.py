@@ -38,7 +38,7 @@ def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
     return _joined(parts_of_y), pre
 
 
-def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str], onto: Tensor | None = None) -> dict[str, Tensor]:
     """Gradients by name, as `reference.mlp`."""
     up, down = cast(a.up_weight, dy.dtype), cast(a.down_weight, dy.dtype)
     wants_dpre = not wants.isdisjoint(UP)
@@ -64,7 +64,8 @@ def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str
                 sums["up_bias"] = part if "up_bias" not in sums else sums["up_bias"].add_(part)
     made = {name: cast(t, (a.down_weight if name == "down_weight" else a.up_weight).dtype) for name, t in sums.items()}
     if "x" in wants:
-        made["x"] = _joined(parts_of_dx)
+        dx = _joined(parts_of_dx)
+        made["x"] = dx if onto is None else dx.add_(onto)
     if "down_bias" in wants:
         made["down_bias"] = dy.sum(0, dtype=a.down_weight.dtype)
     return made

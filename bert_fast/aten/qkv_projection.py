@@ -25,16 +25,21 @@ def qkv_projection_fwd(a: QkvProjection) -> Tensor:
     return linear(x, weight, None if bq is None or bk is None or bv is None else one_tensor(bq, bk, bv))
 
 
-def qkv_projection_bwd(a: QkvProjection, dqkv: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+def qkv_projection_bwd(
+    a: QkvProjection, dqkv: Tensor, wants: Set[str], onto: Tensor | None = None
+) -> dict[str, Tensor]:
     """Gradients by name, as `reference.qkv_projection`."""
     wq, wk, wv = a.wq, a.wk, a.wv
     weight = view_of_neighbours(wq, wk, wv)
     if weight is None and len(dqkv) < wq.shape[1]:  # as above: no copy at all, dx is added up within the products
         made = linear_bwd(Linear(a.x, wq, None), dqkv, wants - {"x"})
-        return made | {"x": _sum_of_products(dqkv, wq, wk, wv)} if "x" in wants else made
+        if "x" in wants:
+            dx = _sum_of_products(dqkv, wq, wk, wv)
+            made["x"] = dx if onto is None else dx.add_(onto)
+        return made
     if weight is None:
         weight = torch.cat([wq, wk, wv])
-    return linear_bwd(Linear(a.x, weight, None), dqkv, wants)
+    return linear_bwd(Linear(a.x, weight, None), dqkv, wants, onto)
 
 
 def _sum_of_products(dqkv: Tensor, wq: Tensor, wk: Tensor, wv: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ Bytes moved beside operands (M K + K N), elements of e bytes; "library": a produ
     product_activation  ours: y, pre: 2 M N e                     library: 3 M N e  (pre; pre, y; without pre the same)
     product_derivative  ours: pre, dpre, act: 3 M N e             library: 6 M N e  (dact; pre, dact, dpre; pre, act)
     product_recomputed  ours: dy, dpre: 2 M N e                   library: 4 M N e
-    accumulate          out twice, ours and the library's: 8 M N
+    accumulate          out twice, ours and the library's: 8 M N in fp32, 2 M N e
 
 Precision: accumulators, biases, activations, column sums in fp32, rounded once; the library rounds the product (with
 bias) to a's dtype before the activation. fp32 products use TF32 where PyTorch is told to allow it. Deterministic.
@@ -102,7 +102,7 @@ def product(
     """a @ b + bias [M, N].
 
     out: where to write it, rows anywhere, neighbouring columns side by side; else a new tensor of `out_dtype` (a's, or
-    fp32), which is rounded once, from the accumulator. accumulate: added to `out`, which is fp32; no bias then.
+    fp32), which is rounded once, from the accumulator. accumulate: added to `out`, before it is rounded; no bias then.
     """
     if out is None:
         assert not accumulate, "accumulate needs out"
@@ -112,10 +112,12 @@ def product(
         out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
     shape = (a.shape[0], b.shape[1])
     assert out.shape == shape and out.dtype in (a.dtype, torch.float32) and (out.stride(1) == 1 or shape[1] <= 1)
-    assert not accumulate or (out.dtype == torch.float32 and bias is None)
+    assert not accumulate or bias is None
     if out.numel() == 0 or (accumulate and a.shape[1] == 0):
         return out
     a, b = _operands(a, b)
+    if accumulate and out.dtype != torch.float32 and tile is None and not SETTINGS.triton_interpret:
+        return out.addmm_(a, b)  # nothing to fuse that the library does not fuse; our kernels are made for fp32
     tile = _tile("accumulate" if accumulate else "plain", a, b, tile, out)
     if tile is None:
         return _library_product(a, b, bias, out, accumulate)
@@ -168,23 +170,28 @@ def product_derivative(
     pre: Tensor,
     hidden_act: str,
     wants_activation: bool,
-    wants_dbias: bool,
+    sums_dtype: torch.dtype | None,
     *,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(dpre = (a @ b) * act'(pre), act(pre) | None, column sums of dpre (fp32 [N]) | None); pre [M, N] of a's dtype."""
+    """(dpre = (a @ b) * act'(pre), act(pre) or None, column sums of dpre [N] or None); pre [M, N] of a's dtype.
+
+    sums_dtype: of the column sums; None: not wanted.
+    """
     if pre.numel() == 0:
-        return _empty(pre, wants_activation, wants_dbias)
+        return _empty(pre, wants_activation, sums_dtype)
     a, b = _operands(a, b)
     tile = _tile("derivative", a, b, tile)
     if tile is None:
-        dpre, dbias = _library_derivative(product(a, b), pre, hidden_act, wants_dbias)
+        dpre, dbias = _library_derivative(product(a, b), pre, hidden_act, sums_dtype)
         return dpre, bias_gelu_fwd(BiasGelu(pre, None, hidden_act)) if wants_activation else None, dbias
     pre = unit_stride(pre)
     dpre = torch.empty(pre.shape, dtype=a.dtype, device=a.device)
     act = torch.empty_like(dpre) if wants_activation else None
-    epilogue = Epilogue("derivative", dpre, x=pre, z=act, activation=_ACTIVATIONS[hidden_act], wants_sums=wants_dbias)
-    return dpre, act, _sums(launch(a, b, tile, epilogue))
+    epilogue = Epilogue(
+        "derivative", dpre, x=pre, z=act, activation=_ACTIVATIONS[hidden_act], wants_sums=sums_dtype is not None
+    )
+    return dpre, act, _sums(launch(a, b, tile, epilogue), sums_dtype)
 
 
 def product_recomputed(
@@ -193,36 +200,42 @@ def product_recomputed(
     bias: Tensor | None,
     dy: Tensor,
     hidden_act: str,
-    wants_dbias: bool,
+    sums_dtype: torch.dtype | None,
     *,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(dpre = dy * act'(a @ b + bias), column sums of dpre (fp32 [N]) | None); dy [M, N] of a's dtype."""
+    """(dpre = dy * act'(a @ b + bias), column sums of dpre [N] or None, as above); dy [M, N] of a's dtype."""
     if dy.numel() == 0:
-        dpre, _, dbias = _empty(dy, False, wants_dbias)
+        dpre, _, dbias = _empty(dy, False, sums_dtype)
         return dpre, dbias
     a, b = _operands(a, b)
     tile = _tile("recomputed", a, b, tile)
     if tile is None:
-        return _library_derivative(dy, product(a, b, bias), hidden_act, wants_dbias)
+        return _library_derivative(dy, product(a, b, bias), hidden_act, sums_dtype)
     dy = unit_stride(dy)
     dpre = torch.empty(dy.shape, dtype=a.dtype, device=a.device)
     activation = _ACTIVATIONS[hidden_act]
-    epilogue = Epilogue("recomputed", dpre, x=dy, bias=_contiguous(bias), activation=activation, wants_sums=wants_dbias)
-    return dpre, _sums(launch(a, b, tile, epilogue))
+    epilogue = Epilogue(
+        "recomputed", dpre, x=dy, bias=_contiguous(bias), activation=activation, wants_sums=sums_dtype is not None
+    )
+    return dpre, _sums(launch(a, b, tile, epilogue), sums_dtype)
 
 
-def _library_derivative(dy: Tensor, pre: Tensor, hidden_act: str, wants_dbias: bool) -> tuple[Tensor, Tensor | None]:
+def _library_derivative(
+    dy: Tensor, pre: Tensor, hidden_act: str, sums_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
     # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.
-    bias = torch.zeros(pre.shape[1], dtype=torch.float32, device=pre.device) if wants_dbias else None
+    bias = torch.zeros(pre.shape[1], dtype=sums_dtype, device=pre.device) if sums_dtype else None
     made = bias_gelu_bwd(BiasGelu(pre, bias, hidden_act), dy)
     return made["x"], made.get("bias")
 
 
-def _empty(like: Tensor, wants_activation: bool, wants_dbias: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _empty(
+    like: Tensor, wants_activation: bool, sums_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Results where there is no element: sums over no rows are 0."""
     dpre = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    dbias = torch.zeros(like.shape[1], dtype=torch.float32, device=like.device) if wants_dbias else None
+    dbias = torch.zeros(like.shape[1], dtype=sums_dtype, device=like.device) if sums_dtype else None
     return dpre, torch.empty_like(dpre) if wants_activation else None, dbias
 
 
@@ -230,5 +243,5 @@ def _contiguous(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-def _sums(partial: Tensor | None) -> Tensor | None:
-    return None if partial is None else column_sums(partial, torch.float32)[0]
+def _sums(partial: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    return None if partial is None or dtype is None else column_sums(partial, dtype)[0]

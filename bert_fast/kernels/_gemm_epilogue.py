@@ -8,7 +8,7 @@ bounds) or by a pointer; `load_tile` and `store_tile` are the only places that t
 
     KIND            y                             z, where it is not None   x
     "plain"         acc                           -                         -
-    "accumulate"    acc + x                       -                         fp32, may be y itself
+    "accumulate"    acc + x                       -                         may be y itself
     "activation"    act(acc)                      acc                       -
     "derivative"    acc * act'(x)                 act(x)                    pre-activation
     "recomputed"    x * act'(acc)                 -                         upstream gradient
@@ -100,7 +100,7 @@ def finish(
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + offs_n, mask=offs_n < n_cols, other=0.0).to(tl.float32)[None, :]
     if KIND == "accumulate":
-        acc += load_tile(x, row, col, x_stride, n_rows, n_cols, ROWS, COLS, TMA)
+        acc += load_tile(x, row, col, x_stride, n_rows, n_cols, ROWS, COLS, TMA).to(tl.float32)
     elif KIND == "activation":
         if z is not None:
             store_tile(z, acc, row, col, z_stride, n_rows, n_cols, TMA)

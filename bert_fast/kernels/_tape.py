@@ -11,7 +11,8 @@ the same, all numbers and names but those that are `slots`, the device, and what
 looked at. The first calls of a kind run as they stand; then one is noted (a dispatch mode sees every operator of
 PyTorch, `_launch_plan` every kernel), and the others are replayed: memory is allocated and freed in the same order, on
 the current stream. What cannot be noted (operators that ask the device, tensors that come from elsewhere) is never
-replayed, nor is a call while somebody watches launches.
+replayed, nor is a call while somebody watches launches. Inputs that are rounded to another dtype one by one, as
+weights are under autocast, are rounded all at once, in one launch.
 
 To note a call takes as long as ten replays save. So a kind must have come more often than one step of a model has
 layers, lest batches that are all of another size are noted in vain; and where no call has been replayed for long, few
@@ -38,6 +39,7 @@ _MAX_TAPES = 256
 _SIGHTS = 24  # calls of a kind that run as they stand before one is noted
 _IDLE, _PROBES = 256, 16  # after so many calls without a replay one of so many is looked at
 _aten = torch.ops.aten
+_TO_COPY = _aten._to_copy.default
 _EMPTY = {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default}
 # What costs less to call than PyTorch's overloads, with the same arguments.
 _CALLS: dict[Any, Callable[..., Any]] = {
@@ -143,10 +145,9 @@ class _Tape:
 class _Noted:
     """A step while it is noted: which slots it reads and makes."""
 
-    def __init__(
-        self, run: _Step, reads: list[int], makes: list[int], is_view: bool = False, is_memory: bool = False
-    ) -> None:
-        self.run, self.reads, self.makes, self.is_view, self.is_memory = run, reads, makes, is_view, is_memory
+    def __init__(self, run: _Step, reads: list[int], makes: list[int], what: str = "operator") -> None:
+        """what: "operator", "view", "memory", "cast" (by itself) or "launch"."""
+        self.run, self.reads, self.makes, self.what = run, reads, makes, what
 
 
 class _Recorder(TorchDispatchMode):
@@ -203,7 +204,7 @@ class _Recorder(TorchDispatchMode):
     def _note_operator(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
         if func in _EMPTY and made.is_contiguous():
             slot = self._new_slot(made)
-            self._steps.append(_Noted(_empty(slot, made), [], [slot], is_memory=True))
+            self._steps.append(_Noted(_empty(slot, made), [], [slot], "memory"))
             return
         if any(isinstance(one, Tensor) for one in kwargs.values() if one is not kwargs.get("out")):
             self._is_spoilt = True
@@ -238,7 +239,8 @@ class _Recorder(TorchDispatchMode):
             self._slots[id(made)] = reads[0]
             return
         step = _operator(_CALLS.get(func, func), patterns, of_kwargs, makes, isinstance(made, Tensor))
-        self._steps.append(_Noted(step, reads, makes, is_view))
+        is_cast = func is _TO_COPY and of_kwargs.keys() == {"dtype"} and made.is_contiguous()
+        self._steps.append(_Noted(step, reads, makes, "view" if is_view else "cast" if is_cast else "operator"))
 
     def note_launch(
         self, plan: Any, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
@@ -257,12 +259,12 @@ class _Recorder(TorchDispatchMode):
         ready = plan.ready(operands, plain)
         if ready is None:  # by Triton, or in the interpreter
             reads = [slot for slot in places if slot is not None]
-            self._steps.append(_Noted(_launch_of_tensors(plan, grid, places, plain, marked), reads, []))
+            self._steps.append(_Noted(_launch_of_tensors(plan, grid, places, plain, marked), reads, [], "launch"))
             return
         windows = [places[place] for place, _, _ in ready.windows]
         at = [None if slot is None else (slot, 0) if slot in windows else self._base[slot] for slot in places]
         reads = [one[0] for one in at if one is not None]
-        self._steps.append(_Noted(_launch_of_addresses(ready, grid, at, plain, marked), reads, []))
+        self._steps.append(_Noted(_launch_of_addresses(ready, grid, at, plain, marked), reads, [], "launch"))
 
     def spoil(self) -> None:
         """Something was done that a tape cannot do again."""
@@ -274,13 +276,14 @@ class _Recorder(TorchDispatchMode):
         outputs = [-1 if one is None else self._slot_of(one) for one in returned]
         if self._is_spoilt:
             return None
+        self._cast_together()
         # Memory like that of a tensor that stays is had for less.
         stays = {slot for slot in outputs if slot >= 0}.union(range(self._num_inputs))
         like: dict[Any, int] = {}
         for slot in range(self._num_inputs):
             self._offer(like, slot)
         for step in self._steps:
-            if step.is_memory:
+            if step.what == "memory":
                 (slot,) = step.makes
                 model = like.get(_form_of(self._alive[slot]))
                 if model is not None:
@@ -292,7 +295,7 @@ class _Recorder(TorchDispatchMode):
         needed = {slot for slot in outputs if slot >= 0}
         steps: list[tuple[_Step, tuple[int, ...]]] = []
         for step in reversed(self._steps):
-            if step.is_view and needed.isdisjoint(step.makes):
+            if step.what == "view" and needed.isdisjoint(step.makes):
                 continue
             used = {*step.reads, *step.makes}
             steps.append((step.run, tuple(slot for slot in used - needed if slot >= self._num_inputs)))
@@ -300,6 +303,16 @@ class _Recorder(TorchDispatchMode):
         num_made = len(self._base) - self._num_inputs
         kept = dict(zip(made, outputs, strict=True)) if isinstance(made, dict) else outputs
         return _Tape(steps[::-1], num_made, kept)
+
+    def _cast_together(self) -> None:
+        """Makes one step of all that casts an input; where the first one was, since inputs are always there."""
+        casts = [step for step in self._steps if step.what == "cast" and step.reads[0] < self._num_inputs]
+        if len(casts) < 2:
+            return
+        pairs = [(step.reads[0], step.makes[0], self._alive[step.makes[0]].dtype) for step in casts]
+        together = _Noted(_casts(pairs), [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        self._steps[self._steps.index(casts[0])] = together
+        self._steps = [step for step in self._steps if step not in casts]
 
     def _offer(self, like: dict[Any, int], slot: int) -> None:
         tensor = self._alive[slot]
@@ -329,6 +342,20 @@ def _empty_like(slot: int, model: int) -> _Step:
 
     def run(slots: Slots, numbers: tuple[int, ...]) -> None:
         slots[slot] = empty_like(slots[model])
+
+    return run
+
+
+def _casts(pairs: list[tuple[int, int, torch.dtype]]) -> _Step:
+    """pairs: (slot to read, slot to make, dtype)."""
+    empty_like, copy = torch.empty_like, torch._foreach_copy_
+
+    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
+        given = [slots[slot] for slot, _, _ in pairs]
+        made = [empty_like(slots[slot], dtype=dtype) for slot, _, dtype in pairs]
+        copy(made, given)
+        for (_, slot, _), one in zip(pairs, made, strict=True):
+            slots[slot] = one
 
     return run
 

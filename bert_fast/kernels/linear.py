@@ -6,7 +6,8 @@ Backward:  dx = dy W;   dW = dy^T x;   db = sum over rows of dy
 Shapes: x, dx [T, K]; y, dy [T, N]; W, dW [N, K]; b, db [N].
 Bytes moved, elements of e bytes: each product reads its operands and writes its result, e (T K + N K + T N) forward
 and as many for dx; dW is written in its own dtype. db reads dy once more, e T N: no program of the products that read
-it sees whole columns.
+it sees whole columns. A second gradient of x is added within the product, in its memory: e T K more, where a kernel of
+its own moves 3 e T K.
 Parameters in fp32 beside half precision are rounded to it for the products (W: 6 N K bytes more); their gradients are
 the products' fp32 accumulators, never rounded in between. Nothing is recomputed; x and W are saved.
 Precision: accumulators and sums in fp32, TF32 as PyTorch is set. Deterministic.
@@ -27,11 +28,11 @@ def linear_fwd(a: Linear) -> Tensor:
     return product(a.x, narrowed(a.weight, a.x).t(), a.bias)
 
 
-def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+def linear_bwd(a: Linear, dy: Tensor, wants: Set[str], onto: Tensor | None = None) -> dict[str, Tensor]:
     """Gradients by name, as `reference.linear`."""
     made = {}
     if "x" in wants:
-        made["x"] = product(dy, narrowed(a.weight, dy))
+        made["x"] = product(dy, narrowed(a.weight, dy), out=onto, accumulate=onto is not None)
     if "weight" in wants:
         made["weight"] = product(dy.t(), a.x, out_dtype=a.weight.dtype)
     if "bias" in wants:

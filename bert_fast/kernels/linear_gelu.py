@@ -19,7 +19,6 @@ Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
 
 from collections.abc import Set
 
-import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import narrowed, product_activation, product_recomputed
@@ -38,13 +37,14 @@ def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
 
 def linear_gelu_bwd(a: LinearGelu, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
     """Gradients by name, as `reference.linear_gelu`."""
+    sums_dtype = a.weight.dtype if "bias" in wants else None
     if pre is None:
         weight = narrowed(a.weight, dy).t()
-        dpre, dbias = product_recomputed(a.x, weight, a.bias, dy, a.hidden_act, "bias" in wants)
+        dpre, dbias = product_recomputed(a.x, weight, a.bias, dy, a.hidden_act, sums_dtype)
     else:
         # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.
-        zeros = pre.new_zeros(pre.shape[1], dtype=torch.float32) if "bias" in wants else None
+        zeros = pre.new_zeros(pre.shape[1], dtype=sums_dtype) if sums_dtype else None
         of_gelu = bias_gelu_bwd(BiasGelu(pre, zeros, a.hidden_act), dy)
         dpre, dbias = of_gelu["x"], of_gelu.get("bias")
     made = linear_bwd(a.product, dpre, wants - {"bias"})
-    return made if dbias is None else made | {"bias": dbias.to(a.weight.dtype)}
+    return made if dbias is None else made | {"bias": dbias}

@@ -41,24 +41,28 @@ def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
     return product(act, narrowed(a.down_weight, a.x).t(), a.down_bias), pre
 
 
-def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str], onto: Tensor | None = None) -> dict[str, Tensor]:
     """Gradients by name, as `reference.mlp`."""
-    made, act = {}, None
+    made: dict[str, Tensor] = {}
+    act = dpre = None
     wants_dpre = not wants.isdisjoint(UP)
     if pre is None and (wants_dpre or "down_weight" in wants):
         pre = product(a.x, narrowed(a.up_weight, dy).t(), a.up_bias)
     if wants_dpre:
-        down, wants_act, wants_sums = narrowed(a.down_weight, dy), "down_weight" in wants, "up_bias" in wants
-        dpre, act, dup_bias = product_derivative(dy, down, pre, a.hidden_act, wants_act, wants_sums)
-        of_up = {UP[name] for name in wants & UP.keys()} - {"bias"}
-        up = linear_bwd(Linear(a.x, a.up_weight, None), dpre, of_up)
-        made |= {name: up[of_linear] for name, of_linear in UP.items() if of_linear in up}
+        down, wants_act = narrowed(a.down_weight, dy), "down_weight" in wants
+        sums_dtype = a.up_weight.dtype if "up_bias" in wants else None
+        dpre, act, dup_bias = product_derivative(dy, down, pre, a.hidden_act, wants_act, sums_dtype)
         if dup_bias is not None:
-            made["up_bias"] = dup_bias.to(a.up_weight.dtype)
+            made["up_bias"] = dup_bias
     elif "down_weight" in wants:
         act = bias_gelu_fwd(BiasGelu(pre, None, a.hidden_act))
     if "down_weight" in wants:
         made["down_weight"] = product(dy.t(), act, out_dtype=a.down_weight.dtype)
+        del act
     if "down_bias" in wants:
         made["down_bias"] = dy.sum(0, dtype=a.down_weight.dtype)
+    if dpre is not None:  # last: dy may be what the gradient of x is added onto
+        of_up = {UP[name] for name in wants & UP.keys()} - {"bias"}
+        up = linear_bwd(Linear(a.x, a.up_weight, None), dpre, of_up, onto)
+        made |= {name: up[of_linear] for name, of_linear in UP.items() if of_linear in up}
     return made

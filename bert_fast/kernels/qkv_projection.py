@@ -29,6 +29,8 @@ def qkv_projection_fwd(a: QkvProjection) -> Tensor:
     return linear_fwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), bias))
 
 
-def qkv_projection_bwd(a: QkvProjection, dqkv: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+def qkv_projection_bwd(
+    a: QkvProjection, dqkv: Tensor, wants: Set[str], onto: Tensor | None = None
+) -> dict[str, Tensor]:
     """Gradients by name, as `reference.qkv_projection`."""
-    return linear_bwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), None), dqkv, wants)
+    return linear_bwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), None), dqkv, wants, onto)

@@ -110,7 +110,8 @@ def first_tokens(packing: Packing, hidden: Tensor, rows: Tensor | None) -> Tenso
 def _layout(packing: Packing, rows: Tensor) -> Packing:
     """The packing of the tokens `rows` alone; they keep their coords."""
     cu_seqlens = torch.searchsorted(rows, packing.cu_seqlens.long(), out_int32=True)
-    max_seqlen = packing.max_seqlen
+    # Sequences without tokens may all have named one row of a neighbour's.
+    max_seqlen = torch.sym_max(packing.max_seqlen, packing.num_sequences)
     if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         max_seqlen = max(cu_seqlens.diff().tolist(), default=0)
     return Packing(cu_seqlens, max_seqlen, packing.coords.index_select(0, rows), None, None, packing.order)

@@ -184,11 +184,10 @@ class LayerOps(NamedTuple):
         before_mlp = wants & BEFORE_MLP
         if before_mlp or not wants.isdisjoint(OF_MLP):
             of_mlp = (wants & OF_MLP) | ({"x"} if before_mlp else set())
-            of_product = self.mlp_bwd(a.mlp(s.z), made["x"], s.pre, of_mlp)
+            of_product = self.mlp_bwd(a.mlp(s.z), made["x"], s.pre, of_mlp, made["residual"] if before_mlp else None)
             dz = of_product.pop("x", None)
             gradients |= of_product
         if before_mlp:
-            dz = dz.add_(made["residual"])
             made = self.dropout_add_layer_norm_bwd(
                 a.attention_output(None, None), dz, s.z, s.attention_h, s.attention_mean, s.attention_rstd
             )
@@ -216,10 +215,7 @@ class LayerOps(NamedTuple):
         num_tokens, num_heads, head_dim = heads[0].shape
         dqkv = dout.new_empty((num_tokens, 3, num_heads, head_dim))
         self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset(), dqkv)
-        made = self.qkv_projection_bwd(a.projection, dqkv.flatten(1), wants)
-        if "x" in wants:
-            made["x"] = made["x"].add_(dresidual)
-        return made
+        return self.qkv_projection_bwd(a.projection, dqkv.flatten(1), wants, dresidual)
 
     def _projections_of_rows_bwd(
         self, a: EncoderLayer, s: Saved, heads: Any, dout: Tensor, out: Tensor, dresidual: Tensor, wants: Set[str]

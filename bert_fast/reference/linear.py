@@ -33,15 +33,17 @@ def linear_fwd(a: Linear) -> Tensor:
     return (y if a.bias is None else y + wide(a.bias)).to(a.x.dtype)
 
 
-def linear_bwd(a: Linear, dy: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+def linear_bwd(a: Linear, dy: Tensor, wants: Set[str], onto: Tensor | None = None) -> dict[str, Tensor]:
     """Gradients by name, those that are wanted, of the shapes and dtypes of their fields.
 
     dy (Tensor [T, N], dtype of x); a.x is read where the gradient of weight is wanted, a.bias never: they may be None.
+    onto (Tensor [T, K], dtype of x, or None): another gradient of x, which is added; its memory may be written over.
     """
     dy_wide = wide(dy)
     made = {}
     if "x" in wants:
-        made["x"] = (dy_wide @ wide(a.weight)).to(dy.dtype)
+        dx = (dy_wide @ wide(a.weight)).to(dy.dtype)
+        made["x"] = dx if onto is None else dx.add_(onto)
     if "weight" in wants:
         made["weight"] = (dy_wide.T @ wide(a.x)).to(a.weight.dtype)
     if "bias" in wants:

@@ -48,11 +48,12 @@ def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
     return y.to(a.x.dtype), pre.to(a.x.dtype) if a.save_pre else None
 
 
-def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
+def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str], onto: Tensor | None = None) -> dict[str, Tensor]:
     """Gradients by name, those that are wanted, of the shapes of their fields; each bias's of the dtype of its weight.
 
     dy (Tensor [T, N]); pre as returned by the forward, None: computed again from x where it is needed. a.x may be None
     where neither that nor the gradient of up_weight needs it, a.up_bias where pre is given, a.down_bias always.
+    onto: as in `linear_bwd`; it may be dy itself.
     """
     wants_dpre = not wants.isdisjoint(UP)
     if pre is None and (wants_dpre or "down_weight" in wants):
@@ -66,4 +67,7 @@ def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str
         dpre = activation_bwd(down["x"], wide(pre), a.hidden_act)
         up = linear_bwd(Linear(a.x, a.up_weight, None), dpre, {UP[name] for name in wants & UP.keys()})
         made |= {name: up[of_linear] for name, of_linear in UP.items() if of_linear in up}
-    return made | {"x": made["x"].to(dy.dtype)} if "x" in made else made
+    if "x" in made:
+        dx = made["x"].to(dy.dtype)
+        made["x"] = dx if onto is None else dx.add_(onto)
+    return made

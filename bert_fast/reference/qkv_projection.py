@@ -44,11 +44,14 @@ def qkv_projection_fwd(a: QkvProjection) -> Tensor:
     return torch.cat([linear_fwd(part) for part in a.parts], dim=1)
 
 
-def qkv_projection_bwd(a: QkvProjection, dqkv: Tensor, wants: Set[str]) -> dict[str, Tensor]:
+def qkv_projection_bwd(
+    a: QkvProjection, dqkv: Tensor, wants: Set[str], onto: Tensor | None = None
+) -> dict[str, Tensor]:
     """Gradients by name, those of "x", "weight" and "bias" that are wanted.
 
     dqkv (Tensor [T, 3N], dtype of x); a.x is read where the gradient of the weights is wanted, biases never.
+    onto: as in `linear_bwd`.
     Returns: x (Tensor [T, H], dtype of x); weight (Tensor [3N, H]), bias (Tensor [3N]): of the three projections one
         below the other, dtype of the weights.
     """
-    return linear_bwd(Linear(a.x, torch.cat([a.wq, a.wk, a.wv]), None), dqkv, wants)
+    return linear_bwd(Linear(a.x, torch.cat([a.wq, a.wk, a.wv]), None), dqkv, wants, onto)

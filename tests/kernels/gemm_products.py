@@ -58,9 +58,9 @@ def ours(gemm: Any, given: Operands, kind: str, act: str = "gelu", tile: Any = N
         y, pre = gemm.product_activation(a, b, bias, act, True, tile=tile)
         return {"y": y, "pre": pre}
     if kind == "derivative":
-        dpre, activation, dbias = gemm.product_derivative(a, b, x, act, True, True, tile=tile)
+        dpre, activation, dbias = gemm.product_derivative(a, b, x, act, True, torch.float32, tile=tile)
         return {"dpre": dpre, "act": activation, "dbias": dbias}
-    dpre, dbias = gemm.product_recomputed(a, b, bias, x, act, True, tile=tile)
+    dpre, dbias = gemm.product_recomputed(a, b, bias, x, act, torch.float32, tile=tile)
     return {"dpre": dpre, "dbias": dbias}
 
 
