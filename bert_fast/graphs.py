@@ -14,17 +14,18 @@ does not use of it is filled with sequences that no label asks about:
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bert_fast.checks import check_count, check_dtype, check_ids, check_shape, check_tensor
+from bert_fast.checks import check_count, check_dtype, check_ids, check_number, check_shape, check_tensor
 from bert_fast.errors import BackendError
 from bert_fast.ops.packing import as_length, check_offsets
 
-__all__ = ["Budget", "CapturedStep", "TokenBuffers"]
+__all__ = ["Budget", "CapturedStep", "TokenBuffers", "budgets_for", "check_device"]
 
 _IGNORED = -100  # an integer label that no loss counts
 # Places within a sequence; one past the longest is in none, and no loss counts it (a negative one means the first).
@@ -32,6 +33,7 @@ _PLACES = ("start_positions", "end_positions")
 _MASK = "loss_mask"
 _INTEGERS = (torch.int64, torch.int32)
 _PER_TOKEN = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
+_CANDIDATES = 64  # of each kind: sizes that budgets may have, of thousands of batches
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,86 @@ class Budget:
             for name, (what, size) in sizes.items()
             if getattr(self, name) is None or size > getattr(self, name)
         ]
+
+
+def budgets_for(sizes: Sequence[Sequence[int]], max_seqlen: int, filler: float = 0.05, most: int = 8) -> list[Budget]:
+    """The fewest budgets in which batches of these sizes fill little up, by max_tokens; each batch fits into one.
+
+    sizes: (tokens, sequences) of every batch, or (tokens, sequences, entries of masked_lm_positions).
+    max_seqlen: of every budget.
+    filler: tokens that are filled up, as a share of those of the budgets that all batches take: at most this, unless
+        `most` budgets leave more.
+    most: number of budgets.
+
+    The last budget is as large as the largest batch. A larger budget has room for the sequences and labels of all
+    batches with fewer tokens. No other choice is better; of batches of more than 128 sizes, no other among so many
+    (half of them quantiles of the batches, half evenly apart on a logarithmic scale).
+
+    Raises: TypeError, ValueError naming the argument.
+    """
+    batches = _checked_sizes(sizes)
+    max_seqlen, most = check_count("max_seqlen", max_seqlen, 1), check_count("most", most, 1)
+    if not 0 <= check_number("filler", filler) < 1:
+        raise ValueError(f"filler: expected a share from 0, below 1, got {filler}")
+    totals = sorted(tokens for tokens, *_ in batches)
+    candidates = sorted(set(totals))
+    if len(candidates) > 2 * _CANDIDATES:
+        last, growth = len(totals) - 1, totals[-1] / totals[0]
+        shares = [place / _CANDIDATES for place in range(1, _CANDIDATES + 1)]
+        below = (bisect_right(totals, totals[0] * growth**share) - 1 for share in shares[:-1])
+        candidates = sorted({totals[place] for place in (*below, *(round(last * share) for share in shares))})
+    enough = sum(totals) / (1 - filler) * (1 + 1e-12)  # tokens of all budgets taken; the rest is rounding
+    chosen = _chosen(candidates, [bisect_right(totals, candidate) for candidate in candidates], most, enough)
+    budgets = []
+    for limit in chosen:
+        within = [one for one in batches if one[0] <= limit]
+        sequences, *labels = (max(one[place] for one in within) for place in range(1, len(batches[0])))
+        budgets.append(Budget(limit, sequences, max_seqlen, *(max(count, 1) for count in labels)))
+    return budgets
+
+
+def _checked_sizes(sizes: Any) -> list[tuple[int, ...]]:
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+        raise TypeError(f"sizes: expected a list of tuples, got {type(sizes).__name__}")
+    if not sizes:
+        raise ValueError("sizes: expected at least one batch, got none")
+    batches = []
+    for number, size in enumerate(sizes):
+        if isinstance(size, str) or not isinstance(size, Sequence):
+            raise TypeError(f"sizes[{number}]: expected (tokens, sequences[, labels]), got {type(size).__name__}")
+        if len(size) not in (2, 3) or len(size) != len(sizes[0]):
+            expected = "2 or 3 numbers, as many as in sizes[0]"
+            raise ValueError(f"sizes[{number}]: expected {expected}, got {len(size)}")
+        # Labels may be none; tokens and sequences are at least one.
+        batches.append(
+            tuple(check_count(f"sizes[{number}][{k}]", value, int(k < 2)) for k, value in enumerate(size))
+        )  # fmt: skip
+    return batches
+
+
+def _chosen(candidates: list[int], fitting: list[int], most: int, enough: float) -> list[int]:
+    """The fewest of some ascending sizes, the largest among them, in which batches take at most `enough` tokens.
+
+    fitting: how many batches fit into each. Where `most` sizes are too few, those that take the fewest tokens.
+    """
+    # taken[i]: tokens of all batches up to size i, where that is the last of so many sizes; before: the one before it.
+    taken: list[float] = [size * count for size, count in zip(candidates, fitting, strict=True)]
+    before: list[list[int]] = []
+    while taken[-1] > enough and len(before) + 1 < min(most, len(candidates)):
+        fewest = list(taken)
+        before.append([-1] * len(candidates))
+        for i, size in enumerate(candidates):
+            for j in range(i):
+                tokens = taken[j] + size * (fitting[i] - fitting[j])
+                if tokens < fewest[i]:
+                    fewest[i], before[-1][i] = tokens, j
+        taken = fewest
+    chosen, place = [candidates[-1]], len(candidates) - 1
+    for places in reversed(before):
+        if places[place] >= 0:
+            place = places[place]
+            chosen.append(candidates[place])
+    return chosen[::-1]
 
 
 class TokenBuffers:
@@ -182,6 +264,14 @@ class TokenBuffers:
         return self.batch
 
 
+def check_device(name: str, device: torch.device | str) -> None:
+    """Raises BackendError, naming the argument, unless the device can capture graphs."""
+    if torch.device(device).type != "cuda":
+        raise BackendError(f"{name}: expected a CUDA device (graphs are CUDA's), got {device}")
+    if not torch.cuda.is_available():
+        raise BackendError(f"{name}: CUDA graphs need a CUDA device, and torch sees none")
+
+
 class CapturedStep:
     """A training step that is captured once per budget and replayed from then on.
 
@@ -202,7 +292,7 @@ class CapturedStep:
 
     Raises:
         TypeError, ValueError: no budget, or (when called) a batch that is none, or has other entries than the first.
-        BackendError: there is no CUDA device.
+        BackendError: there is no CUDA device; a step that cannot be captured.
     """
 
     def __init__(
@@ -218,10 +308,7 @@ class CapturedStep:
             raise ValueError(f"budgets: expected at least one Budget, got {budgets!r}")
         if num_warmup < 1:
             raise ValueError(f"num_warmup: expected at least 1 (libraries set themselves up in it), got {num_warmup}")
-        if torch.device(device).type != "cuda":
-            raise BackendError(f"device: expected a CUDA device (graphs are CUDA's), got {device}")
-        if not torch.cuda.is_available():
-            raise BackendError("device: CUDA graphs need a CUDA device, and torch sees none")
+        check_device("device", device)
         self.step = step
         self.device = torch.device(device)
         self.num_warmup = num_warmup
@@ -253,8 +340,13 @@ class CapturedStep:
             graph = torch.cuda.CUDAGraph()
             # Of other threads only this one's calls are watched: a loader's may pin memory meanwhile.
             mode = {"pool": self._pool, "stream": self._side_stream(), "capture_error_mode": "thread_local"}
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, **mode):
-                output = self.step(inputs)
+            try:
+                with torch.cuda.device(self.device), torch.cuda.graph(graph, **mode):
+                    output = self.step(inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise BackendError(f"step: it could not be captured for {budget}: {error}") from error
             # Only now: a step that raised has captured nothing.
             run.graph, run.output, self._pool = graph, output, graph.pool()
         run.graph.replay()
