@@ -191,6 +191,21 @@ class Batches:
             max_labels=None if max_labels is None else max_labels(max_tokens, max_sequences),
         )
 
+    def sizes(self, epoch: int, most: int | None = None) -> list[tuple[int, ...]]:
+        """(tokens, sequences) of the batches of an epoch, for `graphs.budgets_for`; most: of the first so many.
+
+        Of a source with `max_labels` (see `budget`) also the most entries of masked_lm_positions.
+        """
+        plan, lengths = self.plan(epoch), self._lengths(epoch)
+        cu_batches = plan.cu_batches[: None if most is None else check_count("most", most, 0) + 1]
+        ends = np.concatenate([[0], np.cumsum(lengths[plan.order], dtype=np.int64)])[cu_batches]
+        sequences = np.diff(cu_batches) * getattr(self.source, "num_choices", 1)
+        max_labels = getattr(self.source, "max_labels", None)
+        return [
+            (tokens, count) if max_labels is None else (tokens, count, max_labels(tokens, count))
+            for tokens, count in zip(np.diff(ends).tolist(), sequences.tolist(), strict=True)
+        ]
+
     def _make_plan(self, epoch: int) -> BatchPlan:
         lengths = self._lengths(epoch)
         order = np.arange(len(lengths))

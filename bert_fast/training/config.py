@@ -54,6 +54,7 @@ class TrainingConfig:
 
     precision: str = "fp32"  # or "bf16", "fp16": of activations, by autocast; parameters stay fp32
     gradient_checkpointing: bool = False  # layers run again in backward: less memory, a third more work
+    graphs: bool = False  # forward and backward are replayed as CUDA graphs; not yet run on a GPU
     sharding: str = "none"  # or "fsdp2": parameters and optimizer state shared among the processes
 
     log_every: int = 10  # steps
@@ -74,7 +75,11 @@ class TrainingConfig:
             ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS), ("sharding", SHARDING),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
-        check_flag("gradient_checkpointing", self.gradient_checkpointing)
+        for name in ("gradient_checkpointing", "graphs"):
+            check_flag(name, getattr(self, name))
+        for name, value in (("precision", "fp16"), ("sharding", "fsdp2"), ("gradient_checkpointing", True)):
+            if self.graphs and getattr(self, name) == value:
+                raise ValueError(f"graphs: expected False with {name}={value!r}, got True")
         for name in ("steps", "batch_size", "batch_tokens", "early_stopping"):
             self._read_count(name, 1, is_optional=True)
         for name in ("gradient_accumulation", "eval_batch_tokens", "log_every", "keep_checkpoints"):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bert_fast.errors import TrainingError
+from bert_fast.graphs import check_device
 from bert_fast.training.config import TrainingConfig
 
 __all__ = ["Processes", "lost_process"]
@@ -23,7 +24,8 @@ class Processes:
     Counts of labels, requests to stop and predictions go over a group of their own on the host, so that none of them
     waits for a GPU.
 
-    Raises: ImportError without accelerate; ValueError for a precision that the device does not have.
+    Raises: ImportError without accelerate; ValueError for a precision that the device does not have; ValueError,
+        BackendError for graphs where there are none.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -54,6 +56,10 @@ class Processes:
             raise ValueError("precision: expected 'fp32' or 'bf16' on a CPU, got 'fp16'")
         if self.is_sharded and self.count == 1:
             raise ValueError("sharding: expected 'none' for a single process, got 'fsdp2'; see docs/scaling.md")
+        if config.graphs:
+            check_device("graphs", self.device)
+            if self.count > 1:
+                raise ValueError(f"graphs: expected False for {self.count} processes, got True")
         self._host: Any = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE) if self.count > 1 else None
 
     @property

@@ -21,6 +21,7 @@ from bert_fast.training.checkpoints import WEIGHTS, CheckpointFolder, Progress, 
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.failures import FiniteWatch, StopSignals, explained, smaller_steps
+from bert_fast.training.gradients import Gradients, ReplayedGradients, run_budgets, total
 from bert_fast.training.loader import BatchLoader, MicroBatch
 from bert_fast.training.observers import Evaluation, Observer, Plan, Tally, tell
 from bert_fast.training.optimization import learning_rate_schedule
@@ -117,6 +118,7 @@ class Run:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.grad_norm: Tensor | None = None
+        self.gradients: Gradients
         self.epochs = 0.0  # done, the last in part
         self.paused = 0.0  # seconds of evaluations and checkpoints since the last report
 
@@ -239,6 +241,7 @@ class Run:
         """All steps from the present one on; returns the outcome."""
         if self.progress.step >= self.num_steps:
             return "finished"
+        self.gradients = self._gradients()
         loader = BatchLoader(
             self.batches,
             share=self.share,
@@ -249,7 +252,7 @@ class Run:
             pin_memory=self.processes.device.type == "cuda",
         )
         self.setup.prepared.train()
-        with StopSignals() as signals, contextlib.closing(loader):
+        with StopSignals() as signals, contextlib.closing(loader), contextlib.closing(self.gradients):
             if self.processes.device.type == "cuda" and not self.processes.is_sharded:
                 self._compile_kernels()
             while True:
@@ -257,6 +260,15 @@ class Run:
                 outcome = self._step(batches, wait, signals)
                 if outcome is not None:
                     return outcome
+
+    def _gradients(self) -> Gradients:
+        parts = self.task, self.setup.prepared, self.optimizer, self.processes
+        if not self.config.graphs:
+            return Gradients(*parts)
+        epochs = -(-self.num_steps // self.epoch_steps)
+        return ReplayedGradients(
+            *parts, run_budgets(self.batches, epochs, self.model.config.max_position_embeddings)
+        )  # fmt: skip
 
     def _compile_kernels(self) -> None:
         """What would otherwise happen when the first batch of each kind comes."""
@@ -329,19 +341,13 @@ class Run:
             group["lr"] = rate
         losses: dict[str, Tensor] = {}
         for one, labels in zip(batches, counts, strict=True):
-            with self.processes.exchanging(self.setup.prepared, one.place.is_last):
-                parts = self.task.loss_parts(
-                    self.setup.prepared, one.batch.to(self.processes.device, non_blocking=True)
-                )
-                # Gradients of processes are averaged, so that a part's weight is its share of an average process's.
-                weights = {name: labels[name] * self.processes.count / max(totals[name], 1.0) for name in parts}
-                weighted = {name: part if weights[name] == 1 else part * weights[name] for name, part in parts.items()}
-                self.processes.accelerator.backward(_total(weighted.values()))
-            for name, value in weighted.items():
-                losses[name] = losses[name] + value.detach() if name in losses else value.detach()
+            # Gradients of processes are averaged, so that a part's weight is its share of an average process's.
+            weights = {name: labels[name] * self.processes.count / max(totals[name], 1.0) for name in labels}
+            for name, value in self.gradients.add(one, weights).items():
+                losses[name] = losses[name] + value if name in losses else value
         self.optimizer.step()
         self.grad_norm = getattr(self.optimizer.optimizer, "grad_norm", None)
-        self.optimizer.zero_grad()
+        self.gradients.clear()
         return losses
 
     # What happens after a step
@@ -354,7 +360,7 @@ class Run:
 
     def _note(self, number: int, losses: Mapping[str, Tensor], batches: list[MicroBatch]) -> None:
         """Has the step watched; on a CPU looks at once."""
-        values = [_total(losses.values())]
+        values = [total(losses.values())]
         if self.grad_norm is not None and self.processes.accelerator.scaler is None:  # which skips infinite gradients
             values.append(self.grad_norm)
         self.watch.note(number, values, batches)
@@ -431,13 +437,6 @@ class Run:
 
 def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(one[name] for one in counts) for name in counts[0]}
-
-
-def _total(values: Any) -> Tensor:
-    first, *others = values
-    for value in others:
-        first = first + value
-    return first
 
 
 def _is_better(value: float, best: float, higher_is_better: bool) -> bool:

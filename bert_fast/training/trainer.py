@@ -11,6 +11,7 @@ from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over
 from bert_fast.training.failures import explained
+from bert_fast.training.gradients import check_replayable
 from bert_fast.training.loop import Run, Setup, TrainingResult
 from bert_fast.training.observers import Observer
 from bert_fast.training.optimization import make_optimizer
@@ -62,6 +63,8 @@ class Trainer:
         self.task, self.tokenizer = task, tokenizer
         self.settings = dict(settings or {})
         self.processes = Processes(config)
+        if config.graphs:
+            check_replayable(model)
         self.model = self.processes.place(model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
