@@ -328,6 +328,23 @@ def test_a_step_that_raises_counts_as_none(without_cuda: list[Any]) -> None:
     assert without_cuda == ["step", "step", ("capture", None), "step", ("capture", None), "step", "replay"]
 
 
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_errors_of_a_capture_name_it(error: type[Exception], without_cuda: list[Any]) -> None:
+    """But for memory, of which others know what to say."""
+
+    def step(batch: dict[str, Any]) -> None:
+        if without_cuda:
+            raise error("no such thing")
+
+    captured = graphs.CapturedStep(step, [BUDGET], num_warmup=1)
+    captured(packed(2, 3))
+    expected, message = (BackendError, r"could not be captured for Budget\(max_tokens=16.*: no such thing")
+    if error is torch.OutOfMemoryError:
+        expected, message = error, "^no such thing"
+    with pytest.raises(expected, match=message):
+        captured(packed(2, 3))
+
+
 def test_a_batch_that_fits_no_budget_runs_uncaptured_with_one_warning(
     without_cuda: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

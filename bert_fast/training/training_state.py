@@ -33,7 +33,8 @@ __all__ = [
     "whole_model",
 ]
 
-# Fields of a configuration that may change while a run is interrupted: they do not change what it computes.
+# Fields of a configuration that may change while a run is interrupted: they do not change what it computes (graphs: to
+# rounding).
 _FREE = ("output_dir", "log_every", "save_every", "keep_checkpoints", "num_workers", "eval_batch_tokens", "graphs")
 _NOT_IN_EARLIER_VERSIONS = ("labels", "digests")
 _SHOWN_DIGITS = 32  # of a digest: 128 bits are enough to tell, and can be read
