@@ -116,8 +116,6 @@ def product(
     if out.numel() == 0 or (accumulate and a.shape[1] == 0):
         return out
     a, b = _operands(a, b)
-    if accumulate and out.dtype != torch.float32 and tile is None and not SETTINGS.triton_interpret:
-        return out.addmm_(a, b)  # nothing to fuse that the library does not fuse; our kernels are made for fp32
     tile = _tile("accumulate" if accumulate else "plain", a, b, tile, out)
     if tile is None:
         return _library_product(a, b, bias, out, accumulate)

@@ -1,7 +1,8 @@
 """Tiles of the matrix products, and who makes a product: our kernel, or the library and a separate kernel.
 
 `choose` asks, in this order:
-1. whether our kernel is any good for the operands: rows that start at whole 16 bytes, else the library;
+1. whether our kernel is any good: for rows that start at whole 16 bytes, and to accumulate for fp32 results; else the
+   library;
 2. the stored table of this device (`_gemm_table.py`), if it was made from the present kernels;
 3. the heuristic, whose reasons are in docs/decisions/0008-gemm-choice.md:
 
@@ -92,6 +93,8 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
 
     kind: as in `_gemm_epilogue.py`. out_dtype: of the result, a's or fp32.
     """
+    if kind == "accumulate" and out_dtype != torch.float32:
+        return None
     table = None
     if a.is_cuda:
         table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)

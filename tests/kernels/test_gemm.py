@@ -1,5 +1,6 @@
 """The matrix-product kernels, in the interpreter, against fp64: epilogues, layouts, sizes, split sums, bytes."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -121,6 +122,16 @@ def test_fp32_results_of_half_precision_are_rounded_once(gemm: Any) -> None:
         wide = gemm.product(given.a, given.b, out_dtype=torch.float32, tile=tile(**options))
         assert wide.dtype == torch.float32
         assert (wide - truth).abs().max() < ABSOLUTE["fp32_product_of_half"]
+
+
+@pytest.mark.parametrize("is_librarys", [False, True])
+def test_sums_in_half_precision_are_rounded_once(gemm: Any, is_librarys: bool) -> None:
+    given = operands(24, 40, 64, torch.float16, has_bias=False)
+    out = torch.randn(24, 40).half()
+    truth = out.double() + given.a.double() @ given.b.double()
+    with gemm.by_library() if is_librarys else nullcontext():
+        assert gemm.product(given.a, given.b, out=out, accumulate=True) is out
+    assert ((out - truth).abs() <= truth.abs() * torch.finfo(torch.float16).eps * 0.501 + 1e-5).all()
 
 
 def test_out_is_written_where_it_lies(gemm: Any) -> None:

@@ -136,6 +136,7 @@ def test_the_library_makes_what_leaves_nothing_to_fuse(name: str) -> None:
         for kind in ("plain", "accumulate"):
             assert (_gemm_tiles.choose(kind, a, b, torch.float32) is None) == name.startswith("sm_")
             assert _gemm_tiles.choose(kind, a.float(), b.float(), torch.float32) is None
+            assert kind == "plain" or _gemm_tiles.choose(kind, a, b, BF16) is None
 
 
 def test_our_tiles_follow_k_and_the_number_of_tiles() -> None:
