@@ -12,7 +12,7 @@ looked at. The first calls of a kind run as they stand; then one is noted (a dis
 PyTorch, `_launch_plan` every kernel), and the others are replayed: memory is allocated and freed in the same order, on
 the current stream. What cannot be noted (operators that ask the device, tensors that come from elsewhere) is never
 replayed, nor is a call while somebody watches launches. Inputs that are rounded to another dtype one by one, as
-weights are under autocast, are rounded all at once, in one launch.
+weights are under autocast, are rounded all at once, in one launch, unless a step before may have written to them.
 
 To note a call takes as long as ten replays save. So a kind must have come more often than one step of a model has
 layers, lest batches that are all of another size are noted in vain; and where no call has been replayed for long, few
@@ -146,7 +146,7 @@ class _Noted:
     """A step while it is noted: which slots it reads and makes."""
 
     def __init__(self, run: _Step, reads: list[int], makes: list[int], what: str = "operator") -> None:
-        """what: "operator", "view", "memory", "cast" (by itself) or "launch"."""
+        """what: "operator", "mutation" (of what it reads), "view", "memory", "cast" (by itself) or "launch"."""
         self.run, self.reads, self.makes, self.what = run, reads, makes, what
 
 
@@ -239,8 +239,10 @@ class _Recorder(TorchDispatchMode):
             self._slots[id(made)] = reads[0]
             return
         step = _operator(_CALLS.get(func, func), patterns, of_kwargs, makes, isinstance(made, Tensor))
-        is_cast = func is _TO_COPY and of_kwargs.keys() == {"dtype"} and made.is_contiguous()
-        self._steps.append(_Noted(step, reads, makes, "view" if is_view else "cast" if is_cast else "operator"))
+        what = "view" if is_view else "mutation" if func._schema.is_mutable else "operator"
+        if func is _TO_COPY and of_kwargs.keys() == {"dtype"} and made.is_contiguous():
+            what = "cast"
+        self._steps.append(_Noted(step, reads, makes, what))
 
     def note_launch(
         self, plan: Any, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
@@ -305,8 +307,15 @@ class _Recorder(TorchDispatchMode):
         return _Tape(steps[::-1], num_made, kept)
 
     def _cast_together(self) -> None:
-        """Makes one step of all that casts an input; where the first one was, since inputs are always there."""
-        casts = [step for step in self._steps if step.what == "cast" and step.reads[0] < self._num_inputs]
+        """Makes one step of the casts of inputs that nothing may have written to, where the first of them was."""
+        casts: list[_Noted] = []
+        written: set[int] = set()  # storages, perhaps: a launch may write wherever it is given an address
+        for step in self._steps:
+            storages = {self._alive[slot].untyped_storage().data_ptr() for slot in step.reads}
+            if step.what == "cast" and step.reads[0] < self._num_inputs and written.isdisjoint(storages):
+                casts.append(step)
+            elif step.what in ("launch", "mutation"):
+                written |= storages
         if len(casts) < 2:
             return
         pairs = [(step.reads[0], step.makes[0], self._alive[step.makes[0]].dtype) for step in casts]

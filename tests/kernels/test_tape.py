@@ -240,6 +240,48 @@ def test_launches_are_given_addresses_within_tensors(tape):  # type: ignore[no-u
     assert len(found._steps) in (6, 7), "views for addresses alone are made"  # tests may fill new memory with NaN
 
 
+def test_casts_of_inputs_are_made_together(tape, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """But for those of what a step before has written, or may have: their values are of that place alone."""
+    together: list[int] = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda made, given: together.append(len(made)) or copy(made, given))
+    scale = Scaling(tape._launch_plan.recorders)
+
+    def only_casts(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        y = x.half() @ w.half()
+        return y, b.double() + y, (x + 1).half()
+
+    def overwrites(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        first = x.half(), b.half()
+        w[0].add_(x[0])
+        return *first, w.half(), x.half()
+
+    def overwrites_out(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        first = x.half(), b.half()
+        torch.mm(x, x, out=w)
+        return *first, w.half()
+
+    def launches(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        first = x.half(), b.half()
+        scale((3,), (b, None, w.view(-1)[3:]), (2.0, 1))
+        return *first, w.half(), b.double()
+
+    for function, expected in (only_casts, 3), (overwrites, 2), (overwrites_out, 2), (launches, 2):
+        together.clear()
+        taped = tape.Taped(function)
+        for _ in range(4):
+            given = torch.randn(3, 3), torch.randn(3, 3), torch.randn(3)
+            assert same(taped(tuple(map(torch.clone, given))), function(*map(torch.clone, given))), function.__name__
+        assert together == [expected] * 2, function.__name__
+
+    together.clear()
+    taped = tape.Taped(lambda x, w, b, v: (x.half(), b.half(), w.mul_(2.0), v.half()))
+    for _ in range(4):
+        x, w, b = torch.randn(3, 3), torch.randn(3, 3), torch.randn(3)
+        assert torch.equal(taped((x, w, b, w[1:]))[3], w[1:].half())
+    assert together == [2] * 2, "another input in the same memory"
+
+
 class Wrapped(Tensor):
     """A subclass, whatever it does."""
 
