@@ -113,7 +113,9 @@ def _cross_entropy_fwd_kernel(
     for first in tl.range(0, n_read, CHUNKS * LANES):
         vector = first + lane_vector  # [CHUNKS, LANES, 1]
         mask = vector < n_read
-        x = tl.load(row_major(vectors_ptr, vector * VECTOR + element), mask=mask, other=float("-inf")).to(tl.float32)
+        x = tl.load(row_major(vectors_ptr, vector * VECTOR + element, VECTOR), mask=mask, other=float("-inf")).to(
+            tl.float32
+        )
         higher = tl.maximum(maximum, tl.max(tl.max(x, 2), 0))
         exps = _exp_of(x - higher[None, :, None])
         total = total * _exp_of(maximum - higher) + tl.sum(tl.sum(exps, 2), 0)
@@ -223,9 +225,9 @@ def _cross_entropy_bwd_kernel(
     for first in tl.range(0, n_vectors, CHUNKS * LANES):
         vector = first + lane_vector  # [CHUNKS, LANES, 1]
         offset = vector * VECTOR + element
-        x = tl.load(row_major(loads_ptr, offset), mask=vector < n_read, other=0.0).to(tl.float32)
+        x = tl.load(row_major(loads_ptr, offset, LOAD_VECTOR), mask=vector < n_read, other=0.0).to(tl.float32)
         dz = _gradient(x, head + offset, label, lse, scale, smoothing, n_cols)
-        tl.store(row_major(stores_ptr, offset), dz.to(dlogits_ptr.dtype.element_ty), mask=vector < n_vectors)
+        tl.store(row_major(stores_ptr, offset, VECTOR), dz.to(dlogits_ptr.dtype.element_ty), mask=vector < n_vectors)
 
 
 @triton.jit(do_not_specialize=["logits_row_stride", "dlogits_row_stride", "n_rows", "n_cols", "ignore_index"])

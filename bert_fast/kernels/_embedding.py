@@ -78,12 +78,12 @@ def sum_of_lookups(
     """h, fp32, 0 in masked columns."""
     # Strides count STRIDE_UNIT elements: seeing the factor, Triton knows that rows start at whole vectors.
     offset = word * word_row_stride * STRIDE_UNIT + col
-    h = tl.load(row_major(word_table_ptr, offset), mask=mask_col, other=0.0).to(tl.float32)
+    h = tl.load(row_major(word_table_ptr, offset, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     offset = type_row * type_row_stride * STRIDE_UNIT + col
-    h += tl.load(row_major(type_table_ptr, offset), mask=mask_col, other=0.0).to(tl.float32)
+    h += tl.load(row_major(type_table_ptr, offset, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_POSITIONS:
         offset = position * position_row_stride * STRIDE_UNIT + col
-        h += tl.load(row_major(position_table_ptr, offset), mask=mask_col, other=0.0).to(tl.float32)
+        h += tl.load(row_major(position_table_ptr, offset, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     return h
 
 

@@ -78,7 +78,7 @@ def _embedding_bwd_kernel(
     vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
-    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
         weight *= scale
@@ -98,7 +98,9 @@ def _embedding_bwd_kernel(
         # Where nothing is looked up dn and rstd are 0, hence dh, and nothing is added to any sum.
         exists &= mask_row
         mask = exists & mask_col
-        dn = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+        dn = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
+            tl.float32
+        )
         h = sum_of_lookups(
             word, type_row, position, mask_col, col, word_table_ptr, word_row_stride,
             type_table_ptr, type_row_stride, position_table_ptr, position_row_stride, STRIDE_UNIT, HAS_POSITIONS,
@@ -124,7 +126,9 @@ def _embedding_bwd_kernel(
         n = (h - mean) * rstd
         dh = layer_norm_backward(dn * weight, n, rstd, N_COLS)
         if dh_ptr is not None:
-            tl.store(row_major(dh_ptr, row * N_COLS + col), dh.to(dh_ptr.dtype.element_ty), mask=mask_row & mask_col)
+            tl.store(
+                row_major(dh_ptr, row * N_COLS + col, N_COLS), dh.to(dh_ptr.dtype.element_ty), mask=mask_row & mask_col
+            )
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
         # registers.
         dweight += tl.where(mask_col, dn * n, 0.0)

@@ -30,15 +30,15 @@ def add_pairs(a0, a1, b0, b1):
 
 
 @triton.jit
-def row_major(ptr, offset):
-    """Addresses of a tile [CHUNKS, ROWS, CHUNK_COLS], with a hint that has Triton lay threads over rows, not chunks.
+def row_major(ptr, offset, UNIT: tl.constexpr):
+    """Addresses of a tile [CHUNKS, ROWS, CHUNK_COLS]; rows start at multiples of UNIT elements.
 
-    Triton orders dimensions by how contiguous addresses are along them. Chunks and rows tie at 1, and versions break
-    the tie differently (3.6 takes chunks first, so that several warps would share a row). The hint claims 2 for rows.
-    It decides nothing but this order: widths of accesses follow the last dimension, which is contiguous indeed.
+    A hint has Triton lay threads over rows, not chunks: it orders dimensions by how contiguous addresses are along
+    them, chunks and rows tie at 1, and versions break the tie differently (3.6 takes chunks first, so that several
+    warps would share a row). So 2 is claimed for rows. That decides nothing else where accesses are wider than an
+    element. Where UNIT is odd they are not, Triton 3.9 reads a row for its neighbour, and the claim is 1.
     """
-    addresses = ptr + offset
-    return tl.max_contiguous(addresses, [1, min(2, offset.shape[1]), offset.shape[2]])
+    return tl.max_contiguous(ptr + offset, [1, min(2 - UNIT % 2, offset.shape[1]), offset.shape[2]])
 
 
 @triton.jit

@@ -39,13 +39,15 @@ def _dropout_kernel(
     vector_col = (first_col + tl.arange(0, COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
     mask_row = row < n_rows
     mask = mask_row & (col < N_COLS)
-    x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
+        tl.float32
+    )
     batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
     position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
     k0, k1 = split_seed(tl.load(seed_ptr))
     keep = keep_values(k0, k1, site.to(tl.uint32), batch_row, position, vector_col, drop_max.to(tl.uint32), VECTOR)
     y = tl.where(keep, x * scale, 0.0)
-    tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def dropout_fwd(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int) -> Tensor:

@@ -130,11 +130,15 @@ def _dropout_add_layer_norm_fwd_kernel(
         mask = mask_row & mask_col
         # Strides count STRIDE_UNIT elements: seeing the factor, Triton knows that rows start at whole vectors. Alone,
         # it looks for multiples of 16 only, and would load single elements where H is 312.
-        branch = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-        h = tl.load(row_major(residual_ptr, row * residual_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0)
+        branch = tl.load(
+            row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0
+        ).to(tl.float32)
+        h = tl.load(
+            row_major(residual_ptr, row * residual_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0
+        )
         h = h.to(tl.float32)
         if HAS_X_BIAS:
-            branch += tl.load(row_major(x_bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+            branch += tl.load(row_major(x_bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
             position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
@@ -150,14 +154,14 @@ def _dropout_add_layer_norm_fwd_kernel(
             # Statistics are then those of h as it is stored: backward sees no other, and in a row of tiny variance the
             # difference would be multiplied by a huge rstd.
             stored_h = h.to(h_ptr.dtype.element_ty)
-            tl.store(row_major(h_ptr, row * N_COLS + col), stored_h, mask=mask)
+            tl.store(row_major(h_ptr, row * N_COLS + col, N_COLS), stored_h, mask=mask)
             h = stored_h.to(tl.float32)
 
         centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
-        weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
-        bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+        weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+        bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
         y = centred * rstd * weight + bias
-        tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
         tl.store(mean_ptr + row, mean, mask=mask_row)
         tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
@@ -214,7 +218,7 @@ def _dropout_add_layer_norm_bwd_kernel(
         kept_ptr = h_ptr
     inverse = 0.0
     if SAVES != "input" and not FEW_REGISTERS:
-        inverse = 1.0 / tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
+        inverse = 1.0 / tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=1.0).to(tl.float32)
     if HAS_DROPOUT and not FEW_REGISTERS:
         k0, k1 = split_seed(tl.load(seed_ptr))
     dx_bias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
@@ -225,28 +229,34 @@ def _dropout_add_layer_norm_bwd_kernel(
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
-        dy = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-        kept = tl.load(row_major(kept_ptr, row * N_COLS + col), mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
+            tl.float32
+        )
+        kept = tl.load(row_major(kept_ptr, row * N_COLS + col, N_COLS), mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=mask_row, other=0.0)
         # In masked columns dy is 0, hence g, and what n holds there enters no sum.
         if reads_y:
-            bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+            bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
             if FEW_REGISTERS:
-                divisor = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
+                divisor = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=1.0).to(tl.float32)
                 n = (kept - bias) / divisor
             else:
                 n = (kept - bias) * inverse
         else:
             n = (kept - tl.load(mean_ptr + row, mask=mask_row, other=0.0)) * rstd
         # From cache: registers are for the sums. 1 in masked columns, where it divides.
-        weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=1.0).to(tl.float32)
+        weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=1.0).to(tl.float32)
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
         # registers. Rows past the last add 0 by themselves: there dy and rstd are 0.
         dweight += tl.where(mask_col, dy * n, 0.0)
         dbias += tl.where(mask_col, dy, 0.0)
         g = dy * weight
         dresidual = layer_norm_backward(g, n, rstd, N_COLS)
-        tl.store(row_major(dresidual_ptr, row * N_COLS + col), dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        tl.store(
+            row_major(dresidual_ptr, row * N_COLS + col, N_COLS),
+            dresidual.to(dresidual_ptr.dtype.element_ty),
+            mask=mask,
+        )
         if HAS_DROPOUT:
             if FEW_REGISTERS:
                 k0, k1 = split_seed(tl.load(seed_ptr))
@@ -256,7 +266,7 @@ def _dropout_add_layer_norm_bwd_kernel(
                 k0, k1, site.to(tl.uint32), batch_row, position, vector_col, drop_max.to(tl.uint32), VECTOR
             )
             dx = tl.where(keep, dresidual, 0.0) * scale
-            tl.store(row_major(dx_ptr, row * N_COLS + col), dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            tl.store(row_major(dx_ptr, row * N_COLS + col, N_COLS), dx.to(dx_ptr.dtype.element_ty), mask=mask)
         else:
             dx = dresidual
         dx_bias += tl.where(mask_col, dx, 0.0)

@@ -94,8 +94,8 @@ def _embedding_fwd_kernel(
     # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
     # the layout of y, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col
-    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
-    bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+    bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
 
@@ -123,7 +123,7 @@ def _embedding_fwd_kernel(
                 k0, k1, site.to(tl.uint32), batch_row, batch_col, vector_col, drop_max.to(tl.uint32), VECTOR
             )
             y *= tl.where(keep, scale, 0.0)  # a product, so that NaN stays NaN
-        tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask_row & mask_col)
+        tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask_row & mask_col)
         tl.store(mean_ptr + row, mean, mask=mask_row)
         tl.store(rstd_ptr + row, rstd, mask=mask_row)
 

@@ -69,12 +69,14 @@ def _layer_norm_fwd_kernel(
     # the layout of x. Strides count STRIDE_UNIT elements, so that Triton sees rows start at whole vectors.
     param_col = row * param_row_stride * STRIDE_UNIT + col
 
-    x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
+        tl.float32
+    )
     centred, mean, rstd = normalise(x, mask_col, eps, N_COLS)
-    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
-    bias = tl.load(row_major(bias_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+    bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
-    tl.store(row_major(y_ptr, row * N_COLS + col), y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(mean_ptr + row, mean, mask=mask_row)
     tl.store(rstd_ptr + row, rstd, mask=mask_row)
 
@@ -106,7 +108,7 @@ def _layer_norm_bwd_kernel(
     mask_col = col < N_COLS  # [CHUNKS, 1, CHUNK_COLS]
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
-    weight = tl.load(row_major(weight_ptr, param_col), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
     dweight = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dbias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
 
@@ -114,14 +116,18 @@ def _layer_norm_bwd_kernel(
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
-        dy = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col), mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(row_major(dy_ptr, row * dy_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
+            tl.float32
+        )
+        x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
+            tl.float32
+        )
         mean = tl.load(mean_ptr + row, mask=mask_row, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=mask_row, other=0.0)
         # In masked columns dy is 0, hence g, and what n holds there enters no sum.
         n = (x - mean) * rstd
         dx = layer_norm_backward(dy * weight, n, rstd, N_COLS)
-        tl.store(row_major(dx_ptr, row * N_COLS + col), dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(row_major(dx_ptr, row * N_COLS + col, N_COLS), dx.to(dx_ptr.dtype.element_ty), mask=mask)
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
         # registers. Rows past the last add 0 by themselves: there dy and rstd are 0.
         dweight += tl.where(mask_col, dy * n, 0.0)

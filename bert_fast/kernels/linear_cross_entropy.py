@@ -99,7 +99,9 @@ def _linear_cross_entropy_rows_kernel(
     for first in tl.range(0, n_read, CHUNKS * LANES):
         vector = first + lane_vector  # [CHUNKS, LANES, 1]
         mask = vector < n_read
-        x = tl.load(row_major(row_ptr, vector * VECTOR + element), mask=mask, other=float("-inf")).to(tl.float32)
+        x = tl.load(row_major(row_ptr, vector * VECTOR + element, VECTOR), mask=mask, other=float("-inf")).to(
+            tl.float32
+        )
         higher = tl.maximum(maximum, tl.max(tl.max(x, 2), 0))
         exps = _exp_of(x - higher[None, :, None])
         total = total * _exp_of(maximum - higher) + tl.sum(tl.sum(exps, 2), 0)
@@ -121,11 +123,11 @@ def _linear_cross_entropy_rows_kernel(
         for first in tl.range(0, n_vectors, CHUNKS * LANES):
             vector = first + lane_vector
             offset = vector * VECTOR + element
-            x = tl.load(row_major(row_ptr, offset), mask=vector < n_read, other=0.0).to(tl.float32)
+            x = tl.load(row_major(row_ptr, offset, VECTOR), mask=vector < n_read, other=0.0).to(tl.float32)
             dz = _exp_of(x - row_maximum) * inverse
             if HAS_SMOOTHING:
                 dz -= share
-            tl.store(row_major(row_ptr, offset), dz.to(logits_ptr.dtype.element_ty), mask=vector < n_vectors)
+            tl.store(row_major(row_ptr, offset, VECTOR), dz.to(logits_ptr.dtype.element_ty), mask=vector < n_vectors)
         tail = tl.where(is_class, tail, 0.0)
         tail_dz = _exp_of(tail - row_maximum) * inverse - share
         tl.store(row_ptr + tail_col, tail_dz.to(logits_ptr.dtype.element_ty), mask=tail_mask)
