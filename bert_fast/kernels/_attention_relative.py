@@ -128,17 +128,25 @@ def relative_dk(ds, position_q, position_k, table, D: tl.constexpr, BLOCK_D: tl.
 def relative_table_gradient(
     dtable, ds, q, k, position_q, position_k, first_distance, KEY_TERM: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """dtable [WIDTH, BLOCK_D], fp32, the window's rows from first_distance on, plus what one tile ds [M, N] gives."""
+    """dtable [WIDTH, BLOCK_D], fp32, the window's rows from first_distance on, plus what one tile ds [M, N] gives.
+
+    The loops are `while`, in which each product is waited for. In a `for`, Triton 3.6 and 3.7 let it run on to the next
+    round on Hopper, which overwrites its first operand's registers while it may still read them (triton#9433).
+    """
     WIDTH: tl.constexpr = dtable.shape[0]
     NUM_Q: tl.constexpr = ds.shape[0]
     NUM_K: tl.constexpr = ds.shape[1]
     first_k, last_k = _first_and_last(position_k)
-    for start_k in tl.range(first_k, last_k + 1, NUM_K, num_stages=1):
+    start_k = first_k
+    while start_k <= last_k:
         by_distance = _by_distance(ds, position_q, position_k, start_k, first_distance, 1, WIDTH)
         dtable = tl.dot(tl.trans(by_distance.to(q.dtype)), q, dtable, input_precision=PRECISION)
+        start_k += NUM_K
     if KEY_TERM:
         first_q, last_q = _first_and_last(position_q)
-        for start_q in tl.range(first_q, last_q + 1, NUM_Q, num_stages=1):
+        start_q = first_q
+        while start_q <= last_q:
             by_distance = _by_distance(tl.trans(ds), position_k, position_q, start_q, first_distance, -1, WIDTH)
             dtable = tl.dot(tl.trans(by_distance.to(k.dtype)), k, dtable, input_precision=PRECISION)
+            start_q += NUM_Q
     return dtable
