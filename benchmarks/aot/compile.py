@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.aot import listings
 from benchmarks.aot.device import TARGETS
+from benchmarks.aot.hazards import hazards_of
 from benchmarks.aot.launches import Configuration, configurations
 from benchmarks.kit.record import ROOT
 
@@ -47,7 +48,7 @@ def measure(
     known: code of `code_of` -> its row.
 
     Raises:
-        RuntimeError: a kernel does not compile; the message names it.
+        RuntimeError: a kernel does not compile, or touches registers of a product in flight; the message names it.
     """
     chosen = {(one.name, target): one for target, ones in wanted.items() for one in ones}
     codes = {job: code_of(one, job[1]) for job, one in chosen.items()}
@@ -130,6 +131,10 @@ def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]
         except Exception as error:  # of any kind: the compiler's messages do not say which configuration failed
             raise RuntimeError(f"{name} {target_name} does not compile: {type(error).__name__}: {error}") from None
         seconds.append(round(sum(os.times()[:4]) - start, 2))
+    if target_name == "sm_90":
+        for (name, _), hazards in zip(jobs, hazards_of(compiled), strict=True):
+            if hazards:
+                raise RuntimeError(f"{name} {target_name}, Triton {triton.__version__}: {hazards[0]}")
     rows = listings.inspect(compiled, target_name)
     return [row | {"seconds": took} for row, took in zip(rows, seconds, strict=True)]
 
