@@ -111,7 +111,7 @@ class _KeepsAll(TorchDispatchMode):
 def test_nothing_is_written_beside_what_is_kept(kernels):  # type: ignore[no-untyped-def]
     """Forward writes what it returns, the two products before a LayerNorm, and the activation; each once."""
     a = arguments(torch.float16)
-    with _KeepsAll(), traffic() as forward:
+    with traffic() as forward, _KeepsAll():
         y, *saved = kernels.encoder_layer_fwd(a)
     kept = reference.Saved(*saved)
     assert all(forward.times_stored(t) == {1} for t in (y, kept.qkv, kept.out, kept.z, kept.pre))
