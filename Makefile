@@ -9,7 +9,7 @@ RESULTS_DIR ?= benchmarks/results
 COMMIT ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-status plots docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-status witness plots docs clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench       benchmarks on this machine's own device"
 	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
 	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
+	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make plots       draws the stored results into build/benchmarks"
 	@echo "make docs        checks the links of the documentation and renders it to build/docs"
 	@echo "make clean       removes what was built;  make distclean  the environment as well"
@@ -58,6 +59,10 @@ gpu:
 
 gpu-status:
 	@$(PYTHON) -m benchmarks.gpu.status
+
+witness: setup
+	@$(VENV_PYTHON) -m tools.witness --record
+	@$(VENV_PYTHON) -m tools.witness --record --device sm_80
 
 plots: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.plot

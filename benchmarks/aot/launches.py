@@ -52,8 +52,8 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _record(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Launch:
-    """The launch as Triton's own specialization would see it on a device."""
+def launch_of(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Launch:
+    """What `JITFunction.run` is called with as a launch, specialized as Triton would do it on a device."""
     values = dict(zip(kernel.arg_names, args, strict=False))
     values.update({name: kwargs.pop(name) for name in list(kwargs) if name in kernel.arg_names})
     signature: dict[str, str] = {}
@@ -88,7 +88,7 @@ def capture() -> Iterator[list[Launch]]:
     from triton.runtime.jit import JITFunction
 
     launches: list[Launch] = []
-    run = lambda kernel, *args, **kwargs: launches.append(_record(kernel, *args, **kwargs))  # noqa: E731
+    run = lambda kernel, *args, **kwargs: launches.append(launch_of(kernel, *args, **kwargs))  # noqa: E731
     with mock.patch.object(JITFunction, "run", run):
         yield launches
 

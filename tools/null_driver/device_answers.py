@@ -80,8 +80,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 _libraries: list[Any] = []  # implementations are gone with the object that holds them
 
 
-def install(capability: int, multiprocessors: int) -> None:
-    """Once a process, before bert_fast is imported."""
+def install(capability: int, multiprocessors: int, *, has_products: bool = False) -> None:
+    """Once a process, before bert_fast is imported.
+
+    has_products: whether the library's products that round to another dtype are computed, where somebody looks.
+    """
     if "bert_fast" in sys.modules:
         raise RuntimeError("bert_fast is imported already: it has the CPU's answers")
     sys.meta_path.insert(0, _Finder())
@@ -93,8 +96,17 @@ def install(capability: int, multiprocessors: int) -> None:
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.get_device_name = lambda device=None: f"null sm_{capability}"
     torch.cuda.is_current_stream_capturing = lambda: False
-    # Products that round to another dtype in one launch, which the CPU has not; nobody looks at what they hold.
+    # Products that round to another dtype in one launch, which the CPU has not.
     aten = torch.library.Library("aten", "IMPL")
-    aten.impl("mm.dtype_out", lambda a, b, out_dtype, *, out: out, "CPU")
-    aten.impl("addmm.dtype_out", lambda x, a, b, out_dtype, *, beta=1, alpha=1, out: out, "CPU")
+
+    def mm(a: Any, b: Any, out_dtype: Any, *, out: Any) -> Any:
+        return torch.mm(a.to(out_dtype), b.to(out_dtype), out=out) if has_products else out
+
+    def addmm(x: Any, a: Any, b: Any, out_dtype: Any, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
+        if not has_products:
+            return out
+        return out.copy_(torch.addmm(x, a.to(out_dtype), b.to(out_dtype), beta=beta, alpha=alpha))
+
+    aten.impl("mm.dtype_out", mm, "CPU")
+    aten.impl("addmm.dtype_out", addmm, "CPU")
     _libraries.append(aten)

@@ -1,0 +1,106 @@
+"""Kernels as they are compiled for NVIDIA's processors, run by their PTX; bf16, which Triton's interpreter cannot."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.status import kernel_hashes
+from bert_fast.reference import dropout as reference_dropout
+from bert_fast.reference import layer_norm as reference_layer_norm
+from bert_fast.reference.layer_norm import LayerNorm
+from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.compare import assert_close_to_truth
+from tests.kernels.attention_grid import check
+from tools.witness import launch
+from tools.witness.__main__ import DEVICES, RECORD
+from tools.witness.launch import witness
+from tools.witness.memory import Fault
+
+SEED = torch.tensor([7])
+
+
+def coords(num_tokens: int) -> Tensor:
+    position = torch.arange(num_tokens, dtype=torch.int32)
+    return torch.stack([torch.zeros_like(position), position], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("hidden_size", "lead"), [(101, 0), (102, 1), (104, 0)])
+def test_rows_of_any_width(dtype: torch.dtype, hidden_size: int, lead: int) -> None:
+    """Odd ones are accessed element by element, as are those of tensors that start anywhere."""
+    from bert_fast.kernels import dropout, layer_norm
+
+    x = torch.randn(9 * hidden_size + lead).to(dtype)[lead:].view(9, hidden_size)
+    weight, bias = torch.randn(2, hidden_size).to(dtype).unbind()
+    with witness() as found:
+        dropped = dropout.dropout_fwd(x, 0.1, SEED, coords(9), 5)
+        y, _, _ = layer_norm.layer_norm_fwd(LayerNorm(x, weight, bias, 1e-12))
+    assert found.kernels == ["_dropout_kernel", "_layer_norm_fwd_kernel"]
+    assert torch.equal(dropped, reference_dropout.dropout_fwd(x, 0.1, SEED, coords(9), 5))
+    wide = LayerNorm(x.double(), weight.double(), bias.double(), 1e-12)
+    truth, _, _ = reference_layer_norm.layer_norm_fwd(wide)
+    plain = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, 1e-12)
+    assert_close_to_truth("layer_norm", "y", y, plain, truth)
+
+
+@pytest.mark.parametrize(
+    ("capability", "case"),
+    [
+        (90, AttentionCase((64, 5), num_heads=1, head_dim=64, dropout_p=0.1)),
+        (90, AttentionCase((150, 3), num_heads=1, head_dim=64, dropout_p=0.1)),
+        (90, AttentionCase((40, 3), num_heads=1, head_dim=64, relative="relative_key", holes=True)),
+        (80, AttentionCase((130,), num_heads=1, head_dim=32, dropout_p=0.1)),
+    ],
+    ids=["whole heads", "tiles", "relative positions", "sm_80"],
+)
+def test_attention_in_bf16(capability: int, case: AttentionCase) -> None:
+    from bert_fast.kernels import attention
+
+    with witness(capability):
+        check(attention, case, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_by_the_copy_engine(dtype: torch.dtype) -> None:
+    """Sizes that no tile divides: what the copy engine does at the edges."""
+    from bert_fast.kernels import _gemm
+
+    a, b, bias = torch.randn(72, 200).to(dtype), torch.randn(200, 136).to(dtype), torch.randn(136).to(dtype)
+    with witness() as found:
+        y, pre = _gemm.product_activation(a, b, bias, "gelu", True)
+    assert found.kernels == ["_gemm_kernel"] and pre is not None
+    wide = a.double() @ b.double() + bias.double()
+    assert_close_to_truth("linear_gelu", "pre", pre, a @ b + bias, wide)
+    gelu = torch.nn.functional.gelu
+    assert_close_to_truth("linear_gelu", "y", y, gelu(a @ b + bias), gelu(wide))
+
+
+def test_a_barrier_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_fast.kernels import attention
+
+    parse = launch.parse
+    monkeypatch.setattr(launch, "parse", lambda text: parse(text.replace("bar.sync \t0;", "", 3)))
+    with pytest.raises(Fault, match=r"since the last barrier|between two barriers"), witness():
+        check(attention, AttentionCase((64,), num_heads=1, head_dim=64), torch.bfloat16)
+
+
+def test_a_product_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_fast.kernels import attention
+
+    parse = launch.parse
+
+    def without_waits(text: str) -> Any:
+        return parse(text.replace("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;", 2))
+
+    monkeypatch.setattr(launch, "parse", without_waits)
+    with pytest.raises((Fault, AssertionError)), witness():
+        check(attention, AttentionCase((64,), num_heads=1, head_dim=64), torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_kernel_was_run_as_it_is_now(device: str) -> None:
+    """`make witness` writes the record; a kernel that was changed since has to be run again."""
+    assert json.loads(RECORD.read_text()).get(device) == dict(sorted(kernel_hashes().items()))

@@ -1,0 +1,1 @@
+"""Runs the PTX that Triton makes of our kernels, on a CPU: see docs/witness.md."""

@@ -1,0 +1,93 @@
+"""Runs every Triton kernel on a CPU by the PTX that it is compiled to, and compares what it makes with fp64.
+
+    python -m tools.witness                      small cases of all families, for sm_90; what is wrong is red
+    python -m tools.witness --family attention   of one family (may be given repeatedly)
+    python -m tools.witness --device sm_80       or sm_90
+    python -m tools.witness --record             writes down which kernels were run, from which source
+
+docs/witness.md says what that shows and what it does not.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).parent / "record.json"
+DEVICES = {"sm_80": 80, "sm_90": 90}
+_MULTIPROCESSORS = 4  # programs that persistent kernels start: enough for each to have several rounds
+
+
+def _arguments() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m tools.witness", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=DEVICES, default="sm_90", help="compiled for; default: %(default)s")
+    parser.add_argument("--family", action="append", default=[], help="this op family only")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this text")
+    parser.add_argument("--record", action="store_true", help="write down what was run")
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("triton") is None:
+        parser.error("Triton is not installed: there is nothing to compile kernels")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
+    if arguments.record and (arguments.family or arguments.only):
+        parser.error("--record writes all families")
+    return arguments
+
+
+def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str, Any]]:
+    """A line for every case: what `check_case` says, programs that were run, seconds.
+
+    Once a process, before bert_fast is imported: it takes CPU tensors for a GPU's afterwards.
+    """
+    from tools.null_driver import device_answers
+
+    device_answers.install(DEVICES[device], _MULTIPROCESSORS, has_products=True)
+    import torch
+
+    from benchmarks.kernels.timing import check_case
+    from tools.witness.cases import cases
+    from tools.witness.launch import witness
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    lines = []
+    for case in cases(families):
+        if only not in case.name:
+            continue
+        start = time.monotonic()
+        with witness(DEVICES[device]) as found:
+            line = check_case(case, torch.device("cpu"))
+        line |= {"programs": found.num_programs, "seconds": round(time.monotonic() - start, 1)}
+        print(f"{'ok ' if line['ok'] else 'RED'} {line['case']}: {line['programs']} programs, {line['seconds']} s")
+        if line["error"]:
+            print(f"    {line['error']}")
+        sys.stdout.flush()
+        lines.append(line)
+    return lines
+
+
+def main() -> int:
+    """Command line; 1 if a case is wrong."""
+    options = _arguments()
+    lines = run_cases(options.device, options.family, options.only)
+    if options.record:
+        known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        kernels: dict[str, str] = {}
+        for line in lines:
+            if line["ok"]:
+                kernels |= line["kernels"]
+        known[options.device] = dict(sorted(kernels.items()))
+        RECORD.write_text(json.dumps(known, indent=1) + "\n")
+    red = [line["case"] for line in lines if not line["ok"]]
+    print(f"{len(lines)} cases, {sum(line['programs'] for line in lines)} programs; red: {', '.join(red) or 'none'}")
+    return 1 if red or not lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

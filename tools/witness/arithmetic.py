@@ -1,0 +1,218 @@
+"""Arithmetic on all threads at once: what an opcode computes, of which types.
+
+Products with sums are rounded once but for ties that double precision cannot tell; the approximate functions are exact
+here. Numbers that are too small for their exponent are kept, not flushed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tools.witness.operands import TYPES
+from tools.witness.rounding import bf16_to_fp32, fp32_to_bf16
+
+__all__ = ["arithmetic"]
+
+_WIDER = {np.int32: np.int64, np.uint32: np.uint64, np.int16: np.int32, np.uint16: np.uint32}
+
+
+def _shift(function: Any, dtype: Any) -> Callable[[Any, Any], Any]:
+    nbits = np.dtype(dtype).itemsize * 8
+
+    def shifted(a: Any, count: Any) -> Any:
+        far = np.asarray(count) >= nbits
+        made = function(a, np.minimum(count, nbits - 1).astype(dtype))
+        if function is np.right_shift and np.issubdtype(dtype, np.signedinteger):
+            return made  # by all bits but one: the sign
+        return np.where(far, dtype(0), made)
+
+    return shifted
+
+
+def _funnel(is_left: bool, wraps: bool) -> Callable[[Any, Any, Any], Any]:
+    def shifted(low: Any, high: Any, count: Any) -> Any:
+        count = np.asarray(count).astype(np.uint64)
+        count = count & np.uint64(31) if wraps else np.minimum(count, np.uint64(32))
+        both = np.asarray(high).astype(np.uint64) << np.uint64(32) | np.asarray(low).astype(np.uint64)
+        if is_left:
+            return (both << count >> np.uint64(32)).astype(np.uint32)
+        return (both >> count).astype(np.uint32)
+
+    return shifted
+
+
+def _bit_field(dtype: Any) -> Callable[[Any, Any, Any], Any]:
+    def extracted(a: Any, at: Any, count: Any) -> Any:
+        at, count = int(np.max(at)) & 255, int(np.max(count)) & 255
+        nbits = np.dtype(dtype).itemsize * 8
+        whole = np.asarray(a).astype(object) if nbits == 64 else np.asarray(a).astype(np.int64)
+        made = (np.asarray(whole, object) >> at) & ((1 << count) - 1)
+        if np.issubdtype(dtype, np.signedinteger) and count:
+            made = np.where(made >> (count - 1) & 1, made - (1 << count), made)
+        return made.astype(dtype)
+
+    return extracted
+
+
+def _insert(a: Any, b: Any, at: Any, count: Any) -> Any:
+    at, count = int(np.max(at)), int(np.max(count))
+    held = ((1 << count) - 1) << at & 0xFFFFFFFF
+    return b & np.uint32(~held & 0xFFFFFFFF) | a << np.uint32(at) & np.uint32(held)
+
+
+def _permute(a: Any, b: Any, selector: Any) -> Any:
+    both = np.asarray(b).astype(np.uint64) << np.uint64(32) | np.asarray(a).astype(np.uint64)
+    made = np.zeros(np.broadcast(a, b, selector).shape, np.uint32)
+    for byte in range(4):
+        choice = np.asarray(selector) >> np.uint32(4 * byte) & np.uint32(15)
+        picked = (both >> (choice & np.uint32(7)).astype(np.uint64) * np.uint64(8)).astype(np.uint32) & np.uint32(255)
+        sign = np.where(picked & np.uint32(128), np.uint32(255), np.uint32(0))
+        made |= np.where(choice & np.uint32(8), sign, picked) << np.uint32(8 * byte)
+    return made
+
+
+def _lop3(a: Any, b: Any, c: Any, table: Any) -> Any:
+    table = int(np.max(table))
+    made = np.zeros(np.broadcast(a, b, c).shape, np.uint32)
+    for number in range(8):
+        if table >> number & 1:
+            term = (a if number & 4 else ~a) & (b if number & 2 else ~b) & (c if number & 1 else ~c)
+            made |= term
+    return made
+
+
+def _divide(a: Any, b: Any) -> Any:
+    """Towards zero."""
+    a, b = np.broadcast_arrays(a, b)
+    if not np.all(b):
+        b = np.where(b == 0, 1, b).astype(b.dtype)
+    if a.dtype.kind == "u":
+        return a // b
+    made = np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64))
+    return (made * np.sign(a.astype(np.int64)) * np.sign(b.astype(np.int64))).astype(a.dtype)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    return (a - _divide(a, b) * b).astype(np.asarray(a).dtype)
+
+
+def _multiply_add(a: Any, b: Any, c: Any) -> Any:
+    if np.asarray(a).dtype == np.float64:
+        return a * b + c
+    dtype = np.asarray(c).dtype
+    return (np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)).astype(dtype)
+
+
+def _high(dtype: Any) -> Callable[[Any, Any], Any]:
+    if np.dtype(dtype).itemsize == 8:
+        return lambda a, b: (np.asarray(a).astype(object) * np.asarray(b).astype(object) >> 64).astype(dtype)
+    wide = _WIDER[dtype]
+    nbits = np.dtype(dtype).itemsize * 8
+    return lambda a, b: (np.asarray(a).astype(wide) * np.asarray(b).astype(wide) >> wide(nbits)).astype(dtype)
+
+
+def _wide(dtype: Any) -> Callable[[Any, Any], Any]:
+    return lambda a, b: np.asarray(a).astype(_WIDER[dtype]) * np.asarray(b).astype(_WIDER[dtype])
+
+
+def _min_max(parts: list[str], dtype: Any) -> Callable[[Any, Any], Any]:
+    is_min = parts[0] == "min"
+    if not np.issubdtype(dtype, np.floating) or "NaN" in parts:
+        chosen: Any = np.minimum if is_min else np.maximum
+    else:
+        chosen = np.fmin if is_min else np.fmax
+    if "relu" in parts:
+        return lambda a, b: np.maximum(chosen(a, b), dtype(0))
+    return chosen
+
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "abs": np.abs, "neg": np.negative, "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh,
+    "sin": np.sin, "cos": np.cos, "rcp": lambda a: np.asarray(1, np.asarray(a).dtype) / a,
+    "rsqrt": lambda a: (1 / np.sqrt(np.asarray(a, np.float64))).astype(np.asarray(a).dtype),
+    "not": np.invert, "cnot": lambda a: (np.asarray(a) == 0).astype(np.asarray(a).dtype),
+    "popc": lambda a: np.vectorize(lambda one: bin(int(one)).count("1"), otypes=[np.uint32])(a),
+    "clz": lambda a: np.vectorize(lambda one: 32 - int(one).bit_length(), otypes=[np.uint32])(a),
+    "brev": lambda a: np.vectorize(lambda one: int(f"{int(one):032b}"[::-1], 2), otypes=[np.uint32])(a),
+}  # fmt: skip
+_TWO: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def _paired(function: Callable[..., Any], count: int, is_bf16: bool) -> Callable[..., Any]:
+    """Of both halves of 32 bits."""
+
+    def made(*values: Any) -> Any:
+        halves = []
+        for shift in (0, 16):
+            bits = [(np.asarray(one) >> np.uint32(shift)).astype(np.uint16) for one in values[:count]]
+            given = [bf16_to_fp32(one) if is_bf16 else one.view(np.float16) for one in bits]
+            result = np.asarray(function(*given))
+            halves.append(fp32_to_bf16(result) if is_bf16 else result.astype(np.float16).view(np.uint16))
+        return halves[0].astype(np.uint32) | halves[1].astype(np.uint32) << np.uint32(16)
+
+    return made
+
+
+def arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] | None:
+    """(function, types of operands, type of the result or None for the function's) of an instruction on numbers."""
+    name, kind = parts[0], parts[-1]
+    if kind in ("bf16x2", "f16x2") or kind == "bf16":
+        plain = arithmetic([*parts[:-1], "f32"])
+        if plain is None:
+            return None
+        if kind == "bf16":
+            function, sources, _ = plain
+            return (
+                lambda *values: fp32_to_bf16(np.asarray(function(*map(bf16_to_fp32, values)))),
+                [np.uint16] * len(sources), None,
+            )  # fmt: skip
+        return _paired(plain[0], len(plain[1]), kind == "bf16x2"), [np.uint32] * len(plain[1]), None
+    dtype = TYPES.get(kind)
+    if dtype is None:
+        return None
+    if name in _TWO:
+        return _TWO[name], [dtype] * 2, dtype
+    if name in ("min", "max"):
+        return _min_max(parts, dtype), [dtype] * 2, dtype
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name], [dtype], np.uint32 if name in ("popc", "clz", "brev") else dtype
+    if name == "mul":
+        if "wide" in parts:
+            return _wide(dtype), [dtype] * 2, None
+        return (_high(dtype) if "hi" in parts else np.multiply), [dtype] * 2, dtype
+    if name in ("mad", "fma"):
+        if "wide" in parts:
+            wide = _wide(dtype)
+            return lambda a, b, c: wide(a, b) + c, [dtype, dtype, _WIDER[dtype]], None
+        if name == "fma":
+            return _multiply_add, [dtype] * 3, dtype
+        product: Any = _high(dtype) if "hi" in parts else np.multiply
+        return lambda a, b, c: product(a, b) + c, [dtype] * 3, dtype
+    if name == "div":
+        return (np.divide if np.issubdtype(dtype, np.floating) else _divide), [dtype] * 2, dtype
+    if name == "rem":
+        return _remainder, [dtype] * 2, dtype
+    if name in ("shl", "shr"):
+        return _shift(np.left_shift if name == "shl" else np.right_shift, dtype), [dtype, np.uint32], dtype
+    if name == "shf":
+        return _funnel(parts[1] == "l", "wrap" in parts), [np.uint32] * 3, None
+    if name == "bfe":
+        return _bit_field(dtype), [dtype, np.uint32, np.uint32], dtype
+    if name == "bfi":
+        return _insert, [np.uint32] * 4, None
+    if name == "prmt":
+        return _permute, [np.uint32] * 3, None
+    if name == "lop3":
+        return _lop3, [np.uint32] * 4, None
+    if name == "selp":
+        return (lambda a, b, chosen: np.where(chosen, a, b)), [dtype, dtype, np.bool_], dtype
+    if name == "copysign":
+        return (lambda sign, size: np.copysign(size, sign)), [dtype] * 2, dtype
+    return None
