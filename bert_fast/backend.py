@@ -11,6 +11,7 @@ Without a request the first implementation without a reason against it is taken;
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bert_fast.devices import triton_problems
 from bert_fast.env import SETTINGS
 from bert_fast.errors import BackendError
 
@@ -81,6 +83,8 @@ def _triton_reasons(spec: OpSpec) -> list[str]:
     reasons = []
     if not _has_triton():
         reasons.append("the package triton is not installed")
+    elif spec.device.type == "cuda":
+        reasons += triton_problems(spec.device)
     if spec.device.type == "cpu" and not SETTINGS.triton_interpret:
         reasons.append("tensors are on the CPU and TRITON_INTERPRET is not 1")
     elif spec.device.type not in ("cpu", "cuda"):
@@ -300,9 +304,20 @@ def implementation(op: str, spec: OpSpec, request: str = AUTO) -> Implementation
 def resolve(op: str, spec: OpSpec, request: str = AUTO) -> ModuleType:
     """The module that holds `<op>_fwd` and `<op>_bwd` for this spec; raises as `implementation` does.
 
-    What was found once is remembered: nothing that it depends on changes while a process runs.
+    What was found once is remembered: nothing that it depends on changes while a process runs. Where a GPU cannot run
+    Triton's kernels at all, nobody asked for a back-end, and triton is there, a process is warned once.
     """
-    return importlib.import_module(implementation(op, spec, request).module)
+    taken = implementation(op, spec, request)
+    if request == AUTO and spec.device.type == "cuda" and taken.backend != "triton" and _has_triton():
+        _warn_of(tuple(triton_problems(spec.device)), taken.backend)
+    return importlib.import_module(taken.module)
+
+
+@functools.cache
+def _warn_of(problems: tuple[str, ...], taken: str) -> None:
+    """Says once why a GPU does without Triton's kernels."""
+    if problems:
+        warnings.warn(f"back-end {taken!r} runs in the place of 'triton': {'; '.join(problems)}", stacklevel=2)
 
 
 def explain(op: str, x: torch.Tensor, **details: Any) -> str:

@@ -15,6 +15,7 @@ VARIABLES = {
     "BERT_FAST_NATIVE": "0: neither build nor load the C++ extension (slower; same ids and masks, results to rounding)",
     "BERT_FAST_DEBUG": "1: value checks that need a device sync (ids, labels and lengths in range)",
     "BERT_FAST_SIMD": "instruction set of the tokenizer: portable, avx2, avx512 or neon; default: the fastest there is",
+    "CC": "C compiler with which Triton builds its launchers; default: gcc, else clang",
     "TRITON_INTERPRET": "1: Triton kernels run on CPU tensors in Triton's interpreter (for tests)",
 }
 
@@ -26,6 +27,7 @@ class Settings:
     backend: str | None
     native: bool
     debug: bool
+    c_compiler: str | None
     triton_interpret: bool
 
 
@@ -34,6 +36,7 @@ def _read() -> Settings:
         backend=os.environ.get("BERT_FAST_BACKEND") or None,
         native=os.environ.get("BERT_FAST_NATIVE", "1") != "0",
         debug=os.environ.get("BERT_FAST_DEBUG", "0") == "1",
+        c_compiler=os.environ.get("CC"),
         triton_interpret=os.environ.get("TRITON_INTERPRET", "0") == "1",
     )
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bert_fast.kernels._launch import kind_of
 from bert_fast.kernels._launch_plan import LaunchByNames
 
 __all__ = [
@@ -91,6 +92,8 @@ _HALF = {
     ("sm_100", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 64, 8, 1)),
     ("sm_80", 64): LaunchConfig(Tile(128, 64, 8, 2, 255), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
     ("sm_80", 128): LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+    ("sm_86", 64): LaunchConfig(Tile(128, 64, 8, 2, 255), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("sm_86", 128): LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
     ("gfx", 64): LaunchConfig(Tile(128, 64, 4, 1), Tile(128, 32, 4, 1), Tile(64, 32, 4, 1)),
     ("gfx", 128): LaunchConfig(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1)),
 }
@@ -156,6 +159,9 @@ _SHORT = {
     ("sm_80", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
     ("sm_80", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 32, 4, 1, 255)),
     ("sm_80", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 32, 8, 1)),
+    ("sm_86", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
+    ("sm_86", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 32, 4, 1, 255)),
+    ("sm_86", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 32, 8, 1)),
     ("gfx", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
     ("gfx", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
     ("gfx", 128): ShortConfig(Tile(128, 128, 4, 1), Tile(128, 64, 4, 1)),
@@ -167,17 +173,10 @@ def block_d(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def _kind(architecture: str) -> str:
-    """The kind of processor: a key of the tables; sm_80 for every NVIDIA one that has none of its own."""
-    if architecture.startswith("gfx"):
-        return "gfx"
-    return architecture if architecture in ("sm_90", "sm_100") else "sm_80"
-
-
 @functools.cache
 def launch_config(head_dim: int, dtype: torch.dtype, architecture: str, is_causal: bool) -> LaunchConfig:
     """Tiles for heads of up to 128 columns of fp32, fp16 or bf16. architecture: as `_launch.architecture` says it."""
-    kind, columns = _kind(architecture), 64 if head_dim <= 64 else 128
+    kind, columns = kind_of(architecture), 64 if head_dim <= 64 else 128
     if dtype == torch.float32:
         return _FP32_GFX if kind == "gfx" else _FP32[32 if head_dim <= 32 else columns]
     config = _HALF[kind, columns]
@@ -189,7 +188,7 @@ def launch_config(head_dim: int, dtype: torch.dtype, architecture: str, is_causa
 @functools.cache
 def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_table: bool) -> LaunchConfig:
     """`launch_config` of calls with a bias or head mask or, has_table, relative positions."""
-    kind = "gfx" if _kind(architecture) == "gfx" else "sm"
+    kind = "gfx" if kind_of(architecture) == "gfx" else "sm"
     return (_TABLE if has_table else _FACTORS)[kind, dtype == torch.float32, 64 if head_dim <= 64 else 128]
 
 
@@ -198,7 +197,7 @@ def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype, architectur
     """The tiles for heads of up to `max_seqlen` queries and keys; None where none holds them."""
     if max_seqlen > SHORT_SEQLEN or head_dim > 64 or dtype == torch.float32:
         return None
-    kind = _kind(architecture)
+    kind = kind_of(architecture)
     tokens = next(tokens for tokens in (32, 64, 128) if max_seqlen <= tokens)
     return _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._gemm_kernel import _gemm_kernel, _gemm_reduce_kernel
 from bert_fast.kernels._gemm_table import Tile
-from bert_fast.kernels._launch import architecture, ceil_div, num_multiprocessors
+from bert_fast.kernels._launch import architecture, ceil_div, kind_of, num_multiprocessors
 from bert_fast.kernels._launch_plan import LaunchPlan, Window, launch_plan, recorders
 
 __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
@@ -23,7 +23,7 @@ __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
 # Tiles of the second stage of a split product: 4 warps, 16 elements a thread, whole 128-byte lines.
 _REDUCE_M, _REDUCE_N = 16, 128
 _REDUCE_REGISTERS = 128  # of a thread: ptxas would spill one to get along with 40
-# Processors for which descriptors were compiled and looked at; consumer chips have the engine, but less memory.
+# Kinds for which descriptors were compiled and looked at; consumers' sm_120 has the engine, but less memory.
 _WITH_COPY_ENGINE = ("sm_90", "sm_100")
 _ALIGNMENT = 16  # bytes, of tensor descriptors' bases and strides; as much as one load can be wide
 
@@ -208,7 +208,7 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
     (a, a_transposed), (b, b_transposed) = row_major(a), row_major(b)
     device, name = a.device, architecture(a.device)
     x, y, z, bias = epilogue.x, epilogue.y, epilogue.z, epilogue.bias
-    by_copies = name in _WITH_COPY_ENGINE and has_aligned_rows(a) and has_aligned_rows(b)
+    by_copies = kind_of(name) in _WITH_COPY_ENGINE and has_aligned_rows(a) and has_aligned_rows(b)
     is_split = tile.split_k > 1 and ceil_div(num_inner, tile.block_k) > 1
     # Of a split product the kernel writes partial ones, whose rows are as aligned as their number is.
     results = [] if is_split else [t for t in (x, y, z) if t is not None]

@@ -23,10 +23,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bert_fast.devices import index_of
 from bert_fast.kernels import _gemm_table
 from bert_fast.kernels._gemm_launch import has_aligned_rows, layout_of, row_major
 from bert_fast.kernels._gemm_table import Tile
-from bert_fast.kernels._launch import architecture, ceil_div, num_multiprocessors
+from bert_fast.kernels._launch import architecture, ceil_div, kind_of, num_multiprocessors
 
 __all__ = ["INTERPRETER_TILE", "Tile", "candidates", "choose"]
 
@@ -57,6 +58,12 @@ _HALF = {
         Tile(128, 64, 32, 4, 4, resident=2),
         Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
     ),
+    "sm_86": (
+        Tile(128, 128, 32, 8, 4, parts=2),
+        Tile(128, 128, 32, 4, 3, parts=4, resident=2),
+        Tile(128, 64, 32, 4, 4, resident=2),
+        Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
+    ),
     "gfx": (
         Tile(128, 128, 32, 8, 2),
         Tile(128, 128, 64, 4, 2),
@@ -77,15 +84,11 @@ _MAX_SPLITS = 8
 _MIN_STEPS_OF_A_SPLIT = 8
 
 
-def _kind_of(name: str) -> str:
-    return "gfx" if name.startswith("gfx") else name if name in ("sm_90", "sm_100") else "sm_80"
-
-
 def candidates(name: str, dtype: torch.dtype) -> tuple[Tile, ...]:
     """Tiles for a processor ("sm_90", "gfx942", ...) and dtype; in half precision wide, twin, third and small."""
     if dtype == torch.float32:
-        return _FP32.get(_kind_of(name), _FP32_NVIDIA)
-    return _HALF[_kind_of(name)]
+        return _FP32.get(kind_of(name), _FP32_NVIDIA)
+    return _HALF[kind_of(name)]
 
 
 def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | None:
@@ -97,7 +100,7 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
         return None
     table = None
     if a.is_cuda:
-        table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)
+        table = _table_of(index_of(a.device))
     name = architecture(a.device)
     is_librarys = kind in _PLAIN and (out_dtype == a.dtype or name.startswith("sm_"))
     if table is None and is_librarys:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bert_fast.devices import chip, index_of
 from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ceil_div",
     "dropout_arguments",
     "dropout_numbers",
+    "kind_of",
     "num_multiprocessors",
     "persistent_programs",
     "row_tile",
@@ -41,16 +43,11 @@ def _next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@functools.cache
-def _cuda_multiprocessors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors (compute units) of a CUDA or ROCm device, asked once; a stand-in for the interpreter."""
     if device.type != "cuda":
         return _INTERPRETER_MULTIPROCESSORS
-    return _cuda_multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+    return chip(index_of(device)).multiprocessors
 
 
 # Of tensors on the CPU: the interpreter runs what this one would run.
@@ -75,19 +72,30 @@ def assumed_architecture() -> str:
     return _assumed_architecture.get()
 
 
-@functools.cache
-def _cuda_architecture(index: int) -> str:
-    properties = torch.cuda.get_device_properties(index)
-    if torch.version.hip is not None:
-        return str(properties.gcnArchName).split(":")[0]
-    return f"sm_{properties.major}0"
-
-
 def architecture(device: torch.device) -> str:
-    """The processor's instruction set as kernels care for it: "sm_80", "sm_90", "sm_100", ..., or AMD's name."""
+    """The processor's instruction set: "sm_80", "sm_86", "sm_90", ..., or AMD's name."""
     if device.type != "cuda":
         return _assumed_architecture.get()
-    return _cuda_architecture(torch.cuda.current_device() if device.index is None else device.index)
+    return chip(index_of(device)).name
+
+
+# What tiles are chosen for, by what a processor multiplies from and how much shared memory a program may take.
+_KINDS = {
+    "sm_80": "sm_80",  # operands in registers, 163 KB
+    "sm_87": "sm_80",
+    "sm_90": "sm_90",  # operands in shared memory, 227 KB
+    "sm_100": "sm_100",
+    "sm_103": "sm_100",
+}
+
+
+def kind_of(architecture: str) -> str:
+    """The kind of processor, a key of the tables of tiles: "sm_80", "sm_86", "sm_90", "sm_100" or "gfx" (AMD).
+
+    sm_86 is what consumers' and workstations' cards are (sm_86, sm_89, sm_120): operands in registers, 99 KB. So is
+    every one that nobody looked at: what fits there fits everywhere.
+    """
+    return "gfx" if architecture.startswith("gfx") else _KINDS.get(architecture, "sm_86")
 
 
 def persistent_programs(num_groups: int, per_multiprocessor: int, device: torch.device, num_blocks: int = 1) -> int:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "bert_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a folder of bert_fast or a file directly in it. part -> the other parts that it may import.
-BASE = {"_version", "checks", "env", "errors", "files", "native", "storage", "terminal"}
+BASE = {"_version", "checks", "devices", "env", "errors", "files", "native", "storage", "terminal"}
 OPS = BASE | {"backend", "reference"}
 MODULES = OPS | {"ops"}
 MODELS = MODULES | {"modules", "optim"}
@@ -30,6 +30,7 @@ ALLOWED = {
     "files": set(),
     "terminal": set(),
     "checks": {"errors", "env"},
+    "devices": {"env"},
     "storage": {"errors", "env"},
     "native": {"errors", "env"},
     "reference": {"errors", "checks"},

@@ -80,7 +80,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _libraries: list[Any] = []  # implementations are gone with the object that holds them
 
 
-def install(capability: int, multiprocessors: int, *, has_products: bool = False) -> None:
+def install(capability: int, multiprocessors: int, shared_bytes: int, *, has_products: bool = False) -> None:
     """Once a process, before bert_fast is imported.
 
     has_products: whether the library's products that round to another dtype are computed, where somebody looks.
@@ -91,10 +91,14 @@ def install(capability: int, multiprocessors: int, *, has_products: bool = False
     import torch
 
     major, minor = divmod(capability, 10)
-    properties = SimpleNamespace(major=major, minor=minor, multi_processor_count=multiprocessors)
+    name = f"null sm_{capability}"
+    properties = SimpleNamespace(
+        name=name, major=major, minor=minor, multi_processor_count=multiprocessors,
+        shared_memory_per_block_optin=shared_bytes,
+    )  # fmt: skip
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device=None: properties
-    torch.cuda.get_device_name = lambda device=None: f"null sm_{capability}"
+    torch.cuda.get_device_name = lambda device=None: name
     torch.cuda.is_current_stream_capturing = lambda: False
     # Products that round to another dtype in one launch, which the CPU has not.
     aten = torch.library.Library("aten", "IMPL")

@@ -117,7 +117,7 @@ def start(name: str = "sm_90") -> NullDriver:
     device = DEVICES[name]
     os.environ["TRITON_LIBCUDA_PATH"] = str(build.stub())
     os.environ.setdefault("TRITON_CACHE_DIR", str(build.CACHE_DIR / "triton"))
-    device_answers.install(device.capability, device.multiprocessors)
+    device_answers.install(device.capability, device.multiprocessors, device.shared_bytes)
     driver = NullDriver(device)
     _activate(device)
     _note_compilations(driver.compiled)

@@ -1,0 +1,79 @@
+"""What GPUs are, as back-ends and launchers care: each is asked once. What speaks against Triton's kernels on one."""
+
+import functools
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bert_fast.env import SETTINGS
+
+__all__ = ["Chip", "chip", "index_of", "launcher_problem", "triton_problems"]
+
+# NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
+_OLDEST = (8, 0)
+# The most that a program of any kernel may take on the chips with least (sm_86, sm_89, sm_120).
+_SHARED_BYTES = 99 * 1024
+
+
+class Chip(NamedTuple):
+    """One GPU.
+
+    name: of its instruction set, "sm_86" or "gfx942". product: as it is sold. shared_bytes: the most of a program.
+    """
+
+    name: str
+    product: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA or ROCm device: the current one's where it has none."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@functools.cache
+def chip(index: int) -> Chip:
+    """What the CUDA or ROCm device of this number is."""
+    properties = torch.cuda.get_device_properties(index)
+    capability = properties.major, properties.minor
+    name = "sm_{}{}".format(*capability)
+    if torch.version.hip is not None:
+        name = str(properties.gcnArchName).split(":")[0]
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block
+    return Chip(name, properties.name, capability, properties.multi_processor_count, shared_bytes)
+
+
+def triton_problems(device: torch.device) -> list[str]:
+    """What speaks against every Triton kernel on a CUDA or ROCm device; nothing is compiled to find out."""
+    found = []
+    one = chip(index_of(device))
+    if torch.version.hip is None:
+        who = f"{one.product} ({one.name})"
+        if one.capability < _OLDEST:
+            found.append(f"{who} is older than sm_80, on which kernels no longer fit into a thread's registers")
+        elif one.shared_bytes < _SHARED_BYTES:
+            found.append(f"{who} has {one.shared_bytes} bytes of shared memory a program, kernels take {_SHARED_BYTES}")
+    problem = launcher_problem()
+    return found if problem is None else [*found, problem]
+
+
+@functools.cache
+def launcher_problem() -> str | None:
+    """What Triton lacks to build its launchers, which it does in C when it first launches a kernel; asked once."""
+    module = sys.modules.get("triton")
+    if module is not None and module.knobs.build.impl is not None:
+        return None
+    wanted = SETTINGS.c_compiler
+    if wanted is not None and shutil.which(wanted) is None:
+        return f"Triton builds its launchers with a C compiler, and CC={wanted} is none that can be run"
+    if wanted is None and not any(map(shutil.which, ("gcc", "clang"))):
+        return "Triton builds its launchers with a C compiler, and neither gcc nor clang is there (or named by CC)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return f"Triton builds its launchers with Python's headers, and there is no Python.h for {sys.executable}"
+    return None
