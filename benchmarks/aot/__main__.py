@@ -2,8 +2,9 @@
 
     python -m benchmarks.aot            compiles, prints, and writes the table and docs/kernels/ahead_of_time.md
     python -m benchmarks.aot --check    compiles and compares with the table; exit 1 where `check.py` finds fault
+    python -m benchmarks.aot --quick    writes, but takes rows of unchanged code as they are, all but a sample
     python -m benchmarks.aot --check --quick
-                                        the same, but takes rows of unchanged code from the table, one in 16 excepted
+                                        the same without writing: what `make test` calls
     python -m benchmarks.aot --family layer_norm --target sm_90 --only "H=768 bf16"
                                         compiles and prints a part; never writes (each option may be given repeatedly)
 
@@ -12,7 +13,7 @@ What is compiled is what ships: the launchers are called, with a recorder in the
 
 Every row of the table holds a hash of all that decides it (`code_of`): the source of the kernel and of its helpers,
 signature, constants, options, target, Triton's version. `--quick` calls all launchers too, and trusts the table for
-what hashes to the same; what it compiles in spite of that, drawn by hash, must agree.
+what hashes to the same; what it compiles in spite of that, drawn by hash (one in 16, of cards one in 128), must agree.
 
 A table belongs to one version of Triton. Under another one, `--check` leaves out the comparison of registers, which
 another version allocates differently; all that holds for every compiler is checked as always. `--quick` compiles one
@@ -23,13 +24,14 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Container
 from time import monotonic
 from typing import Any
 
-from benchmarks.aot import table
+from benchmarks.aot import cards, table
 from benchmarks.aot.check import compare, with_dropout_cost
 from benchmarks.aot.compile import code_of, measure
-from benchmarks.aot.device import TARGETS
+from benchmarks.aot.device import CARDS, EVERY, TARGETS
 from benchmarks.aot.launches import configurations
 from benchmarks.registry import family_names
 from bert_fast.terminal import Part, StatusLine
@@ -37,6 +39,7 @@ from bert_fast.terminal import Part, StatusLine
 # With `--quick`: of the rows that it would take from the table one in so many is compiled all the same; and of all
 # configurations under another version of Triton, of which no table knows anything.
 _ONE_IN, _ONE_IN_OF_ANOTHER_TRITON = 16, 4
+_FEWER_OF_CARDS = 8  # times
 
 
 def measured(
@@ -62,17 +65,31 @@ def measured(
     wanted = {target: [one for one in configurations(families, target) if admitted(one.name)] for target in targets}
     known = {}
     if quick:
-        committed = table.read()
-        if committed["triton"] == triton.__version__:
-            known = {row["code"]: row for row in committed["kernels"].values() if not _is_drawn(row["code"], _ONE_IN)}
-        else:
-            for target, ones in wanted.items():
-                wanted[target] = [one for one in ones if _is_drawn(code_of(one, target), _ONE_IN_OF_ANOTHER_TRITON)]
+        committed = _committed()
+        is_same = committed["triton"] == triton.__version__
+        for target, ones in wanted.items():
+            one_in = (_ONE_IN if is_same else _ONE_IN_OF_ANOTHER_TRITON) * (_FEWER_OF_CARDS if target in CARDS else 1)
+            rows = [row for key, row in committed["kernels"].items() if key.endswith(f" {target}")]
+            if is_same:
+                known |= {row["code"]: row for row in rows if not _is_drawn(row["code"], one_in)}
+            else:
+                wanted[target] = [one for one in ones if _is_drawn(code_of(one, target), one_in)]
     with contextlib.closing(line):
         if verbose:
             line.open(is_patient=True)
         rows = with_dropout_cost(measure(wanted, tuple(families), report, known))
     return {"triton": triton.__version__, "kernels": rows}
+
+
+def _committed() -> dict[str, Any]:
+    """What is written down of all targets."""
+    found = table.read()
+    return found | {"kernels": found["kernels"] | cards.read()["kernels"]}
+
+
+def _part(found: dict[str, Any], targets: Container[str]) -> dict[str, Any]:
+    """The rows of these targets."""
+    return found | {"kernels": {key: row for key, row in found["kernels"].items() if key.rsplit(" ", 1)[1] in targets}}
 
 
 def _is_drawn(code: str, one_in: int) -> bool:
@@ -83,31 +100,31 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aot", description="Ahead-of-time gate of all kernels.")
     parser.add_argument("--check", action="store_true", help="compare with the committed table instead of writing it")
-    parser.add_argument("--quick", action="store_true", help="with --check: compile what changed, and a sample")
+    parser.add_argument("--quick", action="store_true", help="compile what changed, and a sample")
     parser.add_argument("--family", action="append", choices=family_names(), help="this op family only")
-    parser.add_argument("--target", action="append", choices=list(TARGETS), help="this GPU architecture only")
+    parser.add_argument("--target", action="append", choices=list(EVERY), help="this GPU architecture only")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="names that contain TEXT only")
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
-    if options.quick and not options.check:
-        parser.error("--quick goes with --check: a table is written from what was compiled")
     whole = not (options.family or options.target or options.only)
     start = monotonic()
     found = measured(
-        sorted(options.family or family_names()), options.target or list(TARGETS), options.only, quick=options.quick,
+        sorted(options.family or family_names()), options.target or list(EVERY), options.only, quick=options.quick,
         verbose=True,
     )  # fmt: skip
     if not (options.check and whole):
-        print(table.text(found))
+        print(table.text(_part(found, TARGETS)))
+        print(cards.text(_part(found, CARDS)))
     print(f"{len(found['kernels'])} compilations looked at in {monotonic() - start:.0f} s, Triton {found['triton']}")
     if whole and not options.check:
-        table.TABLE_PATH.write_text(table.to_json(found))
-        table.PAGE_PATH.write_text(table.page(table.read()))
-        print(f"written: {table.TABLE_PATH.name}, {table.PAGE_PATH.name}")
+        table.TABLE_PATH.write_text(table.to_json(_part(found, TARGETS)))
+        cards.CARDS_PATH.write_text(cards.to_json(_part(found, CARDS)))
+        table.PAGE_PATH.write_text(table.page(table.read(), cards.read()))
+        print(f"written: {table.TABLE_PATH.name}, {cards.CARDS_PATH.name}, {table.PAGE_PATH.name}")
         problems = compare(found, found)
     else:
-        problems = compare(found, table.read(), whole=whole)
+        problems = compare(found, _committed(), whole=whole)
     for problem in problems:
         print(f"FAIL {problem}", file=sys.stderr)
     return 1 if problems else 0

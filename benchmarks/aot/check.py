@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from benchmarks.aot.device import TARGETS, derive, resident_warps
+from benchmarks.aot.device import CARDS, EVERY, derive, resident_warps
 
 # Above this the random numbers, not the memory, would set the speed of a memory-bound kernel: 8 bytes an element leave
 # 55 issue slots, of which such a kernel's own arithmetic takes up to 20 and schedulers never fill all.
@@ -27,7 +27,7 @@ def with_dropout_cost(rows: Rows) -> Rows:
     """The rows, each that drops with its instructions per element above the same kernel without dropout."""
     for key, row in rows.items():
         plain = rows.get(key.replace(" dropout ", " plain "))
-        if " dropout " in key and plain is not None and row["elements_per_thread"]:
+        if " dropout " in key and plain is not None and "loop_instructions" in row and row["elements_per_thread"]:
             with_it, without = (one["loop_instructions"] / one["elements_per_thread"] for one in (row, plain))
             row["dropout_per_element"] = round(with_it - without, 2)
     return rows
@@ -57,19 +57,10 @@ def compare(measured: dict[str, Any], table: dict[str, Any], *, whole: bool = Tr
 def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
     """What no kernel may do, whatever the table says."""
     name = key.rsplit(" ", 1)[1]
-    target, derived = TARGETS[name], derive(row, name)
-    problems = []
-    # AMD's scalar registers spill to lanes of vector registers; only what those do not hold goes to memory, as bytes.
-    is_spilling = row["spill_bytes"] or (row["spill_instructions"] and name.startswith("sm_"))
-    if is_spilling and not _MAY_SPILL.fullmatch(key):
-        problems.append(f"spills ({row['spill_bytes']} bytes, {row['spill_instructions']} instructions)")
-    if row["shared_bytes"] > target.shared_limit_bytes:
-        problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
-    elif name.startswith("sm_"):  # launchers count resident programs on NVIDIA multiprocessors
-        meant = row["resident_threads"] // target.warp_size
-        fit = resident_warps(target, row["registers"], row["shared_bytes"], row["num_warps"])
-        if fit < meant:
-            problems.append(f"{fit} warps fit on a multiprocessor, {meant} are meant to run at once")
+    problems = _problems_of_space(key, row, name)
+    if name in CARDS:
+        return problems
+    derived = derive(row, name)
     # A head of 16 columns is 32 bytes: 64 threads of a warp take less than 16 each.
     is_wide = not row["multiply_adds_per_element"] or name.startswith("sm_")
     wide = row["loads_128"] + row["stores_128"] + row["bulk_copy_instructions"]
@@ -97,6 +88,25 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _problems_of_space(key: str, row: dict[str, Any], name: str) -> list[str]:
+    """Registers, and shared memory; a row that comes from the record of cards does not say how many are meant to run."""
+    target, problems = EVERY[name], []
+    # AMD's scalar registers spill to lanes of vector registers; only what those do not hold goes to memory, as bytes.
+    spilling = row.get("spill_instructions", 0)
+    if (row["spill_bytes"] or (spilling and name.startswith("sm_"))) and not _MAY_SPILL.fullmatch(key):
+        problems.append(f"spills ({row['spill_bytes']} bytes, {spilling} instructions)")
+    if row["shared_bytes"] > target.shared_limit_bytes:
+        problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
+    elif name.startswith("sm_") and "resident_threads" in row:  # launchers count resident programs on NVIDIA's
+        # Cards hold fewer programs and warps; that is no fault of the kernel's.
+        most = min(target.max_warps, target.max_programs * row["num_warps"])
+        meant = min(row["resident_threads"] // target.warp_size, most)
+        fit = resident_warps(target, row["registers"], row["shared_bytes"], row["num_warps"])
+        if fit < meant:
+            problems.append(f"{fit} warps fit on a multiprocessor, {meant} are meant to run at once")
+    return problems
+
+
 def _problems_of_products(row: dict[str, Any], name: str) -> list[str]:
     """Products must run on tensor cores, on sm_90 on the instructions of four warps where dtype and tile allow it."""
     claimed = row["multiply_adds_per_element"]
@@ -115,7 +125,7 @@ def _problems_of_products(row: dict[str, Any], name: str) -> list[str]:
 
 def _regressions(key: str, row: dict[str, Any], before: dict[str, Any], same_compiler: bool) -> list[str]:
     problems = []
-    for field in ("loads_128", "stores_128"):
+    for field in ("loads_128", "stores_128") if "loads_128" in row else ():
         # Loops with products are pipelined: how many loads stand before and in them is the compiler's affair.
         if row[field] < before[field] and (same_compiler or not row["multiply_adds_per_element"]):
             problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")

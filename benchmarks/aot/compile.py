@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.aot import listings
-from benchmarks.aot.device import TARGETS
+from benchmarks.aot.device import CARDS, EVERY
 from benchmarks.aot.hazards import hazards_of
 from benchmarks.aot.launches import Configuration, configurations
 from benchmarks.kit.record import ROOT
@@ -70,7 +70,7 @@ def measure(
     names = dict.fromkeys(name for name, _ in chosen)
     return {
         f"{name} {target}": rows[name, target]
-        | chosen[name, target].row_facts(TARGETS[target].warp_size)
+        | chosen[name, target].row_facts(EVERY[target].warp_size)
         | {"code": codes[name, target]}
         for name in names
         for target in wanted
@@ -113,7 +113,7 @@ def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]
     from triton.compiler import ASTSource
 
     target_name = jobs[0][1]
-    target = TARGETS[target_name]
+    target = EVERY[target_name]
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     compiled, seconds = [], []
     for name, _ in jobs:
@@ -135,8 +135,13 @@ def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]
         for (name, _), hazards in zip(jobs, hazards_of(compiled), strict=True):
             if hazards:
                 raise RuntimeError(f"{name} {target_name}, Triton {triton.__version__}: {hazards[0]}")
-    rows = listings.inspect(compiled, target_name)
+    rows = _of_card(compiled) if target_name in CARDS else listings.inspect(compiled, target_name)
     return [row | {"seconds": took} for row, took in zip(rows, seconds, strict=True)]
+
+
+def _of_card(compiled: list[Any]) -> list[dict[str, Any]]:
+    """What is kept of a card's kernels, without a listing."""
+    return [listings._resources(one.asm["cubin"]) | {"shared_bytes": int(one.metadata.shared)} for one in compiled]
 
 
 @functools.cache
@@ -146,11 +151,14 @@ def _reader() -> str:
 
 
 def code_of(one: Configuration, target: str) -> str:
-    """Hash of all that decides what a row says: the launch, the target, the compiler's version, and who reads it."""
+    """Hash of all that decides what a row says: the launch, the target, the compiler's version, and who reads it.
+
+    Of a card it is shorter, as what is kept of one is.
+    """
     import triton
 
     key = f"{one.launch.identity} {target} {triton.__version__} {_reader()}"
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+    return hashlib.sha256(key.encode()).hexdigest()[: 12 if target in CARDS else 32]
 
 
 def _write(path: Path, content: object) -> None:

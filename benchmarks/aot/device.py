@@ -59,6 +59,13 @@ TARGETS = {
     "sm_100": Target("cuda", 100, 32, 512, 64, 32, 228 * 1024, 227 * 1024, 1024),
     "gfx942": Target("hip", "gfx942", 64, 512, 32, 32, 64 * 1024, 64 * 1024, 0),
 }
+# What people own, of which less is kept (`cards.py`).
+CARDS = {
+    "sm_86": Target("cuda", 86, 32, 512, 48, 16, 100 * 1024, 99 * 1024, 1024),  # A10, RTX 3090
+    "sm_89": Target("cuda", 89, 32, 512, 48, 24, 100 * 1024, 99 * 1024, 1024),  # L4, L40S, RTX 4090
+    "sm_120": Target("cuda", 120, 32, 512, 48, 24, 100 * 1024, 99 * 1024, 1024),  # RTX 5090
+}
+EVERY = TARGETS | CARDS
 
 _MULTIPROCESSORS, _CLOCK_HZ, _COPY_BYTES_PER_S = 132, 1.755e9, 4.3e12  # H200
 _LATENCY_CYCLES = 2 * 480

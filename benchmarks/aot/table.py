@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aot import cards
 from benchmarks.aot.device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive, product_bounds
 from benchmarks.kit.record import ROOT
 
@@ -194,8 +195,8 @@ def _gemm_cells(row: dict[str, Any]) -> dict[str, object]:
     return cells
 
 
-def page(table: dict[str, Any]) -> str:
-    """The page of the documentation that shows the table."""
+def page(table: dict[str, Any], of_cards: dict[str, Any]) -> str:
+    """The page of the documentation that shows the table and, last, the record of cards."""
     kernels = table["kernels"]
     lines = [_INTRODUCTION, f"Compiled by Triton {table['triton']}; {len(kernels)} compilations.\n"]
     others = [name for name in TARGETS if name != "sm_90"]
@@ -220,4 +221,4 @@ def page(table: dict[str, Any]) -> str:
                 cells.append(f"{_registers(row)}, {derive(row, name)['warps']}, {wide}")
             lines.append(f"| {one} | " + " | ".join(cells) + " |")
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines + cards.section(of_cards)) + "\n"

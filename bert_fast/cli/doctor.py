@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bert_fast import backend, env, native
+from bert_fast import backend, devices, env, native
 from bert_fast._version import __version__
 
 __all__ = ["add_arguments", "collect", "render", "run"]
@@ -171,10 +171,12 @@ def _native() -> dict[str, Any]:
 def _devices() -> dict[str, Any]:
     import torch
 
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    chips = [devices.chip(gpu.index) for gpu in gpus]
     return {
         "cpu_threads": torch.get_num_threads(),
-        "gpus": names,
+        "gpus": [f"{one.product}, {one.name}, {one.shared_bytes // 1024} KB of shared memory" for one in chips],
+        "gpu_problems": [devices.triton_problems(gpu) for gpu in gpus],
         "cuda_build": torch.version.cuda,
         "hip_build": torch.version.hip,
     }
@@ -234,11 +236,14 @@ def _advice(report: dict[str, Any]) -> Iterator[str]:
     triton, numpy = by_name["triton"]["version"], by_name["numpy"]["version"]
     if triton and numpy and _numbers(triton)[:2] == (3, 6) and _numbers(numpy) >= (2, 4):
         yield f"triton {triton} in interpreter mode breaks on numpy {numpy}: pip install 'numpy<2.4', or a newer triton"
-    devices = report["devices"]
-    if not devices["gpus"] and devices["cuda_build"] is None and devices["hip_build"] is None:
+    hardware = report["devices"]
+    if not hardware["gpus"] and hardware["cuda_build"] is None and hardware["hip_build"] is None:
         yield "torch is a CPU build: Triton kernels run only in the interpreter; with a GPU, install torch's CUDA build"
-    elif not devices["gpus"]:
+    elif not hardware["gpus"]:
         yield "torch sees no GPU: check the driver and CUDA_VISIBLE_DEVICES if this machine has one"
+    for index, problems in enumerate(hardware["gpu_problems"]):
+        for problem in problems:
+            yield f"GPU {index} does without Triton's kernels, its ops run on the torch back-end: {problem}"
     yield from _forced_backend_advice(report["backends"])
 
 
@@ -263,7 +268,7 @@ def _forced_backend_advice(backends: list[dict[str, Any]]) -> Iterator[str]:
 
 def render(report: dict[str, Any]) -> str:
     """The report as text for a terminal."""
-    system, devices = report["system"], report["devices"]
+    system, hardware = report["system"], report["devices"]
     lines = [
         f"bert_fast {report['bert_fast']['version']} in {report['bert_fast']['location']}",
         f"Python {system['python']} ({system['executable']}), {system['platform']}, {system['cpus']} CPUs",
@@ -275,10 +280,10 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"  {package['name']:<22} {package['version'] or '-':<14} {state:<14} {package['purpose']}")
     lines += ["", "NVIDIA apex", f"  {_apex_text(report['apex'])}"]
     lines += ["", "C++ extension", *(f"  {line}" for line in _native_text(report["native"]))]
-    build = f"CUDA {devices['cuda_build']}" if devices["cuda_build"] else None
-    build = f"ROCm {devices['hip_build']}" if devices["hip_build"] else build
-    lines += ["", "Devices", f"  CPU, {devices['cpu_threads']} threads; torch is a {build or 'CPU'} build"]
-    lines += [f"  GPU {index}: {name}" for index, name in enumerate(devices["gpus"])] or ["  no GPU"]
+    build = f"CUDA {hardware['cuda_build']}" if hardware["cuda_build"] else None
+    build = f"ROCm {hardware['hip_build']}" if hardware["hip_build"] else build
+    lines += ["", "Devices", f"  CPU, {hardware['cpu_threads']} threads; torch is a {build or 'CPU'} build"]
+    lines += [f"  GPU {index}: {name}" for index, name in enumerate(hardware["gpus"])] or ["  no GPU"]
     for device in dict.fromkeys(entry["device"] for entry in report["backends"]):
         lines += ["", f"Back-ends on {device} (fp32, in order of preference)"]
         for entry in report["backends"]:

@@ -54,14 +54,8 @@ _HALF = {
     ),
     "sm_80": (
         Tile(128, 128, 32, 8, 4, parts=2),
-        Tile(128, 128, 32, 4, 3, parts=4, resident=2),
-        Tile(128, 64, 32, 4, 4, resident=2),
-        Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
-    ),
-    "sm_86": (
-        Tile(128, 128, 32, 8, 4, parts=2),
-        Tile(128, 128, 32, 4, 3, parts=4, resident=2),
-        Tile(128, 64, 32, 4, 4, resident=2),
+        Tile(64, 128, 32, 4, 4, parts=4, resident=2, max_registers=255),
+        Tile(128, 64, 32, 4, 4, parts=4, resident=2, max_registers=255),
         Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
     ),
     "gfx": (
@@ -72,8 +66,12 @@ _HALF = {
     ),
 }
 # There to be exact, not fast: three terms of TF32 take a dozen instructions to make of each operand.
-_FP32 = {"gfx": (Tile(64, 64, 32, 4, 2),)}
-_FP32_NVIDIA = (Tile(64, 64, 32, 4, 2),)
+_FP32 = {
+    "sm_90": (Tile(64, 64, 32, 4, 2),),
+    "sm_100": (Tile(64, 64, 32, 4, 2),),
+    "sm_80": (Tile(64, 64, 16, 4, 2, max_registers=255),),
+    "gfx": (Tile(64, 64, 32, 4, 2),),
+}
 
 _MIN_ROWS = 64
 # Below this K the epilogue takes so large a part of a tile's time that hiding it outweighs the wider tile: a wide tile
@@ -87,7 +85,7 @@ _MIN_STEPS_OF_A_SPLIT = 8
 def candidates(name: str, dtype: torch.dtype) -> tuple[Tile, ...]:
     """Tiles for a processor ("sm_90", "gfx942", ...) and dtype; in half precision wide, twin, third and small."""
     if dtype == torch.float32:
-        return _FP32.get(kind_of(name), _FP32_NVIDIA)
+        return _FP32[kind_of(name)]
     return _HALF[kind_of(name)]
 
 
