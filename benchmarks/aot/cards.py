@@ -55,8 +55,9 @@ def text(measured: Record) -> str:
 
 _INTRODUCTION = """## Cards
 
-The GPUs that people own have no table of instructions; of each kernel the gate keeps registers, spills and shared memory
-(`benchmarks/aot/cards.json`), of which a program may take 99 KB there. Of all configurations of a kernel the most:
+Of the GPUs that people own the gate keeps no instructions, but what can differ from `sm_80` and stop a kernel:
+registers, spills and shared memory (`benchmarks/aot/cards.json`), of which a program may take 99 KB there. Of all
+configurations of a kernel the most:
 """
 
 
@@ -65,7 +66,9 @@ def section(record: Record) -> list[str]:
     kernels = record["kernels"]
     lines = [
         _INTRODUCTION,
-        "| registers, shared bytes, spilled bytes | configurations | " + " | ".join(f"`{name}`" for name in CARDS) + " |",
+        "| registers, shared bytes, spilled bytes | configurations | "
+        + " | ".join(f"`{name}`" for name in CARDS)
+        + " |",
         "| --- | --- |" + " --- |" * len(CARDS),
     ]
     names = names_of(kernels)
@@ -74,6 +77,8 @@ def section(record: Record) -> list[str]:
         cells = []
         for card in CARDS:
             rows = [kernels[f"{name} {card}"] for name in ones]
-            cells.append(", ".join(str(max(row[column] for row in rows)) for column in (COLUMNS[0], COLUMNS[2], COLUMNS[1])))
+            cells.append(
+                ", ".join(str(max(row[column] for row in rows)) for column in (COLUMNS[0], COLUMNS[2], COLUMNS[1]))
+            )
         lines.append(f"| {kernel} | {len(ones)} | " + " | ".join(cells) + " |")
     return lines

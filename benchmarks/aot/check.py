@@ -20,6 +20,11 @@ _MAY_SPILL = re.compile(
     r"attention_.*( D=(96|128) fp32| fp32 (bias|head mask|relative_key|relative_key_query))\b.* sm_\d+"
 )
 
+# On cards three kernels besides, by 24 bytes at most: other rows would be laid over other threads, on every chip.
+_MAY_SPILL_ON_CARDS = re.compile(
+    r"(dropout_add_layer_norm_bwd H=8192 fp32 dropout|embedding_bwd H=\d+ fp16 of fp32 ids plain|lamb_moments fp16) .*"
+)
+
 Rows = dict[str, dict[str, Any]]
 
 
@@ -88,12 +93,18 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _may_spill(key: str) -> bool:
+    """Whether a kernel is named above."""
+    is_card = key.rsplit(" ", 1)[1] in CARDS
+    return bool(_MAY_SPILL.fullmatch(key) or (is_card and _MAY_SPILL_ON_CARDS.fullmatch(key)))
+
+
 def _problems_of_space(key: str, row: dict[str, Any], name: str) -> list[str]:
-    """Registers, and shared memory; a row that comes from the record of cards does not say how many are meant to run."""
+    """Registers, and shared memory; rows of the record of cards do not say how many programs are meant to run."""
     target, problems = EVERY[name], []
     # AMD's scalar registers spill to lanes of vector registers; only what those do not hold goes to memory, as bytes.
     spilling = row.get("spill_instructions", 0)
-    if (row["spill_bytes"] or (spilling and name.startswith("sm_"))) and not _MAY_SPILL.fullmatch(key):
+    if (row["spill_bytes"] or (spilling and name.startswith("sm_"))) and not _may_spill(key):
         problems.append(f"spills ({row['spill_bytes']} bytes, {spilling} instructions)")
     if row["shared_bytes"] > target.shared_limit_bytes:
         problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
@@ -131,6 +142,6 @@ def _regressions(key: str, row: dict[str, Any], before: dict[str, Any], same_com
             problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
     if same_compiler and row["registers"] > before["registers"]:
         problems.append(f"{row['registers']} registers, {before['registers']} in the table")
-    if same_compiler and _MAY_SPILL.fullmatch(key) and row["spill_bytes"] > before["spill_bytes"]:
+    if same_compiler and _may_spill(key) and row["spill_bytes"] > before["spill_bytes"]:
         problems.append(f"spills {row['spill_bytes']} bytes, {before['spill_bytes']} in the table")
     return problems

@@ -4,7 +4,9 @@ Chosen so that nothing spills (docs/kernels/ahead_of_time.md) and, among those t
 per score, two programs to a multiprocessor where registers allow. Kinds of processor:
 
     sm_90, sm_100   products read their operands from shared memory (HGMMA, tcgen05): tiles of 64 and more
-    sm_80           products hold their operands in registers (HMMA): narrower tiles. Also NVIDIA's consumer chips
+    sm_80           products hold their operands in registers (HMMA): narrower tiles
+    sm_86           the same on cards (sm_86, sm_89, sm_120), for which ptxas spills a little where it may choose how
+                    many registers a thread has
     gfx             AMD CDNA: 4 waves may use 512 registers each
 
 fp32 is there to be exact, not fast: TF32 in three terms costs each operand a dozen instructions.
@@ -92,8 +94,8 @@ _HALF = {
     ("sm_100", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 64, 8, 1)),
     ("sm_80", 64): LaunchConfig(Tile(128, 64, 8, 2, 255), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
     ("sm_80", 128): LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
-    ("sm_86", 64): LaunchConfig(Tile(128, 64, 8, 2, 255), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
-    ("sm_86", 128): LaunchConfig(Tile(64, 32, 4, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+    ("sm_86", 64): LaunchConfig(Tile(128, 64, 8, 2, 255), Tile(64, 32, 4, 2, 255), Tile(64, 32, 4, 2, 255)),
+    ("sm_86", 128): LaunchConfig(Tile(64, 32, 4, 2, 255), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
     ("gfx", 64): LaunchConfig(Tile(128, 64, 4, 1), Tile(128, 32, 4, 1), Tile(64, 32, 4, 1)),
     ("gfx", 128): LaunchConfig(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1)),
 }
@@ -129,6 +131,7 @@ def _extras(*tiles: tuple[int, ...], precision: str = "ieee") -> LaunchConfig:
 _FACTORS = {
     # kind, dtype is fp32, at most this many columns
     ("sm", False, 64): _extras((64, 64, 8, 255), (64, 32, 8, 255), (64, 32, 8, 255), (32, 32, 8, 255)),
+    ("sm_86", False, 64): _extras((64, 32, 8, 255), (32, 32, 8, 255), (64, 32, 8, 255), (32, 32, 8, 255)),
     ("sm", False, 128): _extras((64, 32, 8, 255), (32, 32, 8), (64, 32, 8), (16, 32, 4, 255)),
     ("sm", True, 64): _extras(
         (32, 32, 8, 255), (16, 32, 4, 255), (16, 32, 8, 255), (16, 32, 4, 255), precision="tf32x3"
@@ -159,9 +162,9 @@ _SHORT = {
     ("sm_80", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
     ("sm_80", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 32, 4, 1, 255)),
     ("sm_80", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 32, 8, 1)),
-    ("sm_86", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
+    ("sm_86", 32): ShortConfig(Tile(32, 32, 2, 1, 255), Tile(32, 32, 2, 1, 255)),
     ("sm_86", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 32, 4, 1, 255)),
-    ("sm_86", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 32, 8, 1)),
+    ("sm_86", 128): ShortConfig(Tile(128, 128, 8, 1), Tile(128, 32, 8, 1, 255)),
     ("gfx", 32): ShortConfig(Tile(32, 32, 2, 1), Tile(32, 32, 2, 1)),
     ("gfx", 64): ShortConfig(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
     ("gfx", 128): ShortConfig(Tile(128, 128, 4, 1), Tile(128, 64, 4, 1)),
@@ -188,8 +191,9 @@ def launch_config(head_dim: int, dtype: torch.dtype, architecture: str, is_causa
 @functools.cache
 def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_table: bool) -> LaunchConfig:
     """`launch_config` of calls with a bias or head mask or, has_table, relative positions."""
-    kind = "gfx" if kind_of(architecture) == "gfx" else "sm"
-    return (_TABLE if has_table else _FACTORS)[kind, dtype == torch.float32, 64 if head_dim <= 64 else 128]
+    kind, tables = kind_of(architecture), _TABLE if has_table else _FACTORS
+    is_fp32, columns = dtype == torch.float32, 64 if head_dim <= 64 else 128
+    return tables.get((kind, is_fp32, columns)) or tables["gfx" if kind == "gfx" else "sm", is_fp32, columns]
 
 
 @functools.cache

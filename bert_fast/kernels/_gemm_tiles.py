@@ -12,9 +12,9 @@
     half precision, fewer than _MIN_ROWS rows                 library: our smallest tile would be mostly padding
     half precision, activations and derivatives               ours: saves a pass over the output, or more
 
-Kinds of processor, as for attention: sm_90 and sm_100 (operands from shared memory, copy engine), sm_80 (operands in
-registers; NVIDIA's consumer chips too, so at most 99 KB of shared memory), gfx (AMD CDNA: 64 KB). Chosen so that
-nothing spills in half precision (docs/kernels/ahead_of_time.md).
+Kinds of processor, as for attention: sm_90 and sm_100 (operands from shared memory, copy engine), sm_80 and sm_86
+(operands in registers; the same tiles for data centres' chips and for cards, so at most 99 KB of shared memory), gfx
+(AMD CDNA: 64 KB). Chosen so that nothing spills (docs/kernels/ahead_of_time.md), under the oldest Triton neither.
 """
 
 import functools
@@ -39,6 +39,13 @@ INTERPRETER_TILE = Tile(64, 64, 64, num_stages=2)
 # twin    two programs to a multiprocessor: one multiplies while the other finishes its tile
 # third   sm_90: warps of their own for loads; elsewhere another shape of twin
 # small   for outputs of few tiles
+_OF_REGISTERS = (
+    Tile(128, 128, 32, 8, 4, parts=2),
+    # As many operands for a product as wide has, a warp's part being the same: 128 x 128 for 4 warps would spill.
+    Tile(64, 128, 32, 4, 4, parts=4, resident=2, max_registers=255),
+    Tile(128, 64, 32, 4, 4, parts=4, resident=2, max_registers=255),
+    Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
+)
 _HALF = {
     "sm_90": (
         Tile(128, 256, 64, 8, 3, parts=4),
@@ -52,12 +59,8 @@ _HALF = {
         Tile(128, 128, 64, 8, 4, parts=4),
         Tile(64, 128, 64, 4, 3, parts=2, resident=2, max_registers=255),
     ),
-    "sm_80": (
-        Tile(128, 128, 32, 8, 4, parts=2),
-        Tile(64, 128, 32, 4, 4, parts=4, resident=2, max_registers=255),
-        Tile(128, 64, 32, 4, 4, parts=4, resident=2, max_registers=255),
-        Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
-    ),
+    "sm_80": _OF_REGISTERS,
+    "sm_86": _OF_REGISTERS,
     "gfx": (
         Tile(128, 128, 32, 8, 2),
         Tile(128, 128, 64, 4, 2),
@@ -70,6 +73,7 @@ _FP32 = {
     "sm_90": (Tile(64, 64, 32, 4, 2),),
     "sm_100": (Tile(64, 64, 32, 4, 2),),
     "sm_80": (Tile(64, 64, 16, 4, 2, max_registers=255),),
+    "sm_86": (Tile(64, 64, 16, 4, 2, max_registers=255),),
     "gfx": (Tile(64, 64, 32, 4, 2),),
 }
 

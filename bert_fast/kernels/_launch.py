@@ -95,7 +95,7 @@ def kind_of(architecture: str) -> str:
     sm_86 is what consumers' and workstations' cards are (sm_86, sm_89, sm_120): operands in registers, 99 KB. So is
     every one that nobody looked at: what fits there fits everywhere.
     """
-    return "gfx" if architecture.startswith("gfx") else _KINDS.get(architecture, "sm_80")
+    return "gfx" if architecture.startswith("gfx") else _KINDS.get(architecture, "sm_86")
 
 
 def persistent_programs(num_groups: int, per_multiprocessor: int, device: torch.device, num_blocks: int = 1) -> int:

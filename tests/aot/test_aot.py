@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.aot import cards
 from benchmarks.aot import table as aot_table
 from benchmarks.aot.__main__ import _is_drawn
 from benchmarks.aot.check import DROPOUT_LIMIT, ISSUE_SHARE_LIMIT, compare, with_dropout_cost
-from benchmarks.aot.device import TARGETS, derive
+from benchmarks.aot.device import CARDS, TARGETS, derive
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "bert_fast" / "kernels"
@@ -95,6 +96,9 @@ def test_every_row_says_what_it_was_compiled_from(table: dict[str, Any]) -> None
     codes = [row["code"] for row in table["kernels"].values()]
     assert len(set(codes)) == len(codes) and all(len(code) == 32 for code in codes)
     drawn = [code for code in codes if _is_drawn(code, 16)]
+    of_cards = [row["code"] for row in cards.read()["kernels"].values()]
+    assert len(set(of_cards)) == len(of_cards) and all(len(code) == 12 for code in of_cards)
+    assert 0 < sum(_is_drawn(code, 128) for code in of_cards) < len(of_cards) / 64, "one in 128 of cards"
     assert len(codes) / 32 < len(drawn) < len(codes) / 8, "one in 16 is compiled again by every check"
 
 
@@ -137,7 +141,7 @@ def test_table_holds_no_problem(table: dict[str, Any]) -> None:
 
 
 def test_page_shows_the_table(table: dict[str, Any]) -> None:
-    assert aot_table.PAGE_PATH.read_text() == aot_table.page(table), "run python -m benchmarks.aot"
+    assert aot_table.PAGE_PATH.read_text() == aot_table.page(table, cards.read()), "run python -m benchmarks.aot"
 
 
 def test_table_has_a_line_per_kernel_and_target(table: dict[str, Any]) -> None:
@@ -145,6 +149,58 @@ def test_table_has_a_line_per_kernel_and_target(table: dict[str, Any]) -> None:
     assert aot_table.to_json(table) == raw
     assert sum('":' in line or '": [' in line for line in raw.splitlines()) == len(table["kernels"]) + 3
     assert json.loads(raw)["columns"] == list(aot_table.COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def of_cards() -> dict[str, Any]:
+    return cards.read()
+
+
+def test_cards_have_the_configurations_of_sm_80(table: dict[str, Any], of_cards: dict[str, Any]) -> None:
+    names = {key.rsplit(" ", 1)[0] for key in table["kernels"] if key.endswith(" sm_80")}
+    assert set(cards.names_of(of_cards["kernels"])) == names
+    assert set(of_cards["kernels"]) == {f"{name} {card}" for name in names for card in CARDS}
+    assert of_cards["triton"] == table["triton"]
+
+
+def test_record_of_cards_holds_no_problem(of_cards: dict[str, Any]) -> None:
+    assert compare(of_cards, of_cards) == []
+    assert cards.CARDS_PATH.read_text() == cards.to_json(of_cards)
+    assert cards.CARDS_PATH.stat().st_size < 150 * 1024
+
+
+CARD_KEY = "gemm gelu twin bf16 sm_120"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("spill_bytes", 8, "spills (8 bytes, 0 instructions)"),
+        ("shared_bytes", 99 * 1024 + 1, "101377 bytes of shared memory, limit 101376"),
+        ("registers", 256, "256 registers, "),
+        ("resident_threads", 32 * 4 * 3, "8 warps fit on a multiprocessor, 12 are meant to run at once"),
+    ],
+)
+def test_gate_fails_on_cards(field: str, value: int, message: str, of_cards: dict[str, Any]) -> None:
+    row = of_cards["kernels"][CARD_KEY] | {"num_warps": 4, "resident_threads": 256}
+    known = {"triton": of_cards["triton"], "kernels": {CARD_KEY: row}}
+    assert compare(known, known) == []
+    [problem] = compare(known | {"kernels": {CARD_KEY: row | {field: value}}}, known)
+    assert problem.startswith(f"{CARD_KEY}: {message}")
+
+
+def test_more_than_a_card_holds_is_not_asked_for(of_cards: dict[str, Any]) -> None:
+    """16 programs on a multiprocessor of sm_86, 48 warps: kernels that count on more run with fewer."""
+    row = of_cards["kernels"][CARD_KEY] | {"num_warps": 1, "registers": 55, "shared_bytes": 0, "resident_threads": 1024}
+    known = {"triton": of_cards["triton"], "kernels": {"cross_entropy_fwd C=1000 bf16 sm_86": row}}
+    assert compare(known, known) == []
+
+
+def test_kernels_that_may_spill_on_cards_may_not_elsewhere(one: dict[str, Any]) -> None:
+    for target, count in (("sm_120", 0), ("sm_90", 1)):
+        [row] = one["kernels"].values()
+        spilling = {"triton": "any", "kernels": {f"lamb_moments fp16 {target}": row | {"spill_bytes": 16}}}
+        assert len([what for what in compare(spilling, spilling) if "spills" in what]) == count
 
 
 # What a limit of the target forbids, by the smallest change to one row that crosses it.

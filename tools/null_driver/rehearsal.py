@@ -36,7 +36,14 @@ def rehearse(driver: NullDriver, cases: Iterable[tuple[str, Any]]) -> dict[str, 
     cases: (name, `AotCase`). Each is called twice: the second time Triton has nothing to compile, prepared launches
     take its place, and must ask for the same.
     """
-    found: dict[str, Any] = {"calls": 0, "kernels": 0, "launches": 0, "tensor maps": 0, "shared bytes": 0, "programs": 0}
+    found: dict[str, Any] = {
+        "calls": 0,
+        "kernels": 0,
+        "launches": 0,
+        "tensor maps": 0,
+        "shared bytes": 0,
+        "programs": 0,
+    }
     faults = []
     with _keys_of_the_gate():
         for name, case in cases:
