@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
+from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
 from tools.null_driver import table
 from tools.null_driver.driver import NullDriver, start
 from tools.null_driver.steps import PARTS, Step, inputs_of, make_step
@@ -270,9 +271,11 @@ def resources(driver: NullDriver) -> list[dict[str, Any]]:
     return found
 
 
-SCENARIOS = PLAN_SCENARIOS | {
-    one.__name__: one for one in (launches, shapes, warm_up, compilations, one_step, refusals, resources)
-}
+SCENARIOS = (
+    PLAN_SCENARIOS
+    | REHEARSAL_SCENARIOS
+    | {one.__name__: one for one in (launches, shapes, warm_up, compilations, one_step, refusals, resources)}
+)
 
 
 def main() -> None:
