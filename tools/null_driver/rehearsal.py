@@ -28,6 +28,8 @@ __all__ = ["RECORD", "read", "rehearse", "rows", "sources"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "rehearsal.json"
+# Launched where a table of addresses is not kept already, so by where memory happens to lie.
+_BY_ADDRESS = ("_store_addresses_kernel",)
 
 
 def rehearse(driver: NullDriver, cases: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -51,8 +53,10 @@ def rehearse(driver: NullDriver, cases: Iterable[tuple[str, Any]]) -> dict[str, 
             faults += [f"{name}: {what}" for what in (*first["faults"], *second["faults"])]
             if second["compiled"]:
                 faults.append(f"{name}: compiled again: {', '.join(second['compiled'])}")
-            if first["launches"] != second["launches"] and not first["faults"]:
-                faults.append(f"{name}: launched {first['launches']}, then {second['launches']}")
+            before, after = first["launches"], second["launches"]
+            if before != after and not first["faults"]:
+                gone, new = [one for one in before if one not in after], [one for one in after if one not in before]
+                faults.append(f"{name}: launched otherwise: {gone}, then {new}")
             found["calls"] += 1
             found["kernels"] += len(first["compiled"])
             found["launches"] += len(first["launches"])
@@ -76,7 +80,7 @@ def _call(driver: NullDriver, case: Any) -> dict[str, Any]:
     return {
         "faults": faults,
         "compiled": [*driver.compiled],
-        "launches": driver.launches(),
+        "launches": [one for one in driver.launches() if one.kernel not in _BY_ADDRESS],
         "tensor maps": driver.num_tensor_maps,
     }
 
