@@ -100,7 +100,7 @@ def _may_spill(key: str) -> bool:
 
 
 def _problems_of_space(key: str, row: dict[str, Any], name: str) -> list[str]:
-    """Registers, and shared memory; rows of the record of cards do not say how many programs are meant to run."""
+    """Registers, and shared memory."""
     target, problems = EVERY[name], []
     # AMD's scalar registers spill to lanes of vector registers; only what those do not hold goes to memory, as bytes.
     spilling = row.get("spill_instructions", 0)
@@ -108,10 +108,9 @@ def _problems_of_space(key: str, row: dict[str, Any], name: str) -> list[str]:
         problems.append(f"spills ({row['spill_bytes']} bytes, {spilling} instructions)")
     if row["shared_bytes"] > target.shared_limit_bytes:
         problems.append(f"{row['shared_bytes']} bytes of shared memory, limit {target.shared_limit_bytes}")
-    elif name.startswith("sm_") and "resident_threads" in row:  # launchers count resident programs on NVIDIA's
-        # Cards hold fewer programs and warps; that is no fault of the kernel's.
-        most = min(target.max_warps, target.max_programs * row["num_warps"])
-        meant = min(row["resident_threads"] // target.warp_size, most)
+    elif name.startswith("sm_") and name not in CARDS:
+        # Launchers count resident programs on NVIDIA's; of a card, which holds fewer, the last run in a second round.
+        meant = row["resident_threads"] // target.warp_size
         fit = resident_warps(target, row["registers"], row["shared_bytes"], row["num_warps"])
         if fit < meant:
             problems.append(f"{fit} warps fit on a multiprocessor, {meant} are meant to run at once")
