@@ -152,3 +152,23 @@ def test_python_headers_are_looked_for_where_triton_does() -> None:
         pytest.skip("this Python has no headers")
     devices.launcher_problem.cache_clear()
     assert "Python.h" not in (devices.launcher_problem() or "")
+
+
+def test_every_chip_has_tiles() -> None:
+    """Of its kind; one that nobody looked at is taken for a card, whose tiles fit everywhere."""
+    from bert_fast.kernels._attention_tiles import extras_config, launch_config, short_config
+    from bert_fast.kernels._gemm_tiles import candidates
+    from bert_fast.kernels._launch import kind_of
+
+    kinds = {
+        "sm_80": "sm_80", "sm_86": "sm_86", "sm_87": "sm_80", "sm_89": "sm_86", "sm_90": "sm_90", "sm_100": "sm_100",
+        "sm_103": "sm_100", "sm_110": "sm_86", "sm_120": "sm_86", "sm_121": "sm_86", "gfx942": "gfx", "gfx1100": "gfx",
+    }  # fmt: skip
+    assert {name: kind_of(name) for name in kinds} == kinds
+    for name in kinds:
+        assert len(candidates(name, torch.bfloat16)) == 4 and len(candidates(name, torch.float32)) == 1
+        for head_dim in (16, 64, 128):
+            for dtype in (torch.float32, torch.bfloat16):
+                assert launch_config(head_dim, dtype, name, True) and extras_config(head_dim, dtype, name, False)
+                assert extras_config(head_dim, dtype, name, True).gradients
+        assert short_config(100, 64, torch.bfloat16, name)
