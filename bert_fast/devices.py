@@ -11,7 +11,7 @@ import torch
 
 from bert_fast.env import SETTINGS
 
-__all__ = ["Chip", "chip", "index_of", "launcher_problem", "triton_problems"]
+__all__ = ["Chip", "chip", "index_of", "launcher_problem", "name_of", "triton_problems"]
 
 # NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
 _OLDEST = (8, 0)
@@ -49,12 +49,20 @@ def chip(index: int) -> Chip:
     return Chip(name, properties.name, capability, properties.multi_processor_count, shared_bytes)
 
 
+def name_of(device: torch.device) -> str:
+    """A device for messages: as it is sold, and its instruction set."""
+    if device.type != "cuda":
+        return str(device)
+    one = chip(index_of(device))
+    return f"{one.product} ({one.name})"
+
+
 def triton_problems(device: torch.device) -> list[str]:
     """What speaks against every Triton kernel on a CUDA or ROCm device; nothing is compiled to find out."""
     found = []
     one = chip(index_of(device))
     if torch.version.hip is None:
-        who = f"{one.product} ({one.name})"
+        who = name_of(device)
         if one.capability < _OLDEST:
             found.append(f"{who} is older than sm_80, on which kernels no longer fit into a thread's registers")
         elif one.shared_bytes < _SHARED_BYTES:

@@ -14,6 +14,7 @@ from bert_fast import backend, devices, env, explain
 from bert_fast.backend import OpSpec
 from bert_fast.cli import doctor
 from bert_fast.errors import BackendError
+from bert_fast.ops import layer_norm
 
 pytest.importorskip("triton")
 
@@ -172,3 +173,23 @@ def test_every_chip_has_tiles() -> None:
                 assert launch_config(head_dim, dtype, name, True) and extras_config(head_dim, dtype, name, False)
                 assert extras_config(head_dim, dtype, name, True).gradients
         assert short_config(100, 64, torch.bfloat16, name)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_too_little_memory_is_named(direction: str, gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the op and the device, as the error that it was; the next call runs."""
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+
+    def call() -> None:
+        layer_norm(x, weight, weight, backend="torch").sum().backward()
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"bert_fast.aten.layer_norm.layer_norm_{direction}", fail)
+        with pytest.raises(torch.OutOfMemoryError, match=rf"^layer_norm_{direction} on cpu: tried to allocate 80 GiB$"):
+            call()
+    call()
+    gpu("RTX 3090", *CARDS["RTX 3090"])
+    assert devices.name_of(GPU) == "RTX 3090 (sm_86)" and devices.name_of(torch.device("cpu")) == "cpu"

@@ -42,8 +42,8 @@ INTERPRETER_TILE = Tile(64, 64, 64, num_stages=2)
 _OF_REGISTERS = (
     Tile(128, 128, 32, 8, 4, parts=2),
     # As many operands for a product as wide has, a warp's part being the same: 128 x 128 for 4 warps would spill.
-    Tile(64, 128, 32, 4, 4, parts=4, resident=2, max_registers=255),
-    Tile(128, 64, 32, 4, 4, parts=4, resident=2, max_registers=255),
+    Tile(64, 128, 32, num_stages=4, parts=4, resident=2, max_registers=255),
+    Tile(128, 64, 32, num_stages=4, parts=4, resident=2, max_registers=255),
     Tile(64, 64, 32, 4, 4, resident=2, max_registers=255),
 )
 _HALF = {

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from bert_fast.backend import OpSpec, resolve
+from bert_fast.devices import name_of
 from bert_fast.ops._autocast import is_autocast_on
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
@@ -226,7 +227,11 @@ class _Pair:
                 return self.make(*values)
         a: Any = tuple.__new__(self.record, values[:-1])
         module = self._module(lead, values[-1])
-        made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
+        try:
+            made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
+        except torch.OutOfMemoryError as error:
+            _name(error, self.forward_name, lead)
+            raise
         if isinstance(made, Tensor):
             return made.contiguous()
         return tuple([one if one is None else one.contiguous() for one in made])
@@ -243,9 +248,13 @@ class _Pair:
         return gradients if len(gradients) > 1 else gradients[0]
 
     def _gradients(self, module: Any, given: tuple[Any, ...]) -> _Gradients:
-        if self.run_backward is None:
-            return getattr(module, self.backward_name)(*given)
-        return self.run_backward(module, *given)
+        try:
+            if self.run_backward is None:
+                return getattr(module, self.backward_name)(*given)
+            return self.run_backward(module, *given)
+        except torch.OutOfMemoryError as error:
+            _name(error, self.backward_name, given[1])
+            raise
 
     def _module(self, lead: Tensor, request: str) -> Any:
         """The back-end's module for a call that this tensor leads."""
@@ -381,3 +390,8 @@ def declaration(types: Mapping[str, Any], num_outputs: int) -> Callable[..., Any
     returned: Any = (None, Tensor)[num_outputs] if num_outputs < 2 else tuple[(Tensor,) * num_outputs]  # type: ignore[misc]
     declared.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return declared
+
+
+def _name(error: torch.OutOfMemoryError, op: str, lead: Tensor) -> None:
+    """Has an error say in which op, on which device, there was too little memory."""
+    error.args = (f"{op} on {name_of(lead.device)}: {error}",)
