@@ -11,7 +11,7 @@ import torch
 
 from bert_fast.env import SETTINGS
 
-__all__ = ["Chip", "chip", "index_of", "launcher_problem", "name_of", "triton_problems"]
+__all__ = ["Chip", "chip", "launcher_problem", "name_of", "triton_problems"]
 
 # NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
 _OLDEST = (8, 0)
@@ -32,7 +32,7 @@ class Chip(NamedTuple):
     shared_bytes: int
 
 
-def index_of(device: torch.device) -> int:
+def _index_of(device: torch.device) -> int:
     """The number of a CUDA or ROCm device: the current one's where it has none."""
     return torch.cuda.current_device() if device.index is None else device.index
 
@@ -53,14 +53,14 @@ def name_of(device: torch.device) -> str:
     """A device for messages: as it is sold, and its instruction set."""
     if device.type != "cuda":
         return str(device)
-    one = chip(index_of(device))
+    one = chip(_index_of(device))
     return f"{one.product} ({one.name})"
 
 
 def triton_problems(device: torch.device) -> list[str]:
     """What speaks against every Triton kernel on a CUDA or ROCm device; nothing is compiled to find out."""
     found = []
-    one = chip(index_of(device))
+    one = chip(_index_of(device))
     if torch.version.hip is None:
         who = name_of(device)
         if one.capability < _OLDEST:

@@ -23,7 +23,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bert_fast.devices import index_of
 from bert_fast.kernels import _gemm_table
 from bert_fast.kernels._gemm_launch import has_aligned_rows, layout_of, row_major
 from bert_fast.kernels._gemm_table import Tile
@@ -102,7 +101,7 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
         return None
     table = None
     if a.is_cuda:
-        table = _table_of(index_of(a.device))
+        table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)
     name = architecture(a.device)
     is_librarys = kind in _PLAIN and (out_dtype == a.dtype or name.startswith("sm_"))
     if table is None and is_librarys:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert_fast.devices import chip, index_of
+from bert_fast.devices import chip
 from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
 __all__ = [
@@ -47,7 +47,7 @@ def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors (compute units) of a CUDA or ROCm device, asked once; a stand-in for the interpreter."""
     if device.type != "cuda":
         return _INTERPRETER_MULTIPROCESSORS
-    return chip(index_of(device)).multiprocessors
+    return chip(torch.cuda.current_device() if device.index is None else device.index).multiprocessors
 
 
 # Of tensors on the CPU: the interpreter runs what this one would run.
@@ -76,7 +76,7 @@ def architecture(device: torch.device) -> str:
     """The processor's instruction set: "sm_80", "sm_86", "sm_90", ..., or AMD's name."""
     if device.type != "cuda":
         return _assumed_architecture.get()
-    return chip(index_of(device)).name
+    return chip(torch.cuda.current_device() if device.index is None else device.index).name
 
 
 # What tiles are chosen for, by what a processor multiplies from and how much shared memory a program may take.
@@ -89,6 +89,7 @@ _KINDS = {
 }
 
 
+@functools.cache
 def kind_of(architecture: str) -> str:
     """The kind of processor, a key of the tables of tiles: "sm_80", "sm_86", "sm_90", "sm_100" or "gfx" (AMD).
 
