@@ -7,6 +7,7 @@ models/           whole models and training runs beside transformers', single pi
 tokenizers/       the tokenizer beside others
 recipes/          the runs of `examples/` beside transformers' Trainer
 gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one
+smoke/            `make gpu-smoke`: every kernel once on a GPU, within 90 seconds
 gemm_tuning/      which tile of our matrix product, or the library, on a GPU
 aot/              the ahead-of-time gate: what the kernels compile to, without a GPU
 plot/             `make plots`: stored results as pictures and one page

@@ -69,8 +69,9 @@ def family_names() -> list[str]:
 def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list[KernelCase]:
     """The kernel cases of all families, or of some (a dotted name is a module from elsewhere, for tests).
 
-    size: "gpu" (full BERT shapes), "cpu" (fp32, for `make bench` without a GPU), or "small" (a few rows: sanitizer and
-        tests; a family that has none lends the first of its full cases).
+    size: "gpu" (full BERT shapes), "smoke" (one BERT-base shape, for `make gpu-smoke`), "cpu" (fp32, for `make bench`
+        without a GPU), or "small" (a few rows: sanitizer and tests; a family that has none lends the first of its full
+        cases).
     """
     found: list[KernelCase] = []
     for name in family_names() if families is None else families:
@@ -83,4 +84,4 @@ def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> li
     return found
 
 
-_FUNCTIONS = {"gpu": "cases", "cpu": "cpu_cases", "small": "small_cases"}
+_FUNCTIONS = {"gpu": "cases", "smoke": "smoke_cases", "cpu": "cpu_cases", "small": "small_cases"}

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.aot.launches import capture
+from benchmarks.kernels.attention_extras import tolerances_of, with_extras
 from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
 from bert_fast import ops
 from bert_fast.ops.packing import Packing
@@ -20,7 +21,7 @@ from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "mixed_lengths", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "mixed_lengths", "small_cases", "smoke_cases"]
 
 SITE = 9
 # Lengths of real texts in tokens of BERT's uncased vocabulary, [CLS] and [SEP] included: text -> (share of the
@@ -73,6 +74,18 @@ def cases() -> Iterator[KernelCase]:
     yield _full(16384, 12, 32, 128, 0.1)
     yield _full(32768, 16, 64, 128, 0.1)
     yield _mixed(32768, 16, 64, "squad", 0.1)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base, 4,096 tokens of varied lengths: kernels for whole heads, tiled ones, and those of all extras."""
+    for longest in (128, 512):
+        lengths = [longest * part // 128 for part in (128, 77, 1, 0, 100, 64, 31, 111)] * (1024 // longest)
+        for dropout_p in (0.0, 0.1):
+            yield _case(
+                f"{sum(lengths)}x12x64", f"S<={longest} p{dropout_p}", lengths, 12, 64, torch.bfloat16, dropout_p
+            )
+    for relative in ("relative_key", "relative_key_query"):
+        yield with_extras((130, 0, 64, 270), 12, 64, torch.bfloat16, relative, 0.1)
 
 
 def small_cases() -> Iterator[KernelCase]:
@@ -174,7 +187,7 @@ def make(
             for dtype_of in (dtype, torch.float64)
         )
         for name, *outputs in zip(("out", "dq", "dk", "dv"), results, plain, truth, strict=True):
-            assert_close_to_truth("attention", name, *outputs)
+            assert_close_to_truth(tolerances_of(device), name, *outputs)
 
     tile = num_tokens * num_heads * head_dim * dtype.itemsize
     statistics = num_tokens * num_heads * 4 + (packing.coords.nbytes if dropout_p else 0)

@@ -10,7 +10,7 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from bert_fast import ops
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _APPROXIMATE = {"erf": "none", "tanh": "tanh"}
@@ -22,6 +22,12 @@ def cases() -> Iterator[KernelCase]:
         for num_cols in (3072, 4096):
             for variant in _APPROXIMATE:
                 yield _case(num_tokens, num_cols, torch.bfloat16, variant)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    for variant in _APPROXIMATE:
+        yield _case(4096, 3072, torch.bfloat16, variant)
 
 
 def small_cases() -> Iterator[KernelCase]:

@@ -11,7 +11,7 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from bert_fast import ops
 from bert_fast.reference.cross_entropy import CrossEntropy
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 # 15 % of 32,768 tokens, and as many as a masked-LM head sees without picking rows.
 _ROWS = (4915, 16384)
@@ -36,6 +36,12 @@ def cases() -> Iterator[KernelCase]:
     yield _case(16384, 30522, torch.bfloat16, smoothing=0.1)
     yield _case(16384, 30522, torch.bfloat16, ignored=0.85)
     yield _case(32768, 9, torch.bfloat16)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """The masked words of 4,096 tokens, and a few classes for each token."""
+    yield _case(614, 30522, torch.bfloat16, ignored=0.5)
+    yield _case(4096, 9, torch.bfloat16, ignored=0.5)
 
 
 def small_cases() -> Iterator[KernelCase]:

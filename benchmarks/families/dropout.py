@@ -10,8 +10,9 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
 from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_fwd
+from bert_fast.testing.compare import assert_same_values
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 _P, _SITE = 0.1, 6
 
@@ -20,6 +21,11 @@ def cases() -> Iterator[KernelCase]:
     """bf16: a batch's first tokens, and all of its tokens."""
     for num_tokens in (32, 4096, 16384):
         yield _case(num_tokens, 768, torch.bfloat16)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    yield _case(4096, 768, torch.bfloat16)
 
 
 def small_cases() -> Iterator[KernelCase]:
@@ -52,11 +58,12 @@ def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.de
         return ops.dropout(x, _P, seed=seed, coords=coords, site=_SITE)
 
     def verify() -> None:
-        """The bits of the reference; PyTorch's own masks are others."""
+        """What the reference makes of them on the CPU, in every bit; PyTorch's own masks are others."""
         y = fast(x)
         (dx,) = torch.autograd.grad(y, x, upstream)
-        for actual, given in ((y, x), (dx, upstream)):
-            assert torch.equal(actual, dropout_fwd(given.detach(), _P, seed, coords, _SITE))
+        for name, actual, given in (("y", y, x), ("dx", dx, upstream)):
+            expected = dropout_fwd(given.detach().cpu(), _P, seed.cpu(), coords.cpu(), _SITE)
+            assert_same_values("dropout", name, actual, expected)
 
     moved = 2 * x.nbytes + coords.nbytes
     return Problem(

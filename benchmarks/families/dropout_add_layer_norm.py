@@ -11,7 +11,7 @@ from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 EPS = 1e-12
 
@@ -21,6 +21,13 @@ def cases() -> Iterator[KernelCase]:
     shapes = [(t, h, p, False) for t in (4096, 16384, 32768) for h in (768, 1024) for p in (0.0, 0.1)]
     for num_tokens, hidden_size, dropout_p, keeps_h in [*shapes, (16384, 768, 0.1, True)]:
         yield _case(num_tokens, hidden_size, torch.bfloat16, dropout_p, keeps_h)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base; both things that forward may keep."""
+    yield _case(4096, 768, torch.bfloat16, 0.0)
+    yield _case(4096, 768, torch.bfloat16, 0.1)
+    yield _case(4096, 768, torch.bfloat16, 0.1, keeps_h=True)
 
 
 def small_cases() -> Iterator[KernelCase]:

@@ -11,7 +11,7 @@ from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.embedding import Embedding
 
-__all__ = ["aot_cases", "cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "small_cases", "smoke_cases"]
 
 EPS = 1e-12
 NUM_WORDS, LENGTH, NUM_TYPES, PADDING_IDX = 30522, 512, 2, 0
@@ -24,6 +24,12 @@ def cases() -> Iterator[KernelCase]:
         for hidden_size in (768, 1024):
             for dropout_p, tables in ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32)):
                 yield _case(num_tokens, hidden_size, tables, torch.bfloat16, dropout_p)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    for dropout_p, tables in ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32)):
+        yield _case(4096, 768, tables, torch.bfloat16, dropout_p)
 
 
 def small_cases() -> Iterator[KernelCase]:

@@ -13,7 +13,7 @@ from bert_fast.modules.call import Call
 from bert_fast.modules.layer import BertLayer
 from bert_fast.ops import Packing
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 
 def cases() -> Iterator[KernelCase]:
@@ -21,6 +21,12 @@ def cases() -> Iterator[KernelCase]:
     for num_tokens in bert.TOKENS:
         for size in bert.SIZES:
             yield _case(num_tokens, 128, size, torch.bfloat16, 0.1)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    for dropout_p in (0.0, 0.1):
+        yield _case(4096, 128, bert.BASE, torch.bfloat16, dropout_p)
 
 
 def small_cases() -> Iterator[KernelCase]:

@@ -11,7 +11,7 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from bert_fast import ops
 from bert_fast.reference.layer_norm import LayerNorm
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 EPS = 1e-12
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -22,6 +22,11 @@ def cases() -> Iterator[KernelCase]:
     for num_tokens in (4096, 16384, 32768):
         for hidden_size in (768, 1024):
             yield _case(num_tokens, hidden_size, torch.bfloat16)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    yield _case(4096, 768, torch.bfloat16)
 
 
 def small_cases() -> Iterator[KernelCase]:

@@ -15,7 +15,7 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from benchmarks.kit import bert
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 
 def cases() -> Iterator[KernelCase]:
@@ -24,6 +24,12 @@ def cases() -> Iterator[KernelCase]:
         for size in bert.SIZES:
             yield _case(num_tokens, size.hidden, size.hidden, torch.bfloat16, "attention output")
             yield _case(num_tokens, size.intermediate, size.hidden, torch.bfloat16, "down")
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    yield _case(4096, bert.BASE.hidden, bert.BASE.hidden, torch.bfloat16, "attention output")
+    yield _case(4096, bert.BASE.intermediate, bert.BASE.hidden, torch.bfloat16, "down")
 
 
 def small_cases() -> Iterator[KernelCase]:

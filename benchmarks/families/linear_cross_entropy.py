@@ -14,7 +14,7 @@ from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 _IGNORED = -100
 _MOST_FULL_POSITIONS_ON_CPU = 1024  # beyond, logits at every position take seconds each time
@@ -26,6 +26,12 @@ def cases() -> Iterator[KernelCase]:
         for size in bert.SIZES:
             yield _case(num_tokens, size.hidden, bert.VOCAB_SIZE, torch.bfloat16)
     yield _case(bert.TOKENS[0], bert.BASE.hidden, bert.VOCAB_SIZE, torch.bfloat16, smoothing=0.1)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base: rows for one product of logits, and for several, whose gradients are summed up by `addmm`."""
+    for num_tokens in (4096, 16384):
+        yield _case(num_tokens, bert.BASE.hidden, bert.VOCAB_SIZE, torch.bfloat16)
 
 
 def small_cases() -> Iterator[KernelCase]:

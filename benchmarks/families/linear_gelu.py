@@ -10,7 +10,7 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from benchmarks.kit import bert
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 _APPROXIMATE = {"erf": "none", "tanh": "tanh", "erf recompute": "none"}
 
@@ -22,6 +22,12 @@ def cases() -> Iterator[KernelCase]:
             yield _case(num_tokens, size, torch.bfloat16, "erf")
     for variant in ("tanh", "erf recompute"):
         yield _case(bert.TOKENS[0], bert.BASE, torch.bfloat16, variant)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    for variant in _APPROXIMATE:
+        yield _case(4096, bert.BASE, torch.bfloat16, variant)
 
 
 def small_cases() -> Iterator[KernelCase]:

@@ -15,7 +15,7 @@ from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.optimizers import Hyper, Lists, random_lists, written_out_step
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 Shapes = list[tuple[int, ...]]
 # Small steps: hundreds of them on the same gradients must leave weights that still look like weights.
@@ -40,6 +40,13 @@ def cases() -> Iterator[KernelCase]:
         for dtype in (torch.float32, torch.bfloat16):
             for kind in ("adamw", "lamb"):
                 yield _case(kind, size, shapes, dtype)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """Two layers of BERT-base, and what is beside them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind in ("adamw", "lamb"):
+            yield _case(kind, "bert-base-2-layers", bert_shapes(768, 2), dtype)
 
 
 def small_cases() -> Iterator[KernelCase]:

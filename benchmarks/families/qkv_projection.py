@@ -11,7 +11,7 @@ from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.storage import join_memory
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases"]
+__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
 _NAMES = ("qkv", "dx", "dwq", "dbq", "dwk", "dbk", "dwv", "dbv")
 
@@ -21,6 +21,11 @@ def cases() -> Iterator[KernelCase]:
     for num_tokens in bert.TOKENS:
         for size in bert.SIZES:
             yield _case(num_tokens, size.hidden, torch.bfloat16)
+
+
+def smoke_cases() -> Iterator[KernelCase]:
+    """BERT-base."""
+    yield _case(4096, bert.BASE.hidden, torch.bfloat16)
 
 
 def small_cases() -> Iterator[KernelCase]:

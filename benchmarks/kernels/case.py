@@ -3,6 +3,7 @@
 A family's cases live in `benchmarks/families/<op>.py`, which defines `cases()` (yields `KernelCase`: timed on a GPU)
 and `aot_cases()` (yields `AotCase`). Nothing else needs to know the family. It may also define
     small_cases()   `KernelCase`s of a few rows, which a CPU, a sanitizer or a test gets through in moments
+    smoke_cases()   `KernelCase`s of one BERT-base shape, which launch every kernel of the family: `make gpu-smoke`
     cpu_cases()     `KernelCase`s in fp32, timed by `make bench` on a CPU
 `make` draws from PyTorch's generators alone: after the same `torch.manual_seed` it yields the same problem.
 """

@@ -4,9 +4,10 @@ Nothing here knows a family: `case.py` says what a case is. `docs/benchmarks.md`
 """
 
 import math
+import statistics
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,19 +61,20 @@ def launched_kernels() -> Iterator[dict[str, str]]:
 
 
 def check_case(case: KernelCase, device: torch.device) -> dict[str, Any]:
-    """Verifies a case and runs it twice; never raises: what went wrong is the result.
+    """Runs a case twice and verifies it; never raises: what went wrong is the result.
 
-    Returns: family, case, ok, error (None or text), and kernels: name -> source hash of what was launched.
+    Returns: family, case, ok, error (None or text), and kernels: name -> source hash of what was launched. While
+    launches are noted, they are Triton's own: only the first run is noted, so that prepared launches are verified.
     """
-    with launched_kernels() as kernels:
-        try:
-            torch.manual_seed(0)
-            case.make(device).verify()
-            error = _difference_between_runs(case, device)
-        except AssertionError as failure:
-            error = f"wrong: {failure}"
-        except Exception as failure:  # whatever stops a case is what there is to say about it
-            error = f"{reason(failure, 2000)} ({_place(failure)})"
+    kernels: dict[str, str] = {}
+    try:
+        error = _difference_between_runs(case, device, kernels)
+        torch.manual_seed(0)
+        case.make(device).verify()
+    except AssertionError as failure:
+        error = f"wrong: {failure}"
+    except Exception as failure:  # whatever stops a case is what there is to say about it
+        error = f"{reason(failure, 2000)} ({_place(failure)})"
     return {"family": case.family, "case": case.name, "ok": error is None, "error": error, "kernels": kernels}
 
 
@@ -82,22 +84,34 @@ def _place(failure: Exception) -> str:
     return f"{Path(frames[-1].filename).relative_to(ROOT)}, line {frames[-1].lineno}" if frames else "elsewhere"
 
 
-def _difference_between_runs(case: KernelCase, device: torch.device) -> str | None:
-    """Runs two problems made from one seed; None if outputs, gradients and changed inputs agree in every bit."""
+def _difference_between_runs(case: KernelCase, device: torch.device, kernels: dict[str, str]) -> str | None:
+    """Runs two problems made from one seed; None if outputs, gradients and changed inputs agree in every bit.
+
+    kernels: takes what the first run launched.
+    """
     runs: list[dict[str, Tensor]] = []
     made: list[tuple[Tensor, ...]] = []
-    for _ in range(2):
+    for watch in (launched_kernels, nullcontext):
         torch.manual_seed(0)
         problem = case.make(device)
         made.append(tuple(t.detach().clone() for t in problem.inputs))
-        runs.append(_run(problem))
+        with watch() as launched:
+            try:
+                runs.append(results_of(problem))
+            finally:
+                kernels.update(launched or {})
     if not all(map(_same_bits, *made)):
         return "make() draws other inputs from the same seed, so repeatability cannot be tested"
-    different = [name for name in runs[0] if not _same_bits(runs[0][name], runs[1][name])]
+    return difference(*runs)
+
+
+def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> str | None:
+    """What differs between the results of two runs; None if nothing does."""
+    different = [name for name in first if not _same_bits(first[name], second[name])]
     return f"two runs differ in {', '.join(different)}" if different else None
 
 
-def _run(problem: Problem) -> dict[str, Tensor]:
+def results_of(problem: Problem) -> dict[str, Tensor]:
     """Output and gradients; for a step, inputs after two of them (the second sees the state the first has left)."""
     if problem.upstream is None:
         outputs = [problem.fast(*problem.inputs) for _ in range(2)]
@@ -192,6 +206,22 @@ def time_case(
     for contestant in contestants:
         if contestant.provider != "copy":
             yield named | _result(contestant, by_key, problems, ceilings, kernels)
+
+
+def quick_times(problem: Problem, device: torch.device, rounds: int) -> dict[str, dict[str, Any]]:
+    """By mode: us, host_us and clock of bert_fast, launched again and again on one problem, whose inputs a cache may
+    hold.
+    """
+    contestants = _contestants("bert_fast", [problem], [problem.fast], device)
+    take_turns(contestants, rounds)
+    return {
+        one.mode: {
+            "us": round(one.times.median * 1e6, 1),
+            "host_us": round(statistics.median(one.host_us), 1),
+            "clock": one.clock.name,
+        }
+        for one in contestants
+    }
 
 
 def take_turns(contestants: Sequence[Contestant], rounds: int) -> None:

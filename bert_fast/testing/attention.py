@@ -116,18 +116,23 @@ class AttentionCase:
         return self._run("reference", {name: t.double() for name, t in self.inputs(dtype).items()})
 
     def _run(self, backend: str | None, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        leaves, dout, device = _leaves(inputs), inputs["dout"], inputs["dout"].device
+        leaves = _leaves(inputs)
+        out = self.attend(backend, leaves)
+        return {"out": out.detach(), **_gradients(out, leaves, inputs["dout"])}
+
+    def attend(self, backend: str | None, tensors: dict[str, Tensor]) -> Tensor:
+        """`ops.attention` of the tensors of `inputs` but dout, on whatever device they are."""
+        device = tensors["q"].device
         (cu_q, cu_k), (coords_q, coords_k) = self.cu_seqlens(), self.coords()
-        given: dict[str, Any] = dict(leaves)
+        given: dict[str, Any] = dict(tensors)
         if self.has_other_keys:
             given |= {"cu_seqlens_k": cu_k.to(device), "max_seqlen_k": max(self._lengths()[1], default=0)}
-        out = ops.attention(
+        return ops.attention(
             **given, cu_seqlens_q=cu_q.to(device), max_seqlen_q=max(self.lengths, default=0),
             causal=self.causal, dropout_p=self.dropout_p, seed=SEED.to(device), coords_q=coords_q.to(device),
             coords_k=coords_k.to(device), site=SITE, softmax_scale=self.softmax_scale,
             key_term=self.relative == "relative_key_query", backend=backend,
         )  # fmt: skip
-        return {"out": out.detach(), **_gradients(out, leaves, dout)}
 
     def plain(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The same with PyTorch's own operators in this dtype, sequence by sequence."""
