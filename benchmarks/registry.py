@@ -3,8 +3,8 @@
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.families import family_names
 from benchmarks.kernels.case import KernelCase
 from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 
@@ -58,12 +58,6 @@ FUSED_CASES = tuple(
     for lengths, max_len, order in (*_LENGTHS[:1], *_LENGTHS[2:3], *_LENGTHS[-1:])
     for mode in ("inference", "training")
 )
-
-
-def family_names() -> list[str]:
-    """Op families with kernel cases."""
-    folder = Path(__file__).with_name("families")
-    return sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
 
 
 def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list[KernelCase]:

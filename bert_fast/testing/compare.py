@@ -55,11 +55,14 @@ def comparisons() -> Iterator[list[Comparison]]:
         _found.reset(token)
 
 
-def assert_close_to_truth(op: str, output: str, actual: Tensor, plain: Tensor, truth: Tensor) -> None:
+def assert_close_to_truth(
+    op: str, output: str, actual: Tensor, plain: Tensor, truth: Tensor, *, name: str | None = None
+) -> None:
     """Asserts error(actual) <= factor * error(plain) + floor, on the worst element and in RMS.
 
     actual, plain (Tensor, one dtype): the implementation under test and plain torch, from the same rounded inputs.
     truth (Tensor, fp64): the reference in fp64 from the same rounded inputs.
+    name: what the output is called, where the table of tolerances has one entry for several.
     Compared where `actual` is: at full shapes on a GPU, copies to the host would take longer than all the rest.
     """
     assert actual.shape == truth.shape, f"{op}.{output}: shape {list(actual.shape)}, expected {list(truth.shape)}"
@@ -70,7 +73,7 @@ def assert_close_to_truth(op: str, output: str, actual: Tensor, plain: Tensor, t
     exact = truth.detach().to(actual.device, torch.float64)
     mine, theirs = (t.detach().to(exact) - exact for t in (actual, plain))
     allowed = [bound.factor * norm + bound.floor for norm in _norms(theirs)]
-    _judge(f"{op}.{output}", output, actual.dtype, mine, (allowed[0], allowed[1]))
+    _judge(f"{op}.{name or output}", name or output, actual.dtype, mine, (allowed[0], allowed[1]))
 
 
 def assert_same_values(op: str, output: str, actual: Tensor, expected: Tensor) -> None:
@@ -86,15 +89,15 @@ def _norms(error: Tensor) -> tuple[float, float]:
     return error.abs().max().item(), error.pow(2).mean().sqrt().item()
 
 
-def _judge(name: str, output: str, dtype: torch.dtype, error: Tensor, allowed: tuple[float, float]) -> None:
+def _judge(full_name: str, output: str, dtype: torch.dtype, error: Tensor, allowed: tuple[float, float]) -> None:
     """Raises, or takes down, what an error amounts to."""
     is_finite = torch.isfinite(error)
     not_finite = error.numel() - int(is_finite.sum())
     errors = _norms(error.masked_fill(~is_finite, 0.0) if not_finite else error)
-    wrong = f"{name}: {not_finite} values are not finite" if not_finite else None
+    wrong = f"{full_name}: {not_finite} values are not finite" if not_finite else None
     for norm, got, most in zip(("worst", "rms"), errors, allowed, strict=True):
         if wrong is None and not got <= most:  # what is allowed may be NaN
-            wrong = f"{name}: {norm} error {got:.3e}, allowed {most:.3e} ({dtype})"
+            wrong = f"{full_name}: {norm} error {got:.3e}, allowed {most:.3e} ({dtype})"
     found = _found.get()
     if found is None:
         assert wrong is None, wrong

@@ -1,0 +1,146 @@
+"""`make gpu-smoke`: every kernel once on a GPU, within 90 seconds; the first thing to run on one. Needs no network.
+
+    python -m benchmarks.smoke [--results FOLDER] [--commit HASH] [--families NAMES] [--only-red FILE]
+    python -m benchmarks.smoke --device sm_90    # over the null driver: everything is compiled and launched, nothing runs
+
+A family has a process of its own, started again after a crash or a hang. Results are lines of FOLDER/<gpu>.jsonl,
+written as they come. The last line names what is red and what the time did not suffice for; the exit status is 1 then.
+`docs/benchmarks.md` says what is run and has the fields.
+
+This process imports no torch.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.families import family_names
+from benchmarks.gpu.driver import OWN_GROUP
+from benchmarks.kit.record import RESULTS, ROOT, Recorder, read_lines, slug
+from benchmarks.smoke.report import GOOD, case_text, environment_line, kernel_table, verdict
+from benchmarks.smoke.supervisor import Job, Supervisor
+from benchmarks.smoke.worker import ENVIRONMENT
+
+SECONDS = 90.0  # for everything
+MARGIN_S = 2.0  # of them for what is said at the end
+CASE_S, START_S = 30.0, 60.0  # the longest that a case, and what comes before a process' first, may take
+WHOLE = "whole"
+# The longest first: with fewer processors than families they wait for one another.
+LONGEST = ("attention", WHOLE, "linear_cross_entropy", "mlp", "linear_gelu", "encoder_layer")
+
+
+class NoDevice(Exception):
+    """There is nothing to run on."""
+
+
+class _Smoke:
+    """A run: where its lines go, once it is known what they depend on."""
+
+    def __init__(self, environment: "Future[dict[str, Any] | None]", results: Path, device: str) -> None:
+        self._environment, self._results, self._device = environment, results, device
+        self._recorder: Recorder | None = None
+        self.lines: list[dict[str, Any]] = []
+
+    def recorder(self) -> Recorder:
+        """Waits for the environment, which is the first to be said."""
+        if self._recorder is None:
+            environment = self._environment.result()
+            if environment is None:
+                raise NoDevice
+            print(environment_line(environment), flush=True)
+            name = slug(environment["gpu"] or f"smoke {self._device}")
+            self._recorder = Recorder((self._results / f"{name}.jsonl").absolute(), environment)
+        return self._recorder
+
+    def tell(self, **fields: Any) -> None:
+        line = self.recorder().write("smoke", **fields)
+        self.lines.append(line)
+        print(case_text(line), flush=True)
+
+    def finish(self, left: list[Job]) -> int:
+        """Says what is to be said at the end; the exit status."""
+        not_run = [name for job in left if not job.blocking for name in (job.cases or [f"all of {job.family}"])]
+        for name in not_run:
+            self.recorder().write("smoke", family=name, case=name, outcome="not run", error=None, blocking=False)
+        recorder = self.recorder()
+        print(kernel_table(self.lines))
+        print(f"smoke figures, not results; all of it: {recorder.path}")
+        kernels = {name for line in self.lines for name in line.get("kernels") or ()}
+        print(verdict(self.lines, not_run, len(kernels)), flush=True)
+        return 1 if not_run or any(line["outcome"] not in GOOD for line in self.lines) else 0
+
+
+def _ask(command: list[str]) -> dict[str, Any] | None:
+    """The environment, by a process that imports torch."""
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, **OWN_GROUP)
+    if done.returncode != 0:
+        raise SystemExit("the benchmarks could not be imported: the reason is above")
+    return json.loads(done.stdout)["environment"]
+
+
+def red_jobs(path: Path) -> list[Job]:
+    """The cases that were not green when they were last run, by the lines of a file; whole families by their name."""
+    last: dict[str, dict[str, Any]] = {}
+    for line in read_lines(path):
+        if line.get("kind") == "smoke" and not line["blocking"]:
+            last[line["case"]] = line
+    found: dict[str, list[str] | None] = {}
+    for case, line in last.items():
+        if line["outcome"] not in GOOD:
+            is_family = case == line["family"]
+            found[line["family"]] = None if is_family else [*(found.get(line["family"]) or ()), case]
+    return [Job(family, cases) for family, cases in found.items()]
+
+
+def in_order(families: Iterable[str]) -> list[str]:
+    """Those that take longest first."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    return sorted(families, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 1 if something is red or was not run."""
+    assert __doc__ is not None
+    start = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, help="folder of the results; default: benchmarks/results")
+    parser.add_argument("--commit", help="of a copy of the project without its history")
+    parser.add_argument("--families", help="some only, separated by commas")
+    parser.add_argument("--only-red", type=Path, metavar="FILE", help="cases that were not green in a file of results")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything; default: %(default)s")
+    parser.add_argument("--device", default="cuda", help="cuda, cpu, or one that tools/null_driver knows (sm_90)")
+    parser.add_argument("--size", default="smoke", choices=("smoke", "small"), help="of the cases")
+    parser.add_argument("--case-seconds", type=float, default=CASE_S, help="after which a case hangs; %(default)s")
+    parser.add_argument("--jobs", type=int, default=max(2, os.cpu_count() or 1), help="processes at once")
+    options = parser.parse_args(arguments)
+    known = in_order([WHOLE, *family_names()])
+    families = options.families.split(",") if options.families else known
+    if wrong := [name for name in families if name not in known and "." not in name]:
+        parser.error(f"no family {', '.join(wrong)}; there are {', '.join(known)}")
+    jobs = red_jobs(options.only_red) if options.only_red else [Job(family) for family in families]
+    results = options.results or (RESULTS if options.device == "cuda" else ROOT / "build" / "smoke")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that `finally` ends what is running
+    worker = (sys.executable, "-m", "benchmarks.smoke.worker", "--device", options.device, "--size", options.size)
+    ask = [*worker, "--family", ENVIRONMENT, *(("--commit", options.commit) if options.commit else ())]
+    with ThreadPoolExecutor(1) as pool:
+        smoke = _Smoke(pool.submit(_ask, ask), results, options.device)
+        deadline = start + options.seconds - MARGIN_S
+        supervisor = Supervisor(worker, smoke.tell, deadline, options.case_seconds, START_S, options.jobs)
+        try:
+            return smoke.finish(supervisor.run(jobs))
+        except NoDevice:
+            print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
