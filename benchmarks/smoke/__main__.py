@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.families import family_names
-from benchmarks.gpu.driver import OWN_GROUP
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, read_lines, slug
 from benchmarks.smoke.report import GOOD, case_text, environment_line, kernel_table, verdict
 from benchmarks.smoke.supervisor import Job, Supervisor
 from benchmarks.smoke.worker import ENVIRONMENT
 
+WORKER = (sys.executable, "-m", "benchmarks.smoke.worker")
 SECONDS = 90.0  # for everything
 MARGIN_S = 2.0  # of them for what is said at the end
 CASE_S, START_S = 30.0, 60.0  # the longest that a case, and what comes before a process' first, may take
@@ -54,7 +54,7 @@ class _Smoke:
         if self._recorder is None:
             environment = self._environment.result()
             if environment is None:
-                raise NoDevice
+                raise NoDevice(f"no CUDA or ROCm device that the torch of {sys.executable} can use")
             print(environment_line(environment), flush=True)
             name = slug(environment["gpu"] or f"smoke {self._device}")
             self._recorder = Recorder((self._results / f"{name}.jsonl").absolute(), environment)
@@ -78,11 +78,14 @@ class _Smoke:
         return 1 if not_run or any(line["outcome"] not in GOOD for line in self.lines) else 0
 
 
-def _ask(command: list[str]) -> dict[str, Any] | None:
+def _ask(command: list[str], seconds: float) -> dict[str, Any] | None:
     """The environment, by a process that imports torch."""
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, **OWN_GROUP)
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise NoDevice(f"the device has not said what it is within {seconds:.0f} s") from None
     if done.returncode != 0:
-        raise SystemExit("the benchmarks could not be imported: the reason is above")
+        raise NoDevice("the benchmarks could not be imported, the reason is above")
     return json.loads(done.stdout)["environment"]
 
 
@@ -129,16 +132,16 @@ def main(arguments: list[str] | None = None) -> int:
     results = options.results or (RESULTS if options.device == "cuda" else ROOT / "build" / "smoke")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # so that `finally` ends what is running
-    worker = (sys.executable, "-m", "benchmarks.smoke.worker", "--device", options.device, "--size", options.size)
+    worker = (*WORKER, "--device", options.device, "--size", options.size)
     ask = [*worker, "--family", ENVIRONMENT, *(("--commit", options.commit) if options.commit else ())]
+    deadline = start + options.seconds - MARGIN_S
     with ThreadPoolExecutor(1) as pool:
-        smoke = _Smoke(pool.submit(_ask, ask), results, options.device)
-        deadline = start + options.seconds - MARGIN_S
+        smoke = _Smoke(pool.submit(_ask, ask, options.seconds - MARGIN_S), results, options.device)
         supervisor = Supervisor(worker, smoke.tell, deadline, options.case_seconds, START_S, options.jobs)
         try:
             return smoke.finish(supervisor.run(jobs))
-        except NoDevice:
-            print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
+        except NoDevice as why:
+            print(f"{why}: nothing was run")
             return 1
 
 
