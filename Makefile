@@ -1,6 +1,6 @@
 # Every target that needs packages sets them up first, in the virtual environment $(VENV); a second call is quick.
-# PYTHON is the interpreter that the environment is made from. `make gpu` uses $(GPU_PYTHON) as it is, installs nothing
-# and reaches for no network: it is meant for a machine that has torch, triton and the build tools already. Its results
+# PYTHON is the interpreter that the environment is made from. `make gpu` and `make gpu-smoke` use $(GPU_PYTHON) as
+# it is, install nothing and reach for no network: they are meant for a machine that has torch, triton and the build tools already. Its results
 # go to RESULTS_DIR; COMMIT names the commit of a copy of the project that has no history.
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +9,7 @@ RESULTS_DIR ?= benchmarks/results
 COMMIT ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-status witness plots docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-status witness plots docs clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -19,6 +19,7 @@ help:
 	@echo "make sanitize    the Python extension under sanitizers, driven by the tests of ops and tokenizer"
 	@echo "make bench       benchmarks on this machine's own device"
 	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
+	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
 	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make plots       draws the stored results into build/benchmarks"
@@ -56,6 +57,9 @@ bench: setup-demo
 
 gpu:
 	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT))
+
+gpu-smoke:
+	@$(GPU_PYTHON) -m benchmarks.smoke --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT))
 
 gpu-status:
 	@$(PYTHON) -m benchmarks.gpu.status

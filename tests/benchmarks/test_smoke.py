@@ -1,10 +1,7 @@
 """`make gpu-smoke` on the CPU: what is wrong is named and located, what dies or hangs takes nothing with it."""
 
-import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,21 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import bert_fast
 from benchmarks.gpu import status
-from benchmarks.kit import bert
 from benchmarks.kit.record import ROOT, read_lines
 from benchmarks.smoke import __main__ as smoke
-from benchmarks.smoke import whole
-from benchmarks.smoke.check import SmokeCase, run
-from benchmarks.smoke.compiled import CompiledKernels
-from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
-from tests import recorded_graph
 from tests.benchmarks.smoke_family import FAMILY
 from tests.patience import PATIENCE_S
-from tools.null_driver import build
 
-CPU = torch.device("cpu")
 Ran = tuple[int, list[dict[str, Any]], str]
 
 
