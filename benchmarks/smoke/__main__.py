@@ -1,7 +1,7 @@
 """`make gpu-smoke`: every kernel once on a GPU, within 90 seconds; the first thing to run on one. Needs no network.
 
     python -m benchmarks.smoke [--results FOLDER] [--commit HASH] [--families NAMES] [--only-red FILE]
-    python -m benchmarks.smoke --device sm_90    # over the null driver: everything is compiled and launched, nothing runs
+    python -m benchmarks.smoke --device sm_90    # over the null driver: all is compiled and launched, nothing runs
 
 A family has a process of its own, started again after a crash or a hang. Results are lines of FOLDER/<gpu>.jsonl,
 written as they come. The last line names what is red and what the time did not suffice for; the exit status is 1 then.

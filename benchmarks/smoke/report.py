@@ -44,7 +44,7 @@ def kernel_table(lines: Iterable[Line]) -> str:
             found.setdefault(one["kernel"], []).append(one)
     rows = [f"{'kernel':40}{'compiled':>9}{'s':>7}{'registers':>10}{'spills B':>9}{'shared B':>9}"]
     for kernel, ones in sorted(found.items()):
-        most = [max((one[name] or 0 for one in ones)) for name in ("registers", "spill_bytes", "shared_bytes")]
+        most = [max(one[name] or 0 for one in ones) for name in ("registers", "spill_bytes", "shared_bytes")]
         seconds = sum(one["compile_s"] for one in ones)
         rows.append(f"{kernel:40}{len(ones):>9}{seconds:>7.1f}{most[0]:>10}{most[1]:>9}{most[2]:>9}")
     return "\n".join(rows)

@@ -123,7 +123,7 @@ class _Process:
         command = [*worker, "--family", job.family, *(() if job.cases is None else ("--only", json.dumps(job.cases)))]
         environment = {name: value for name, value in os.environ.items() if name not in CLEARED_VARIABLES}
         environment |= {"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking else {}
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process is asked about
         self._popen = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said,
             **OWN_GROUP,

@@ -1,4 +1,4 @@
-"""What is no op: a whole model beside transformers', a step as a CUDA graph, the library's product that rounds to fp32."""
+"""What is no op: a whole model beside transformers', a step as a CUDA graph, the library's product with an fp32 result."""
 
 import itertools
 from functools import partial
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.kit import bert
 from benchmarks.models.build import our_model, their_model
-from benchmarks.smoke.check import SmokeCase, Skipped
+from benchmarks.smoke.check import Skipped, SmokeCase
 from bert_fast import graphs
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values
 
@@ -23,11 +23,12 @@ def whole_cases(size: str, is_dry: bool) -> list[SmokeCase]:
     small = size == "small"
     shape, layers, lengths = (bert.TINY, 1, (7, 3, 1)) if small else (bert.BASE, 4, (384, 300, 1, 77, 128, 31, 256, 64))
     model = partial(_launch_model if is_dry else check_model, shape, layers, lengths)
+    name = f"{shape.name} {layers} layers/autocast bf16"
     return [
         SmokeCase("whole/addmm/bf16 to fp32", partial(check_addmm, 64 if small else 2048)),
-        SmokeCase(f"whole/masked_lm/{shape.name} {layers} layers/autocast bf16", model),
-        SmokeCase(f"whole/graph/{shape.name} {layers} layers/autocast bf16", partial(check_graph, shape, layers, lengths)),
-    ]  # fmt: skip
+        SmokeCase(f"whole/masked_lm/{name}", model),
+        SmokeCase(f"whole/graph/{name}", partial(check_graph, shape, layers, lengths)),
+    ]
 
 
 def check_addmm(size: int, device: torch.device) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def test_the_command_from_end_to_end_on_a_cpu(command: Callable[..., Ran]) -> No
     assert "status -6: blocking 1" in by_case["dying", True]["error"]
     assert "two runs differ in output" in by_case["drifting", False]["error"]
     *_, last = said.splitlines()
-    assert last.startswith(f"red: kernel/{FAMILY}/8x16/fp32/wrong; ") and last.endswith("2 cases green, 0 kernels launched")
+    assert last.startswith(f"red: kernel/{FAMILY}/8x16/fp32/wrong; ") and last.endswith(
+        "2 cases green, 0 kernels launched"
+    )
 
 
 def test_after_a_crash_the_case_is_run_again_alone_and_the_rest_goes_on(quick: Callable[..., Ran]) -> None:
