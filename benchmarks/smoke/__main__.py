@@ -34,6 +34,7 @@ MARGIN_S = 2.0  # of them for what is said at the end
 CASE_S, START_S = 30.0, 60.0  # the longest that a case, and what comes before a process' first, may take
 WHOLE = "whole"
 # The longest first: with fewer processors than families they wait for one another.
+SHARES = {"attention": 3}  # processes of a family, where there are more than one: many kernels that compile for long
 LONGEST = ("attention", WHOLE, "linear_cross_entropy", "mlp", "linear_gelu", "encoder_layer")
 
 
@@ -67,9 +68,13 @@ class _Smoke:
 
     def finish(self, left: list[Job]) -> int:
         """Says what is to be said at the end; the exit status."""
-        not_run = [name for job in left if not job.blocking for name in (job.cases or [f"all of {job.family}"])]
-        for name in not_run:
-            self.recorder().write("smoke", family=name, case=name, outcome="not run", error=None, blocking=False)
+        not_run = []
+        for job in left:
+            for name in () if job.blocking else job.cases or [job.name]:
+                which = {} if job.cases else {"share": job.share}
+                self.recorder().write("smoke", family=job.family, case=name, outcome="not run", error=None,
+                                      blocking=False, **which)  # fmt: skip
+                not_run.append(name if job.cases else f"all of {name}")
         recorder = self.recorder()
         print(kernel_table(self.lines))
         print(f"smoke figures, not results; all of it: {recorder.path}")
@@ -90,17 +95,23 @@ def _ask(command: list[str], seconds: float) -> dict[str, Any] | None:
 
 
 def red_jobs(path: Path) -> list[Job]:
-    """The cases that were not green when they were last run, by the lines of a file; whole families by their name."""
-    last: dict[str, dict[str, Any]] = {}
-    for line in read_lines(path):
-        if line.get("kind") == "smoke" and not line["blocking"]:
-            last[line["case"]] = line
-    found: dict[str, list[str] | None] = {}
+    """The cases that were not green when they were last run, by a file; processes that named none."""
+    lines = [line for line in read_lines(path) if line.get("kind") == "smoke" and not line["blocking"]]
+    last = {line["case"]: line for line in lines}
+    cases: dict[str, list[str]] = {}
+    jobs: list[Job] = []
     for case, line in last.items():
-        if line["outcome"] not in GOOD:
-            is_family = case == line["family"]
-            found[line["family"]] = None if is_family else [*(found.get(line["family"]) or ()), case]
-    return [Job(family, cases) for family, cases in found.items()]
+        if "share" not in line and line["outcome"] not in GOOD:
+            cases.setdefault(line["family"], []).append(case)
+        elif "share" in line and line["run"] == lines[-1]["run"]:  # its cases were not named
+            jobs.append(Job(line["family"], share=line["share"]))
+    return [*jobs, *(Job(family, names) for family, names in cases.items())]
+
+
+def all_jobs(families: Iterable[str]) -> list[Job]:
+    """A job for every family, or several."""
+    counts = ((family, SHARES.get(family, 1)) for family in families)
+    return [Job(family, share=f"{i}/{count}") for family, count in counts for i in range(count)]
 
 
 def in_order(families: Iterable[str]) -> list[str]:
@@ -128,7 +139,10 @@ def main(arguments: list[str] | None = None) -> int:
     families = options.families.split(",") if options.families else known
     if wrong := [name for name in families if name not in known and "." not in name]:
         parser.error(f"no family {', '.join(wrong)}; there are {', '.join(known)}")
-    jobs = red_jobs(options.only_red) if options.only_red else [Job(family) for family in families]
+    jobs = red_jobs(options.only_red) if options.only_red else all_jobs(families)
+    if not jobs:
+        print(f"nothing is red in {options.only_red}")
+        return 0
     results = options.results or (RESULTS if options.device == "cuda" else ROOT / "build" / "smoke")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # so that `finally` ends what is running

@@ -28,11 +28,21 @@ SAID = 1500  # characters of what a process said before it ended
 
 @dataclass
 class Job:
-    """Cases of a family for one process. cases: those that are left, None until the process has named all."""
+    """Cases of a family for one process.
+
+    cases: those that are left, None until the process has named all. share: "1/3" for every third case, from the second
+    on, where a family has several processes.
+    """
 
     family: str
     cases: list[str] | None = None
     blocking: bool = False
+    share: str = "0/1"
+
+    @property
+    def name(self) -> str:
+        """Of all cases together."""
+        return self.family if self.share == "0/1" else f"{self.family} {self.share}"
 
 
 class Supervisor:
@@ -98,7 +108,10 @@ class Supervisor:
         self._running.remove(process)
         job = process.job
         if job.cases is None:  # it cannot be started: nor could another
-            self._tell(family=job.family, blocking=False, case=job.family, outcome=outcome, error=process.explain(why))
+            error = process.explain(why)
+            self._tell(
+                family=job.family, blocking=False, case=job.name, share=job.share, outcome=outcome, error=error
+            )  # fmt: skip
             return
         if job.cases and (process.current or not process.has_told):
             case = process.current or job.cases[0]
@@ -115,12 +128,16 @@ class Supervisor:
                 self._ended(process, "hang", f"nothing came for {limit:.0f} s")
 
 
+def _chosen(job: Job) -> tuple[str, str]:
+    return ("--share", job.share) if job.cases is None else ("--only", json.dumps(job.cases))
+
+
 class _Process:
     """A running job. current: the case that it has begun; since: when it last said something."""
 
     def __init__(self, job: Job, worker: tuple[str, ...], events: "queue.Queue[Any]") -> None:
         self.job, self.current, self.since, self.has_told = job, None, time.monotonic(), False
-        command = [*worker, "--family", job.family, *(() if job.cases is None else ("--only", json.dumps(job.cases)))]
+        command = [*worker, "--family", job.family, *_chosen(job)]
         environment = {name: value for name, value in os.environ.items() if name not in CLEARED_VARIABLES}
         environment |= {"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking else {}
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process is asked about

@@ -1,4 +1,4 @@
-"""What is no op: a whole model beside transformers', a step as a CUDA graph, the library's product with an fp32 result."""
+"""What is no op: a whole model beside transformers', a captured step, the library's product with an fp32 result."""
 
 import itertools
 from functools import partial

@@ -1,10 +1,11 @@
 """A process of `make gpu-smoke`: the cases of one family, one after the other, each told as soon as it is through.
 
-    python -m benchmarks.smoke.worker --family NAME [--device cuda|cpu|sm_90...] [--size smoke] [--only JSON]
+    python -m benchmarks.smoke.worker --family NAME [--device DEVICE] [--size smoke] [--only JSON] [--share I/N]
 
 Writes lines of JSON to its standard output: {"cases": [names]}, then for each {"begin": name} and {"case": name, ...};
-what libraries print goes to standard error. --only: names of the cases to run, all by default. Ends with status 3 where
-a case has left the device unusable. Family "environment" tells what the run depends on.
+what libraries print goes to standard error. --only: names of the cases to run, all by default; --share: every Nth of
+them, from number I on. Ends with status 3 where a case has left the device unusable. Family "environment" tells what
+the run depends on.
 
 A device that `tools.null_driver` knows by name ("sm_90") stands for its null driver: kernels are compiled and launched
 and nothing runs.
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="smoke")
     parser.add_argument("--only", type=json.loads)
+    parser.add_argument("--share", default="0/1")
     parser.add_argument("--commit")
     options = parser.parse_args(arguments)
     answers = _answers()
@@ -96,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     device, compiled = torch.device("cpu" if is_dry else options.device), CompiledKernels()
     cases = smoke_cases(options.family, options.size, is_dry)
-    cases = [case for case in cases if options.only is None or case.name in options.only]
+    first, step = map(int, options.share.split("/"))
+    cases = [case for case in cases[first::step] if options.only is None or case.name in options.only]
     tell(cases=[case.name for case in cases])
     for case in cases:
         tell(begin=case.name)

@@ -1,5 +1,6 @@
 """`make gpu-smoke` on the CPU: what is wrong is named and located, what dies or hangs takes nothing with it."""
 
+import json
 import re
 import signal
 import sys
@@ -110,12 +111,14 @@ def test_what_cannot_be_started_is_red_once(quick: Callable[..., Ran]) -> None:
     assert "no module named so" in said and said.splitlines()[-1].startswith("red: unimportable")
 
 
-def test_at_the_deadline_what_is_left_is_named_and_never_passed(quick: Callable[..., Ran]) -> None:
+def test_at_the_deadline_what_is_left_is_named_and_never_passed(quick: Callable[..., Ran], tmp_path: Path) -> None:
     done, lines, said = quick("--families", "hangs,green", "--seconds", "6", "--jobs", "1", "--case-seconds", "100")
     assert done == 1
     left = [line["case"] for line in lines if line["outcome"] == "not run"]
-    assert left[-1] == "all of green" and "hangs/hangs" in left
-    assert f"not run: {'; '.join(left)} | " in said.splitlines()[-1]
+    assert left[-1] == "green" and "hangs/hangs" in left and "hangs/last" in left
+    assert f"not run: {'; '.join(left[:-1])}; all of green | " in said.splitlines()[-1]
+    (file,) = tmp_path.glob("*.jsonl")
+    assert {job.family: job.cases for job in smoke.red_jobs(file)} == {"hangs": left[:-1], "green": None}
 
 
 def test_all_green_is_said_and_is_no_result_that_pays_what_is_owed(quick: Callable[..., Ran], tmp_path: Path) -> None:
@@ -134,6 +137,22 @@ def test_what_was_red_can_be_run_again(quick: Callable[..., Ran], tmp_path: Path
     quick("--only-red", str(file), "--seconds", str(PATIENCE_S))
     again = [line["case"] for line in read_lines(file)][before:]
     assert sorted(set(again)) == ["breaks/breaks", "unimportable"]
+    green = tmp_path / "green.txt"
+    green.write_text("".join(json.dumps(line) + "\n" for line in read_lines(file) if line["outcome"] == "green"))
+    done, lines, said = quick("--only-red", str(green))
+    assert done == 0 and said == f"nothing is red in {green}\n"
+
+
+def test_a_family_may_have_several_processes(command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = smoke.all_jobs(["a", "attention"])
+    assert [(job.family, job.share) for job in jobs] == [("a", "0/1"), *(("attention", f"{i}/3") for i in range(3))]
+    monkeypatch.setattr(smoke, "SHARES", {"layer_norm": 2})
+    done, lines, _ = command(
+        "--device", "cpu", "--size", "small", "--families", "layer_norm", "--seconds", str(PATIENCE_S),
+        "--case-seconds", str(PATIENCE_S),
+    )  # fmt: skip
+    assert done == 0
+    assert sorted(line["case"].split("/")[2] for line in lines) == ["37x100", "37x768"]
 
 
 def test_without_a_device_nothing_is_run(command: Callable[..., Ran]) -> None:
