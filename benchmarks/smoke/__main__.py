@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.families import family_names
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, read_lines, slug
+from benchmarks.smoke.case import WHOLE
 from benchmarks.smoke.report import GOOD, case_text, environment_line, kernel_table, verdict
 from benchmarks.smoke.supervisor import Job, Supervisor
 from benchmarks.smoke.worker import ENVIRONMENT
@@ -32,7 +33,6 @@ WORKER = (sys.executable, "-m", "benchmarks.smoke.worker")
 SECONDS = 90.0  # for everything
 MARGIN_S = 2.0  # of them for what is said at the end
 CASE_S, START_S = 30.0, 60.0  # the longest that a case, and what comes before a process' first, may take
-WHOLE = "whole"
 # The longest first: with fewer processors than families they wait for one another.
 SHARES = {"attention": 3}  # processes of a family, where there are more than one: many kernels that compile for long
 LONGEST = ("attention", WHOLE, "linear_cross_entropy", "mlp", "linear_gelu", "encoder_layer")

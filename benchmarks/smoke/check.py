@@ -1,7 +1,6 @@
 """One smoke case in this process: right or not, by how much, what was compiled, and how long it roughly takes."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -11,32 +10,19 @@ from benchmarks.kernels import timing
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kit.record import reason
 from benchmarks.registry import kernel_cases
+from benchmarks.smoke.case import WHOLE, Skipped, SmokeCase
 from benchmarks.smoke.compiled import CompiledKernels
+from benchmarks.smoke.whole import whole_cases
 from bert_fast.testing.compare import Comparison, comparisons
 
 ROUNDS = 3
 RUNS = 30  # with the same inputs: by then a layer's launches are replayed from a tape
 MOST_OUTPUTS = 12  # told of one case
-WHOLE = "whole"  # the family of what is no op: a model, a graph, a product of the library
-
-
-class Skipped(Exception):
-    """What a case needs is not there."""
-
-
-@dataclass(frozen=True)
-class SmokeCase:
-    """A case by name. check: raises, compares (see `bert_fast.testing.compare`), or returns fields of its line."""
-
-    name: str
-    check: Callable[[torch.device], dict[str, Any]]
 
 
 def smoke_cases(family: str, size: str, is_dry: bool) -> list[SmokeCase]:
     """The cases of a family. is_dry: kernels do not run, so nothing is compared or timed."""
     if family == WHOLE:
-        from benchmarks.smoke.whole import whole_cases
-
         return whole_cases(size, is_dry)
     check = _launch if is_dry else _check
     return [SmokeCase(case.name, partial(check, case)) for case in kernel_cases(size, [family])]

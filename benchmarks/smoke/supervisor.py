@@ -139,6 +139,7 @@ class _Process:
         self.job, self.current, self.since, self.has_told = job, None, time.monotonic(), False
         command = [*worker, "--family", job.family, *_chosen(job)]
         environment = {name: value for name, value in os.environ.items() if name not in CLEARED_VARIABLES}
+        environment.setdefault("OMP_NUM_THREADS", "2")  # of many processes at once
         environment |= {"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking else {}
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process is asked about
         self._popen = subprocess.Popen(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.kit import bert
 from benchmarks.models.build import our_model, their_model
-from benchmarks.smoke.check import Skipped, SmokeCase
+from benchmarks.smoke.case import Skipped, SmokeCase
 from bert_fast import graphs
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values
 

@@ -139,7 +139,7 @@ def test_what_was_red_can_be_run_again(quick: Callable[..., Ran], tmp_path: Path
     assert sorted(set(again)) == ["breaks/breaks", "unimportable"]
     green = tmp_path / "green.txt"
     green.write_text("".join(json.dumps(line) + "\n" for line in read_lines(file) if line["outcome"] == "green"))
-    done, lines, said = quick("--only-red", str(green))
+    done, _, said = quick("--only-red", str(green))
     assert done == 0 and said == f"nothing is red in {green}\n"
 
 

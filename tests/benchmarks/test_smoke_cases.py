@@ -16,7 +16,8 @@ from benchmarks.gpu import status
 from benchmarks.kernels import attention_extras
 from benchmarks.registry import family_names, kernel_cases
 from benchmarks.smoke import check, whole, worker
-from benchmarks.smoke.check import SmokeCase, run
+from benchmarks.smoke.case import SmokeCase
+from benchmarks.smoke.check import run
 from benchmarks.smoke.compiled import CompiledKernels
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
