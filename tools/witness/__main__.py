@@ -20,6 +20,7 @@ from typing import Any
 
 RECORD = Path(__file__).parent / "record.json"
 DEVICES = {"sm_80": 80, "sm_90": 90}
+_SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
 _MULTIPROCESSORS = 4  # programs that persistent kernels start: enough for each to have several rounds
 
 
@@ -47,7 +48,7 @@ def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str
     """
     from tools.null_driver import device_answers
 
-    device_answers.install(DEVICES[device], _MULTIPROCESSORS, has_products=True)
+    device_answers.install(DEVICES[device], _MULTIPROCESSORS, _SHARED_BYTES[device], has_products=True)
     import torch
 
     from benchmarks.kernels.timing import check_case
