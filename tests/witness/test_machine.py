@@ -37,10 +37,9 @@ HEAD = """
 def run(body: str, x: Tensor, y: Tensor, threads: int = 64, shared_bytes: int = 4096) -> Tensor:
     """y after one program; %r1 is the thread, %rd4 and %rd5 its element of x and of y (four bytes each)."""
     memory = Global()
-    memory.admit([x, y])
     kernel = parse(HEAD.format(threads=threads) + body + "\n\tret;\n}\n")
     machine = Machine(kernel, shared_bytes, memory, compile_instruction)
-    machine.parameters[:16] = np.array([x.data_ptr(), y.data_ptr()], np.uint64).view(np.uint8)
+    machine.parameters[:16] = np.array([memory.address_of(x), memory.address_of(y)], np.uint64).view(np.uint8)
     with np.errstate(all="ignore"):
         machine.run((0, 0, 0))
     return y
@@ -182,7 +181,9 @@ def test_products_read_their_registers_until_they_are_waited_for() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("add.s64 %rd6, %rd4, 4;\n ld.global.b32 %r2, [%rd6];", "4 bytes at 0x[0-9a-f]+ are in no tensor's memory"),
+        ("add.s64 %rd6, %rd4, 4;\n ld.global.b32 %r2, [%rd6];", "4 bytes at byte 256 of a tensor's 256"),
+        ("sub.s64 %rd6, %rd4, 4;\n ld.global.b32 %r2, [%rd6];", "4 bytes at byte -4 of a tensor's 256"),
+        ("mov.u64 %rd6, 4096;\n ld.global.b32 %r2, [%rd6];", "4 bytes at 0x1000 are in no tensor's memory"),
         ("add.s64 %rd6, %rd5, 1;\n st.global.b32 [%rd6], %r1;", "is no multiple of 4"),
         ("mov.u32 %r2, 4096;\n ld.shared.b32 %r3, [%r2];", "of 4096 bytes of shared memory"),
         ("mov.u32 %r2, 0;\n st.shared.b32 [%r2], %r1;", "warps write different values"),

@@ -74,8 +74,6 @@ def _run(found: Witness, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: 
         found.boxes[launch.identity] = list(getattr(compiled.metadata, "tensordesc_meta", None) or [])
     boxes = found.boxes[launch.identity]
     operands = [values.get(name) for name in kernel.arg_names if launch.signature[name] != "constexpr"]
-    tensors = [one.base if hasattr(one, "block_shape") else one for one in operands]
-    found.memory.admit([one for one in tensors if isinstance(one, torch.Tensor)])
     _set_parameters(machine, operands, boxes)
     if callable(grid):
         grid = grid(values)
@@ -102,21 +100,21 @@ def _set_parameters(machine: Machine, operands: list[Any], windows: list[dict[st
 
     for operand in operands:
         if isinstance(operand, torch.Tensor):
-            put(operand.data_ptr(), np.uint64)
+            put(machine.memory.address_of(operand), np.uint64)
         elif isinstance(operand, float):
             put(operand, np.float32)
         elif hasattr(operand, "block_shape"):
             at, _ = next(places)
-            machine.maps[at] = _tensor_map(operand, next(boxes))
+            machine.maps[at] = _tensor_map(machine.memory.address_of(operand.base), operand, next(boxes))
             for number in (*operand.shape, *operand.strides):
                 put(number, np.int64)
         else:
             put(int(operand), np.int64)
 
 
-def _tensor_map(descriptor: Any, box: dict[str, Any]) -> TensorMap:
-    size, matrix = box["elem_size"], descriptor.base
+def _tensor_map(address: int, descriptor: Any, box: dict[str, Any]) -> TensorMap:
+    size = box["elem_size"]
     rows, columns = descriptor.shape
     return TensorMap(
-        matrix.data_ptr(), rows, columns, descriptor.strides[0] * size, tuple(box["block_size"]), size, box["swizzle"]
+        address, rows, columns, descriptor.strides[0] * size, tuple(box["block_size"]), size, box["swizzle"]
     )

@@ -14,40 +14,53 @@ _BY_GROUP = -10  # less the number of the group of four warps
 _DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+_ADDRESS_BITS = 48  # of an address of this machine
+
+
 class Fault(Exception):
     """What a device would not forgive, or might not show: an address out of bounds, a race, a wait that is missing."""
 
 
 class Global:
-    """The memory of tensors, at their addresses. What lies in no tensor's storage cannot be read or written."""
+    """The memory of tensors. What lies in no tensor's storage cannot be read or written.
+
+    Kernels get addresses of their own, each storage far from every other, so that what leaves a tensor meets no
+    neighbour. An address that the library itself has written to a table is one of this machine's, and is found as such.
+    """
 
     def __init__(self) -> None:
-        self._bases = np.zeros(0, np.uint64)
-        self._regions: list[Array] = []
+        self._regions: list[tuple[int, Array]] = []  # (address of this machine, bytes); kept alive by their arrays
+        self._numbers: dict[int, int] = {}  # place in that list, by address
 
-    def admit(self, tensors: list[torch.Tensor]) -> None:
-        """Adds the storages of tensors."""
-        known = {int(base): region for base, region in zip(self._bases, self._regions, strict=True)}
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                view = torch.empty(0, dtype=torch.uint8).set_(storage)
-                known[storage.data_ptr()] = view.numpy()
-        order = sorted(known)
-        self._bases = np.array(order, np.uint64)
-        self._regions = [known[base] for base in order]
+    def address_of(self, tensor: torch.Tensor) -> int:
+        """Of the first element, for a kernel; 0 for a tensor without memory."""
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return 0
+        self._admit(storage)
+        return _address(self._numbers[storage.data_ptr()], tensor.data_ptr())
+
+    def _admit(self, storage: torch.UntypedStorage) -> None:
+        if storage.nbytes() and storage.data_ptr() not in self._numbers:
+            self._numbers[storage.data_ptr()] = len(self._regions)
+            self._regions.append((storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
 
     def _find(self, address: int, nbytes: int) -> tuple[Array, int]:
-        """The region that holds these bytes, and its address."""
+        """The region that holds these bytes, and its address, of the same kind as the one given."""
+        number = (address >> _ADDRESS_BITS) - 1
+        if 0 <= number < len(self._regions):
+            base, region = self._regions[number]
+            start = _address(number, base)
+            if start <= address and address + nbytes <= start + len(region):
+                return region, start
+            raise Fault(f"{nbytes} bytes at byte {address - start} of a tensor's {len(region)}")
         for _ in range(2):
-            place = int(np.searchsorted(self._bases, np.uint64(address), "right")) - 1
-            if place >= 0:
-                base = int(self._bases[place])
-                if address + nbytes <= base + len(self._regions[place]):
-                    return self._regions[place], base
-            self.admit(
-                [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"]
-            )
+            for base, region in self._regions if number < 0 else ():
+                if base <= address and address + nbytes <= base + len(region):
+                    return region, base
+            for one in gc.get_objects():
+                if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+                    self._admit(one.untyped_storage())
         raise Fault(f"{nbytes} bytes at {address:#x} are in no tensor's memory")
 
     def _places(self, addresses: Array, nbytes: int) -> list[tuple[Array, Array, Any]]:
@@ -82,6 +95,11 @@ class Global:
         as_bytes = np.ascontiguousarray(values).view(np.uint8)
         for region, offsets, which in self._places(addresses, nbytes):
             region[offsets[:, None] + np.arange(nbytes)] = as_bytes[which]
+
+
+def _address(number: int, address: int) -> int:
+    """For kernels, of a byte of the storage of this number; the lower bits stay, and with them every alignment."""
+    return (number + 1) << _ADDRESS_BITS | address
 
 
 class Shared:
