@@ -15,9 +15,10 @@ Every row of the table holds a hash of all that decides it (`code_of`): the sour
 signature, constants, options, target, Triton's version. `--quick` calls all launchers too, and trusts the table for
 what hashes to the same; what it compiles in spite of that, drawn by hash (one in 16, of cards one in 128), must agree.
 
-A table belongs to one version of Triton. Under another one, `--check` leaves out the comparison of registers, which
-another version allocates differently; all that holds for every compiler is checked as always. `--quick` compiles one
-configuration in 4 then.
+A table belongs to one version of Triton: there is one of the newest, and one of the oldest that is supported, for sm_90
+alone, which a run under that version writes and checks in the same way. Under a version between them `--check` leaves
+out the comparison of registers, which another version allocates differently; all that holds for every compiler is
+checked as always. `--quick` compiles one configuration in 4 then.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def measured(
     wanted = {target: [one for one in configurations(families, target) if admitted(one.name)] for target in targets}
     known = {}
     if quick:
-        committed = _committed()
+        committed = _committed(triton.__version__)
         is_same = committed["triton"] == triton.__version__
         for target, ones in wanted.items():
             one_in = (_ONE_IN if is_same else _ONE_IN_OF_ANOTHER_TRITON) * (_FEWER_OF_CARDS if target in CARDS else 1)
@@ -81,10 +82,16 @@ def measured(
     return {"triton": triton.__version__, "kernels": rows}
 
 
-def _committed() -> dict[str, Any]:
-    """What is written down of all targets."""
+def _committed(version: str) -> dict[str, Any]:
+    """What is written down of all targets for this version of Triton, or for the newest."""
+    if _is_oldest(version):
+        return table.read(table.OLDEST_PATH)
     found = table.read()
     return found | {"kernels": found["kernels"] | cards.read()["kernels"]}
+
+
+def _is_oldest(version: str) -> bool:
+    return version == table.read(table.OLDEST_PATH)["triton"]
 
 
 def _part(found: dict[str, Any], targets: Container[str]) -> dict[str, Any]:
@@ -94,6 +101,17 @@ def _part(found: dict[str, Any], targets: Container[str]) -> dict[str, Any]:
 
 def _is_drawn(code: str, one_in: int) -> bool:
     return int(code, 16) % one_in == 0
+
+
+def _write(found: dict[str, Any], *, is_oldest: bool) -> None:
+    """The records, and the page."""
+    if is_oldest:
+        table.OLDEST_PATH.write_text(table.to_json(found))
+    else:
+        table.TABLE_PATH.write_text(table.to_json(_part(found, TARGETS)))
+        cards.CARDS_PATH.write_text(cards.to_json(_part(found, CARDS)))
+    table.PAGE_PATH.write_text(table.page(table.read(), cards.read(), table.read(table.OLDEST_PATH)))
+    print(f"written: {table.OLDEST_PATH.name if is_oldest else table.TABLE_PATH.name}, {table.PAGE_PATH.name}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -107,24 +125,24 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
+    import triton
+
+    is_oldest = _is_oldest(triton.__version__)
     whole = not (options.family or options.target or options.only)
+    targets = options.target or (["sm_90"] if is_oldest else list(EVERY))
     start = monotonic()
     found = measured(
-        sorted(options.family or family_names()), options.target or list(EVERY), options.only, quick=options.quick,
-        verbose=True,
+        sorted(options.family or family_names()), targets, options.only, quick=options.quick, verbose=True
     )  # fmt: skip
     if not (options.check and whole):
         print(table.text(_part(found, TARGETS)))
         print(cards.text(_part(found, CARDS)))
     print(f"{len(found['kernels'])} compilations looked at in {monotonic() - start:.0f} s, Triton {found['triton']}")
     if whole and not options.check:
-        table.TABLE_PATH.write_text(table.to_json(_part(found, TARGETS)))
-        cards.CARDS_PATH.write_text(cards.to_json(_part(found, CARDS)))
-        table.PAGE_PATH.write_text(table.page(table.read(), cards.read()))
-        print(f"written: {table.TABLE_PATH.name}, {cards.CARDS_PATH.name}, {table.PAGE_PATH.name}")
+        _write(found, is_oldest=is_oldest)
         problems = compare(found, found)
     else:
-        problems = compare(found, _committed(), whole=whole)
+        problems = compare(found, _committed(found["triton"]), whole=whole)
     for problem in problems:
         print(f"FAIL {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -141,6 +141,9 @@ def _regressions(key: str, row: dict[str, Any], before: dict[str, Any], same_com
             problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
     if same_compiler and row["registers"] > before["registers"]:
         problems.append(f"{row['registers']} registers, {before['registers']} in the table")
+    for field, what in (("loop_barriers", "barriers"), ("conversions", "conversions of layouts")):
+        if same_compiler and row.get(field, 0) > before.get(field, 0):
+            problems.append(f"{row[field]} {what}, {before[field]} in the table")
     if same_compiler and _may_spill(key) and row["spill_bytes"] > before["spill_bytes"]:
         problems.append(f"spills {row['spill_bytes']} bytes, {before['spill_bytes']} in the table")
     return problems

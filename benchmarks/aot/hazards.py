@@ -8,14 +8,13 @@ wrong result now and then, which no test on a device is sure to see. So machine 
 
 An instruction with `gsb0` ends a group of products; `WARPGROUP.DEPBAR.LE gsb0, n` waits until at most n are left;
 `WARPGROUP.ARRIVE` is the fence (wgmma.fence) between what wrote a register and the product that reads it. All ways
-through the kernel are followed, each branch both ways.
+through the kernel are followed, each branch that has a condition both ways.
 """
 
 import re
 from typing import Any
 
-from benchmarks.aot import listings
-from benchmarks.aot.listings import Instruction, Listing
+from benchmarks.aot.listings import Instruction, Listing, disassemble
 
 __all__ = ["find_hazards", "hazards_of"]
 
@@ -36,8 +35,7 @@ def hazards_of(compiled: list[Any]) -> list[list[str]]:
     """`find_hazards` of each kernel that `triton.compile` made for sm_90."""
     cubins = [one.asm["cubin"] if "wgmma.mma_async" in one.asm["ptx"] else None for one in compiled]
     given = [cubin for cubin in cubins if cubin is not None]
-    # Private, since another name for it would change the hash of every row of the table.
-    found = iter(listings._disassemble(given, 90) if given else [])
+    found = iter(disassemble(given, 90) if given else [])
     return [[] if cubin is None else find_hazards(next(found)) for cubin in cubins]
 
 
@@ -76,8 +74,14 @@ def find_hazards(listing: Listing) -> list[str]:
             groups = groups[max(0, len(groups) - 1 - left) :]
         if index in targets:
             waiting.append((targets[index], groups))
-        waiting.append((index + 1, groups))
+        if not _ends(one):
+            waiting.append((index + 1, groups))
     return [found[index] for index in sorted(found)] + _after_fence(code, writes, first)
+
+
+def _ends(one: Instruction) -> bool:
+    """Whether no thread goes on with the next instruction."""
+    return one.opcode.startswith(("BRA", "EXIT")) and not one.predicate and "," not in one.operands
 
 
 def _after_fence(code: list[Instruction], writes: list[frozenset[int]], first: dict[int, frozenset[int]]) -> list[str]:

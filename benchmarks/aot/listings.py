@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Instruction", "Listing", "inspect", "machine_code", "main_loops", "parse_sass", "read_amdgcn", "read_sass"]
+__all__ = ["Instruction", "Listing", "disassemble", "inspect", "machine_code", "main_loops", "parse_sass", "read_amdgcn", "read_sass"]
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One machine instruction, and how many bytes per thread it moves between global memory and registers.
 
-    multiply_adds: of a matrix product, per thread of those that execute it; None where it is none.
+    multiply_adds: of a matrix product, per thread of those that execute it; None where it is none. predicate: what
+    decides whether a thread executes it, such as @!P0; empty where all do, or where the operands say it.
     """
 
     opcode: str
@@ -34,6 +35,7 @@ class Instruction:
     load_bytes: int = 0
     store_bytes: int = 0
     multiply_adds: int | None = None
+    predicate: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def machine_code(cubin: bytes) -> bytes:
     return cubin[at : at + length]
 
 
-def _disassemble(cubins: list[bytes], arch: int) -> list[Listing]:
+def disassemble(cubins: list[bytes], arch: int) -> list[Listing]:
     """All in one call: starting `nvdisasm` costs 0.2 s, an instruction next to nothing."""
     codes = [machine_code(cubin) for cubin in cubins]
     feature = "a" if arch >= 90 else ""  # Triton compiles for sm_90a and sm_100a
@@ -157,6 +159,9 @@ def _outermost(loops: list[range]) -> list[range]:
     return found
 
 
+_BARRIERS = ("BAR.", "s_barrier")  # of a whole program
+
+
 def _counts(
     listing: Listing,
     in_flight: Callable[[list[Instruction]], int],
@@ -179,6 +184,7 @@ def _counts(
         "tile_instructions": len(once),
         "tile_half_rate": sum(i.opcode.startswith(half_rate) for i in once) if half_rate else 0,
         "tile_special": sum(i.opcode.startswith(special) for i in once),
+        "loop_barriers": sum(i.opcode.startswith(_BARRIERS) for i in looped),
         "loop_bytes": sum(i.load_bytes + i.store_bytes for i in looped),
         "loads": len(loads),
         "loads_128": sum(i.load_bytes >= 16 for i in loads),
@@ -228,10 +234,10 @@ def parse_sass(sass: str, sizes: list[int]) -> list[Listing]:
         instructions, index_at, jumps = [], {}, []
 
     for line in sass.splitlines():
-        match = re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)", line)
+        match = re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)", line)
         if match is None:
             continue
-        address, opcode, operands = int(match[1], 16), match[2], match[3]
+        address, predicate, opcode, operands = int(match[1], 16), (match[2] or "").strip(), match[3], match[4]
         while address >= ends[len(found)]:
             finish()
         index_at[address] = len(instructions)
@@ -241,7 +247,7 @@ def parse_sass(sass: str, sizes: list[int]) -> list[Listing]:
             jumps.append((len(instructions), int(target[1], 16)))
         load = _sass_bytes(opcode) if opcode.startswith(("LDG.", "LDGSTS.")) else 0
         store = _sass_bytes(opcode) if opcode.startswith("STG.") else 0
-        instructions.append(Instruction(opcode, operands, load, store, _sass_multiply_adds(opcode)))
+        instructions.append(Instruction(opcode, operands, load, store, _sass_multiply_adds(opcode), predicate))
     while len(found) < len(sizes):
         finish()
     return found
@@ -357,8 +363,11 @@ def inspect(compiled: list[Any], target: str) -> list[dict[str, Any]]:
     """The rows of the table for kernels that `triton.compile` made for a target."""
     if target.startswith("sm_"):
         cubins = [one.asm["cubin"] for one in compiled]
-        listings = _disassemble(cubins, int(target.removeprefix("sm_")))
+        listings = disassemble(cubins, int(target.removeprefix("sm_")))
         rows = [_resources(cubin) | read_sass(listing) for cubin, listing in zip(cubins, listings, strict=True)]
     else:
         rows = [read_amdgcn(one.asm["amdgcn"]) for one in compiled]
-    return [row | {"shared_bytes": int(one.metadata.shared)} for row, one in zip(rows, compiled, strict=True)]
+    return [
+        row | {"shared_bytes": int(one.metadata.shared), "conversions": one.asm["ttgir"].count("ttg.convert_layout ")}
+        for row, one in zip(rows, compiled, strict=True)
+    ]

@@ -9,6 +9,7 @@ from benchmarks.aot.device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT
 from benchmarks.kit.record import ROOT
 
 TABLE_PATH = Path(__file__).with_name("aot_table.json")
+OLDEST_PATH = Path(__file__).with_name("aot_table_oldest.json")  # of the oldest Triton that is supported, sm_90 alone
 PAGE_PATH = ROOT / "docs" / "kernels" / "ahead_of_time.md"
 
 COLUMNS = (
@@ -18,7 +19,7 @@ COLUMNS = (
     "bulk_copy_instructions", "elements_per_thread", "bytes_per_element", "resident_threads",
     "multiply_adds_per_element", "needs_warpgroup_products", "dropout_per_element", "tile_instructions",
     "tile_half_rate", "tile_special", "register_reallocations", "product_tile", "needs_bulk_copies",
-    "is_specialized", "code",
+    "is_specialized", "loop_barriers", "conversions", "code",
 )  # fmt: skip
 
 
@@ -81,6 +82,8 @@ These figures say why a kernel should be limited by memory. That it is, only a G
   {TARGETS["sm_90"].max_warps} (`gfx942`: waves, of {TARGETS["gfx942"].max_warps}).
 - **loads**, **stores**: of global memory, 128 bits wide / all. What is narrower is one number per row (statistics,
   coordinates) or per program.
+- **barriers**: of a program, in the main loops; **conversions**: of one layout to another, in the whole kernel, most of
+  them through shared memory.
 - **instructions**: of one pass of the main loops / of the whole kernel, per thread; one number where no loop is.
 - **per element**: instructions of one pass over the elements that a thread treats in it. What stands before and after
   the loops is left out: it is paid once per program, whatever the number of rows.
@@ -150,6 +153,8 @@ def _cells(row: dict[str, Any]) -> dict[str, object]:
         "loads": f"{row['loads_128']} / {row['loads']}",
         "stores": f"{row['stores_128']} / {row['stores']}",
         "instructions": whole if body == whole else f"{body} / {whole}",
+        "barriers": row["loop_barriers"],
+        "conversions": row["conversions"],
         "per element": derived["per_element"],
         "dropout": row["dropout_per_element"],
         "issue": derived["issue_share"],
@@ -195,8 +200,36 @@ def _gemm_cells(row: dict[str, Any]) -> dict[str, object]:
     return cells
 
 
-def page(table: dict[str, Any], of_cards: dict[str, Any]) -> str:
-    """The page of the documentation that shows the table and, last, the record of cards."""
+_VERSIONS = """## Triton {oldest}
+
+The oldest version that is supported compiles some kernels differently (`benchmarks/aot/aot_table_oldest.json`, made by
+`python -m benchmarks.aot` with that Triton; the gate holds it as it holds the table). Of all configurations of a kernel
+on `sm_90` the most under {oldest} / {newest}, where they differ. **conversions**: of layouts, in the whole kernel
+(`ttg.convert_layout`); most go through shared memory. **barriers**: of a program, in the main loops.
+"""
+_COMPARED = {
+    "registers": "registers", "spill_bytes": "spilled bytes", "shared_bytes": "shared bytes",
+    "conversions": "conversions", "loop_barriers": "barriers",
+}  # fmt: skip
+
+
+def _versions(table: dict[str, Any], oldest: dict[str, Any]) -> list[str]:
+    """Lines of the page: what two versions of Triton make differently, by kernel."""
+    lines = [
+        _VERSIONS.format(oldest=oldest["triton"], newest=table["triton"]),
+        "| kernel | " + " | ".join(_COMPARED.values()) + " |",
+        "| --- |" + " --- |" * len(_COMPARED),
+    ]
+    for kernel in _configuration_names(oldest["kernels"]):
+        keys = [key for key in oldest["kernels"] if key.split(" ", 1)[0] == kernel]
+        most = [[max(one["kernels"][key][column] for key in keys) for column in _COMPARED] for one in (oldest, table)]
+        cells = [str(old) if old == new else f"{old} / {new}" for old, new in zip(*most, strict=True)]
+        lines.append(f"| {kernel} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def page(table: dict[str, Any], of_cards: dict[str, Any], oldest: dict[str, Any]) -> str:
+    """The page of the documentation: the table, what the oldest Triton makes of it, and the record of cards."""
     kernels = table["kernels"]
     lines = [_INTRODUCTION, f"Compiled by Triton {table['triton']}; {len(kernels)} compilations.\n"]
     others = [name for name in TARGETS if name != "sm_90"]
@@ -221,4 +254,4 @@ def page(table: dict[str, Any], of_cards: dict[str, Any]) -> str:
                 cells.append(f"{_registers(row)}, {derive(row, name)['warps']}, {wide}")
             lines.append(f"| {one} | " + " | ".join(cells) + " |")
         lines.append("")
-    return "\n".join(lines + cards.section(of_cards)) + "\n"
+    return "\n".join(lines + _versions(table, oldest) + cards.section(of_cards)) + "\n"

@@ -78,7 +78,7 @@ def _embedding_bwd_kernel(
     vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
-    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
         weight *= scale

@@ -138,7 +138,7 @@ def _dropout_add_layer_norm_fwd_kernel(
         )
         h = h.to(tl.float32)
         if HAS_X_BIAS:
-            branch += tl.load(row_major(x_bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+            branch += tl.load(row_major(x_bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             batch_row = tl.load(coords_ptr + row * 2, mask=mask_row, other=0).to(tl.uint32)
             position = tl.load(coords_ptr + row * 2 + 1, mask=mask_row, other=0).to(tl.uint32)
@@ -158,8 +158,8 @@ def _dropout_add_layer_norm_fwd_kernel(
             h = stored_h.to(tl.float32)
 
         centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
-        weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
-        bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+        weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
+        bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
         y = centred * rstd * weight + bias
         tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
         tl.store(mean_ptr + row, mean, mask=mask_row)
@@ -218,7 +218,7 @@ def _dropout_add_layer_norm_bwd_kernel(
         kept_ptr = h_ptr
     inverse = 0.0
     if SAVES != "input" and not FEW_REGISTERS:
-        inverse = 1.0 / tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=1.0).to(tl.float32)
+        inverse = 1.0 / tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=1.0).to(tl.float32)
     if HAS_DROPOUT and not FEW_REGISTERS:
         k0, k1 = split_seed(tl.load(seed_ptr))
     dx_bias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
@@ -236,16 +236,16 @@ def _dropout_add_layer_norm_bwd_kernel(
         rstd = tl.load(rstd_ptr + row, mask=mask_row, other=0.0)
         # In masked columns dy is 0, hence g, and what n holds there enters no sum.
         if reads_y:
-            bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+            bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
             if FEW_REGISTERS:
-                divisor = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=1.0).to(tl.float32)
+                divisor = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=1.0).to(tl.float32)
                 n = (kept - bias) / divisor
             else:
                 n = (kept - bias) * inverse
         else:
             n = (kept - tl.load(mean_ptr + row, mask=mask_row, other=0.0)) * rstd
         # From cache: registers are for the sums. 1 in masked columns, where it divides.
-        weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=1.0).to(tl.float32)
+        weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=1.0).to(tl.float32)
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
         # registers. Rows past the last add 0 by themselves: there dy and rstd are 0.
         dweight += tl.where(mask_col, dy * n, 0.0)

@@ -94,8 +94,8 @@ def _embedding_fwd_kernel(
     # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
     # the layout of y, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col
-    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
-    bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
+    bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
 

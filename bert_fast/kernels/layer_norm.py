@@ -73,8 +73,8 @@ def _layer_norm_fwd_kernel(
         tl.float32
     )
     centred, mean, rstd = normalise(x, mask_col, eps, N_COLS)
-    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
-    bias = tl.load(row_major(bias_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
+    bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
     tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(mean_ptr + row, mean, mask=mask_row)
@@ -108,7 +108,7 @@ def _layer_norm_bwd_kernel(
     mask_col = col < N_COLS  # [CHUNKS, 1, CHUNK_COLS]
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col  # as in forward
-    weight = tl.load(row_major(weight_ptr, param_col, 1), mask=mask_col, other=0.0).to(tl.float32)
+    weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     dweight = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dbias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
 

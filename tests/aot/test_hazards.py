@@ -15,8 +15,10 @@ def waits(left: int) -> tuple[str, str]:
     return "WARPGROUP.DEPBAR.LE", f"gsb0, {left:#x}"
 
 
-def found(*code: tuple[str, str], branches: tuple[tuple[int, int], ...] = ()) -> list[str]:
-    return find_hazards(Listing([Instruction(*one) for one in code], list(branches)))
+def found(*code: tuple[str, ...], branches: tuple[tuple[int, int], ...] = ()) -> list[str]:
+    """code: opcode, operands and, where there is one, the predicate."""
+    listing = [Instruction(opcode, operands, predicate="".join(rest)) for opcode, operands, *rest in code]
+    return find_hazards(Listing(listing, list(branches)))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_waiting_for_all_but_some() -> None:
 
 def test_a_loop_overwrites_what_its_last_round_reads() -> None:
     """As Triton 3.6 makes it: loaded, multiplied, waited for all but one, and back."""
-    load, again = ("LDSM.16.MT88.4", "R48, [R4]"), ("BRA", "0x0")
+    load, again = ("LDSM.16.MT88.4", "R48, [R4]"), ("BRA", "0x0", "@P0")
     lines = found(load, FENCE, PRODUCT, waits(1), again, waits(0), NEXT, branches=((4, 0),))
     assert len(lines) == 1 and "LDSM.16.MT88.4 (instruction 0) overwrites R48" in lines[0]
     assert found(load, FENCE, PRODUCT, waits(0), again, waits(0), NEXT, branches=((4, 0),)) == []
@@ -74,5 +76,18 @@ def test_what_is_written_behind_the_fence() -> None:
 def test_many_groups_end() -> None:
     lines = found(FENCE, *[PRODUCT] * 40, ("MOV", "R49, R1"), waits(0), NEXT)
     assert len(lines) == 1
-    loop = found(FENCE, PRODUCT, ("BRA", "0x0"), waits(0), ("MOV", "R49, R1"), NEXT, branches=((2, 0),))
+    loop = found(FENCE, PRODUCT, ("BRA", "0x0", "@P0"), waits(0), ("MOV", "R49, R1"), NEXT, branches=((2, 0),))
     assert loop == []
+
+
+def test_what_stands_behind_the_end_is_reached_by_branches_alone() -> None:
+    """Waiting for a copy is tried again out of line: for the one before the product, and for one after it."""
+    code = (FENCE, PRODUCT, waits(0), ("MOV", "R24, R1"), NEXT, ("TRY", ""), ("BRA", "0x0"), ("TRY", ""), ("BRA", "0x30"))
+    out_of_line = ((6, 0), (8, 3))
+    assert found(*code, branches=out_of_line) == []
+    again = (*code[:6], ("BRA", "0x0", "@!P0"), *code[7:])
+    assert found(*again, branches=out_of_line) == [], "reached by no branch"
+    entered = (("BRA", "0x50", "@P1"), *code[1:])
+    assert found(*entered, branches=((0, 5), (6, 1), (8, 3))) == []
+    skipped = (FENCE, PRODUCT, ("BRA", "0x70", "@P1"), *code[3:])
+    assert len(found(*skipped, branches=((2, 7), (8, 3)))) == 1, "the wait is jumped over"
