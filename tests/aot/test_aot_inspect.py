@@ -34,20 +34,22 @@ SASS = """
         /*0070*/                   HFMA2.MMA R5, -RZ, RZ, 0, 0 ;
         /*0080*/                   ISETP.GE.AND P0, PT, R3, UR4, PT ;
         /*0090*/                   MUFU.EX2 R3, R3 ;
-        /*00a0*/              @!P2 BRA 0x20 ;
-        /*00b0*/                   EXIT ;
-        /*00c0*/                   BRA 0xc0;
-        /*00d0*/                   NOP ;
-        /*00e0*/                   LDG.E R4, desc[UR4][R2.64] ;
-        /*00f0*/                   BRA.U UP0, 0xe0 ;
+        /*00a0*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*00b0*/              @!P2 BRA 0x20 ;
+        /*00c0*/                   EXIT ;
+        /*00d0*/                   BRA 0xd0;
+        /*00e0*/                   NOP ;
+        /*00f0*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*0100*/                   BRA.U UP0, 0xf0 ;
 """
 
 
 def test_reading_sass() -> None:
-    first, second = parse_sass(SASS, [0xE0, 0x20])
+    first, second = parse_sass(SASS, [0xF0, 0x20])
     assert read_sass(first) == {
-        "instructions": 13,
-        "loop_instructions": 9,
+        "instructions": 14,
+        "loop_instructions": 10,
+        "loop_barriers": 1,
         "loop_half_rate": 1,
         "loop_bytes": 40,
         "loads": 3,
@@ -66,6 +68,7 @@ def test_reading_sass() -> None:
         "tile_half_rate": 0,
         "tile_special": 0,
     }
+    assert [i.predicate for i in first.instructions] == ["", "", "@!P0", "", "@P1", *[""] * 6, "@!P2", "", ""]
     assert [i.opcode for i in second.instructions] == ["LDG.E", "BRA.U"]
     assert second.branches == [(1, 0)]
 
