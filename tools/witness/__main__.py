@@ -51,19 +51,22 @@ def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str
     device_answers.install(DEVICES[device], _MULTIPROCESSORS, _SHARED_BYTES[device], has_products=True)
     import torch
 
+    from benchmarks.gpu.status import kernel_hashes
     from benchmarks.kernels.timing import check_case
     from tools.witness.cases import cases
     from tools.witness.launch import witness
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines = []
+    lines, hashes = [], kernel_hashes()
     for case in cases(families):
         if only not in case.name:
             continue
         start = time.monotonic()
         with witness(DEVICES[device]) as found:
             line = check_case(case, torch.device("cpu"))
+        # Those of what is verified too: a case may do nothing else.
+        line["kernels"] = {name: hashes[name] for name in found.kernels}
         line |= {"programs": found.num_programs, "seconds": round(time.monotonic() - start, 1)}
         print(f"{'ok ' if line['ok'] else 'RED'} {line['case']}: {line['programs']} programs, {line['seconds']} s")
         if line["error"]:
