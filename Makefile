@@ -67,6 +67,7 @@ gpu-status:
 witness: setup
 	@$(VENV_PYTHON) -m tools.witness --record
 	@$(VENV_PYTHON) -m tools.witness --record --device sm_80
+	@PYTHONPATH=.compat $(VENV_PYTHON) -m tools.witness --record
 
 plots: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.plot

@@ -238,7 +238,9 @@ def _dropout_add_layer_norm_bwd_kernel(
         if reads_y:
             bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
             if FEW_REGISTERS:
-                divisor = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=1.0).to(tl.float32)
+                divisor = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=1.0).to(
+                    tl.float32
+                )
                 n = (kept - bias) / divisor
             else:
                 n = (kept - bias) * inverse

@@ -141,7 +141,9 @@ def test_table_holds_no_problem(table: dict[str, Any]) -> None:
 
 
 def test_page_shows_the_table(table: dict[str, Any]) -> None:
-    assert aot_table.PAGE_PATH.read_text() == aot_table.page(table, cards.read(), oldest()), "run python -m benchmarks.aot"
+    assert aot_table.PAGE_PATH.read_text() == aot_table.page(table, cards.read(), oldest()), (
+        "run python -m benchmarks.aot"
+    )
 
 
 def oldest() -> dict[str, Any]:

@@ -82,7 +82,17 @@ def test_many_groups_end() -> None:
 
 def test_what_stands_behind_the_end_is_reached_by_branches_alone() -> None:
     """Waiting for a copy is tried again out of line: for the one before the product, and for one after it."""
-    code = (FENCE, PRODUCT, waits(0), ("MOV", "R24, R1"), NEXT, ("TRY", ""), ("BRA", "0x0"), ("TRY", ""), ("BRA", "0x30"))
+    code = (
+        FENCE,
+        PRODUCT,
+        waits(0),
+        ("MOV", "R24, R1"),
+        NEXT,
+        ("TRY", ""),
+        ("BRA", "0x0"),
+        ("TRY", ""),
+        ("BRA", "0x30"),
+    )
     out_of_line = ((6, 0), (8, 3))
     assert found(*code, branches=out_of_line) == []
     again = (*code[:6], ("BRA", "0x0", "@!P0"), *code[7:])

@@ -1,6 +1,5 @@
 """Kernels as they are compiled for NVIDIA's processors, run by their PTX; bf16, which Triton's interpreter cannot."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,14 +7,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.status import kernel_hashes
+from benchmarks.kernels.case import KernelCase, Problem
 from bert_fast.reference import dropout as reference_dropout
 from bert_fast.reference import layer_norm as reference_layer_norm
 from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 from tests.kernels.attention_grid import check
-from tools.witness import launch
-from tools.witness.__main__ import DEVICES, RECORD
+from tools.witness import launch, record
+from tools.witness.__main__ import DEVICES, run_case
 from tools.witness.launch import witness
 from tools.witness.memory import Fault
 
@@ -100,7 +100,25 @@ def test_a_product_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPat
         check(attention, AttentionCase((64,), num_heads=1, head_dim=64), torch.bfloat16)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_every_kernel_was_run_as_it_is_now(device: str) -> None:
+@pytest.mark.parametrize("name", [*DEVICES, "sm_90 oldest"])
+def test_every_kernel_was_run_as_it_is_now(name: str) -> None:
     """`make witness` writes the record; a kernel that was changed since has to be run again."""
-    assert json.loads(RECORD.read_text()).get(device) == dict(sorted(kernel_hashes().items()))
+    assert record.read()[name]["kernels"] == dict(sorted(kernel_hashes().items()))
+
+
+def test_page_is_that_of_the_record() -> None:
+    runs = record.read()
+    assert record.PAGE_PATH.read_text() == record.page(runs), "run make witness"
+    assert all(0.0 <= (case["share"] or 0.0) <= 1.0 for run in runs.values() for case in run["cases"].values())
+
+
+def test_a_case_that_comes_out_wrong_is_red() -> None:
+    """Its comparisons are taken down, and none raises."""
+
+    def verify() -> None:
+        one = torch.ones(3)
+        assert_close_to_truth("linear", "y", one + 1.0, one, one.double())
+
+    problem = Problem((), None, lambda: None, lambda: None, bytes_moved={}, verify=verify)
+    line = run_case(KernelCase("linear", "3", torch.float32, "planted", lambda device: problem), "sm_90")
+    assert not line["ok"] and "worst error" in line["error"] and line["share"] > 1.0

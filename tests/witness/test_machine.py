@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tools.witness.instructions import compile_instruction
 from tools.witness.machine import Machine
@@ -196,6 +197,17 @@ def test_faults(body: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.witness.machine._MOST_STEPS", 2000)
     with pytest.raises(Fault, match=said):
         run(body, ints().clone(), torch.zeros(64).int())
+
+
+def test_tensors_without_memory_are_passed_over() -> None:
+    """Whoever else has tensors in this process: fake ones, sparse ones, of another device, freed."""
+    with FakeTensorMode():
+        others = [torch.zeros(4)]
+    others += [torch.zeros(4, device="meta"), torch.eye(3).to_sparse(), torch.zeros(4)]
+    others[-1].untyped_storage().resize_(0)
+    with pytest.raises(Fault, match="in no tensor's memory"):
+        run("mov.u64 %rd6, 4096;\n ld.global.b32 %r2, [%rd6];", ints().clone(), torch.zeros(64).int())
+    assert len(others) == 4  # they were alive
 
 
 def test_text_without_a_kernel() -> None:

@@ -10,15 +10,12 @@ docs/witness.md says what that shows and what it does not.
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
-RECORD = Path(__file__).parent / "record.json"
 DEVICES = {"sm_80": 80, "sm_90": 90}
 _SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
 _MULTIPROCESSORS = 4  # programs that persistent kernels start: enough for each to have several rounds
@@ -51,29 +48,45 @@ def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str
     device_answers.install(DEVICES[device], _MULTIPROCESSORS, _SHARED_BYTES[device], has_products=True)
     import torch
 
-    from benchmarks.gpu.status import kernel_hashes
-    from benchmarks.kernels.timing import check_case
     from tools.witness.cases import cases
-    from tools.witness.launch import witness
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines, hashes = [], kernel_hashes()
+    lines = []
     for case in cases(families):
-        if only not in case.name:
-            continue
-        start = time.monotonic()
-        with witness(DEVICES[device]) as found:
-            line = check_case(case, torch.device("cpu"))
-        # Those of what is verified too: a case may do nothing else.
-        line["kernels"] = {name: hashes[name] for name in found.kernels}
-        line |= {"programs": found.num_programs, "seconds": round(time.monotonic() - start, 1)}
-        print(f"{'ok ' if line['ok'] else 'RED'} {line['case']}: {line['programs']} programs, {line['seconds']} s")
-        if line["error"]:
-            print(f"    {line['error']}")
-        sys.stdout.flush()
-        lines.append(line)
+        if only in case.name:
+            line = run_case(case, device)
+            print(
+                f"{'ok ' if line['ok'] else 'RED'} {line['case']}: {line['programs']} programs, {line['seconds']} s, "
+                f"{line['output']} at {line['share']} of what is allowed"
+            )
+            if line["error"]:
+                print(f"    {line['error']}")
+            sys.stdout.flush()
+            lines.append(line)
     return lines
+
+
+def run_case(case: Any, device: str) -> dict[str, Any]:
+    """What `check_case` says of a `KernelCase`, programs that were run, seconds, and errors (`record.figures`)."""
+    import torch
+
+    from benchmarks.gpu.status import kernel_hashes
+    from benchmarks.kernels.timing import check_case
+    from bert_fast.testing.compare import comparisons
+    from tools.witness.launch import witness
+    from tools.witness.record import figures
+
+    start, hashes = time.monotonic(), kernel_hashes()
+    with witness(DEVICES[device]) as found, comparisons() as compared:
+        line = check_case(case, torch.device("cpu"))
+    wrong = [one.wrong for one in compared if one.wrong]
+    if wrong and not line["error"]:
+        line |= {"ok": False, "error": f"wrong: {'; '.join(wrong)}"}
+    # Kernels of what is verified too: a case may do nothing else.
+    line["kernels"] = {name: hashes[name] for name in found.kernels}
+    line |= {"programs": found.num_programs, "seconds": round(time.monotonic() - start, 1)}
+    return line | figures(compared)
 
 
 def main() -> int:
@@ -81,13 +94,11 @@ def main() -> int:
     options = _arguments()
     lines = run_cases(options.device, options.family, options.only)
     if options.record:
-        known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        kernels: dict[str, str] = {}
-        for line in lines:
-            if line["ok"]:
-                kernels |= line["kernels"]
-        known[options.device] = dict(sorted(kernels.items()))
-        RECORD.write_text(json.dumps(known, indent=1) + "\n")
+        import triton
+
+        from tools.witness import record
+
+        record.write(options.device, triton.__version__, lines)
     red = [line["case"] for line in lines if not line["ok"]]
     print(f"{len(lines)} cases, {sum(line['programs'] for line in lines)} programs; red: {', '.join(red) or 'none'}")
     return 1 if red or not lines else 0

@@ -59,7 +59,7 @@ class Global:
                 if base <= address and address + nbytes <= base + len(region):
                     return region, base
             for one in gc.get_objects():
-                if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+                if issubclass(type(one), torch.Tensor) and _has_memory(one):
                     self._admit(one.untyped_storage())
         raise Fault(f"{nbytes} bytes at {address:#x} are in no tensor's memory")
 
@@ -95,6 +95,15 @@ class Global:
         as_bytes = np.ascontiguousarray(values).view(np.uint8)
         for region, offsets, which in self._places(addresses, nbytes):
             region[offsets[:, None] + np.arange(nbytes)] = as_bytes[which]
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory of this machine behind a tensor, which may be anybody's: fake, traced, half made."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.device.type == "cpu" and storage.data_ptr() != 0
+    except RuntimeError:  # no storage, or none with an address
+        return False
 
 
 def _address(number: int, address: int) -> int:
