@@ -73,8 +73,9 @@ class _Recorder(TorchDispatchMode):
         return outputs
 
     def undo(self) -> None:
-        for tensor, value in reversed(self.before.values()):
-            tensor.copy_(value)
+        with torch.no_grad():  # an optimizer writes into parameters
+            for tensor, value in reversed(self.before.values()):
+                tensor.copy_(value)
         torch.set_rng_state(self.generator)
 
 

@@ -94,13 +94,14 @@ class QueueClock:
     """
 
     FIRST_SLEEP, LONGEST_SLEEP = 500_000, 64_000_000  # clock cycles: about 0.3 and 35 ms
+    QUEUE, LAUNCH_BOUND = "queue", "launch-bound"
 
     def __init__(self, cuda: Any = None) -> None:
         if cuda is None:
             import torch
 
             cuda = torch.cuda
-        self.name = "queue"
+        self.name = self.QUEUE
         self.host_us = 0.0
         self._cuda = cuda
         self._cycles = self.FIRST_SLEEP
@@ -121,7 +122,7 @@ class QueueClock:
                 return total / len(launches)
             del kept
             if size == 1:
-                self.name = "launch-bound"
+                self.name = self.LAUNCH_BOUND
             self._group, self._cycles = max(1, size // 2), self.FIRST_SLEEP
 
     def _sample(self, launches: Sequence[Launch], kept: list[object]) -> tuple[float | None, float]:
@@ -136,13 +137,35 @@ class QueueClock:
             host = (time.perf_counter() - begin) * 1e6
             was_queued = not start.query()
             self._cuda.synchronize()
-            if was_queued or self.name == "launch-bound":
+            if was_queued or self.name == self.LAUNCH_BOUND:
                 kept += results
                 return start.elapsed_time(end) * 1e3, host
             if self._cycles >= self.LONGEST_SLEEP:
                 return None, host
             self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP)
             del results  # or the next try would need as much memory again
+
+
+def time_on_device(calls: Sequence[Launch], cuda: Any) -> tuple[float, str]:
+    """(seconds that the device works, clock) for calls that follow one another and cannot be made twice.
+
+    Each call is queued while the device sleeps, as in `QueueClock`. clock: "queue", or "launch-bound" where the device
+    woke up before a call was queued as a whole: it synchronises, or has more launches than the queue holds. Then the
+    device may have waited for the host within the time, though less than without the sleep.
+    """
+    seconds, name = 0.0, QueueClock.QUEUE
+    for call in calls:
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        cuda.synchronize()
+        cuda._sleep(QueueClock.LONGEST_SLEEP)
+        start.record()
+        call()
+        end.record()
+        if start.query():
+            name = QueueClock.LAUNCH_BOUND
+        cuda.synchronize()
+        seconds += start.elapsed_time(end) / 1e3
+    return seconds, name
 
 
 class Seconds:

@@ -1,9 +1,11 @@
 """Models of BERT's sizes, transformers' and ours with equal weights, and lengths of real texts."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.kit.bert import Size
 from benchmarks.kit.record import DATA
@@ -18,13 +20,35 @@ def their_model(kind: str, size: Size, attention: str = "sdpa", **options: Any) 
     return getattr(transformers, kind)(config)
 
 
-def our_model(theirs: Any) -> torch.nn.Module:
-    """The model of ours that has transformers' weights."""
+def our_model(theirs: Any) -> nn.Module:
+    """The model of ours that has transformers' weights: copies, on the same device."""
     import bert_fast
 
-    ours = getattr(bert_fast, type(theirs).__name__)(bert_fast.BertConfig.from_hf(theirs.config))
-    ours.load_state_dict(theirs.state_dict(), strict=False)
-    return ours
+    config = bert_fast.BertConfig.from_hf(theirs.config)
+    return with_weights_of(theirs, lambda: getattr(bert_fast, type(theirs).__name__)(config))
+
+
+def with_weights_of(donor: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, with copies of the donor's parameters and buffers of the same names, on the donor's device.
+
+    It is built on the meta device, so that no weight is drawn a second time. What is one tensor in the donor is one in
+    the copy. KeyError where the donor lacks a name.
+    """
+    with torch.device("meta"):
+        model = build()
+    given: dict[str, torch.Tensor] = dict(donor.named_parameters(remove_duplicate=False))
+    given |= dict(donor.named_buffers(remove_duplicate=False))
+    copies: dict[int, Any] = {}
+    for path, module in model.named_modules():
+        for tensors in (module._parameters, module._buffers):
+            for name in [name for name, tensor in tensors.items() if tensor is not None]:
+                source = given[f"{path}.{name}" if path else name]
+                if id(source) not in copies:
+                    copy = source.detach().clone()
+                    is_parameter = isinstance(source, nn.Parameter)
+                    copies[id(source)] = nn.Parameter(copy, source.requires_grad) if is_parameter else copy
+                tensors[name] = copies[id(source)]
+    return model
 
 
 def draw_lengths(case: Case, num_batches: int) -> list[list[int]]:

@@ -17,12 +17,17 @@ from bert_fast import fuse
 
 
 def make_models(
-    shape: str, dropout_p: float, num_layers: int | None = None, is_fused: bool = False
+    shape: str,
+    dropout_p: float,
+    num_layers: int | None = None,
+    is_fused: bool = False,
+    device: torch.device | str = "cpu",
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """(bert_fast's or a fused one, Hugging Face's) models of one shape with equal random weights."""
+    """(bert_fast's or a fused one, Hugging Face's) models of one shape; equal weights, drawn on the device."""
     options: dict[str, object] = {} if num_layers is None else {"num_hidden_layers": num_layers}
     options |= dict(hidden_dropout_prob=dropout_p, attention_probs_dropout_prob=dropout_p)
-    theirs = their_model("BertModel", bert.BY_NAME[shape], **options)
+    with torch.device(device):
+        theirs = their_model("BertModel", bert.BY_NAME[shape], **options)
     return fuse(copy.deepcopy(theirs)) if is_fused else our_model(theirs), theirs
 
 
@@ -63,8 +68,8 @@ def run_case(
         _gemm._mkl_lacks_avx512 = lambda: False
     torch.manual_seed(0)
     is_training = case.mode == "training"
-    pair = make_models(case.shape, 0.1 if is_training else 0.0, is_fused=case.is_fused)
-    models = {name: model.to(device) for name, model in zip(("bert_fast", "transformers"), pair, strict=True)}
+    pair = make_models(case.shape, 0.1 if is_training else 0.0, is_fused=case.is_fused, device=device)
+    models = dict(zip(("bert_fast", "transformers"), pair, strict=True))
     batches = [
         {name: tensor.to(device) for name, tensor in padded_batch(lengths).items()}
         for lengths in draw_lengths(case, num_batches)

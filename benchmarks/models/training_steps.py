@@ -1,9 +1,11 @@
 """Whole steps of pre-training on one device: forward, backward, optimizer; ours against transformers', with MFU.
 
 Masked words (15 % of tokens) and next sentences, dropout 0.1, erf-GELU, fp32 parameters under autocast to bf16,
-PyTorch's fused AdamW for everybody. Contestants hold equal weights and see the same tokens:
+PyTorch's fused AdamW for everybody. Contestants hold equal weights, which are drawn once and copied, all of it on the
+device, and see the same tokens:
 
     bert_fast   BertForPreTraining on packed tokens and masked_lm_positions, as a loader of ours would hand them over
+    graph       the same step, captured once and replayed as a CUDA graph (`graphs.CapturedStep`); none on a CPU
     fused       transformers' BertForPreTraining after `bert_fast.fuse`, on the padded batch
     sdpa        transformers' BertForPreTraining with SDPA, on the padded batch
     eager       the same with its own attention
@@ -12,28 +14,36 @@ PyTorch's fused AdamW for everybody. Contestants hold equal weights and see the 
 Without dropout all of them must have the same loss, or the case is red and not timed.
 """
 
-from collections.abc import Callable, Iterator
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.kit.bert import BY_NAME, LABEL_SHARE, VOCAB_SIZE, Size
-from benchmarks.kit.clock import interleaved
+from benchmarks.kit.clock import QueueClock, Times, interleaved, time_on_device
 from benchmarks.kit.record import reason
-from benchmarks.models.build import draw_lengths, our_model, their_model
+from benchmarks.models.build import draw_lengths, our_model, their_model, with_weights_of
+from benchmarks.models.real_lengths import QUANTILES
 from benchmarks.registry import Case
-from bert_fast import fuse
+from bert_fast import fuse, graphs
 from bert_fast.testing.tolerances import RELATIVE
 
 PROVIDERS = ("bert_fast", "fused", "sdpa", "eager")
 COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")  # apart: the compiler takes longer than all of the others
+GRAPH = "graph"
+DEVICE_ROUNDS = 3  # in which the device's own time is taken; what it sleeps before them costs more than the steps
+WARMUP_STEPS = 3  # a graph is captured in the step after them
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """One batch. lengths: "full", "even" (any length from 1 to max_len) or a file of stored length distributions.
+    """One batch. lengths: "full", "even" (any length from 1 to max_len), a name of `real_lengths`, which travels with
+    the project, or a file of stored length distributions beside it.
 
     is_compiled: transformers' model is timed under torch.compile too, which takes a minute to compile it.
     """
@@ -56,11 +66,16 @@ class StepCase:
         return BY_NAME[self.shape]
 
     def draw(self) -> list[int]:
-        """Lengths of the sequences; of `max_len` at least one."""
+        """Lengths of the sequences. FileNotFoundError where those of real texts are not there."""
         if self.lengths == "even":
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randint(1, self.max_len + 1, (self.batch_size,), generator=generator).tolist()
             return [self.max_len, *drawn[1:]]
+        if self.lengths in QUANTILES:
+            quantiles, order = QUANTILES[self.lengths], torch.Generator().manual_seed(0)
+            places = ((torch.arange(self.batch_size) + 0.5) / self.batch_size * len(quantiles)).long()
+            places = places[torch.randperm(self.batch_size, generator=order)]
+            return [min(quantiles[place], self.max_len) for place in places.tolist()]
         case = Case(self.shape, self.lengths, self.max_len, "random", "training", self.batch_size)
         return draw_lengths(case, 1)[0]
 
@@ -123,17 +138,24 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
 
 
 class Contestant:
-    """A model with its optimizer and its form of the batch."""
+    """A model with its optimizer and its form of the batch.
 
-    def __init__(self, provider: str, case: StepCase, batch: Batch, compile_backend: str) -> None:
-        device = batch.padded["input_ids"].device
-        self._device = device
-        self._inputs = batch.packed if provider == "bert_fast" else batch.padded
-        self.model = _make_model(provider, case).to(device).train()
+    donor: whose weights the model gets. host_seconds: of every step so far, until the host had queued all of it.
+    last_loss: of the last step, without its graph.
+    """
+
+    def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
+        self._device = batch.padded["input_ids"].device
+        self._inputs = batch.packed if provider in ("bert_fast", GRAPH) else batch.padded
+        self.model = _make_model(provider, case, donor).train()
         self._call: Callable[..., Any] = self.model
         if provider == "compiled":
             self._call = torch.compile(self.model, backend=compile_backend, dynamic=False)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-4, fused=True, capturable=provider == GRAPH
+        )  # fmt: skip
+        self.last_loss: Tensor | None = None
+        self.host_seconds: list[float] = []
 
     def loss(self) -> Tensor:
         """Of the batch."""
@@ -142,9 +164,10 @@ class Contestant:
 
     def step(self) -> None:
         """One whole step; returns when the device is through."""
-        self.loss().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        began = time.perf_counter()
+        for part in self._parts():
+            part()
+        self.host_seconds.append(time.perf_counter() - began)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -157,19 +180,168 @@ class Contestant:
         self.step()
         return torch.cuda.max_memory_allocated(self._device) - before
 
+    def device_time(self) -> tuple[float | None, str | None]:
+        """(seconds that the device works in a step, clock) as `time_on_device` has them; None on a CPU."""
+        if self._device.type != "cuda":
+            return None, None
+        with torch.cuda.device(self._device):
+            found = [time_on_device(self._parts(), torch.cuda) for _ in range(DEVICE_ROUNDS)]
+        clocks = {clock for _, clock in found}
+        clock = QueueClock.LAUNCH_BOUND if QueueClock.LAUNCH_BOUND in clocks else QueueClock.QUEUE
+        return statistics.median(seconds for seconds, _ in found), clock
 
-def _make_model(provider: str, case: StepCase) -> nn.Module:
+    def _parts(self) -> tuple[Callable[[], object], ...]:
+        """What makes up a step, to be called in turn."""
+        return self._forward, self._backward, self._optimize
+
+    def _forward(self) -> None:
+        self.last_loss = self.loss()
+
+    def _backward(self) -> None:
+        assert self.last_loss is not None
+        self.last_loss.backward()
+        self.last_loss = self.last_loss.detach()
+
+    def _optimize(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+class CapturedContestant(Contestant):
+    """A step that is replayed as one CUDA graph, on a batch that fills its budget; BackendError without CUDA."""
+
+    def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
+        device = batch.padded["input_ids"].device
+        graphs.check_device(provider, device)
+        super().__init__(provider, case, batch, donor, compile_backend)
+        budget = graphs.Budget(sum(batch.lengths), len(batch.lengths), max(batch.lengths), batch.num_labels)
+        self._captured = graphs.CapturedStep(self._whole, [budget], device=device, num_warmup=WARMUP_STEPS)
+
+    def _whole(self, inputs: dict[str, Any]) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16):
+            loss: Tensor = self.model(**inputs).loss
+        loss.backward()
+        self._optimize()
+        return loss.detach()
+
+    def _parts(self) -> tuple[Callable[[], object], ...]:
+        return (self._replay,)
+
+    def _replay(self) -> None:
+        self.last_loss = self._captured(self._inputs)
+
+
+def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
+    """transformers' model with SDPA, whose weights all contestants get: the only ones that are drawn, on the device."""
     torch.manual_seed(0)
-    theirs: nn.Module = their_model(
-        "BertForPreTraining", case.size, "eager" if provider == "eager" else "sdpa",
-        vocab_size=case.vocab_size, max_position_embeddings=max(512, case.max_len),
-    )  # fmt: skip
-    return fuse(theirs) if provider == "fused" else our_model(theirs) if provider == "bert_fast" else theirs
+    with device:
+        return _their_model(case, "sdpa")
+
+
+def _their_model(case: StepCase, attention: str) -> nn.Module:
+    options = {"vocab_size": case.vocab_size, "max_position_embeddings": max(512, case.max_len)}
+    model: nn.Module = their_model("BertForPreTraining", case.size, attention, **options)
+    return model
+
+
+def _make_model(provider: str, case: StepCase, donor: nn.Module) -> nn.Module:
+    if provider in ("bert_fast", GRAPH):
+        return our_model(donor)
+    theirs = with_weights_of(donor, lambda: _their_model(case, "eager" if provider == "eager" else "sdpa"))
+    return fuse(theirs) if provider == "fused" else theirs
+
+
+def make_contestant(
+    provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str = "inductor"
+) -> Contestant:
+    """One of `PROVIDERS` or `COMPILED_PROVIDERS`, with the donor's weights."""
+    kind = CapturedContestant if provider == GRAPH else Contestant
+    return kind(provider, case, batch, donor, compile_backend)
 
 
 def compile_step(case: StepCase, device: torch.device, compile_backend: str) -> None:
     """Makes torch.compile store the step that `time_steps` will run."""
-    Contestant("compiled", case, make_batch(case, device), compile_backend).step()
+    make_contestant("compiled", case, make_batch(case, device), draw_donor(case, device), compile_backend).step()
+
+
+class Race:
+    """Contestants of a case, who get the donor's weights and take turns.
+
+    rounds: counted steps of each. matmul_tflop_s, compile_backend: see `time_steps`.
+    """
+
+    def __init__(
+        self, case: StepCase, device: torch.device, rounds: int, matmul_tflop_s: float | None, compile_backend: str
+    ) -> None:
+        self._case, self._rounds, self._matmul_tflop_s = case, rounds, matmul_tflop_s
+        self._compile_backend = compile_backend
+        self._batch, self._donor = make_batch(case, device), draw_donor(case, device)
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            self._loss = float(self._donor.eval()(**self._batch.padded).loss)
+        self.contestants: dict[str, Contestant] = {}
+        self._peaks: dict[str, int | None] = {}
+
+    def enter(self, provider: str) -> Iterator[dict[str, Any]]:
+        """Makes a contestant and has it warm up; yields why it is left out, if it is."""
+        try:
+            contestant = make_contestant(provider, self._case, self._batch, self._donor, self._compile_backend)
+            contestant.model.eval()
+            with torch.no_grad():
+                loss = float(contestant.loss())
+            if not abs(loss - self._loss) <= RELATIVE["training_step_loss_bf16"] * abs(self._loss):
+                yield {"provider": provider, "skipped": f"red: loss {loss:.4f}, transformers' {self._loss}"}
+                return
+            contestant.model.train()
+            for _ in range(WARMUP_STEPS):
+                contestant.step()
+            self._peaks[provider] = contestant.peak_bytes()
+            self.contestants[provider] = contestant
+        except Exception as failure:  # memory of the device, or the compiler: its result
+            yield {"provider": provider, "skipped": reason(failure, 300)}
+
+    def times(self, known: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """Results of all who are there, in turn; without those that are known."""
+        times = interleaved({name: one.step for name, one in self.contestants.items()}, self._rounds)
+        for provider, taken in times.items():
+            loss = float(cast(Tensor, self.contestants[provider].last_loss))
+            if provider in known:
+                continue
+            if not math.isfinite(loss):
+                yield {"provider": provider, "skipped": f"red: loss {loss} in training"}
+                continue
+            result = self._result(provider, taken)
+            ours = times.get("bert_fast")
+            yield result | {"bert_fast_speedup": None if ours is None else round(ours.speedup_over(taken), 3)}
+
+    def _result(self, provider: str, taken: Times) -> dict[str, Any]:
+        case, batch, contestant = self._case, self._batch, self.contestants[provider]
+        host_seconds = statistics.median(contestant.host_seconds[-self._rounds :])
+        try:
+            gpu_seconds, gpu_clock = contestant.device_time()
+        except Exception as failure:  # the other figures stand without it
+            gpu_seconds, gpu_clock = None, reason(failure, 300)
+        real, ceiling = sum(batch.lengths), self._matmul_tflop_s
+        tflop_s = model_flops(case, batch.lengths, batch.num_labels) / taken.median / 1e12
+        low, high = taken.quantiles()
+        return {
+            "case": case.name,
+            "provider": provider,
+            "fill": round(real / batch.padded["input_ids"].numel(), 4),
+            "ms": round(taken.median * 1e3, 3),
+            "ms_p20": round(low * 1e3, 3),
+            "ms_p80": round(high * 1e3, 3),
+            "host_ms": round(host_seconds * 1e3, 3),
+            "gpu_ms": None if gpu_seconds is None else round(gpu_seconds * 1e3, 3),
+            "gpu_share": None if gpu_seconds is None else round(gpu_seconds / taken.median, 4),
+            "gpu_clock": gpu_clock,
+            "sequences_per_s": round(case.batch_size / taken.median, 1),
+            "real_tokens_per_s": round(real / taken.median, 1),
+            "model_tflop_s": round(tflop_s, 3),
+            "mfu": None if ceiling is None else round(tflop_s / ceiling, 4),
+            "matmul_ceiling_tflop_s": ceiling,
+            "peak_bytes": self._peaks[provider],
+            "rounds": len(taken.seconds),
+        }
 
 
 def time_steps(
@@ -183,48 +355,20 @@ def time_steps(
 ) -> Iterator[dict[str, Any]]:
     """Yields a result for each contestant, or {"provider", "skipped"}: it failed, or its loss is not the others'.
 
+    A graph comes last, in turn with bert_fast alone: its memory stays with it, and no other result waits for it.
+
     matmul_tflop_s: what the device reaches in a large matrix product, for MFU; None: not measured.
     is_compiled: time transformers' model under torch.compile, in place of the uncompiled ones but SDPA.
     """
-    batch = make_batch(case, device)
-    contestants: dict[str, Contestant] = {}
-    peaks: dict[str, int | None] = {}
-    losses: dict[str, float] = {}
+    race = Race(case, device, rounds, matmul_tflop_s, compile_backend)
     for provider in COMPILED_PROVIDERS if is_compiled else PROVIDERS:
-        try:
-            contestant = Contestant(provider, case, batch, compile_backend)
-            contestant.model.eval()
-            with torch.no_grad():
-                losses[provider] = float(contestant.loss())
-            contestant.model.train()
-            contestant.step()
-            peaks[provider] = contestant.peak_bytes()
-            contestants[provider] = contestant
-        except Exception as failure:  # memory of the device, or the compiler: its result
-            yield {"provider": provider, "skipped": reason(failure, 300)}
-    theirs = losses.get("sdpa")
-    for provider in list(contestants):
-        if theirs is None or abs(losses[provider] - theirs) > RELATIVE["training_step_loss_bf16"] * abs(theirs):
-            del contestants[provider]
-            yield {"provider": provider, "skipped": f"red: loss {losses[provider]:.4f}, transformers' {theirs}"}
-    times = interleaved({name: contestant.step for name, contestant in contestants.items()}, rounds)
-    flops, real = model_flops(case, batch.lengths, batch.num_labels), sum(batch.lengths)
-    for provider, taken in times.items():
-        tflop_s = flops / taken.median / 1e12
-        low, high = taken.quantiles()
-        yield {
-            "case": case.name,
-            "provider": provider,
-            "fill": round(real / batch.padded["input_ids"].numel(), 4),
-            "ms": round(taken.median * 1e3, 3),
-            "ms_p20": round(low * 1e3, 3),
-            "ms_p80": round(high * 1e3, 3),
-            "sequences_per_s": round(case.batch_size / taken.median, 1),
-            "real_tokens_per_s": round(real / taken.median, 1),
-            "model_tflop_s": round(tflop_s, 3),
-            "mfu": None if matmul_tflop_s is None else round(tflop_s / matmul_tflop_s, 4),
-            "matmul_ceiling_tflop_s": matmul_tflop_s,
-            "peak_bytes": peaks[provider],
-            "bert_fast_speedup": round(times["bert_fast"].speedup_over(taken), 3) if "bert_fast" in times else None,
-            "rounds": len(taken.seconds),
-        }
+        yield from race.enter(provider)
+    yield from race.times()
+    if not is_compiled:
+        known = list(race.contestants)
+        for provider in known:
+            if provider != "bert_fast":
+                del race.contestants[provider]
+        yield from race.enter(GRAPH)
+        if GRAPH in race.contestants:
+            yield from race.times(known)

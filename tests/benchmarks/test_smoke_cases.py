@@ -130,7 +130,7 @@ def test_a_whole_model_that_differs_is_red(monkeypatch: pytest.MonkeyPatch) -> N
     def spoilt(theirs: Any) -> torch.nn.Module:
         ours = our_model(theirs)
         with torch.no_grad():
-            ours.bert.encoder.layer[0].attention.output.dense.bias[3] += 0.5
+            ours.bert.encoder.layer[0].attention.output.dense.bias[3] += 2.0
         return ours
 
     monkeypatch.setattr(whole, "our_model", spoilt)
