@@ -5,7 +5,8 @@ with the stored lengths where those are there.
 """
 
 QUANTILES: dict[str, tuple[int, ...]] = {
-    # Questions with windows of paragraphs, as tokens of BERT's lower-case vocabulary: 1,211 windows, 180 on average.
+    # SQuAD (Rajpurkar et al., 2016): questions with windows of paragraphs, as tokens of BERT's lower-case vocabulary:
+    # 1,211 windows, 180 on average.
     "squad_windows_512_stride128": (
         48, 70, 87, 94, 105, 110, 112, 114, 118, 120, 122, 124, 125, 129, 131, 133, 135, 137, 139, 141, 142, 144,
         146, 147, 149, 151, 153, 155, 157, 158, 161, 163, 166, 168, 171, 172, 175, 177, 179, 181, 182, 185, 189, 195,

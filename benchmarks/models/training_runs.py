@@ -166,7 +166,7 @@ def _in_turn(name: str, models: Any, examples: Iterable[tuple[Task, list[Any]]],
     seconds: list[tuple[float, float]] = []
     real = padded = 0
     for task, features in examples:
-        steps = _train(models[0], task, epochs=1, batch_size=BATCH_SIZE, **_SAME)
+        steps = _train(models[0], task, epochs=1, batch_size=BATCH_SIZE, keep_checkpoints=0, **_SAME)
         taken, computed = _theirs(models[1], features, collator)
         seconds.append((sum(step.seconds for step in steps), taken))
         real += sum(step.tokens for step in steps)
@@ -269,7 +269,7 @@ def time_run(case: RunCase, matmul_tflop_s: float | None = None) -> Iterator[dic
     model = BertForMaskedLM(bert.BY_NAME[case.shape].config(BertConfig, vocab_size=case.vocab_size))
     steps = _train(
         model, MaskedWords(case.source()), steps=case.steps, batch_size=None, batch_tokens=case.batch_tokens,
-        optimizer="lamb", learning_rate=1e-3, precision="bf16", log_every=max(1, case.steps // 3),
+        optimizer="lamb", learning_rate=1e-3, precision="bf16", log_every=max(1, case.steps // 3), keep_checkpoints=0,
     )  # fmt: skip
     counted = steps[1:]
     seconds, tokens = sum(step.seconds for step in counted), sum(step.tokens for step in counted)

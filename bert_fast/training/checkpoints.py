@@ -262,9 +262,9 @@ class CheckpointFolder:
         return target
 
     def prune(self, best: int | None) -> None:
-        """Removes all but the newest `keep` and the best, and what killed processes left half-written."""
+        """Removes all but the newest `keep`, or the newest, and the best, and what killed processes left half-written."""
         steps = self.steps()
-        for step in steps[: -self.keep]:
+        for step in steps[: -max(self.keep, 1)]:
             if step != best:
                 doomed = self.path / f"{_REMOVING}{step}"
                 os.replace(self.directory(step), doomed)

@@ -60,7 +60,7 @@ class TrainingConfig:
     log_every: int = 10  # steps
     eval_every: float | None = None  # steps; below 1: share of all; None: after every epoch
     save_every: float | None = None  # the same for checkpoints
-    keep_checkpoints: int = 2  # newest; the best one is kept beside them
+    keep_checkpoints: int = 2  # newest; the best one is kept beside them; 0: that one alone
     early_stopping: int | None = None  # evaluations without a better metric
 
     def __post_init__(self) -> None:
@@ -82,9 +82,9 @@ class TrainingConfig:
                 raise ValueError(f"graphs: expected False with {name}={value!r}, got True")
         for name in ("steps", "batch_size", "batch_tokens", "early_stopping"):
             self._read_count(name, 1, is_optional=True)
-        for name in ("gradient_accumulation", "eval_batch_tokens", "log_every", "keep_checkpoints"):
+        for name in ("gradient_accumulation", "eval_batch_tokens", "log_every"):
             self._read_count(name, 1)
-        for name in ("num_workers", "seed"):
+        for name in ("keep_checkpoints", "num_workers", "seed"):
             self._read_count(name, 0)
         if self.seed >= 2**32:
             raise ValueError(f"seed: expected a number below {2**32}, got {self.seed}")

@@ -111,6 +111,7 @@ class Run:
             config.schedule, config.learning_rate, self.num_steps, config.warmup, config.schedule_power
         )
         self.checkpoints = CheckpointFolder(config.output_dir / "checkpoints", config.keep_checkpoints)
+        self._saves = config.keep_checkpoints > 0  # checkpoints that are neither the best nor a signal's
         self.lock = RunLock(config.output_dir)
         self.observers = setup.observers
         self.tally = Tally(self.processes, config.batch_tokens)
@@ -307,7 +308,7 @@ class Run:
             self.progress.epoch, self.progress.epoch_step = place.epoch + 1, 0
         self.epochs = place.epoch + (place.step + 1) / place.epoch_steps
         evaluates = self.task.valid is not None and self._is_due(self.config.eval_every, ends_epoch, is_last)
-        saves = self._is_due(self.config.save_every, ends_epoch, is_last)
+        saves = self._saves and self._is_due(self.config.save_every, ends_epoch, is_last)
         if evaluates or saves or number % self.config.log_every == 0:
             self._look()
             self._report()
@@ -316,7 +317,7 @@ class Run:
             if evaluates:
                 saves = self._evaluate() or saves
                 if outcome is None and self._is_hopeless():
-                    outcome, saves = "stopped early", True
+                    outcome, saves = "stopped early", saves or self._saves
             if saves:
                 self._save(outcome)
         return outcome

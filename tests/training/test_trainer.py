@@ -299,7 +299,7 @@ def test_wrong_arguments(tmp_path) -> None:
         ({"warmup": -1}, "warmup: expected a number from 0, got -1"),
         ({"optimizer": "sgd"}, "optimizer: expected one of adamw, lamb, got 'sgd'"),
         ({"precision": "fp8"}, "precision: expected one of fp32, bf16, fp16"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints: expected at least 1"),
+        ({"keep_checkpoints": -1}, "keep_checkpoints: expected at least 0"),
     ],
 )
 def test_wrong_configuration(tmp_path: Path, changes: dict, message: str) -> None:

@@ -64,6 +64,10 @@ class SignalAt:
             os.kill(os.getpid(), self.number)
 
 
+def steps_of(run: Path) -> list[int]:
+    return CheckpointFolder(run / "checkpoints", 1).steps()
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> dict:
     path = tmp_path_factory.mktemp("uninterrupted")
@@ -105,6 +109,25 @@ def test_workers_and_new_logging_change_nothing(uninterrupted, tmp_path) -> None
     toy_trainer(tmp_path, [SignalAt(9)], steps=STEPS, log_every=1, num_workers=2).train()
     toy_trainer(tmp_path, steps=STEPS, log_every=7, save_every=5, keep_checkpoints=1).train()
     assert_same(final_state(tmp_path), uninterrupted)
+
+
+def test_a_run_without_checkpoints(uninterrupted, tmp_path) -> None:
+    """The best one alone, and what a signal leaves until there is a better one; none where nothing judges."""
+    torch.set_num_threads(1)
+    settings = {"steps": STEPS, "log_every": 1, "save_every": 5, "keep_checkpoints": 0}
+    result = toy_trainer(tmp_path, [SignalAt(4)], **settings).train()
+    assert (result.outcome, steps_of(tmp_path)) == ("interrupted: SIGTERM", [4])
+    result = toy_trainer(tmp_path, **settings).train()
+    assert (result.outcome, result.step) == ("finished", STEPS)
+    assert steps_of(tmp_path) == [result.best_step]
+    assert_same(load_file(tmp_path / "model/model.safetensors"), uninterrupted["best"])
+
+    alone = tmp_path / "alone"
+    toy_trainer(alone, task=ToyTask(), **settings).train()
+    assert not (alone / "checkpoints").exists()
+    toy_trainer(tmp_path / "saved", task=ToyTask(), steps=STEPS).train()
+    last = final_state(tmp_path / "saved")["weights"]
+    assert_same(load_file(alone / "model/model.safetensors"), last)
 
 
 def kill_ten_times(run, draw) -> int:
