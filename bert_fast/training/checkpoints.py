@@ -262,7 +262,7 @@ class CheckpointFolder:
         return target
 
     def prune(self, best: int | None) -> None:
-        """Removes all but the newest `keep`, or the newest, and the best, and what killed processes left half-written."""
+        """Removes all but the newest `keep` (or 1) and the best, and what killed processes left half-written."""
         steps = self.steps()
         for step in steps[: -max(self.keep, 1)]:
             if step != best:
