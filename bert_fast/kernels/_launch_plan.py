@@ -280,7 +280,9 @@ class _Ready:
             if len(self._maps) >= _MAX_MAPS:
                 self._maps.clear()
             metadata = self._compiled.metadata.tensordesc_meta[number]
-            found = self._maps[key] = make_tensordesc_arg(_descriptor(matrix, tile), metadata, None)
+            # Recent Tritons pass a third argument, which is not looked at; 3.7 takes none.
+            more = (None,) * (make_tensordesc_arg.__code__.co_argcount - 2)
+            found = self._maps[key] = make_tensordesc_arg(_descriptor(matrix, tile), metadata, *more)
         return found
 
 

@@ -37,7 +37,7 @@ def found(*code: tuple[str, ...], branches: tuple[tuple[int, int], ...] = ()) ->
         ("HGMMA.64x16x16.F32.BF16", "R64, R24, gdesc[UR12], R64, gsb0", "accesses R24, R25, R26, R27"),
         ("HGMMA.64x16x16.F32.BF16", "R48, gdesc[UR8], R48, gsb0", "overwrites R48, R49, R50, R51"),
         ("HGMMA.64x16x16.F32.BF16", "R24, gdesc[UR8], R24, gsb0", ""),  # on the same accumulator, in order
-        ("UMOV", "UR48, 0x40000040", ""),
+        pytest.param("UMOV", "UR48, 0x40000040", "", id="uniform register"),
     ],
 )
 def test_registers_of_a_product_in_flight(opcode: str, operands: str, touched: str) -> None:

@@ -208,8 +208,21 @@ def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
 
 
 def other_launchers(driver: NullDriver) -> dict[str, Any]:
-    """Launches by a launcher that has nothing but `__call__`, as Triton 3.6 and AMD's have: as many as by Triton."""
+    """Launches by a launcher that has nothing but `__call__`, as Triton 3.6 and AMD's have: as many as by Triton. And
+    with tensor maps made from two arguments, as Triton 3.7 makes them.
+    """
+    from triton.backends.nvidia import driver as triton_driver
+
     from bert_fast.kernels import _launch_plan
+
+    make_map = triton_driver.make_tensordesc_arg
+    third = (None,) * (make_map.__code__.co_argcount - 2)
+
+    def of_two(arg: Any, metadata: Any) -> Any:
+        return make_map(arg, metadata, *third)
+
+    def of_three(arg: Any, metadata: Any, _: Any) -> Any:
+        return make_map(arg, metadata, *third)
 
     class Bare(_launch_plan._Ready):
         def __init__(self, *arguments: Any) -> None:
@@ -217,8 +230,16 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
             self._is_bare = False
 
     found = {}
-    for label, ready in (("bare", _launch_plan._Ready), ("called", Bare)):
-        with mock.patch.object(_launch_plan, "_Ready", ready):
+    for label, ready, maps in (
+        ("bare", _launch_plan._Ready, make_map),
+        ("called", Bare, make_map),
+        ("two", _launch_plan._Ready, of_two),
+        ("three", _launch_plan._Ready, of_three),
+    ):
+        with (
+            mock.patch.object(_launch_plan, "_Ready", ready),
+            mock.patch.object(triton_driver, "make_tensordesc_arg", maps),
+        ):
             _launch_plan.launch_plan.cache_clear()
             step = make_step("BertForTokenClassification", "bf16", num_layers=1)
             for part in PARTS * 2:
@@ -227,7 +248,8 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
             for part in PARTS:
                 step.run(part)
             found[label] = [(one.kernel, one.grid, one.threads, one.shared_bytes) for one in driver.launches()]
-    return {"same": found["bare"] == found["called"], "launches": len(found["bare"]), "refusals": driver.refusals}
+    first, *others = found.values()
+    return {"same": others == [first] * 3, "launches": len(first), "refusals": driver.refusals}
 
 
 PLAN_SCENARIOS = {

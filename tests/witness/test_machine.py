@@ -184,7 +184,11 @@ def test_products_read_their_registers_until_they_are_waited_for() -> None:
     [
         ("add.s64 %rd6, %rd4, 4;\n ld.global.b32 %r2, [%rd6];", "4 bytes at byte 256 of a tensor's 256"),
         ("sub.s64 %rd6, %rd4, 4;\n ld.global.b32 %r2, [%rd6];", "4 bytes at byte -4 of a tensor's 256"),
-        ("mov.u64 %rd6, 4096;\n ld.global.b32 %r2, [%rd6];", "4 bytes at 0x1000 are in no tensor's memory"),
+        pytest.param(
+            "mov.u64 %rd6, 4096;\n ld.global.b32 %r2, [%rd6];",
+            "4 bytes at 0x1000 are in no tensor's memory",
+            id="in no tensor's memory",
+        ),
         ("add.s64 %rd6, %rd5, 1;\n st.global.b32 [%rd6], %r1;", "is no multiple of 4"),
         ("mov.u32 %r2, 4096;\n ld.shared.b32 %r3, [%r2];", "of 4096 bytes of shared memory"),
         ("mov.u32 %r2, 0;\n st.shared.b32 [%r2], %r1;", "warps write different values"),
