@@ -105,6 +105,15 @@ SHARED = """
 """
 
 
+@pytest.mark.parametrize("code", ["add.f32 {0}, {1}, {2};", "mul.f32 {0}, {1}, {2};", "fma.rn.f32 {0}, {1}, {2}, {2};"])
+def test_what_is_no_number_has_the_same_bits_in_every_order(code: str) -> None:
+    nans = "mov.b32 %r2, 0x7f812345;\n mov.b32 %r3, 0xffc00001;\n "
+    body = nans + code.format("%r4", "%r2", "%r3") + "\n " + code.format("%r5", "%r3", "%r2")
+    body += "\n xor.b32 %r6, %r4, %r5;\n st.global.b32 [%rd5], {};"
+    assert not run(body.format("%r6"), ints(), torch.ones(64).int()).any()
+    assert run(body.format("%r4"), ints(), torch.ones(64).int()).tolist() == [0x7FFFFFFF] * 64
+
+
 def test_barriers() -> None:
     made = run(SHARED.format(between="bar.sync 0;"), ints(), torch.zeros(64).int())
     assert made.tolist() == [one ^ 32 for one in range(64)]

@@ -145,6 +145,14 @@ _TWO: dict[str, Any] = {
 }
 
 
+_COMPUTE = {"add", "sub", "mul", "fma", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "min", "max"}
+_NANS = {
+    "f16": np.asarray(0x7FFF, np.uint16).view(np.float16),
+    "f32": np.asarray(0x7FFFFFFF, np.uint32).view(np.float32),
+    "f64": np.asarray(0x7FFFFFFFFFFFFFFF, np.uint64).view(np.float64),
+}
+
+
 def _paired(function: Callable[..., Any], count: int, is_bf16: bool) -> Callable[..., Any]:
     """Of both halves of 32 bits."""
 
@@ -160,8 +168,26 @@ def _paired(function: Callable[..., Any], count: int, is_bf16: bool) -> Callable
     return made
 
 
+def _with_one_nan(function: Callable[..., Any], nan: Any) -> Callable[..., Any]:
+    """What is no number has the same bits, whichever operand it comes from: lanes that add in another order agree."""
+
+    def made(*values: Any) -> Any:
+        result = function(*values)
+        wrong = np.isnan(result)
+        return np.where(wrong, nan, result) if np.any(wrong) else result
+
+    return made
+
+
 def arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] | None:
     """(function, types of operands, type of the result or None for the function's) of an instruction on numbers."""
+    found = _arithmetic(parts)
+    if found is None or parts[-1] not in _NANS or parts[0] not in _COMPUTE:
+        return found
+    return (_with_one_nan(found[0], _NANS[parts[-1]]), *found[1:])
+
+
+def _arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] | None:
     name, kind = parts[0], parts[-1]
     if kind in ("bf16x2", "f16x2") or kind == "bf16":
         plain = arithmetic([*parts[:-1], "f32"])
