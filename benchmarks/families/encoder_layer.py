@@ -109,5 +109,16 @@ def _layer(size: bert.Size, dtype: torch.dtype, dropout_p: float, device: torch.
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """None of its own: a layer launches the kernels of its ops."""
-    return iter(())
+    """The launch that sums a layer's gradients of biases and LayerNorms up; all others are its ops' own."""
+    from bert_fast.kernels._column_sums import column_sums, launched_together
+
+    for size in (bert.MINILM, *bert.SIZES):
+        for dtype in (torch.float32, torch.bfloat16):
+
+            def launch(size: bert.Size = size, dtype: torch.dtype = dtype) -> None:
+                with launched_together():
+                    for num_sums, num_cols in ((3, size.hidden), (1, size.intermediate), (3, size.hidden)):
+                        column_sums(torch.zeros(2, num_sums, num_cols), dtype)
+
+            name = f"layer H={size.hidden}" + (" parameters bf16" if dtype == torch.bfloat16 else " fp32")
+            yield AotCase(name, None, launch, {}, {})

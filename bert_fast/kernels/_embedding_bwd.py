@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.kernels._column_sums import column_sums
+from bert_fast.kernels._column_sums import column_sums, launched_together
 from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs, unit_stride
 from bert_fast.kernels._launch_plan import launch_plan
@@ -234,12 +234,13 @@ def embedding_bwd(
             a.site,
         ),
     )
-    made = dict(zip(("weight", "bias"), column_sums(partial, a.weight.dtype), strict=True))
+    with launched_together():
+        made = dict(zip(("weight", "bias"), column_sums(partial, a.weight.dtype), strict=True))
+        of_types = column_sums(type_partial, a.type_table.dtype)[0] if type_sums else None
     if has_type_keys:
         made["type_table"] = table_gradient(dh, type_keys, num_types)
-    elif "type_table" in wants:
-        sums = column_sums(type_partial, a.type_table.dtype)[0].view(type_sums, hidden_size)
-        is_whole = type_sums == num_types
+    elif of_types is not None:
+        sums, is_whole = of_types.view(type_sums, hidden_size), type_sums == num_types
         made["type_table"] = sums if is_whole else torch.nn.functional.pad(sums, (0, 0, 0, num_types - type_sums))
     if "word_table" in wants:
         made["word_table"] = table_gradient(dh, word_keys, num_words, a.padding_idx)

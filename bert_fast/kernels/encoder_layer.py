@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bert_fast.kernels._column_sums import launched_together
 from bert_fast.kernels._gemm import settings
 from bert_fast.kernels._tape import Taped
 from bert_fast.kernels.attention import attention_bwd, attention_fwd
@@ -33,7 +34,8 @@ def _run_forward(*values: Any) -> tuple[Tensor | None, ...]:
 
 def _run_backward(*values: Any) -> dict[str, Tensor]:
     a, (dy, *kept, wants) = EncoderLayer(*values[: len(_FIELDS)]), values[len(_FIELDS) :]
-    return _OPS.backward(a, dy, *kept, wants=wants)
+    with launched_together():  # gradients of biases and of LayerNorms, which nothing in a layer reads
+        return _OPS.backward(a, dy, *kept, wants=wants)
 
 
 _forward, _backward = (Taped(run, _SITES, settings) for run in (_run_forward, _run_backward))

@@ -96,6 +96,28 @@ def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(("wants", "num_sums"), [(ALL, 7), (ALL - {"up_bias"}, 6), (frozenset(), 3)])
+def test_sums_over_rows_share_a_launch(kernels, monkeypatch, wants, num_sums, rows):  # type: ignore[no-untyped-def]
+    """Of biases and of LayerNorms, at the end: what a step of backward read before would be NaN."""
+    from bert_fast.kernels import _column_sums
+
+    launched: list[int] = []
+    launch = _column_sums._launch_together
+    monkeypatch.setattr(
+        _column_sums,
+        "_launch_together",
+        lambda several: launched.append(sum(len(sums) for _, sums in several)) or launch(several),
+    )
+    a = arguments(torch.float16, rows=rows)
+    y, *saved = kernels.encoder_layer_fwd(a)
+    made = kernels.encoder_layer_bwd(a, upstream(a), y, *saved, wants)
+    assert launched == [num_sums]
+    alone = kernels._OPS.backward(a, upstream(a), y, *saved, wants=wants)
+    assert launched == [num_sums] and made.keys() == alone.keys()
+    assert all(torch.equal(made[name], alone[name]) for name in made)
+
+
 class _KeepsAll(TorchDispatchMode):
     """Keeps every tensor alive, so that no memory is used twice."""
 
