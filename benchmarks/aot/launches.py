@@ -23,7 +23,7 @@ class Launch:
     """What a launcher asked for: enough to compile the kernel."""
 
     kernel: Any
-    signature: dict[str, str]
+    signature: dict[str, Any]  # a type, or a tuple of them
     constants: dict[str, object]
     divisible_by_16: tuple[str, ...]
     options: dict[str, object]
@@ -52,11 +52,15 @@ _TYPES = {
 }  # fmt: skip
 
 
+def _integer(value: int) -> str:
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
 def launch_of(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Launch:
     """What `JITFunction.run` is called with as a launch, specialized as Triton would do it on a device."""
     values = dict(zip(kernel.arg_names, args, strict=False))
     values.update({name: kwargs.pop(name) for name in list(kwargs) if name in kernel.arg_names})
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = {}
     constants: dict[str, object] = {}
     divisible = []
     for param in kernel.params:
@@ -73,8 +77,11 @@ def launch_of(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any
             signature[param.name] = f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
         elif isinstance(value, bool):
             signature[param.name] = "u1"
+        elif isinstance(value, tuple):  # of numbers that kernels are not specialized for, whatever they are
+            assert all(one % 16 and one != 1 for one in value)
+            signature[param.name] = tuple(map(_integer, value))
         elif isinstance(value, int):
-            signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            signature[param.name] = _integer(value)
             if specialized and value % 16 == 0:
                 divisible.append(param.name)
         else:

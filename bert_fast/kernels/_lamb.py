@@ -38,17 +38,17 @@ def _lamb_moments_tile(
     return p.to(tl.float64), u.to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["n_tensors"])
+@triton.jit(do_not_specialize=["first_grad", "n_tensors"])
 def lamb_moments_kernel(
     grads_ptr, state_ptr, entries_ptr, sizes_ptr, scalars_ptr, shared_ptr, partial_ptr,
-    n_tensors, beta1, weight1, weight2, eps, decay,
+    first_grad, n_tensors, beta1, weight1, weight2, eps, decay,
     PARAM_TYPE: tl.constexpr, GRAD_TYPE: tl.constexpr, HAS_MASTER: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """m and v of a chunk, and its sums of p^2 and u^2 (partial, fp64 [chunks, 2]); from the last chunk to the first."""
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor, start, length = chunk(entries_ptr, sizes_ptr, index, CHUNK)
-    g_ptr = address(grads_ptr, tensor, GRAD_TYPE, ALIGNED) + start
+    g_ptr = address(grads_ptr + first_grad, tensor, GRAD_TYPE, ALIGNED) + start
     p_ptr = address(state_ptr, tensor, PARAM_TYPE, ALIGNED) + start
     m_ptr = address(state_ptr + n_tensors, tensor, tl.float32, ALIGNED) + start
     v_ptr = address(state_ptr + 2 * n_tensors, tensor, tl.float32, ALIGNED) + start

@@ -18,25 +18,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Chunks", "address_table", "chunks_of"]
+__all__ = ["Chunks", "address_table", "chunks_of", "part_of_table"]
 
-_ADDRESSES_PER_LAUNCH = 32  # arguments of `_store_addresses_kernel`
+_ADDRESSES = 448  # of a launch, more than BERT-large has tensors: 3,584 of the 4,096 bytes that arguments may take
+_BLOCK = 32  # stored at once: one a thread
 _CACHED_TABLES = 256  # a training run needs a handful; each is a few bytes per tensor or per chunk
+# An address a is sent as this + 2 a + 1, which has always 64 bits, is odd and not 1: Triton would compile a kernel for
+# each way in which some of 448 numbers are otherwise.
+_SENT = 1 << 62
+_PADDING = (_SENT + 1,) * _ADDRESSES
 
 
-@triton.jit(do_not_specialize=["start", "count", *(f"a{i}" for i in range(_ADDRESSES_PER_LAUNCH))])
-def _store_addresses_kernel(
-    table_ptr, start, count,
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
-    a16, a17, a18, a19, a20, a21, a22, a23, a24, a25, a26, a27, a28, a29, a30, a31,
-):  # fmt: skip
-    """table[start + i] = a_i for i < count."""
-    addresses = (
-        a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
-        a16, a17, a18, a19, a20, a21, a22, a23, a24, a25, a26, a27, a28, a29, a30, a31,
-    )  # fmt: skip
-    for i in tl.static_range(32):
-        tl.store(table_ptr + start + i, addresses[i].to(tl.int64), mask=i < count)
+@triton.jit(do_not_specialize=["start", "count"])
+def _store_addresses_kernel(table_ptr, start, count, sent, ADDRESSES: tl.constexpr, BLOCK: tl.constexpr):
+    """table[start + i] = address i of those that were sent, for i < count, by one program: BLOCK at once."""
+    offs = tl.arange(0, BLOCK)
+    for first in tl.static_range(0, ADDRESSES, BLOCK):
+        if first < count:
+            block = tl.zeros([BLOCK], tl.int64)
+            for i in tl.static_range(BLOCK):
+                block = tl.where(offs == i, sent[first + i], block)
+            tl.store(table_ptr + start + first + offs, (block & 0x3FFFFFFFFFFFFFFF) >> 1, mask=first + offs < count)
 
 
 Table = TypeVar("Table")
@@ -81,6 +83,8 @@ class Chunks:
 
 
 _address_cache: _Cache[Tensor] = _Cache()
+_part_cache: _Cache[tuple[Tensor, int]] = _Cache()
+_wholes: dict[tuple[torch.device, torch.dtype], tuple[tuple[int, ...], Tensor]] = {}
 _chunk_cache: _Cache[Chunks] = _Cache()
 
 
@@ -88,23 +92,51 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def address_table(*lists: Sequence[Tensor]) -> Tensor:
-    """int64 [sum of lengths] on the device of the tensors: their addresses, list after list; at least one tensor."""
+def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
+    """int64 [sum of lengths] on the device of the tensors: their addresses, list after list; at least one tensor.
+
+    has_parts: `part_of_table` is to find its tensors here.
+    """
     addresses = tuple([t.data_ptr() for tensors in lists for t in tensors])
-    device = next(tensors[0].device for tensors in lists if len(tensors))
+    first = next(tensors[0] for tensors in lists if len(tensors))
+    device = first.device
+    capturing = _capturing(device)
+    table = _address_cache.get((device, addresses), lambda: _stored(addresses, device), capturing)
+    if has_parts and not capturing:
+        _wholes[device, first.dtype] = addresses, table
+    return table
 
-    def upload() -> Tensor:
-        table = torch.empty(len(addresses), dtype=torch.int64, device=device)
-        with torch.cuda.device_of(table):
-            for start in range(0, len(addresses), _ADDRESSES_PER_LAUNCH):
-                part = addresses[start : start + _ADDRESSES_PER_LAUNCH]
-                padding = (addresses[0],) * (_ADDRESSES_PER_LAUNCH - len(part))
-                _store_addresses_kernel[(1,)](
-                    table, start, len(part), *part, *padding, num_warps=1, enable_fp_fusion=False
-                )  # no floating-point arithmetic: said because the default changes with Triton 3.10
-        return table
 
-    return _address_cache.get((device, addresses), upload, _capturing(device))
+def part_of_table(tensors: Sequence[Tensor]) -> tuple[Tensor, int]:
+    """A table with the addresses of these tensors (at least one), and the place of the first.
+
+    If they stand one behind the other in the last table that has parts, it is that one: nothing is launched.
+    """
+    addresses = tuple(map(Tensor.data_ptr, tensors))
+    device = tensors[0].device
+    capturing = _capturing(device)
+
+    def found() -> tuple[Tensor, int]:
+        if not capturing:  # a graph finds again only what was there before, for good
+            whole, table = _wholes.get((device, tensors[0].dtype), ((), None))
+            place = whole.index(addresses[0]) if addresses[0] in whole else 0
+            if table is not None and whole[place : place + len(addresses)] == addresses:
+                return table, place
+        return _stored(addresses, device), 0
+
+    return _part_cache.get((device, addresses), found, capturing)
+
+
+def _stored(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    table = torch.empty(len(addresses), dtype=torch.int64, device=device)
+    with torch.cuda.device_of(table):
+        for start in range(0, len(addresses), _ADDRESSES):
+            sent = tuple([_SENT + 2 * address + 1 for address in addresses[start : start + _ADDRESSES]])
+            _store_addresses_kernel[(1,)](
+                table, start, len(sent), sent + _PADDING[len(sent) :],
+                ADDRESSES=_ADDRESSES, BLOCK=_BLOCK, num_warps=1, enable_fp_fusion=False,
+            )  # fmt: skip  # no floating-point arithmetic: said because the default changes with Triton 3.10
+    return table
 
 
 def chunks_of(tensors: Sequence[Tensor], chunk: int) -> Chunks:

@@ -44,7 +44,7 @@ from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb
 from bert_fast.kernels._launch import ceil_div
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
-from bert_fast.kernels._pointer_tables import address_table, chunks_of
+from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
 __all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
@@ -225,7 +225,7 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
                 BLOCK=CONFIG.block,
                 num_warps=CONFIG.num_warps,
                 enable_fp_fusion=True,  # running sums of squares
-            )((cut.count,), (address_table(tensors), cut.entries, cut.sizes, partial), (start,))
+            )((cut.count,), (address_table(tensors, has_parts=True), cut.entries, cut.sizes, partial), (start,))
         start += cut.count
     launch_plan(
         _global_norm_final_kernel,
@@ -261,6 +261,7 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
+    grads, first_grad = part_of_table(lists.grads)
     launch_plan(
         adamw_step_kernel,
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
@@ -274,14 +275,14 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
     )(
         (cut.count,),
         (
-            address_table(lists.grads),
+            grads,
             address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params),
             cut.entries,
             cut.sizes,
             scalars,
             shared,
         ),
-        (len(lists.params), *_moment_arguments(a)),
+        (first_grad, len(lists.params), *_moment_arguments(a)),
     )
 
 
@@ -290,6 +291,7 @@ def _lamb_passes(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
+    grads, first_grad = part_of_table(lists.grads)
     state = address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params)
     partial = torch.empty(cut.count, 2, dtype=torch.float64, device=scalars.device)
     ratios = torch.empty(len(lists.params), dtype=torch.float32, device=scalars.device)
@@ -305,8 +307,8 @@ def _lamb_passes(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
         **launch,
     )(
         (cut.count,),
-        (address_table(lists.grads), state, cut.entries, cut.sizes, scalars, shared, partial),
-        (len(lists.params), *_moment_arguments(a)),
+        (grads, state, cut.entries, cut.sizes, scalars, shared, partial),
+        (first_grad, len(lists.params), *_moment_arguments(a)),
     )
     launch_plan(
         lamb_ratio_kernel,

@@ -103,6 +103,9 @@ def _set_parameters(machine: Machine, operands: list[Any], windows: list[dict[st
             put(machine.memory.address_of(operand), np.uint64)
         elif isinstance(operand, float):
             put(operand, np.float32)
+        elif isinstance(operand, tuple):
+            for number in operand:
+                put(number, np.int64)
         elif hasattr(operand, "block_shape"):
             at, _ = next(places)
             machine.maps[at] = _tensor_map(machine.memory.address_of(operand.base), operand, next(boxes))
