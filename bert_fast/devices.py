@@ -106,7 +106,7 @@ def wide_product(device: torch.device, dtype: torch.dtype) -> WideProduct:
     """
     way = _wide_products.get((device, dtype))
     if way is None:
-        if torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "widened"
         addend = torch.zeros(16, 16, device=device)
         way = "addmm" if _takes(torch.addmm, device, dtype, addend) else None

@@ -120,14 +120,14 @@ def test_a_broken_device_is_no_refusal(text: str, has: tuple[str, ...], give: An
 
 def test_nothing_is_asked_in_a_capture(give: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor remembered; what was found before holds there."""
-    library = give(("mm", "addmm"))
-    is_capturing = True
+    library, gpu, is_capturing = give(("mm", "addmm")), PretendedGpu(monkeypatch), True
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
-    assert devices.wide_product(CPU, torch.bfloat16) == "widened" and not library.calls
-    is_capturing = False
-    assert devices.wide_product(CPU, torch.bfloat16) == "addmm" and library.calls
-    is_capturing = True
-    assert devices.wide_product(CPU, torch.bfloat16) == "addmm"
+    with gpu:
+        assert devices.wide_product(GPU, torch.bfloat16) == "widened" and not library.calls
+        is_capturing = False
+        assert devices.wide_product(GPU, torch.bfloat16) == "addmm" and library.calls
+        is_capturing = True
+        assert devices.wide_product(GPU, torch.bfloat16) == "addmm"
 
 
 @pytest.mark.parametrize("accumulate", [False, True], ids=["made", "added"])
