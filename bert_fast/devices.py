@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bert_fast.env import SETTINGS
 
-__all__ = ["Chip", "WideProduct", "chip", "launcher_problem", "name_of", "triton_problems", "wide_product"]
+__all__ = ["Chip", "WideProduct", "chip", "launcher_problem", "name_of", "triton_problems", "wide_products"]
 
 # NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
 _OLDEST = (8, 0)
@@ -91,10 +91,7 @@ def launcher_problem() -> str | None:
     return None
 
 
-_wide_products: dict[tuple[torch.device, torch.dtype], WideProduct] = {}  # what devices were found to take
-
-
-def wide_product(device: torch.device, dtype: torch.dtype) -> WideProduct:
+class _WideProducts(dict[tuple[torch.device, torch.dtype], WideProduct]):
     """How the library makes an fp32 product of half-precision operands on a CUDA device, never rounded to theirs.
 
     addmm: what is added to, too, in one launch. mm: the product in one launch, which is added in another: the sums are
@@ -104,15 +101,21 @@ def wide_product(device: torch.device, dtype: torch.dtype) -> WideProduct:
     While a graph is captured nothing is asked, lest the graph asks with every replay: a product that comes for the
     first time then is widened, and nothing is remembered of it. `graphs.CapturedStep` warms up, and so has asked.
     """
-    way = _wide_products.get((device, dtype))
-    if way is None:
+
+    def __missing__(self, asked: tuple[torch.device, torch.dtype]) -> WideProduct:
+        device, dtype = asked
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "widened"
-        addend = torch.zeros(16, 16, device=device)
-        way = "addmm" if _takes(torch.addmm, device, dtype, addend) else None
-        way = way or ("mm" if _takes(torch.mm, device, dtype) else "widened")
-        _wide_products[device, dtype] = way
-    return way
+        way: WideProduct = "widened"
+        if _takes(torch.addmm, device, dtype, torch.zeros(16, 16, device=device)):
+            way = "addmm"
+        elif _takes(torch.mm, device, dtype):
+            way = "mm"
+        self[asked] = way
+        return way
+
+
+wide_products = _WideProducts()
 
 
 def _takes(product: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, *addend: Tensor) -> bool:

@@ -57,7 +57,7 @@ def give() -> Iterator[Callable[..., Library]]:
         return given[-1]
 
     def take() -> None:
-        devices._wide_products.clear()
+        devices.wide_products.clear()
         while given:
             given.pop()._aten._destroy()
 
@@ -79,21 +79,21 @@ def test_what_the_library_takes_is_found_once(
 ) -> None:
     library = give(has, error)
     for _ in range(3):
-        assert devices.wide_product(CPU, torch.bfloat16) == way
+        assert devices.wide_products[CPU, torch.bfloat16] == way
     assert len(library.calls) <= 2
     calls = len(library.calls)
-    assert devices.wide_product(CPU, torch.float16) == way
+    assert devices.wide_products[CPU, torch.float16] == way
     assert len(library.calls) == 2 * calls, "another type is asked for by itself"
 
 
 def test_too_little_memory_is_no_refusal(give: Any) -> None:
     give((), torch.OutOfMemoryError("tried to allocate 80 GiB"))
     with pytest.raises(torch.OutOfMemoryError):
-        devices.wide_product(CPU, torch.bfloat16)
+        devices.wide_products[CPU, torch.bfloat16]
     with pytest.raises(torch.OutOfMemoryError):
-        devices.wide_product(CPU, torch.bfloat16)  # nothing was decided
+        devices.wide_products[CPU, torch.bfloat16]  # nothing was decided
     give(())
-    assert devices.wide_product(CPU, torch.bfloat16) == "widened"
+    assert devices.wide_products[CPU, torch.bfloat16] == "widened"
 
 
 BROKEN = [
@@ -113,9 +113,9 @@ def test_a_broken_device_is_no_refusal(text: str, has: tuple[str, ...], give: An
     give(has, kind(text))
     for _ in range(2):
         with pytest.raises(kind, match=re.escape(text)):
-            devices.wide_product(CPU, torch.bfloat16)
+            devices.wide_products[CPU, torch.bfloat16]
     give(WAYS[:2])
-    assert devices.wide_product(CPU, torch.bfloat16) == "addmm"
+    assert devices.wide_products[CPU, torch.bfloat16] == "addmm"
 
 
 def test_nothing_is_asked_in_a_capture(give: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ def test_nothing_is_asked_in_a_capture(give: Any, monkeypatch: pytest.MonkeyPatc
     library, gpu, is_capturing = give(("mm", "addmm")), PretendedGpu(monkeypatch), True
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
     with gpu:
-        assert devices.wide_product(GPU, torch.bfloat16) == "widened" and not library.calls
+        assert devices.wide_products[GPU, torch.bfloat16] == "widened" and not library.calls
         is_capturing = False
-        assert devices.wide_product(GPU, torch.bfloat16) == "addmm" and library.calls
+        assert devices.wide_products[GPU, torch.bfloat16] == "addmm" and library.calls
         is_capturing = True
-        assert devices.wide_product(GPU, torch.bfloat16) == "addmm"
+        assert devices.wide_products[GPU, torch.bfloat16] == "addmm"
 
 
 @pytest.mark.parametrize("accumulate", [False, True], ids=["made", "added"])
@@ -146,7 +146,7 @@ def test_ways_round_have_the_rounding_of_the_product(
     a, b, acc = torch.randn(40, 300).to(dtype), torch.randn(300, 24).to(dtype), torch.randn(40, 24)
     out = acc.clone()
     with gpu, _gemm.by_library():
-        devices.wide_product(GPU, dtype)
+        devices.wide_products[GPU, dtype]
         library.calls.clear()
         _gemm.product(OnGpu(a), OnGpu(b), out=OnGpu(out), accumulate=accumulate)
     assert library.calls == [one for one in wanted[accumulate : accumulate + 1] if one]

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.devices import wide_product
+from bert_fast.devices import wide_products
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._gemm_launch import Epilogue, launch
@@ -135,7 +135,7 @@ def _library_product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, acc
             return torch.mm(a, b, out=out)
         return torch.addmm(narrowed(bias, a), a, b, out=out)
     # Nowhere else does the library round from its accumulators to fp32.
-    way = wide_product(a.device, a.dtype) if a.is_cuda and torch.version.hip is None else "widened"
+    way = wide_products[a.device, a.dtype] if a.is_cuda and torch.version.hip is None else "widened"
     if accumulate:
         if way == "addmm":
             return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
