@@ -18,6 +18,7 @@ __all__ = [
     "check_dtype",
     "check_flag",
     "check_floating",
+    "check_host_or_same",
     "check_ids",
     "check_integer",
     "check_like",
@@ -28,6 +29,7 @@ __all__ = [
     "check_size",
     "check_tensor",
     "is_alike",
+    "is_host_beside",
 ]
 
 _STRIDED = torch.strided
@@ -94,6 +96,17 @@ def check_same_device(name: str, tensor: Any, other_name: str, other: Any) -> No
     """Raises ValueError unless both tensors live on one device."""
     if tensor.device != other.device:
         raise ValueError(f"{name}: expected device {other.device} (that of {other_name}), got {tensor.device}")
+
+
+def check_host_or_same(name: str, tensor: Any, other_name: str, other: Any) -> None:
+    """Raises ValueError unless both tensors live on one device, or the first on the CPU."""
+    if tensor.device != other.device and not is_host_beside(tensor, other.device):
+        check_same_device(name, tensor, other_name, other)
+
+
+def is_host_beside(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on the CPU, and what goes with it on a device whose memory holds values."""
+    return tensor.device.type == "cpu" and device.type != "meta"
 
 
 def is_alike(tensor: Any, checked: torch.Tensor | None) -> bool:

@@ -4,19 +4,23 @@ import functools
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from bert_fast.env import SETTINGS
 
-__all__ = ["Chip", "chip", "launcher_problem", "name_of", "triton_problems"]
+__all__ = ["Chip", "WideProduct", "chip", "launcher_problem", "name_of", "triton_problems", "wide_products"]
 
 # NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
 _OLDEST = (8, 0)
 # The most that a program of any kernel may take on the chips with least (sm_86, sm_89, sm_120).
 _SHARED_BYTES = 99 * 1024
+
+WideProduct = Literal["addmm", "mm", "widened"]
 
 
 class Chip(NamedTuple):
@@ -85,3 +89,56 @@ def launcher_problem() -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return f"Triton builds its launchers with Python's headers, and there is no Python.h for {sys.executable}"
     return None
+
+
+class _WideProducts(dict[tuple[torch.device, torch.dtype], WideProduct]):
+    """How the library makes an fp32 product of half-precision operands on a CUDA device, never rounded to theirs.
+
+    addmm: what is added to, too, in one launch. mm: the product in one launch, which is added in another: the sums are
+    fp32 before and after, so that there is one rounding more nowhere. widened: of operands in fp32, which hold the same
+    numbers (TF32 as well). Each is asked once, for two tiny products, and only what it refuses is gone round.
+
+    While a graph is captured nothing is asked, lest the graph asks with every replay: a product that comes for the
+    first time then is widened, and nothing is remembered of it. `graphs.CapturedStep` warms up, and so has asked.
+    """
+
+    def __missing__(self, asked: tuple[torch.device, torch.dtype]) -> WideProduct:
+        device, dtype = asked
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return "widened"
+        way: WideProduct = "widened"
+        if _takes(torch.addmm, device, dtype, torch.zeros(16, 16, device=device)):
+            way = "addmm"
+        elif _takes(torch.mm, device, dtype):
+            way = "mm"
+        self[asked] = way
+        return way
+
+
+wide_products = _WideProducts()
+
+
+def _takes(product: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, *addend: Tensor) -> bool:
+    """Whether a product of the library takes half-precision operands and writes fp32; raises what is no answer."""
+    a, out = torch.zeros(16, 16, dtype=dtype, device=device), torch.empty(16, 16, device=device)
+    try:
+        product(*addend, a, a, out_dtype=torch.float32, out=out)
+    except (TypeError, RuntimeError) as error:
+        if not _is_refusal(error):
+            raise
+        return False
+    return True
+
+
+# cuBLAS' words for a product that it does not have; others tell of a device that is busy, full or broken.
+_REFUSALS = ("CUBLAS_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_INVALID_VALUE", "CUBLAS_STATUS_ARCH_MISMATCH")
+# Errors of a device, which may stem from launches long before; PyTorch has a class for most.
+_DEVICE_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error says that there is no such product: no overload, none for a device or dtype, none in cuBLAS."""
+    if isinstance(error, _DEVICE_ERRORS):
+        return False
+    text = str(error)
+    return any(one in text for one in _REFUSALS) or not ("CUDA error" in text or "CUBLAS_STATUS" in text)

@@ -18,6 +18,8 @@ def case_text(line: Line) -> str:
     """A case: what became of it, times, errors of its outputs; smoke figures, not results."""
     again = ", again with CUDA_LAUNCH_BLOCKING=1" if line["blocking"] else ""
     text = f"{line['outcome']:7} {line['case'].removeprefix('kernel/')}{again}"
+    if line.get("way"):
+        text += f"  by {line['way']}"
     for mode, times in (line.get("times") or {}).items():
         text += f"  {mode} {times['us']} us (host {times['host_us']})"
     rows = [text + (f"  {line['seconds']} s" if "seconds" in line else "")]

@@ -11,6 +11,7 @@ from benchmarks.kit import bert
 from benchmarks.models.build import our_model, their_model
 from benchmarks.smoke.case import Skipped, SmokeCase
 from bert_fast import graphs
+from bert_fast.devices import wide_products
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values
 
 IGNORED = -100
@@ -32,15 +33,21 @@ def whole_cases(size: str, is_dry: bool) -> list[SmokeCase]:
 
 
 def check_addmm(size: int, device: torch.device) -> dict[str, Any]:
-    """acc + a @ b in fp32 of operands in bf16, as gradients of more than 2,176 labelled rows are summed up."""
+    """acc + a @ b in fp32 of operands in bf16, as gradients of more than 2,176 labelled rows are summed up.
+
+    `way` in the case's line is how: what `devices.wide_products` found. "addmm" is the library's in one launch.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         raise Skipped("products that round to another dtype are CUDA's")
     a, b = (bert.normal(size, size, dtype=torch.bfloat16, device=device) / size**0.25 for _ in range(2))
     acc = torch.randn(size, size, device=device)
     truth, plain = acc.double() + a.double() @ b.double(), acc + a.float() @ b.float()
-    torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)
+    from bert_fast.kernels import _gemm
+
+    with _gemm.by_library():
+        _gemm.product(a, b, out=acc, accumulate=True)
     assert_close_to_truth("gemm", "c_of_half", acc, plain, truth)
-    return {}
+    return {"way": wide_products[a.device, a.dtype]}
 
 
 def _models(shape: bert.Size, layers: int, device: torch.device) -> tuple[nn.Module, nn.Module]:

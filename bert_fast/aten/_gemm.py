@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bert_fast.devices import wide_products
+
 __all__ = ["cast", "linear", "matmul", "matmul_add", "weight_gradient"]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -62,6 +64,8 @@ def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     On CUDA an fp32 gradient of half-precision operands is the product's accumulator, never rounded in between.
     """
     if dtype != x.dtype and x.device.type == "cuda" and torch.version.hip is None:
+        if wide_products[x.device, x.dtype] == "widened":
+            return torch.mm(dy.t().float(), x.float())
         return torch.mm(dy.t(), x, out_dtype=dtype)
     return cast(matmul(dy.t(), x), dtype)
 

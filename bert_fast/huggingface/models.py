@@ -10,13 +10,16 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.models.bert import modeling_bert as hf
 
+from bert_fast.checks import is_host_beside
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
+from bert_fast.ops.packing import sent
 
 __all__ = [
     "IS_VERSION_4",
     "FusedBertModel",
+    "beside_tokens",
     "by_name",
     "chosen",
     "encode_arguments",
@@ -72,6 +75,8 @@ class FusedBertModel(Fused, PackedBertModel, hf.BertModel):
             if kwargs.get("cu_seqlens") is not None:
                 raise ValueError(f"cu_seqlens: expected a call without {found} (packed input has no other path)")
             kwargs.pop("rows", None)
+            if inputs is not None and (moved := beside_tokens(inputs)) is not inputs:
+                return self.forward(**moved)
             if inputs is not None and found == [TRACED] and (kept := kept_tokens(inputs)) is not None:
                 return self._traced(super().forward, {k: v for k, v in inputs.items() if k != "rows"}, kept)
             return super().forward(*args, **kwargs)
@@ -115,6 +120,21 @@ def kept_tokens(inputs: Mapping[str, Any]) -> Tensor | None:
     """Which tokens of a call are no padding, bool [B, S]; None where no mask says so."""
     mask = inputs.get("attention_mask")
     return mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def beside_tokens(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call's arguments for transformers' own code, which takes no mask of the host: itself where none is there."""
+    tokens = inputs.get("inputs_embeds" if inputs.get("input_ids") is None else "input_ids")
+    if not isinstance(tokens, Tensor):
+        return inputs
+    moved = {
+        name: sent(mask, tokens.device)
+        for name in ("attention_mask", "encoder_attention_mask")
+        if isinstance(mask := inputs.get(name), Tensor)
+        and mask.device != tokens.device
+        and is_host_beside(mask, tokens.device)
+    }
+    return {**inputs, **moved} if moved else inputs
 
 
 def is_fused_bert(module: Any) -> bool:

@@ -18,6 +18,7 @@ from transformers.models.bert import modeling_bert as hf
 from bert_fast.checks import check_shape
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import (
+    beside_tokens,
     by_name,
     chosen,
     encode_arguments,
@@ -55,7 +56,7 @@ class TokenModel(Fused):
             return False
         return not reasons(self, {k: v for k, v in inputs.items() if k not in self.own_arguments})
 
-    def _theirs(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    def _theirs(self, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
         """A call by transformers' code: labels of padding do not count, and its scores are 0."""
         kept = kept_tokens(inputs)
         if kept is None:
@@ -95,7 +96,7 @@ def forward_of(original: Any) -> Callable[[Callable[[Any, dict[str, Any]], Any]]
                 return original.forward(self, *args, **kwargs)  # which says what is wrong with them
             if self._is_packed(inputs):
                 return packed(self, inputs)
-            return self._theirs(functools.partial(original.forward, self), inputs)
+            return self._theirs(functools.partial(original.forward, self), beside_tokens(inputs))
 
         return forward
 
@@ -131,7 +132,7 @@ class FusedBertForQuestionAnswering(TokenModel, hf.BertForQuestionAnswering):
             QuestionAnsweringModelOutput, inputs, encoded, loss=loss, start_logits=starts, end_logits=ends
         )
 
-    def _theirs(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    def _theirs(self, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
         kept = kept_tokens(inputs)
         if kept is None:
             return forward(**inputs)

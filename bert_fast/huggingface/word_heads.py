@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MaskedLMOutput
 from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.models import encode_arguments, kept_tokens
+from bert_fast.huggingface.models import beside_tokens, encode_arguments, kept_tokens
 from bert_fast.huggingface.token_heads import TokenModel, forward_of
 from bert_fast.models.heads import predict_words
 from bert_fast.models.losses import IGNORE_INDEX, class_loss
@@ -33,7 +33,7 @@ class _WordModel(TokenModel):
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         return _are_all(inputs.get("logits_to_keep", 0)) and super()._is_packed(inputs)
 
-    def _theirs(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    def _theirs(self, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
         return super()._theirs(forward, {name: value for name, value in inputs.items() if name != "output_logits"})
 
 
@@ -88,7 +88,7 @@ class FusedBertLMHeadModel(_WordModel, hf.BertLMHeadModel):
             _, scores, encoded = self._predict(inputs, None)
             loss = None
             if labels is not None:
-                if (kept := kept_tokens(inputs)) is not None:
+                if (kept := kept_tokens(beside_tokens(inputs))) is not None:
                     labels = labels.masked_fill(~self._counts(kept), IGNORE_INDEX)
                 count = {"num_items_in_batch": inputs["num_items_in_batch"]} if "num_items_in_batch" in inputs else {}
                 loss = self.loss_function(logits=scores, labels=labels, vocab_size=self.config.vocab_size, **count)

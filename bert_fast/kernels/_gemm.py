@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.devices import wide_products
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._gemm_launch import Epilogue, launch
@@ -133,14 +134,18 @@ def _library_product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, acc
         if bias is None:
             return torch.mm(a, b, out=out)
         return torch.addmm(narrowed(bias, a), a, b, out=out)
-    if a.is_cuda and torch.version.hip is None:  # nowhere else does the library round from its accumulators to fp32
-        if accumulate:
+    # Nowhere else does the library round from its accumulators to fp32.
+    way = wide_products[a.device, a.dtype] if a.is_cuda and torch.version.hip is None else "widened"
+    if accumulate:
+        if way == "addmm":
             return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
-        torch.mm(a, b, out_dtype=torch.float32, out=out)
-    elif accumulate:
-        return out.addmm_(a.float(), b.float())
-    else:
+        if way == "widened":
+            return out.addmm_(a.float(), b.float())
+        return out.add_(torch.mm(a, b, out_dtype=torch.float32, out=torch.empty_like(out)))
+    if way == "widened":
         torch.mm(a.float(), b.float(), out=out)
+    else:
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
     return out if bias is None else out.add_(bias)
 
 

@@ -280,9 +280,10 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         """Padded input ([B, S] and a mask) or packed input ([T] and cu_seqlens).
 
         input_ids (Tensor [B, S] or [T], int) or inputs_embeds (Tensor [B, S, H] or [T, H]).
-        attention_mask (Tensor [B, Sk], bool or number): nonzero = keep; default all kept. One device sync. Also
-            [B, S, Sk] and [B or 1, A or 1, S or 1, Sk], see `read_attention_mask`; these take no token out of the
-            batch. Sk = S and the cached columns. A decoder adds causal order to a 2-D mask and to none.
+        attention_mask (Tensor [B, Sk], bool or number): nonzero = keep; default all kept. One device sync, and
+            none where it is on the CPU beside tokens on a GPU. Also [B, S, Sk] and [B or 1, A or 1, S or 1, Sk], see
+            `read_attention_mask`; these take no token out of the batch. Sk = S and the cached columns. A decoder adds
+            causal order to a 2-D mask and to none.
         token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and the
             column, cached ones counted.
         head_mask (Tensor [A], [L, A] or [L, B or 1, A, S or 1, Sk or 1]): factors of the attention probabilities, also
@@ -296,7 +297,8 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
             gradient checkpointing. cache_position: of no effect.
         output_attentions: return the probabilities after dropout and head_mask, L tensors [B, A, S, Sk], zeros on
             padding; slow, and keeps them for backward.
-        cu_seqlens (Tensor [B + 1], int32), max_seqlen (int): layout of packed input; no device sync.
+        cu_seqlens (Tensor [B + 1], int32, here or on the CPU), max_seqlen (int): layout of packed input; no device
+            sync.
         dropout_seed (Tensor [1], int64): decides every mask of this call; default: drawn from PyTorch's generator.
         Returns: last_hidden_state [B, S, H] with zeros on padding ([T, H] for packed input), pooler_output [B, H],
             hidden_states, attentions, cross_attentions and past_key_values if asked for. A tuple where return_dict is

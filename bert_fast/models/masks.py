@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_fast.checks import check_tensor
+from bert_fast.checks import check_tensor, is_host_beside
 
 __all__ = ["behind", "read_attention_mask", "read_head_mask"]
 
@@ -16,7 +16,7 @@ def read_attention_mask(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Which keys exist, and what is added to the scores.
 
-    mask (Tensor [B, Sk]): nonzero marks a token, 0 padding, which is taken out of the batch.
+    mask (Tensor [B, Sk]): nonzero marks a token, 0 padding, which is taken out of the batch. May be on the CPU.
         [B, Sq, Sk]: nonzero where a query sees a key.
         [B or 1, A or 1, Sq or 1, Sk], bool or integer: the same for every head; floating: added to the scores, where
         -inf and the most negative number of its dtype both mean "does not see". Differentiable.
@@ -29,7 +29,7 @@ def read_attention_mask(
     if mask is None:
         return None, None
     check_tensor(name, mask)
-    if mask.device != device:
+    if mask.device != device and not (mask.shape == (batch_size, num_keys) and is_host_beside(mask, device)):
         raise ValueError(f"{name}: expected device {device} (that of what it masks), got {mask.device}")
     if mask.shape == (batch_size, num_keys):
         if mask.is_meta:

@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_floating, check_like, check_same_device, check_shape, check_tensor
+from bert_fast.checks import (
+    check_dtype,
+    check_floating,
+    check_host_or_same,
+    check_like,
+    check_same_device,
+    check_shape,
+    check_tensor,
+)
 from bert_fast.models.argument_checks import check_inputs_embeds, check_pruned
 from bert_fast.models.masks import behind, read_attention_mask
 from bert_fast.modules.cache import KeyValueCache, as_cache
@@ -146,8 +154,8 @@ def read_view(
         if max_seqlen is None:
             raise ValueError("max_seqlen: expected an int beside cu_seqlens, got None")
         check_shape("cu_seqlens", cu_seqlens, ("B + 1",))
-        check_same_device("cu_seqlens", cu_seqlens, tokens.name, tokens)
-        packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens.shape[0])
+        check_host_or_same("cu_seqlens", cu_seqlens, tokens.name, tokens)
+        packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens.shape[0], tokens.device)
         _check_length("max_seqlen", packing.max_seqlen, config, tokens)
         return View(packing, None, None, config.is_decoder)
     if len(tokens.shape) != 2:
@@ -200,7 +208,7 @@ def read_memory(
 
 
 def _packing(keep: Tensor | None, batch_size: int, length: int, device: torch.device) -> Packing:
-    return Packing.full(batch_size, length, device) if keep is None else Packing.from_keep_mask(keep)
+    return Packing.full(batch_size, length, device) if keep is None else Packing.from_keep_mask(keep, device)
 
 
 def _full_shape(tokens: Tokens) -> list[int]:

@@ -10,6 +10,7 @@ from bert_fast.checks import (
     check_dtype,
     check_flag,
     check_floating,
+    check_host_or_same,
     check_integer,
     check_like,
     check_same_device,
@@ -143,7 +144,7 @@ def check_coords_of_both(coords_q: Tensor | None, coords_k: Tensor | None, q: Te
 
 
 def check_padded_mask(name: str, mask: Tensor | None, batch_size: int, length: int, q: Tensor) -> None:
-    """Raises unless mask is None, or bool or integer [batch_size, length] on q's device."""
+    """Raises unless mask is None, or bool or integer [batch_size, length] on q's device or the CPU."""
     if mask is None:
         return
     check_shape(name, mask, (batch_size, length))
@@ -152,7 +153,7 @@ def check_padded_mask(name: str, mask: Tensor | None, batch_size: int, length: i
             f"{name}: expected dtype bool or an integer (nonzero marks a token), got {_short(mask.dtype)}; "
             "what is added to scores goes into bias"
         )
-    check_same_device(name, mask, "q", q)
+    check_host_or_same(name, mask, "q", q)
 
 
 def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **extras: Tensor | None) -> int:

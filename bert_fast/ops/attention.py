@@ -162,7 +162,8 @@ def attention_padded(
     bias, head_mask (Tensor broadcastable to [B, A, Sq, Sk], floating): by columns, whatever first_position is.
     The rest: as in `attention`.
     Returns: out (Tensor [B, Sq, A, D], dtype of q), exactly 0 on padding; gradients of padding are exactly 0.
-    Costs one device sync for every mask. A batch with nothing padded gives the bits of the packed call.
+    Costs one device sync for every mask, and none for one on the CPU, where it may be wherever q is. A batch with
+    nothing padded gives the bits of the packed call.
     """
     check_shape("q", q, ("B", "Sq", "A", "D"))
     check_heads(q, k, v, ("B", "Sq"), (q.shape[0], "Sk"))
@@ -178,7 +179,7 @@ def attention_padded(
             "got None"
         )
     queries = _packing(keep_mask, batch_size, num_queries, q.device)
-    if keep_mask_k is None and num_queries == num_keys:
+    if (keep_mask_k is None or keep_mask_k is keep_mask) and num_queries == num_keys:
         keys = queries
     else:
         keys = _packing(keep_mask_k, batch_size, num_keys, q.device)
@@ -197,7 +198,7 @@ def attention_padded(
 
 
 def _packing(keep_mask: Tensor | None, batch_size: int, length: int, device: torch.device) -> Packing:
-    return Packing.full(batch_size, length, device) if keep_mask is None else Packing.from_keep_mask(keep_mask)
+    return Packing.full(batch_size, length, device) if keep_mask is None else Packing.from_keep_mask(keep_mask, device)
 
 
 def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:

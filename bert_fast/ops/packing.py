@@ -19,10 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_dtype, check_integer, check_same_device, check_shape, check_tensor
+from bert_fast.checks import (
+    check_dtype,
+    check_host_or_same,
+    check_integer,
+    check_same_device,
+    check_shape,
+    check_tensor,
+    is_host_beside,
+)
 from bert_fast.env import SETTINGS
 
-__all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first", "repad", "unpad"]
+__all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first", "repad", "sent", "unpad"]
 
 
 _MOST_TOKENS = 2**31  # offsets are of 32 bits
@@ -49,24 +57,32 @@ class Packing:
     order: Tensor | None = None
 
     @classmethod
-    def from_keep_mask(cls, keep_mask: Tensor) -> "Packing":
-        """Packing of a padded batch; costs one device sync.
+    def from_keep_mask(cls, keep_mask: Tensor, device: torch.device | str | None = None) -> "Packing":
+        """Packing of a padded batch; costs one device sync, and none where the mask is on the CPU.
 
         keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; padding may stand anywhere.
+        device: where the tokens are; default: where keep_mask is, or, of one on the CPU, anywhere: it is counted there,
+            and copied without waiting.
         """
         check_shape("keep_mask", keep_mask, ("B", "S"))
         if keep_mask.is_meta:
             raise ValueError("keep_mask: expected a Tensor with values, since they are counted, got one on meta")
+        if keep_mask.device != device:
+            device = _device_for("keep_mask", keep_mask, device)
         batch_size, length = keep_mask.shape
         kept = keep_mask != 0
         lengths = kept.sum(1)
         if torch.compiler.is_compiling():
             # A graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
+            kept, lengths = (t if t.device == device else sent(t, device) for t in (kept, lengths))
             indices, max_seqlen = kept.flatten().nonzero().squeeze(1), length
         else:
             num_tokens, max_seqlen = _sum_and_max(lengths)  # the one sync
             if num_tokens == batch_size * length:
-                return cls.full(batch_size, length, keep_mask.device)
+                return cls.full(batch_size, length, device)
+            if kept.device != device:
+                kept = sent(kept, device)
+                lengths = kept.sum(1)
             indices = _nonzero(kept.flatten(), num_tokens)
         coords = torch.stack((indices // max(length, 1), indices % max(length, 1)), dim=1).int()
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -89,10 +105,14 @@ class Packing:
         return cls(cu_seqlens, length, coords, None, (batch_size, length))
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> "Packing":
+    def from_cu_seqlens(
+        cls, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, device: torch.device | str | None = None
+    ) -> "Packing":
         """Packing of an input that came packed; no device sync, so it can be captured in a CUDA graph.
 
         cu_seqlens (Tensor [B + 1], int32): 0, then the end of every sequence; the last entry is num_tokens.
+        device: where the tokens are; default: where cu_seqlens are, or, of those on the CPU, anywhere: they are checked
+            there, and copied without waiting.
 
         Raises:
             TypeError, ValueError: wrong dtype or shape; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also offsets that
@@ -102,12 +122,16 @@ class Packing:
         check_dtype("cu_seqlens", cu_seqlens, (torch.int32,))
         if len(cu_seqlens) == 0:
             raise ValueError("cu_seqlens: expected at least one entry (the leading 0), got none")
+        if cu_seqlens.device != device:
+            device = _device_for("cu_seqlens", cu_seqlens, device)
         max_seqlen = as_length("max_seqlen", max_seqlen)
         num_tokens = as_length("num_tokens", num_tokens)
         if not torch.compiler.is_compiling():  # compiled, the attention op checks them
             if num_tokens >= _MOST_TOKENS:
                 raise ValueError(f"num_tokens: expected fewer than 2**31, got {num_tokens}")
             check_offsets("cu_seqlens", cu_seqlens, "max_seqlen", max_seqlen, num_tokens)
+        if cu_seqlens.device != device:
+            cu_seqlens = sent(cu_seqlens, device)
         coords = counted_coords(cu_seqlens, num_tokens)
         return cls(cu_seqlens, max_seqlen, coords, None, None, _order(cu_seqlens))
 
@@ -170,7 +194,8 @@ def unpad(x: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Packing]:
     """The kept tokens of a padded batch, sequence after sequence, and where they came from.
 
     x (Tensor [B, S, ...], any dtype): a gradient flows back to it, exactly 0 on padding.
-    keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; None: all. Costs one device sync.
+    keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; None: all. Costs one device sync, and none
+        where it is on the CPU, wherever x is.
     Returns: Tensor [T, ...], and the `Packing`, whose `cu_seqlens` and `max_seqlen` are what packed input of models and
         ops wants; its `pack` does the same for further tensors of the batch (labels).
 
@@ -183,8 +208,8 @@ def unpad(x: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Packing]:
         packing = Packing.full(x.shape[0], x.shape[1], x.device)
     else:
         check_shape("keep_mask", keep_mask, tuple(x.shape[:2]))
-        check_same_device("keep_mask", keep_mask, "x", x)
-        packing = Packing.from_keep_mask(keep_mask)
+        check_host_or_same("keep_mask", keep_mask, "x", x)
+        packing = Packing.from_keep_mask(keep_mask, x.device)
     return packing.pack(x), packing
 
 
@@ -242,6 +267,33 @@ def counted_coords(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
 def longest_first(cu_seqlens: Tensor) -> Tensor:
     """The sequences by falling length, equal ones in their order: int32 [B]. No device sync."""
     return cu_seqlens.diff().argsort(stable=True, descending=True).int()
+
+
+def _device_for(name: str, given: Tensor, device: Any) -> torch.device:
+    """Where a layout goes that is made of what was given; raises ValueError unless that is there or on the CPU."""
+    if device is None:
+        return given.device
+    if not isinstance(device, torch.device):
+        device = _as_device(device)
+    if device.index is None and device.type == given.device.type:
+        return given.device
+    if given.device != device and not is_host_beside(given, device):
+        raise ValueError(f"{name}: expected device {device} or cpu, got {given.device}")
+    return device
+
+
+def sent(given: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device that nobody waits for: by way of memory that it may read when its turn comes.
+
+    Raises: ValueError where a CUDA graph is captured, whose replays would not look at the host's tensor again.
+    """
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                f"keep_mask, cu_seqlens: expected device {device} while a CUDA graph is captured, got {given.device}"
+            )
+        given = given.pin_memory()
+    return given.to(device, non_blocking=True)
 
 
 def _as_device(device: Any) -> torch.device:

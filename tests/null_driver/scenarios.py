@@ -20,6 +20,7 @@ import triton.language as tl
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
 from tools.null_driver import table
+from tools.null_driver.counting import counted_syncs
 from tools.null_driver.driver import NullDriver, start
 from tools.null_driver.steps import PARTS, Step, inputs_of, make_step
 
@@ -92,6 +93,18 @@ WARMED = (
     ("BertForPreTraining", "autocast", "fused"),
     ("BertForQuestionAnswering", "bf16", "fused"),
 )
+SYNCS = (
+    ("BertModel", "bf16", "bert_fast"),
+    ("BertModel", "bf16", "packed"),
+    ("BertForTokenClassification", "autocast", "bert_fast"),
+    ("BertForTokenClassification", "autocast", "packed"),
+    ("BertForTokenClassification", "autocast", "fused"),
+    ("BertForSequenceClassification", "bf16", "fused"),
+    ("BertForQuestionAnswering", "bf16", "bert_fast"),
+    ("BertForMaskedLM", "bf16", "bert_fast"),
+    ("BertForMaskedLM", "bf16", "packed"),
+    ("BertForMaskedLM", "bf16", "fused"),
+)
 # Beside `CHANGED`: a single token, odd numbers of tokens and multiples of 16, many sequences, large batches.
 REAL = (*CHANGED, (1,), (1, 1), (2, 1), (7,) * 9, (16,) * 5, (48,), (13,) * 80, (511,) * 4, (512, 500, 300))
 
@@ -129,6 +142,25 @@ def warm_up(driver: NullDriver) -> dict[str, Any]:
             step.model.train()
             compiled[f"{case} {lengths}"] = [*driver.compiled]
     return {"warmed": warmed, "compiled": compiled, "refusals": driver.refusals}
+
+
+def syncs(driver: NullDriver) -> dict[str, list[list[str]]]:
+    """What the host waited for in forward, backward and the optimizer, of padded and of packed input."""
+    found = {}
+    for name, precision, kind in SYNCS:
+        step = make_step(name, precision, kind="bert_fast" if kind == "packed" else kind)
+        for lengths in WARM[:2]:  # once more: what is only made once is not counted
+            step.inputs = inputs_of(name, lengths)
+            if kind == "packed":
+                step.inputs = _packed(step.inputs, lengths)
+            each = []
+            for part in PARTS:
+                step.prepare(part)
+                with counted_syncs() as waited:
+                    getattr(step, part)()
+                each.append(waited)
+        found[f"{name} {precision} {kind}"] = each
+    return found
 
 
 def _packed(inputs: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
@@ -274,7 +306,7 @@ def resources(driver: NullDriver) -> list[dict[str, Any]]:
 SCENARIOS = (
     PLAN_SCENARIOS
     | REHEARSAL_SCENARIOS
-    | {one.__name__: one for one in (launches, shapes, warm_up, compilations, one_step, refusals, resources)}
+    | {one.__name__: one for one in (launches, shapes, warm_up, syncs, compilations, one_step, refusals, resources)}
 )
 
 

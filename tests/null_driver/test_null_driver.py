@@ -56,6 +56,18 @@ def test_nothing_is_left_to_compile_after_warm_up() -> None:
     assert len(found["compiled"]) > 300
 
 
+def test_the_host_waits_once_for_padding_and_once_for_labelled_words() -> None:
+    """Packed input costs nothing; of words, which of them carry a label, where only these go through the head."""
+    found = run("syncs")
+    padding, labels = ["tolist"], ["nonzero"]
+    words = "BertForMaskedLM bf16"
+    wanted = {case: ([] if "packed" in case else padding) for case in found}
+    wanted |= {f"{words} bert_fast": padding + labels, f"{words} packed": labels}
+    assert {case: forward for case, (forward, *_) in found.items()} == wanted
+    assert {case: others for case, (_, *others) in found.items() if others != [[], []]} == {}
+    assert len(found) == 10 and {f"{words} bert_fast", f"{words} packed"} <= found.keys()
+
+
 def test_compilations_are_noticed() -> None:
     kernel = ["_count_kernel"]
     assert run("compilations") == [kernel, [], kernel, [], kernel]

@@ -2,18 +2,19 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import PARTS, Step
 from tools.step_calls import calls_of
 
-__all__ = ["Counts", "count", "host_microseconds"]
+__all__ = ["Counts", "count", "counted_syncs", "host_microseconds"]
 
 # What torch's operators are on a GPU beside kernels: memory, views, questions of the host.
 _NO_KERNEL = (
@@ -50,6 +51,56 @@ class _Operators(TorchDispatchMode):
         elif not func.is_view and not name.startswith(_NO_KERNEL):
             self.small[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+# Operators that return to the host what lies on a device, or whose results have a size that only values tell; and
+# methods that do so without one where memory is the CPU's.
+_SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive")
+_READS = ("tolist", "numpy", "cpu")
+
+
+class _Syncs(TorchDispatchMode):
+    """Names what the host would wait for a GPU for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_bool = name in ("index", "index_put", "index_put_") and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        kwargs = kwargs or {}
+        # A cast in backward names the device too, its own.
+        goes = name == "_to_copy" and kwargs.get("device") is not None and kwargs.get("dtype") in (None, args[0].dtype)
+        if name in _SYNCS or by_bool or goes:
+            self.found.append(name)
+        return func(*args, **kwargs)
+
+    def reading(self, name: str) -> Callable[..., Any]:
+        """The method of tensors of this name, noted."""
+        method = getattr(torch.Tensor, name)
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            self.found.append(name)
+            return method(*args, **kwargs)
+
+        return read
+
+
+@contextmanager
+def counted_syncs() -> Iterator[list[str]]:
+    """What the host waited for within the context: names of operators and methods. Ops take their usual way."""
+    from bert_fast.ops import _register
+
+    with ExitStack() as stack:
+        mode = _Syncs()
+        for name in _READS:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, mode.reading(name)))
+        stack.enter_context(mock.patch.object(_register, "_len_torch_dispatch_stack", return_value=0))
+        stack.enter_context(mode)
+        yield mode.found
 
 
 @contextmanager
