@@ -88,11 +88,76 @@ def test_torch_back_end_in_several_chunks(monkeypatch: pytest.MonkeyPatch, num_w
     module = backend.resolve(OP, backend.OpSpec(torch.device("cpu"), dtype), "torch")
     for ignored in (True, False):
         x, weight, bias, labels = leaves(11, num_words, dtype=dtype, parameter_dtype=torch.float32)
+        groups, _ = with_groups(11, num_words)
+        whole = linear_cross_entropy(x, weight, bias, labels, backend="torch", **groups)
         labels = labels if ignored else labels.clamp(min=0)
         for chunk_bytes, scores in ((3 * num_words * dtype.itemsize, 1), (2**25, 2 * num_words), (1, 2**20)):
             monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", chunk_bytes)
             monkeypatch.setattr(module, "_CPU_SCORES", scores)
             compare("torch", x, weight, bias, labels, dloss=7.0, label_smoothing=0.1)
+            cut = linear_cross_entropy(x, weight, bias, labels, backend="torch", **groups)
+            assert not ignored or torch.isclose(cut, whole)
+
+
+def with_groups(num_rows: int, num_words: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Arguments of a few groups, and the scores [M, V] that they leave out."""
+    groups = {"row_groups": torch.randint(0, 5, (num_rows,)), "class_groups": torch.randint(0, 5, (num_words,))}
+    return groups, groups["row_groups"][:, None] == groups["class_groups"]
+
+
+def plain_with_groups(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, left_out: Tensor) -> Tensor:
+    """Scores one by one, row by row."""
+    logits, losses = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype)), []
+    for z, label, out in zip(logits if x.dtype == torch.float64 else logits.float(), labels, left_out, strict=True):
+        if label != IGNORE:
+            keep = ~out
+            keep[label] = True
+            losses.append(z[keep].logsumexp(0) - z[label])
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_words", [1, 5, 70, 1100])
+def test_groups_leave_classes_out(name: str, num_words: int, dtype: torch.dtype) -> None:
+    """In memory of other dtypes and strides, too; a class that is left out gets no gradient of that row."""
+    x, weight, bias, labels = leaves(7, num_words, dtype=dtype)
+    groups, left_out = with_groups(7, num_words)
+    relaid = {"row_groups": groups["row_groups"].int().repeat_interleave(2)[::2], "class_groups": groups["class_groups"]}
+    doubles = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    truth = results(plain_with_groups(*doubles, labels, left_out), doubles, -5.0)
+    stock = results(plain_with_groups(x, weight, bias, labels, left_out), (x, weight, bias), -5.0)
+    for given in (groups, relaid):
+        loss = linear_cross_entropy(x, weight, bias, labels, backend=name, **given)
+        for key, actual in results(loss, (x, weight, bias), -5.0).items():
+            assert_close_to_truth(OP, key, actual, stock[key], truth[key])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_row_of_one_group_has_no_loss(name: str) -> None:
+    """All but the label left out: there is nothing to choose from."""
+    x, weight, bias, labels = leaves(6, 300)
+    groups = {"row_groups": torch.zeros(6, dtype=torch.int64), "class_groups": torch.zeros(300, dtype=torch.int64)}
+    found = results(linear_cross_entropy(x, weight, bias, labels, backend=name, **groups), (x, weight, bias))
+    assert all(not t.any() for t in found.values())
+
+
+def test_groups_of_no_use() -> None:
+    x, weight, bias, labels = leaves(3, 5)
+    rows, classes = torch.zeros(3, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+    for arguments, error, message in [
+        ({"row_groups": rows}, ValueError, "class_groups: expected a tensor beside the other groups, got None"),
+        ({"class_groups": classes}, ValueError, "row_groups: expected a tensor beside the other groups, got None"),
+        ({"row_groups": classes, "class_groups": classes}, ValueError, r"row_groups: expected .*\[3\].*\[5\]"),
+        ({"row_groups": rows, "class_groups": rows}, ValueError, r"class_groups: expected .*\[5\].*\[3\]"),
+        ({"row_groups": rows.float(), "class_groups": classes}, TypeError, "row_groups: expected dtype int64 or int32"),
+        (
+            {"row_groups": rows, "class_groups": classes, "label_smoothing": 0.1},
+            ValueError, "label_smoothing: expected 0 with row_groups, which leave classes out, got 0.1",
+        ),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=message):
+            linear_cross_entropy(x, weight, bias, labels, **arguments)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -154,7 +219,7 @@ def test_a_label_out_of_range_that_nobody_looked_at_shows(name: str) -> None:
     """As from a compiled graph: the op itself, without the checks before it."""
     x, weight, bias, labels = (t.detach() for t in leaves())
     labels[2] = 70
-    loss, dx, dweight, dbias = _fwd(x, weight, bias, labels, IGNORE, 0.0, True, True, True, name)
+    loss, dx, dweight, dbias = _fwd(x, weight, bias, labels, IGNORE, 0.0, None, None, True, True, True, name)
     assert loss.isnan() and dweight.isnan().all() and dbias.isnan().all()
     assert torch.equal(dx.isnan().any(1), torch.arange(7) == 2)
 
@@ -336,8 +401,10 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
     weight, bias = (t.detach().float().requires_grad_() for t in (weight, bias))
     for wants in ((True, True, True), (True, False, True)):
         inputs = [t.detach().requires_grad_(want) for t, want in zip((x, weight, bias), wants, strict=True)]
-        torch.library.opcheck(_fwd, (*inputs, labels, IGNORE, 0.1, *wants, name))
-    _, *sums = (t.detach() for t in _fwd(x, weight, bias, labels, IGNORE, 0.1, True, True, True, name))
+        torch.library.opcheck(_fwd, (*inputs, labels, IGNORE, 0.1, None, None, *wants, name))
+        groups, _ = with_groups(len(labels), len(weight))
+        torch.library.opcheck(_fwd, (*inputs, labels, IGNORE, 0.0, *groups.values(), *wants, name))
+    _, *sums = (t.detach() for t in _fwd(x, weight, bias, labels, IGNORE, 0.1, None, None, True, True, True, name))
     for made in (sums, [None, sums[1], None]):
         arguments = torch.tensor(2.0), labels, *made, x.detach(), weight.detach(), IGNORE, name
         torch.library.opcheck(_bwd, arguments)
@@ -346,7 +413,7 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_outputs_alias_nothing(name: str) -> None:
     x, weight, bias, labels = (t.detach() for t in leaves())
-    made = _fwd(x, weight, bias, labels, IGNORE, 0.0, True, True, True, name)
+    made = _fwd(x, weight, bias, labels, IGNORE, 0.0, None, None, True, True, True, name)
     scaled = _bwd(torch.tensor(1.0), labels, *made[1:], x, weight, IGNORE, name)
     addresses = [t.data_ptr() for t in (*made, *scaled, x, weight, bias, labels)]
     assert len(set(addresses)) == len(addresses)
