@@ -63,24 +63,27 @@ def in_batch_negatives(
     with torch.autocast(queries.device.type, enabled=False):
         asking, answering = (_ready(t, similarity) for t in (queries, documents[:num_queries]))
         all_queries, all_documents = asking, torch.cat((answering, _ready(documents[num_queries:], similarity)))
-        all_groups = [query_groups, document_groups]
+        all_query_groups, all_document_groups = query_groups, document_groups
         if gather:
             rank = torch.distributed.get_rank(process_group)
             first_query, first_document = rank * num_queries, rank * len(documents)
-            all_queries, all_documents, *all_groups = (
-                None if t is None else _gathered(t, process_group)
-                for t in (all_queries if symmetric else None, all_documents, *all_groups)
-            )
+            all_documents = _gathered(all_documents, process_group)
+            if document_groups is not None:
+                all_document_groups = _gathered(document_groups, process_group)
+            if symmetric:
+                all_queries = _gathered(all_queries, process_group)
+                if query_groups is not None:
+                    all_query_groups = _gathered(query_groups, process_group)
         places = torch.arange(num_queries, device=queries.device)
         loss = linear_cross_entropy(
             asking * scale, all_documents, None, places + first_document, row_groups=query_groups,
-            class_groups=all_groups[1], backend=backend,
+            class_groups=all_document_groups, backend=backend,
         )  # fmt: skip
         if not symmetric:
             return loss
         groups = None if document_groups is None else document_groups[:num_queries]
         back = linear_cross_entropy(
-            answering * scale, all_queries, None, places + first_query, row_groups=groups, class_groups=all_groups[0],
+            answering * scale, all_queries, None, places + first_query, row_groups=groups, class_groups=all_query_groups,
             backend=backend,
         )  # fmt: skip
         return (loss + back) / 2
@@ -158,9 +161,7 @@ def _check(
     if not len(queries):
         raise ValueError("queries: expected at least one row, got none")
     if len(documents) < len(queries):
-        raise ValueError(
-            f"documents: expected at least {len(queries)} rows, one for each query, got {len(documents)}"
-        )
+        raise ValueError(f"documents: expected at least {len(queries)} rows, one for each query, got {len(documents)}")
     if similarity not in _SIMILARITIES:
         raise ValueError(f"similarity: expected one of {', '.join(_SIMILARITIES)}, got {similarity!r}")
     for name, groups, of, like in (

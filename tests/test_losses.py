@@ -1,4 +1,4 @@
-"""Losses of embeddings: against the formula in fp64, sentence-transformers, one process, and backward without a cache."""
+"""Losses of embeddings: beside the formula in fp64, sentence-transformers, one process, backward of the whole batch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -212,7 +212,9 @@ def test_two_processes_that_gather_are_one(work: Callable[[int], Any], tmp_path:
     )  # fmt: skip
     torch.testing.assert_close(sum(one["loss"] for one in found) / WORLD_SIZE, loss)
     torch.testing.assert_close(torch.cat([one["queries"] for one in found]), grads[0])
-    places = torch.cat([torch.cat([part.chunk(WORLD_SIZE)[rank] for part in torch.arange(24).split(8)]) for rank in (0, 1)])
+    places = torch.cat(
+        [torch.cat([part.chunk(WORLD_SIZE)[rank] for part in torch.arange(24).split(8)]) for rank in (0, 1)]
+    )
     torch.testing.assert_close(torch.cat([one["documents"] for one in found]), grads[1][places])
 
 
@@ -324,7 +326,10 @@ def test_activations_of_one_part_at_a_time() -> None:
         ({"documents": torch.zeros(4, 8).double()}, "documents: expected dtype float32, got float64"),
         ({"queries": torch.zeros(4, 8).long()}, "queries: "),
         ({"similarity": "euclid"}, "similarity: expected one of cosine, dot, got 'euclid'"),
-        ({"query_groups": torch.zeros(4).long()}, "document_groups: expected a tensor beside the other groups, got None"),
+        (
+            {"query_groups": torch.zeros(4).long()},
+            "document_groups: expected a tensor beside the other groups, got None",
+        ),
         (
             {"query_groups": torch.zeros(4).long(), "document_groups": torch.zeros(3).long()},
             r"document_groups: expected shape \[4\], got \[3\]",

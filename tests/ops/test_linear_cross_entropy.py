@@ -123,7 +123,10 @@ def test_groups_leave_classes_out(name: str, num_words: int, dtype: torch.dtype)
     """In memory of other dtypes and strides, too; a class that is left out gets no gradient of that row."""
     x, weight, bias, labels = leaves(7, num_words, dtype=dtype)
     groups, left_out = with_groups(7, num_words)
-    relaid = {"row_groups": groups["row_groups"].int().repeat_interleave(2)[::2], "class_groups": groups["class_groups"]}
+    relaid = {
+        "row_groups": groups["row_groups"].int().repeat_interleave(2)[::2],
+        "class_groups": groups["class_groups"],
+    }
     doubles = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
     truth = results(plain_with_groups(*doubles, labels, left_out), doubles, -5.0)
     stock = results(plain_with_groups(x, weight, bias, labels, left_out), (x, weight, bias), -5.0)
