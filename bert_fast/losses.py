@@ -1,6 +1,6 @@
 """Losses of embeddings: contrastive training on the negatives of the batch, whatever its size.
 
-    queries, documents = encode(questions), encode(passages)           # [B, D] each, row i of one belongs to row i of the other
+    queries, documents = encode(questions), encode(passages)           # [B, D] each, row i to row i
     loss = losses.in_batch_negatives(queries, documents, scale=20.0)
 
 The scores of all queries and all documents, [B, N], never exist: they are made, used and dropped a block of rows at a
@@ -38,7 +38,7 @@ def in_batch_negatives(
     gather: bool = False,
     backend: str | None = None,
 ) -> Tensor:
-    """Mean over queries of lse over documents j of s_ij, less s_ii; s_ij = scale * similarity of query i and document j.
+    """Mean over queries i of lse over documents j of s_ij, less s_ii; s_ij: the scaled similarity of the two.
 
     queries (Tensor [B, D], B >= 1), documents (Tensor [N, D], N >= B): of one floating dtype and device. Document i < B
         belongs to query i; those from B on are negatives of all queries, as hard ones are.
@@ -83,8 +83,8 @@ def in_batch_negatives(
             return loss
         groups = None if document_groups is None else document_groups[:num_queries]
         back = linear_cross_entropy(
-            answering * scale, all_queries, None, places + first_query, row_groups=groups, class_groups=all_query_groups,
-            backend=backend,
+            answering * scale, all_queries, None, places + first_query, row_groups=groups,
+            class_groups=all_query_groups, backend=backend,
         )  # fmt: skip
         return (loss + back) / 2
 
@@ -104,12 +104,12 @@ def cached_backward(
         parts = [pairs[i : i + 64] for i in range(0, 4096, 64)]   # encoded to [64, 2, D]
         losses.cached_backward(encode, parts, lambda e: losses.in_batch_negatives(e[:, 0], e[:, 1]))
 
-    encode: a part to its embeddings [n, ...], any n; what it draws, it draws from PyTorch's generators of the CPU and of
-        the current GPU: these are set back for the second time. It may not depend on anything else that changes.
+    encode: a part to its embeddings [n, ...], any n; what it draws, it draws from PyTorch's generators of the CPU and
+        of the current GPU: these are set back for the second time. It may not depend on anything else that changes.
     parts: at least one. loss: of the embeddings of all parts, one behind the other [B, ...], a Tensor []; parameters in
         it get their gradients too.
-    no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all parts but
-        the one that goes last.
+    no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all parts
+        but the one that goes last.
     Returns: the loss, without a graph.
     Raises: ValueError, TypeError naming the argument; RuntimeError if a part comes out with another shape the second
         time.

@@ -203,7 +203,11 @@ SAMPLES = {
             x, weight, None, labels, row_groups=rows, class_groups=classes
         ),
         lambda tokens: (
-            leaf(tokens, COLUMNS), leaf(30, COLUMNS), torch.arange(tokens), torch.arange(tokens) % 5, torch.arange(30) % 7
+            leaf(tokens, COLUMNS),
+            leaf(30, COLUMNS),
+            torch.arange(tokens),
+            torch.arange(tokens) % 5,
+            torch.arange(30) % 7,
         ),
     ),
     "linear_gelu": Sample(lambda x, weight, bias: ops.linear_gelu(x, weight, bias), rows((8, COLUMNS), (8,))),
