@@ -1,6 +1,6 @@
 """BERT training kernels, drop-in modules and a C++ WordPiece tokenizer."""
 
-from bert_fast import graphs, ops, optim
+from bert_fast import graphs, losses, ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend
 from bert_fast.data import PackedCollator
@@ -44,6 +44,7 @@ __all__ = [
     "explain",
     "fuse",
     "graphs",
+    "losses",
     "ops",
     "optim",
     "patch_transformers",

@@ -40,6 +40,8 @@ def small_cases() -> Iterator[KernelCase]:
     yield _case(80, 41, 1003, torch.float32, smoothing=0.1)
     yield _case(80, 40, 1003, torch.float16, ignored=0.5)
     yield _case(80, 64, 1024, torch.bfloat16)
+    yield _case(80, 41, 1003, torch.float32, num_groups=7)
+    yield _case(80, 64, 1024, torch.bfloat16, num_groups=7)
 
 
 def cpu_cases() -> Iterator[KernelCase]:
@@ -49,12 +51,14 @@ def cpu_cases() -> Iterator[KernelCase]:
 
 
 def _case(
-    num_tokens: int, hidden: int, vocab_size: int, dtype: torch.dtype, smoothing: float = 0.0, ignored: float = 0.0
-) -> KernelCase:
+    num_tokens: int, hidden: int, vocab_size: int, dtype: torch.dtype, smoothing: float = 0.0, ignored: float = 0.0,
+    num_groups: int = 0,
+) -> KernelCase:  # fmt: skip
     variant = f"smoothing{smoothing}" if smoothing else f"ignored{ignored}" if ignored else "labelled"
+    variant = f"groups{num_groups}" if num_groups else variant
     return KernelCase(
         "linear_cross_entropy", f"{num_tokens}x{hidden}x{vocab_size}", dtype, variant,
-        lambda device: make(num_tokens, hidden, vocab_size, dtype, smoothing, ignored, device),
+        lambda device: make(num_tokens, hidden, vocab_size, dtype, smoothing, ignored, device, num_groups),
     )  # fmt: skip
 
 
@@ -66,10 +70,12 @@ def make(
     smoothing: float,
     ignored: float,
     device: torch.device,
+    num_groups: int = 0,
 ) -> Problem:
     """The labelled rows of a batch of `num_tokens`; hf_full_positions gets the whole batch, which has the same loss.
 
-    ignored: share of the rows given to everybody that have no label after all.
+    ignored: share of the rows given to everybody that have no label after all. num_groups: of rows and of classes, of
+    which a row leaves out those of its own; 0: none is left out.
     """
     num_rows = round(num_tokens * bert.LABEL_SHARE)
     x_all = bert.normal(num_tokens, hidden, dtype=dtype, device=device)
@@ -80,14 +86,21 @@ def make(
     labels_all = torch.full((num_tokens,), _IGNORED, device=device).index_copy_(0, rows, labels)
     inputs = (x_all[rows].requires_grad_(), weight, bias, labels)
     upstream = torch.ones((), device=device)
+    groups, left_out = {}, None
+    if num_groups:
+        of_rows, of_classes = (torch.arange(count, device=device) % num_groups for count in (num_rows, vocab_size))
+        groups = {"row_groups": of_rows, "class_groups": of_classes}
+        left_out = (of_rows[:, None] == of_classes).scatter_(1, labels[:, None], False)
 
     def fast(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-        return ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing)
+        return ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing, **groups)
 
     def eager(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         """The loss in fp32, as under autocast."""
         logits = F.linear(x, weight, bias)
         wide = logits if logits.dtype == torch.float64 else logits.float()
+        if left_out is not None:
+            wide = wide.masked_fill(left_out, -torch.inf)
         return F.cross_entropy(wide, labels, label_smoothing=smoothing)
 
     op = bert.tolerances_of("linear_cross_entropy", device)
@@ -133,6 +146,7 @@ def aot_cases() -> Iterator[AotCase]:
         for smoothing in (0.0, 0.1):
             yield _aot_case(bert.VOCAB_SIZE, dtype, smoothing)
         yield _aot_case(bert.VOCAB_SIZE, dtype, wants_gradient=False)
+    yield _aot_case(bert.VOCAB_SIZE, torch.float32, has_groups=True)  # embeddings: scores in fp32
     for num_words in (9, 3000):  # fewer warps
         yield _aot_case(num_words, torch.bfloat16)
 
@@ -154,7 +168,9 @@ def _scale_case(dtype: torch.dtype) -> AotCase:
     )  # fmt: skip
 
 
-def _aot_case(num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_gradient: bool = True) -> AotCase:
+def _aot_case(
+    num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_gradient: bool = True, has_groups: bool = False
+) -> AotCase:
     """One forward of two rows; dbias as of a first chunk and of a later one, and scaled. `linear` has the products."""
     from bert_fast.kernels import _gemm
     from bert_fast.kernels import linear_cross_entropy as family
@@ -163,7 +179,8 @@ def _aot_case(num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_
     def launch() -> None:
         x, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(num_words, 16, dtype=dtype)
         labels = torch.zeros(2, dtype=torch.int64)
-        a = LinearCrossEntropy(x, weight, weight[:, 0], labels, _IGNORED, smoothing)
+        groups = (torch.ones(2, dtype=torch.int64), torch.zeros(num_words, dtype=torch.int64)) if has_groups else ()
+        a = LinearCrossEntropy(x, weight, weight[:, 0], labels, _IGNORED, smoothing, *groups)
         loss, sums = family.linear_cross_entropy_fwd(a, GRADIENTS if wants_gradient else set())
         if wants_gradient:
             family._column_sums(torch.zeros(2, family.padded_words(num_words), dtype=dtype), sums["bias"], True)
@@ -172,6 +189,7 @@ def _aot_case(num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_
     name = f"V={num_words} {dtype_name(dtype)}"
     name += f" smoothing={smoothing}" if smoothing else ""
     name += "" if wants_gradient else " loss alone"
+    name += " groups" if has_groups else ""
     if num_words < bert.VOCAB_SIZE:  # bound by latency: nothing to count
         return AotCase(name, None, launch, {}, {})
     vector = family._VECTOR_BYTES // dtype.itemsize

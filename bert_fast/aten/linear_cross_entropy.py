@@ -34,7 +34,7 @@ def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS)
 
     A label that is neither a class nor ignore_index makes the loss and the gradient of its row NaN.
     """
-    x, weight, bias, labels, ignore_index, label_smoothing = a
+    x, weight, bias, labels, ignore_index, label_smoothing, row_groups, class_groups = a
     dtype, made = wide_dtype(x.dtype), dict[str, Tensor]()
     is_labelled = labels != ignore_index
     total = torch.zeros((), dtype=dtype, device=x.device)
@@ -49,6 +49,8 @@ def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS)
     for index in _chunks(x, is_labelled, len(weight)):
         rows = x[index]
         logits = matmul(rows, narrow_weight.t(), narrow_bias)
+        if row_groups is not None and class_groups is not None:
+            _leave_out(logits, labels[index], row_groups[index], class_groups)
         total += _losses(logits, labels[index], is_labelled[index], label_smoothing, bool(made)).sum()
         if "x" in made:
             made["x"][index] = matmul(logits, narrow_weight).to(dtype)
@@ -74,6 +76,13 @@ def linear_cross_entropy_bwd(
         name: (t.mul_(scale) if may_overwrite else t * scale).to(a.x.dtype if name == "x" else a.weight.dtype)
         for name, t in sums.items()
     }
+
+
+def _leave_out(logits: Tensor, labels: Tensor, row_groups: Tensor, class_groups: Tensor) -> None:
+    """Logits [n, V] of -inf where row and class are of one group, but for the label's."""
+    columns = labels.clamp(0, logits.shape[1] - 1).long()[:, None]
+    of_labels = logits.gather(1, columns)
+    logits.masked_fill_(row_groups[:, None] == class_groups, -torch.inf).scatter_(1, columns, of_labels)
 
 
 def _losses(logits: Tensor, labels: Tensor, is_labelled: Tensor, smoothing: float, wants_gradient: bool) -> Tensor:

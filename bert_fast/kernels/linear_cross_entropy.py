@@ -18,6 +18,7 @@ Bytes moved beside the products, with elements of e bytes and labels of b bytes 
     rows      per labelled row: V e + e + b read, V e + e written, 4 (loss); the second reading of the row, when the sum
               is known, finds it in the cache: a row is 61 KB of bf16, all that are in flight 40 MB
               without a label: b read, V e + 4 written;   without gradients: nothing is written but the loss
+              with groups: theirs read beside the scores, each time; all rows read the same V, from the cache
     dbias     per chunk: n V' e read, 4 V written, from the second chunk on 4 V read
     scaled    per gradient of K elements: 4 K + 4 read, K times the bytes of its dtype written
 Saved: dx, dweight, dbias (those wanted). The number of labelled rows is counted again in backward, on the device.
@@ -56,11 +57,20 @@ _SUM_ROWS, _SUM_COLS, _SUM_WARPS = 64, 64, 4
 _SCALE_BLOCK, _SCALE_WARPS = 2048, 4  # four 128-bit loads of fp32 in flight per thread
 
 
+@triton.jit
+def _left_in(x, group, groups_ptr, is_label, mask):
+    """Scores x, -inf where the class is of the row's group, but for the label's. mask: where there are classes."""
+    groups = tl.load(groups_ptr, mask=mask, other=0)
+    return tl.where((groups == group) & mask & (is_label == 0), float("-inf"), x)
+
+
 @triton.jit(do_not_specialize=["n_cols", "ignore_index"])
 def _linear_cross_entropy_rows_kernel(
     logits_ptr,
     labels_ptr,
     losses_ptr,
+    row_groups_ptr,
+    class_groups_ptr,
     row_stride,
     n_cols,
     ignore_index,
@@ -74,7 +84,7 @@ def _linear_cross_entropy_rows_kernel(
     """One row of n_cols scores per program, row_stride elements from the next; the gradient is written over them.
 
     Rows begin at vectors, so all but the last few scores lie in whole ones: masks are the same within a vector. The
-    last, fewer than a vector, are where the lanes start from.
+    last, fewer than a vector, are where the lanes start from. Groups are None, or say which classes a row leaves out.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row).to(tl.int64)
@@ -90,6 +100,10 @@ def _linear_cross_entropy_rows_kernel(
     tail_mask = (lane < VECTOR) & (tail_col < n_cols)
     tail_read = tail_mask & (tail_col < tl.where(is_class, n_cols, 0))
     tail = tl.load(row_ptr + tail_col, mask=tail_read, other=float("-inf")).to(tl.float32)
+    group = None
+    if class_groups_ptr is not None:
+        group = tl.load(row_groups_ptr + row)
+        tail = _left_in(tail, group, class_groups_ptr + tail_col, tail_col == label, tail_read)
     maximum = tl.maximum(tail, LOWEST)
     total = _exp_of(tail - maximum)
     distance = tl.where(tail_read, tail - z_label, 0.0)
@@ -102,6 +116,10 @@ def _linear_cross_entropy_rows_kernel(
         x = tl.load(row_major(row_ptr, vector * VECTOR + element, VECTOR), mask=mask, other=float("-inf")).to(
             tl.float32
         )
+        if class_groups_ptr is not None:
+            col = vector * VECTOR + element
+            groups_ptr = row_major(class_groups_ptr, col, VECTOR)
+            x = _left_in(x, group, groups_ptr, col == label, mask)
         higher = tl.maximum(maximum, tl.max(tl.max(x, 2), 0))
         exps = _exp_of(x - higher[None, :, None])
         total = total * _exp_of(maximum - higher) + tl.sum(tl.sum(exps, 2), 0)
@@ -124,6 +142,9 @@ def _linear_cross_entropy_rows_kernel(
             vector = first + lane_vector
             offset = vector * VECTOR + element
             x = tl.load(row_major(row_ptr, offset, VECTOR), mask=vector < n_read, other=0.0).to(tl.float32)
+            if class_groups_ptr is not None:
+                groups_ptr = row_major(class_groups_ptr, offset, VECTOR)
+                x = _left_in(x, group, groups_ptr, offset == label, vector < n_read)
             dz = _exp_of(x - row_maximum) * inverse
             if HAS_SMOOTHING:
                 dz -= share
@@ -193,7 +214,7 @@ def row_warps(num_words: int, dtype: torch.dtype) -> int:
 
 def _rows(
     logits: Tensor, num_words: int, labels: Tensor, ignore_index: int, smoothing: float, wants_gradient: bool,
-    losses: Tensor,
+    losses: Tensor, row_groups: Tensor | None = None, class_groups: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fills losses [n] of logits [n, V'], contiguous, whose first V columns count; their gradient overwrites these."""
     num_warps = row_warps(num_words, logits.dtype)
@@ -206,7 +227,11 @@ def _rows(
         WANTS_GRADIENT=wants_gradient,
         num_warps=num_warps,
         enable_fp_fusion=True,  # total * exp(maximum - higher) + sum
-    )((len(logits),), (logits, labels, losses), (logits.stride(0), num_words, ignore_index, smoothing))
+    )(
+        (len(logits),),
+        (logits, labels, losses, row_groups, class_groups),
+        (logits.stride(0), num_words, ignore_index, smoothing),
+    )
 
 
 def _column_sums(dlogits: Tensor, dbias: Tensor, accumulate: bool) -> None:
@@ -226,13 +251,14 @@ def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS)
 
     A label that is neither a class nor ignore_index makes the loss and the gradient of its row NaN.
     """
-    x, weight, bias, labels, ignore_index, label_smoothing = a
+    x, weight, bias, labels, ignore_index, label_smoothing, row_groups, class_groups = a
     num_rows, num_words = len(x), len(weight)
     make = torch.empty if num_rows else torch.zeros
     shapes = {"x": x.shape, "weight": weight.shape} | ({} if bias is None else {"bias": bias.shape})
     made = {name: make(shape, dtype=torch.float32, device=x.device) for name, shape in shapes.items() if name in wants}
     losses = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     labels, narrow_weight = labels.contiguous(), weight.to(x.dtype)
+    row_groups, class_groups = (None if t is None else t.contiguous() for t in (row_groups, class_groups))
     step = chunk_rows(num_rows, num_words, x.dtype) if num_rows else 1
     memory = torch.empty(min(step, num_rows), padded_words(num_words), dtype=x.dtype, device=x.device)
     for start in range(0, num_rows, step):
@@ -241,7 +267,11 @@ def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS)
         chunk = memory[: len(x_rows)]  # [n, V']
         logits = chunk[:, :num_words]
         product(x_rows, narrow_weight.t(), bias, out=logits)
-        _rows(chunk, num_words, labels[rows], ignore_index, label_smoothing, bool(made), losses[rows])
+        groups = None if row_groups is None else row_groups[rows]
+        _rows(
+            chunk, num_words, labels[rows], ignore_index, label_smoothing, bool(made), losses[rows], groups,
+            class_groups,
+        )  # fmt: skip
         if "x" in made:
             product(logits, narrow_weight, out=made["x"][rows])
         if "weight" in made:

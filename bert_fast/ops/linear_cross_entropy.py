@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from bert_fast.backend import OpSpec, requested, resolve
+from bert_fast.checks import check_dtype, check_same_device, check_shape
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._define import declaration
 from bert_fast.ops._linear_checks import check_input, check_parameters
@@ -33,6 +34,8 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    row_groups: Tensor | None = None,
+    class_groups: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Mean of (1 - s) * (lse(z) - z_label) + s * (lse(z) - mean(z)) over labelled rows z of x W^T + b, s the smoothing.
@@ -43,6 +46,9 @@ def linear_cross_entropy(
         fp32: then cast to the dtype of x within the op, and their gradients are fp32.
     labels (Tensor [M], int64 or int32): a class in [0, V), or ignore_index for rows that count for nothing.
     label_smoothing: s in [0, 1].
+    row_groups (Tensor [M]), class_groups (Tensor [V]), int64 or int32: both or neither. A class of a row's group is
+        left out of that row's softmax, unless it is the row's label: of embeddings, where weight holds the batch's
+        other texts, a duplicate is no negative. Not with label smoothing.
     backend: "triton", "torch" or "reference"; None takes the first that can run the call.
     Returns: loss (Tensor [], fp32; fp64 for fp64): 0, with zero gradients, where no row is labelled or M is 0.
     Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call. A label
@@ -64,12 +70,29 @@ def linear_cross_entropy(
     check_ignore_index(ignore_index)
     check_labels("labels", labels, "x", x, weight.shape[0], ignore_index)
     check_label_smoothing(label_smoothing)
+    _check_groups(row_groups, class_groups, x, weight, label_smoothing)
     grad = torch.is_grad_enabled()
     wants = [grad and t is not None and t.requires_grad for t in (x, weight, bias)]
     ignore_index, smoothing, backend = int(ignore_index), float(label_smoothing), requested(backend)
     if any(wants) and _is_eager(x, weight, bias):
-        return _Eager.apply(x, weight, bias, labels, ignore_index, smoothing, backend)
-    return _op(x, weight, bias, labels, ignore_index, smoothing, *wants, backend)[0]
+        return _Eager.apply(x, weight, bias, labels, ignore_index, smoothing, row_groups, class_groups, backend)
+    return _op(x, weight, bias, labels, ignore_index, smoothing, row_groups, class_groups, *wants, backend)[0]
+
+
+def _check_groups(
+    row_groups: Tensor | None, class_groups: Tensor | None, x: Tensor, weight: Tensor, label_smoothing: float
+) -> None:
+    given = {"row_groups": row_groups, "class_groups": class_groups}
+    if row_groups is None and class_groups is None:
+        return
+    for (name, groups), (of, like) in zip(given.items(), (("x", x), ("weight", weight)), strict=True):
+        if groups is None:
+            raise ValueError(f"{name}: expected a tensor beside the other groups, got None")
+        check_dtype(name, groups, (torch.int64, torch.int32))
+        check_shape(name, groups, (like.shape[0],))
+        check_same_device(name, groups, of, like)
+    if label_smoothing > 0.0:
+        raise ValueError(f"label_smoothing: expected 0 with row_groups, which leave classes out, got {label_smoothing}")
 
 
 # Not by `_define.define`: forward makes the gradients, and backward scales what forward made.
@@ -79,14 +102,14 @@ _TYPES, _LINES = get_type_hints(LinearCrossEntropy), lines_of(LinearCrossEntropy
 
 def _read_forward(given: tuple[Any, ...]) -> tuple[LinearCrossEntropy, frozenset[str]]:
     """The record, and which gradients are wanted."""
-    return LinearCrossEntropy._make(given[:6]), frozenset(itertools.compress(_GRADIENTS, given[6:9]))
+    return LinearCrossEntropy._make(given[:8]), frozenset(itertools.compress(_GRADIENTS, given[8:11]))
 
 
 def _read_backward(given: tuple[Any, ...]) -> tuple[LinearCrossEntropy, Tensor, dict[str, Tensor]]:
     """The record as far as it is given, dloss, and gradients of the sum."""
     dloss, labels, *sums, x, weight, ignore_index = given
     made = {name: t for name, t in zip(_GRADIENTS, sums, strict=True) if t is not None}
-    return LinearCrossEntropy._make((x, weight, None, labels, ignore_index, None)), dloss, made
+    return LinearCrossEntropy(x, weight, None, labels, ignore_index, 0.0), dloss, made
 
 
 def _in_order(made: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
@@ -163,11 +186,11 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _differentiate(ctx: Any, dloss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if dloss is None:
-        return (None,) * 10
+        return (None,) * 12
     saved = ctx.saved_tensors
     made = _backward_op(dloss, *saved, *ctx.others)
     gradients = (t if kept is not None else None for t, kept in zip(made, saved[1:4], strict=True))
-    return *gradients, *(None,) * 7
+    return *gradients, *(None,) * 9
 
 
 _op.register_fake(_fake_forward)
@@ -195,11 +218,11 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None) -> Any:
         if dloss is None or not _is_last_use():
-            return _differentiate(ctx, dloss)[:7]
+            return _differentiate(ctx, dloss)[:9]
         ignore_index, backend = ctx.others
         a, _, sums = _read_backward((dloss, *ctx.saved_tensors, ignore_index))
         made = _scale(dloss, a, sums, backend, True)
-        return *map(made.get, _GRADIENTS), *(None,) * 4
+        return *map(made.get, _GRADIENTS), *(None,) * 6
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:

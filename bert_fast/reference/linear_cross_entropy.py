@@ -1,12 +1,15 @@
 """The end of masked-language-model training: mean cross entropy of x W^T + b, x the rows that carry a label.
 
-forward     Z       = x W^T + b                                                [M, V]
+forward     Z       = x W^T + b, -inf where a class is left out of a row       [M, V]
             loss    = mean over labelled rows of cross_entropy(Z)              []
 gradients   dZ      = softmax(Z) - (1 - s) onehot(labels) - s / V              [M, V], 0 in rows without a label
 of the sum  dx      = dZ W                                                     [M, H]
             dweight = dZ^T x                                                   [V, H]
             dbias   = sum over rows of dZ                                      [V]
 backward    those, times dloss / number of labelled rows
+
+A row leaves out the classes of its own group, but for its label. In training of embeddings, where the classes are the
+batch's other texts, these are the ones that are no negatives of it: a duplicate, another text of the same question.
 
 Forward makes the gradients, of the sum over labelled rows, wherever one is wanted: while the logits are there, so that
 nobody keeps them or makes them twice. Backward knows what the sum is to be divided by and multiplied with, and scales.
@@ -36,6 +39,8 @@ class LinearCrossEntropy(NamedTuple):
     labels: Annotated[Tensor, "int M"]
     ignore_index: int  # rows of this label count for nothing
     label_smoothing: float  # s
+    row_groups: Annotated[Tensor | None, "int M"] = None
+    class_groups: Annotated[Tensor | None, "int V"] = None  # both or neither, and then s is 0
 
 
 def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS) -> tuple[Tensor, dict[str, Tensor]]:
@@ -48,6 +53,9 @@ def linear_cross_entropy_fwd(a: LinearCrossEntropy, wants: Set[str] = GRADIENTS)
     logits = x @ weight.T  # wide, and not rounded to the dtype of x in between: nothing keeps them
     if a.bias is not None:
         logits = logits + wide(a.bias)
+    if a.row_groups is not None and a.class_groups is not None:
+        others = torch.arange(len(weight), device=x.device) != a.labels[:, None]
+        logits = logits.masked_fill((a.row_groups[:, None] == a.class_groups) & others, -torch.inf)
     scores = CrossEntropy(logits, a.labels, a.ignore_index, a.label_smoothing)
     loss, lse = cross_entropy_fwd(scores)
     made: dict[str, Tensor] = {}

@@ -21,7 +21,7 @@ MODELS = MODULES | {"modules", "optim"}
 HUGGINGFACE = MODELS | {"models"}
 DATA = MODELS | {"models", "tokenization", "graphs"}
 TRAINING = DATA | {"data", "huggingface", "warming"}
-DEMO = TRAINING | {"training", "__init__"}
+DEMO = TRAINING | {"training", "losses", "__init__"}
 CLI = DEMO | {"demo"}
 ALLOWED = {
     "_version": set(),
@@ -44,6 +44,7 @@ ALLOWED = {
     "models": MODELS,
     "huggingface": HUGGINGFACE,
     "graphs": MODELS,
+    "losses": MODULES,
     "warming": MODELS | {"models"},
     "tokenization": BASE | {"reference"},
     "data": DATA,
@@ -54,7 +55,7 @@ ALLOWED = {
     # For tests and benchmarks: may import all, and nothing imports it.
     "testing": CLI | {"aten", "kernels", "cli"},
     # Re-exports of the public API.
-    "__init__": TRAINING | {"training"},
+    "__init__": TRAINING | {"training", "losses"},
 }
 
 # Packages that a part may import beyond the standard library, torch and what torch itself requires for typing.

@@ -101,7 +101,11 @@ def _linear_gelu(d: Tensors) -> Arguments:
 def _linear_cross_entropy(d: Tensors) -> Arguments:
     columns, classes = d.size(), d.size()
     x = _rows(d, columns)
-    return {"x": x, **_parameters(d, classes, columns), **_labels(d, len(x), classes)}
+    arguments = {"x": x, **_parameters(d, classes, columns), **_labels(d, len(x), classes)}
+    if d.case.chance(0.3):
+        groups = {"row_groups": d.integers(4, len(x)), "class_groups": d.integers(4, classes)}
+        arguments |= groups | {"label_smoothing": 0.0}
+    return arguments
 
 
 def _mlp(d: Tensors) -> Arguments:

@@ -116,6 +116,30 @@ def test_rows_of_several_steps(kernels, num_words: int, dtype: torch.dtype, smoo
     assert losses[1] == 0 and not memory[1, :num_words].any() and memory[:, num_words:].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_words", [7, 8193, 30522])
+def test_rows_of_several_steps_with_groups(kernels, num_words: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """Every place of a vector, of a step and of the tail is left out by one row or another, and so is the maximum."""
+    memory = torch.randn(3, kernels.padded_words(num_words)).mul(3).to(dtype)
+    memory[:, num_words:] = torch.nan
+    logits, row_groups, class_groups = memory[:, :num_words].clone(), torch.arange(3), torch.arange(num_words) % 3
+    labels = torch.tensor([num_words - 1, 3, 2])  # two of the row's own group, or of another
+    is_out = (row_groups[:, None] == class_groups) & (torch.arange(num_words) != labels[:, None])
+    memory[:, :num_words][is_out] = 60.0
+    losses = torch.empty(3)
+    kernels._rows(memory, num_words, labels, IGNORE, 0.0, True, losses, row_groups, class_groups)
+    leaf = logits.clone().requires_grad_()
+    stock = F.cross_entropy(leaf.float().masked_fill(is_out, -torch.inf), labels)
+    dloss = torch.tensor(3.0)  # undoes the mean over the rows
+    stock.backward(dloss)
+    wide = CrossEntropy(logits.double().masked_fill(is_out, -torch.inf), labels, IGNORE, 0.0)
+    true_loss, lse = cross_entropy_fwd(wide)
+    truth = cross_entropy_bwd(wide, dloss.double(), lse)["logits"]
+    assert_close_to_truth("cross_entropy", "loss", losses.sum() / 3, stock.detach(), true_loss)
+    assert_close_to_truth("cross_entropy", "dlogits", memory[:, :num_words], leaf.grad, truth)
+    assert not memory[:, :num_words][is_out].any()
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_rows", "hidden_size"), [(1, 16), (2, 7), (17, 64), (33, 1), (40, 33)])
 def test_sizes(kernels, num_rows: int, hidden_size: int, has_bias: bool) -> None:  # type: ignore[no-untyped-def]

@@ -198,6 +198,18 @@ SAMPLES = {
         lambda x, weight, labels: linear_cross_entropy(x, weight, None, labels),
         lambda tokens: (leaf(tokens, COLUMNS), leaf(30, COLUMNS), torch.arange(tokens)),
     ),
+    "linear_cross_entropy: groups": Sample(
+        lambda x, weight, labels, rows, classes: ops.linear_cross_entropy(
+            x, weight, None, labels, row_groups=rows, class_groups=classes
+        ),
+        lambda tokens: (
+            leaf(tokens, COLUMNS),
+            leaf(30, COLUMNS),
+            torch.arange(tokens),
+            torch.arange(tokens) % 5,
+            torch.arange(30) % 7,
+        ),
+    ),
     "linear_gelu": Sample(lambda x, weight, bias: ops.linear_gelu(x, weight, bias), rows((8, COLUMNS), (8,))),
     "linear_gelu: tanh": Sample(
         lambda x, weight, bias: ops.linear_gelu(x, weight, bias, approximate="tanh"), rows((8, COLUMNS), (8,))

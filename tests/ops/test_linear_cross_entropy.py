@@ -42,6 +42,12 @@ def leaves(
     return x.to(dtype).requires_grad_(), *parameters, labels
 
 
+def with_groups(num_rows: int, num_words: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Arguments of a few groups, and the scores [M, V] that they leave out."""
+    groups = {"row_groups": torch.randint(0, 5, (num_rows,)), "class_groups": torch.randint(0, 5, (num_words,))}
+    return groups, groups["row_groups"][:, None] == groups["class_groups"]
+
+
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, **arguments: Any) -> Tensor:
     narrow = None if bias is None else bias.to(x.dtype)
     logits = F.linear(x, weight.to(x.dtype), narrow)
@@ -88,11 +94,15 @@ def test_torch_back_end_in_several_chunks(monkeypatch: pytest.MonkeyPatch, num_w
     module = backend.resolve(OP, backend.OpSpec(torch.device("cpu"), dtype), "torch")
     for ignored in (True, False):
         x, weight, bias, labels = leaves(11, num_words, dtype=dtype, parameter_dtype=torch.float32)
+        groups, _ = with_groups(11, num_words)
+        whole = linear_cross_entropy(x, weight, bias, labels, backend="torch", **groups)
         labels = labels if ignored else labels.clamp(min=0)
         for chunk_bytes, scores in ((3 * num_words * dtype.itemsize, 1), (2**25, 2 * num_words), (1, 2**20)):
             monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", chunk_bytes)
             monkeypatch.setattr(module, "_CPU_SCORES", scores)
             compare("torch", x, weight, bias, labels, dloss=7.0, label_smoothing=0.1)
+            cut = linear_cross_entropy(x, weight, bias, labels, backend="torch", **groups)
+            assert not ignored or torch.isclose(cut, whole)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -154,7 +164,7 @@ def test_a_label_out_of_range_that_nobody_looked_at_shows(name: str) -> None:
     """As from a compiled graph: the op itself, without the checks before it."""
     x, weight, bias, labels = (t.detach() for t in leaves())
     labels[2] = 70
-    loss, dx, dweight, dbias = _fwd(x, weight, bias, labels, IGNORE, 0.0, True, True, True, name)
+    loss, dx, dweight, dbias = _fwd(x, weight, bias, labels, IGNORE, 0.0, None, None, True, True, True, name)
     assert loss.isnan() and dweight.isnan().all() and dbias.isnan().all()
     assert torch.equal(dx.isnan().any(1), torch.arange(7) == 2)
 
@@ -336,8 +346,10 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
     weight, bias = (t.detach().float().requires_grad_() for t in (weight, bias))
     for wants in ((True, True, True), (True, False, True)):
         inputs = [t.detach().requires_grad_(want) for t, want in zip((x, weight, bias), wants, strict=True)]
-        torch.library.opcheck(_fwd, (*inputs, labels, IGNORE, 0.1, *wants, name))
-    _, *sums = (t.detach() for t in _fwd(x, weight, bias, labels, IGNORE, 0.1, True, True, True, name))
+        torch.library.opcheck(_fwd, (*inputs, labels, IGNORE, 0.1, None, None, *wants, name))
+        groups, _ = with_groups(len(labels), len(weight))
+        torch.library.opcheck(_fwd, (*inputs, labels, IGNORE, 0.0, *groups.values(), *wants, name))
+    _, *sums = (t.detach() for t in _fwd(x, weight, bias, labels, IGNORE, 0.1, None, None, True, True, True, name))
     for made in (sums, [None, sums[1], None]):
         arguments = torch.tensor(2.0), labels, *made, x.detach(), weight.detach(), IGNORE, name
         torch.library.opcheck(_bwd, arguments)
@@ -346,7 +358,7 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_outputs_alias_nothing(name: str) -> None:
     x, weight, bias, labels = (t.detach() for t in leaves())
-    made = _fwd(x, weight, bias, labels, IGNORE, 0.0, True, True, True, name)
+    made = _fwd(x, weight, bias, labels, IGNORE, 0.0, None, None, True, True, True, name)
     scaled = _bwd(torch.tensor(1.0), labels, *made[1:], x, weight, IGNORE, name)
     addresses = [t.data_ptr() for t in (*made, *scaled, x, weight, bias, labels)]
     assert len(set(addresses)) == len(addresses)
