@@ -182,10 +182,8 @@ def make(
 
     def verify() -> None:
         results = _results(fast, inputs, upstream)
-        plain, truth = (
-            _explicit(inputs, upstream, lengths, packing.coords, seed, dropout_p, dtype_of)
-            for dtype_of in (dtype, torch.float64)
-        )
+        dtypes = dtype, torch.float64
+        plain, truth = _explicit(inputs, upstream, lengths, packing.coords, seed, dropout_p, dtypes)
         for name, *outputs in zip(("out", "dq", "dk", "dv"), results, plain, truth, strict=True):
             assert_close_to_truth(tolerances_of(device), name, *outputs)
 
@@ -271,29 +269,33 @@ def _explicit(
     coords: Tensor,
     seed: Tensor,
     dropout_p: float,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    """Output and gradients in `dtype` by plain operators, the reference's mask included.
+    dtypes: tuple[torch.dtype, ...],
+) -> list[list[Tensor]]:
+    """Output and gradients, in each of the dtypes, by plain operators, the reference's mask included.
 
-    Sequence by sequence, backward too: at full shapes all probabilities in fp64 would not fit beside one another.
+    Sequence by sequence, backward too: at full shapes all probabilities in fp64 would not fit beside one another. A
+    sequence's mask, which takes more operators than all else, is made once for all dtypes.
     """
-    pieces: list[tuple[Tensor, ...]] = []
+    pieces: list[list[tuple[Tensor, ...]]] = [[] for _ in dtypes]
     num_heads, head_dim = inputs[0].shape[1:]
     bounds = itertools.pairwise([0, *itertools.accumulate(lengths)])
     for start, end in bounds:
         span = slice(start, end)
-        leaves = tuple(t.detach()[span].to(dtype).requires_grad_() for t in inputs)
+        keep = None
+        if dropout_p:
+            keep = attention_keep_mask(seed, SITE, coords[span], end - start, num_heads, dropout_p)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, span: slice = span) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = keep) -> Tensor:
             q, k, v = (t.transpose(0, 1) for t in (q, k, v))
             probabilities = (q @ k.transpose(1, 2) / head_dim**0.5).softmax(-1)
-            if dropout_p:
-                keep = attention_keep_mask(seed, SITE, coords[span], q.shape[1], num_heads, dropout_p)
+            if keep is not None:
                 probabilities = probabilities * keep * dropout_scale(dropout_p)
             return (probabilities @ v).transpose(0, 1)
 
-        pieces.append(_results(attend, leaves, upstream[span].to(dtype)))
-    return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+        for dtype, found in zip(dtypes, pieces, strict=True):
+            leaves = tuple(t.detach()[span].to(dtype).requires_grad_() for t in inputs)
+            found.append(_results(attend, leaves, upstream[span].to(dtype)))
+    return [[torch.cat(parts) for parts in zip(*found, strict=True)] for found in pieces]
 
 
 # Kernel -> matrix products of a tile; each takes BLOCK_D multiply-adds a score.

@@ -77,6 +77,8 @@ def time_product(
                 assert_close_to_truth("gemm", output + of_half, results[output], plain[output], expected)
         except Exception as failure:  # too much shared memory, or wrong: whatever stops it is what there is to say
             yield facts | {"candidate": name, "tile": tile.to_json(), "error": reason(failure, 300)}
+            if not is_usable(device):
+                raise  # else all that come after it would have its error
             continue
         tiles[name], kernels[name] = tile, launched
     del exact, plain

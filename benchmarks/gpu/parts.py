@@ -1,6 +1,6 @@
 """The parts of `make gpu`, in processes that `driver.py` starts within their budgets.
 
-    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--seconds N]
+    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--seconds N] [--progress FILE]
 
     ceilings   copy bandwidth and bf16 matrix rate
     verify     every case of a family against fp64, and twice, bit for bit
@@ -15,7 +15,8 @@
     models     whole models against transformers, where the lengths of their texts are there
 
 FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
-should it hang, it is killed, and what it had recorded stays.
+should it hang, it is killed, and what it had recorded stays. A case that leaves the device unusable ends the process;
+with --progress, the next one goes on behind that case.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from benchmarks.kernels import attention_tiles, timing
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kit.clock import Seconds
+from benchmarks.kit.crashes import Progress, is_usable, leave
 from benchmarks.kit.record import reason
 from benchmarks.models import forward_backward, training_steps
 from benchmarks.registry import CASES, kernel_cases
@@ -46,12 +48,16 @@ from benchmarks.registry import CASES, kernel_cases
 
 @dataclass(frozen=True)
 class Job:
-    """One part in one process: what it stores, shows and leaves out. family: whose cases, or a variant of the part."""
+    """One part in one process: what it stores, shows and leaves out.
+
+    family: whose cases, or a variant of the part. progress: what processes before this one have begun.
+    """
 
     part: str
     run: Run
     family: str = ""
     seconds: float = float("inf")
+    progress: Progress = field(default_factory=lambda: Progress(None))
 
     @property
     def device(self) -> torch.device:
@@ -76,8 +82,17 @@ class Job:
         say(f"{case.name}{f' {provider}' if provider else ''}: left out: {why}")
 
     def cases(self, cases: Iterable[Any]) -> Iterator[Any]:
-        """Case by case, as long as there is time."""
-        return Seconds(self.seconds).of(list(cases), self.leave_out)
+        """Case by case, as long as there is time; behind those that were begun, and not behind one that leaves the
+        device unusable: that one ends this process.
+        """
+        begun = set(self.progress.begun())
+        for case in Seconds(self.seconds).of([case for case in cases if case.name not in begun], self.leave_out):
+            self.progress.begin(case.name)
+            yield case
+            if not is_usable(self.device):
+                say(f"{case.name}: the device no longer answers; another process goes on behind this case")
+                leave()
+            self.progress.end(case.name)
 
     def each(self, cases: Iterable[Any], kind: str, results: Callable[[Any], Iterable[dict[str, Any]]]) -> bool:
         """Stores the results of case after case. What stops a case is why it is left out: the next may be smaller."""
@@ -95,6 +110,7 @@ class Job:
     def green(self, family: str, report: bool = False) -> Iterator[KernelCase]:
         """The family's cases that verified green in this run; with `report` the others are recorded as left out."""
         checked = {line["case"]: line["ok"] for line in self.stored("verify")}
+        report = report and not self.progress.begun()  # another process has
         for case in kernel_cases(self.run.size, [family]):
             if checked.get(case.name):
                 yield case
@@ -290,8 +306,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--family", default="")
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--progress", type=Path)
     options = parser.parse_args(arguments)
-    job = Job(options.part, Run.read(options.run), options.family, options.seconds)
+    job = Job(options.part, Run.read(options.run), options.family, options.seconds, Progress(options.progress))
     return 0 if PARTS[options.part](job) else 1
 
 

@@ -158,8 +158,12 @@ def time_group(
     for candidate, launches in zip(group.candidates, _launches(group, device, num_tokens, COPIES), strict=True):
         try:
             launches[0]()
+            if not is_usable(device):
+                raise RuntimeError("the device no longer answers")
         except Exception as failure:  # too much shared memory, say
             yield facts | {"candidate": candidate.name, "error": reason(failure, 300)}
+            if not is_usable(device):
+                raise  # else all that come after it would have its error
             continue
         contestants.append(Contestant(candidate.name, group.mode, launches, make_clock(device)))
     take_turns(contestants, rounds)

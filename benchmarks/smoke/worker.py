@@ -18,8 +18,9 @@ import sys
 import time
 from typing import IO, Any
 
+from benchmarks.kit.crashes import is_usable, leave
+
 ENVIRONMENT = "environment"
-UNUSABLE = 3
 
 
 def _answers() -> IO[str]:
@@ -53,18 +54,6 @@ def _ptxas(capability: str | None) -> str | None:
         return get_ptxas(int((capability or "8.0").replace(".", ""))).version
     except Exception:  # another Triton, or none
         return None
-
-
-def _is_usable(device: Any) -> bool:
-    """Whether the device still answers: after an illegal access it does not, in this process."""
-    import torch
-
-    try:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -105,12 +94,11 @@ def main(arguments: list[str] | None = None) -> int:
         tell(begin=case.name)
         begin = time.monotonic()
         fields = run(case, device, compiled)
-        usable = _is_usable(device)
+        usable = is_usable(device)
         fields |= {} if usable else {"outcome": "crash"}
         tell(case=case.name, **fields, seconds=round(time.monotonic() - begin, 2))
         if not usable:
-            answers.flush()
-            os._exit(UNUSABLE)  # what ends a process in order would wait for the device
+            leave()
     return 0
 
 

@@ -49,6 +49,7 @@ _LOW = 0xFFFFFFFF
 
 HEAD_STRIDE = 65536  # columns set aside for one head's keys: sequences up to 65,536 tokens
 KINDS_PER_LAYER = 8
+_MOST_COUNTERS = 2**22  # drawn at once for attention, of all heads together; an intermediate tensor of them has 32 MiB
 
 
 class DropoutSite(IntEnum):
@@ -129,14 +130,16 @@ def attention_keep_mask(seed: Tensor, site: int, coords_q: Tensor, num_keys: int
     Returns: bool [A, Sq, Sk].
     """
     groups = (num_keys + 31) // 32  # of 32 keys, 4 blocks each
-    blocks = torch.arange(4 * groups, device=coords_q.device)
+    starts = torch.arange(num_heads, device=coords_q.device)[:, None] * (HEAD_STRIDE // 8)
+    blocks = starts + torch.arange(4 * groups, device=coords_q.device)  # [A, blocks]
+    heads_at_once = max(1, _MOST_COUNTERS // max(1, len(coords_q) * 4 * groups))
     masks = []
-    for head in range(num_heads):
-        values = _random_values(seed, site, coords_q, blocks + head * (HEAD_STRIDE // 8))
+    for some in blocks.split(heads_at_once):
+        values = _random_values(seed, site, coords_q, some.flatten())
         # Within a group values come as [j, i, e] and keys stand at 8i + 2j + e.
-        in_order = values.view(len(coords_q), groups, 4, 4, 2).transpose(2, 3).flatten(1)
-        masks.append(in_order[:, :num_keys] >= dropout_threshold(p))
-    return torch.stack(masks)
+        in_order = values.view(len(coords_q), len(some), groups, 4, 4, 2).transpose(3, 4).flatten(2)
+        masks.append((in_order[:, :, :num_keys] >= dropout_threshold(p)).transpose(0, 1))
+    return torch.cat(masks).contiguous()
 
 
 def dropout_fwd(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int) -> Tensor:

@@ -161,6 +161,6 @@ def test_a_device_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     def synchronize() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    assert worker._is_usable(CPU)
+    assert crashes.is_usable(CPU)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    assert not worker._is_usable(SimpleNamespace(type="cuda"))
+    assert not crashes.is_usable(SimpleNamespace(type="cuda"))
