@@ -1,7 +1,5 @@
 """`python -m bert_fast`: the command line."""
 
-import sys
+from bert_fast.cli.main import command
 
-from bert_fast.cli.main import main
-
-sys.exit(main())
+command()

@@ -4,17 +4,19 @@ A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> exi
 """
 
 import argparse
+import atexit
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from bert_fast._version import __version__
 from bert_fast.cli.common import is_main_process
 from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError, TrainingError
 from bert_fast.terminal import printable
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "command", "main"]
 
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
@@ -59,5 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
+def command() -> NoReturn:
+    """`bert-fast` and `python -m bert_fast`: `main` on the command line, and the end of the process.
+
+    One of several processes ends without taking Python down: PyTorch's threads of the process group outlive it, and were
+    seen to abort there ("terminate called without an active exception"), with all work done.
+    """
+    status = main()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        atexit._run_exitfuncs()  # loggers of experiments send their last lines there
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

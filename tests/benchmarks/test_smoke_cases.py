@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu import status
 from benchmarks.kernels import attention_extras
 from benchmarks.registry import family_names, kernel_cases
-from benchmarks.smoke import check, whole, worker
+from benchmarks.smoke import check, whole
 from benchmarks.smoke.case import SmokeCase
 from benchmarks.smoke.check import run
 from benchmarks.smoke.compiled import CompiledKernels

@@ -1,6 +1,8 @@
 """The command `bert-fast` itself; the subcommands have tests of their own."""
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
 
@@ -53,3 +55,24 @@ def test_module_can_be_run() -> None:
     command = [sys.executable, "-m", "bert_fast.cli.main", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert all(name in result.stdout for name in main.COMMANDS)
+
+
+SHUTDOWN_ABORTS = """
+import atexit, os, sys
+from bert_fast.cli import main
+class Abort:
+    def __del__(self, abort=os.abort):
+        abort()
+abort = Abort()
+atexit.register(print, "last words")
+main.main = lambda: print("done") or 3
+main.command()
+"""
+
+
+@pytest.mark.parametrize(("world_size", "status"), [("2", 3), ("1", -signal.SIGABRT)])
+def test_one_of_several_processes_ends_before_python_shuts_down(world_size: str, status: int) -> None:
+    environment = os.environ | {"WORLD_SIZE": world_size}
+    result = subprocess.run([sys.executable, "-c", SHUTDOWN_ABORTS], capture_output=True, text=True, env=environment)
+    assert result.returncode == status
+    assert world_size == "1" or result.stdout == "done\nlast words\n"
