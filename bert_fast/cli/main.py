@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command() -> NoReturn:
     """`bert-fast` and `python -m bert_fast`: `main` on the command line, and the end of the process.
 
-    One of several processes ends without taking Python down: PyTorch's threads of the process group outlive it, and were
-    seen to abort there ("terminate called without an active exception"), with all work done.
+    One of several processes ends without taking Python down: PyTorch's threads of the process group outlive it, and
+    were seen to abort there ("terminate called without an active exception"), with all work done.
     """
     status = main()
     if os.environ.get("WORLD_SIZE", "1") != "1":
