@@ -10,6 +10,7 @@ from torch import Tensor
 from benchmarks.gemm_tuning.products import DTYPES, PRODUCTS, Operands, Product, compute, operands, truth
 from benchmarks.kernels.timing import WARMUP, Contestant, launched_kernels, make_clock
 from benchmarks.kit.clock import Launch
+from benchmarks.kit.crashes import is_usable
 from benchmarks.kit.record import reason
 from bert_fast.testing.compare import assert_close_to_truth
 

@@ -47,7 +47,8 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
 
     def part(name: str, family: str) -> Process:
         command = (*python, "benchmarks.gpu.parts", name, *run, "--family", family, "--seconds", "{seconds}")
-        return Process(f"{name} {family}".strip(), command, threads)
+        progress = run_file.with_name("-".join(("progress", name, family)) + ".jsonl")
+        return Process(f"{name} {family}".strip(), (*command, "--progress", str(progress)), threads, progress)
 
     def at_once(name: str, budget_s: float, *others: Process) -> Part:
         return Part(name, budget_s, (*(part(name, family) for family in families), *others))

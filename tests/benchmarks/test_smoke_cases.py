@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gpu import status
 from benchmarks.kernels import attention_extras
+from benchmarks.kit import crashes
 from benchmarks.registry import family_names, kernel_cases
 from benchmarks.smoke import check, whole
 from benchmarks.smoke.case import SmokeCase
