@@ -1,15 +1,16 @@
 # Every target that needs packages sets them up first, in the virtual environment $(VENV); a second call is quick.
-# PYTHON is the interpreter that the environment is made from. `make gpu` and `make gpu-smoke` use $(GPU_PYTHON) as
+# PYTHON is the interpreter that the environment is made from. `make gpu` and its like use $(GPU_PYTHON) as
 # it is, install nothing and reach for no network: they are meant for a machine that has torch, triton and the build tools already. Its results
-# go to RESULTS_DIR; COMMIT names the commit of a copy of the project that has no history.
+# go to RESULTS_DIR; COMMIT names the commit of a copy of the project that has no history; GPU_ARGS are options of the command.
 PYTHON ?= python3
 VENV ?= .venv
 VENV_PYTHON := $(VENV)/bin/python
 RESULTS_DIR ?= benchmarks/results
 COMMIT ?=
+GPU_ARGS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-status witness plots docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness plots docs clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -20,6 +21,7 @@ help:
 	@echo "make bench       benchmarks on this machine's own device"
 	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
 	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
+	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
 	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make plots       draws the stored results into build/benchmarks"
@@ -56,10 +58,13 @@ bench: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.run
 
 gpu:
-	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT))
+	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
 
 gpu-smoke:
-	@$(GPU_PYTHON) -m benchmarks.smoke --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT))
+	@$(GPU_PYTHON) -m benchmarks.smoke --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
+
+gpu-sanitize:
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitizer --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
 
 gpu-status:
 	@$(PYTHON) -m benchmarks.gpu.status

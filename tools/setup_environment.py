@@ -115,7 +115,8 @@ def _install_packages(python: Path, profile: str) -> None:
 
 
 def _build_extension(python: Path) -> None:
-    subprocess.run([python, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, check=True)
+    strict = os.environ | {"CMAKE_ARGS": f"-DBERT_FAST_WERROR=ON {os.environ.get('CMAKE_ARGS', '')}".strip()}
+    subprocess.run([python, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=strict, check=True)
 
 
 def _install_compat(python: Path) -> None:

@@ -112,8 +112,8 @@ def make(
         names = tuple(name + suffix for name in ("loss", "dx", "dweight", "dbias"))
         assert_gradients_close(op, names, fast, eager, inputs, num_labelled)
 
-    peers = _peers(device, smoothing)
-    if device.type != "cpu" or num_tokens <= _MOST_FULL_POSITIONS_ON_CPU:
+    peers = {} if num_groups else _peers(device, smoothing)  # others know no groups
+    if not num_groups and (device.type != "cpu" or num_tokens <= _MOST_FULL_POSITIONS_ON_CPU):
         peers["hf_full_positions"] = eager
     product = 2 * num_rows * hidden * vocab_size
     wide_weight = 4 * weight.numel()  # the weight's gradient, summed up in fp32 between chunks

@@ -1,6 +1,6 @@
 """`make gpu`: all that a GPU is needed for, within nine minutes, the most important first; needs no network.
 
-    python -m benchmarks.gpu [--results FOLDER] [--commit HASH] [--minutes N]
+    python -m benchmarks.gpu [--results FOLDER] [--commit HASH] [--minutes N] [--parts NAMES] [--families NAMES]
 
 Every part runs in processes of its own (a kernel that crashes the device's context takes its own process with it) and
 has a budget; what an earlier part does not use goes to those after it, so a part always has at least its budget. A
@@ -12,22 +12,31 @@ This process imports no torch.
 
 import argparse
 import importlib.util
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.gpu import status
 from benchmarks.gpu.driver import Part, Process, run_parts, say
-from benchmarks.gpu.run import Run
+from benchmarks.gpu.run import Run, chosen, probe
 from benchmarks.gpu.summary import summary
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, slug
+
+RESERVE_S = 20  # for starting and for the summary
+
+# What a part reads of others in the same run: they run too where it is asked for alone.
+NEEDS = {
+    "compile": ("verify",),
+    "time": ("verify", "ceilings"),
+    "steps": ("ceilings",),
+    "runs": ("ceilings",),
+    "peers": ("time",),
+    "tiles": ("verify",),
+}
 
 
 def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Part]:
@@ -61,29 +70,37 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
     tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(run_file))
     tests += (*workers, *limit, "--durations", "5", *gpu_test_files())
-    sanitizers = [(tool, family) for tool in ("memcheck", "racecheck") for family in families]
+    # Kernels do not need it. Beside them, and whatever a compiler warns of that nobody has met: tests come after it.
+    extension = Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace"))
     return [
-        Part("extension", 35, (Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace")),)),
-        at_once("verify", 75),
-        Part("tests", 60, (Process("tests", tests),)),
+        at_once("verify", 95, extension),
+        Part("tests", 85, (Process("tests", tests),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
         at_once("compile", 65, part("prepare", ""), part("prepare", "steps")),
         *in_turn("time", 100),
-        Part("steps", 35, (part("steps", ""),)),
-        Part("runs", 25, (part("runs", ""),)),
+        Part("steps", 50, (part("steps", ""),)),
+        Part("runs", 30, (part("runs", ""),)),
         Part("gemm", 25, (part("gemm", ""),)),
         Part("peers", 15, (part("peers", ""),)),
         Part("tiles", 10, (part("tiles", ""),)),
         Part("models", 8, (part("models", ""),)),
-        Part("sanitizer", 30, tuple(
-            Process(f"{tool} {family}", (*python, "benchmarks.gpu.sanitizer", tool, "--family", family, *run,
-                    "--port", str(49152 + 32 * i)))
-            for i, (tool, family) in enumerate(sanitizers)
-        )),
         Part("compiled", 17, (part("steps", "compiled"),)),
         # Tiles that are the likeliest to hang: nothing comes after them.
         Part("specialized", 8, (part("gemm", "specialized"),)),
     ]  # fmt: skip
+
+
+def some(parts: list[Part], names: str | None) -> list[Part]:
+    """The parts of a list of names, and those that they need; all for None. SystemExit names one that is not there."""
+    kinds = list(dict.fromkeys(_kind(part) for part in parts))
+    wanted = chosen("parts", names, kinds)
+    for kind in wanted:  # which grows
+        wanted += [needed for needed in NEEDS.get(kind, ()) if needed not in wanted]
+    return [part for part in parts if _kind(part) in wanted]
+
+
+def _kind(part: Part) -> str:
+    return part.name.split()[0]
 
 
 def gpu_test_files() -> list[str]:
@@ -92,39 +109,21 @@ def gpu_test_files() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths if "mark.gpu" in path.read_text(encoding="utf-8")]
 
 
-_PROBE = """
-import json, sys, torch
-from benchmarks.kit.record import gpu_environment
-from benchmarks.registry import family_names, kernel_cases
-if torch.cuda.is_available():
-    counts = {name: len(kernel_cases("gpu", [name])) for name in family_names()}
-    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), counts]))
-"""
-
-
-def _probe(commit: str | None) -> tuple[dict[str, Any], dict[str, int]] | None:
-    """(what stands in every line, cases of each family); None without a device. This process stays without torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, commit or ""], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise SystemExit("the benchmarks could not be imported: the reason is above")
-    answer = done.stdout.strip().splitlines()[-1:]
-    return tuple(json.loads(answer[0])) if answer else None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 if a part failed or was killed, or a case was red."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results; default: %(default)s")
     parser.add_argument("--commit", help="of a copy of the project without its history")
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything; budgets are scaled to it")
+    parser.add_argument("--parts", help="some only, separated by commas, and those that they need")
+    parser.add_argument("--families", help="kernel cases of some families only, separated by commas")
     options = parser.parse_args(arguments)
-    found = _probe(options.commit)
+    found = probe(options.commit)
     if found is None:
         print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
         return 1
-    environment, families = found
+    environment, counts = found
+    families = {name: counts[name] for name in chosen("families", options.families, counts)}
     options.results.mkdir(parents=True, exist_ok=True)
     name = slug(environment["gpu"])
     recorder = Recorder((options.results / f"{name}.jsonl").absolute(), environment)
@@ -133,8 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, open(options.results / f"{name}.log", "w", encoding="utf-8") as log:
         run_file = Path(folder) / "run.json"
         Run(str(recorder.path), environment).write(run_file)
-        parts = parts_of(run_file, families, os.cpu_count() or 1)
-        scaled = [replace(part, budget_s=part.budget_s * options.minutes / 9) for part in parts]
+        parts = some(parts_of(run_file, families, os.cpu_count() or 1), options.parts)
+        share = (60 * options.minutes - RESERVE_S) / sum(part.budget_s for part in parts)
+        scaled = [replace(part, budget_s=part.budget_s * share) for part in parts]
         lines = run_parts(scaled, recorder, log)
         # Earlier results count too, where this run's are kept elsewhere.
         owed = status.owed(options.results, status.RESULTS)

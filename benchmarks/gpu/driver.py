@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.gpu.run import process_environment
 from benchmarks.kit.crashes import Progress, has_crashed
 from benchmarks.kit.record import ROOT, Recorder
 
@@ -24,8 +25,6 @@ RESTART_S = 5.0  # with less time left than this, there is no point in another
 GRACE_S = 3.0  # between asking a process to end and ending it
 # A process group, where Python can: what ends this process together with its terminal ends those of the group, too.
 OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
-# Set by a user for other runs; here they would change what is measured.
-CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,9 @@ class _Running:
         self._start = time.monotonic()
         self._took: float | None = None
         left = f"{max(1.0, seconds - GRACE_S):.1f}"
-        environment = {key: value for key, value in os.environ.items() if key not in CLEARED_VARIABLES}
         self.popen = subprocess.Popen(
             [word.replace("{seconds}", left) for word in process.command], cwd=ROOT,
-            env=environment | process.environment | {"PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
+            env=process_environment() | process.environment | {"PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **OWN_GROUP,
         )  # fmt: skip
         self.echo = threading.Thread(target=self._echo, args=(log,), daemon=True)

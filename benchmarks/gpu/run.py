@@ -1,14 +1,24 @@
-"""What a run of `make gpu` tells the processes of its parts, in a file.
+"""What a run of `make gpu` tells the processes of its parts, in a file; and how it begins, on which device.
 
 Importing this module imports no torch.
 """
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import Recorder
+from benchmarks.kit.record import ROOT, Recorder
+
+# Set by a user for other runs; here they would change what is measured.
+CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
+# What compilers keep on disk: below the project unless a user says otherwise, so that it goes where a copy goes.
+CACHE = ROOT / "build" / "gpu_cache"
+CACHE_VARIABLES = {"TRITON_CACHE_DIR": CACHE / "triton", "TORCHINDUCTOR_CACHE_DIR": CACHE / "inductor"}
 
 
 @dataclass(frozen=True)
@@ -36,3 +46,39 @@ class Run:
     @property
     def recorder(self) -> Recorder:
         return Recorder(Path(self.results), self.shared)
+
+
+_PROBE = """
+import json, sys, torch
+from benchmarks.kit.record import gpu_environment
+from benchmarks.registry import family_names, kernel_cases
+if torch.cuda.is_available():
+    counts = {name: len(kernel_cases("gpu", [name])) for name in family_names()}
+    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), counts]))
+"""
+
+
+def probe(commit: str | None) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """(what stands in every line, cases of each family); None without a device. This process stays without torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, commit or ""], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit("the benchmarks could not be imported: the reason is above")
+    answer = done.stdout.strip().splitlines()[-1:]
+    return tuple(json.loads(answer[0])) if answer else None
+
+
+def process_environment() -> dict[str, str]:
+    """Variables of a process that measures, or compiles for one that does."""
+    cleared = {key: value for key, value in os.environ.items() if key not in CLEARED_VARIABLES}
+    return {key: str(path) for key, path in CACHE_VARIABLES.items()} | cleared
+
+
+def chosen(what: str, names: str | None, known: Iterable[str]) -> list[str]:
+    """The names of a list "a,b" in the order of those there are; all of them for None. SystemExit names a wrong one."""
+    there = list(known)
+    wanted = there if names is None else names.split(",")
+    if wrong := [name for name in wanted if name not in there]:
+        raise SystemExit(f"--{what}: expected some of {','.join(there)}, got {','.join(wrong)}")
+    return [name for name in there if name in wanted]

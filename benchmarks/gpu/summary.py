@@ -1,24 +1,28 @@
-"""What a run of `make gpu` ends with: parts, what is red, one line per case, what is owed."""
+"""What a run of `make gpu` ends with: parts, one line per case, what is owed, and last what is red.
 
+    python -m benchmarks.gpu.summary FILE        the newest run in a file of results, also one that was cut off
+
+What is red takes at most RED_CHARACTERS, so that the end of a log is enough to see it.
+"""
+
+import argparse
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import Recorder
+from benchmarks.kit.record import Recorder, read_lines
+
+RED_CHARACTERS = 8000
 
 
 def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]) -> str:
-    """Text of at most a few thousand characters; the results file has everything."""
+    """Text; the results file has everything."""
+    parts = list(parts)
     lines = ["-" * 78]
     lines += [f"{p['process']:<36} {p['outcome']:<7} {p['seconds']:6.1f} s of {p['allowed_s']:.0f}" for p in parts]
-    tests = recorder.of_this_run("test")
-    lines.append("tests: " + _counted(t["outcome"] for t in tests))
-    lines += [f"  {t['outcome']}: {t['test']}" for t in tests if t["outcome"] not in {"passed", "skipped"}][:20]
-    lines.append("sanitizer: " + _counted(s["outcome"] for s in recorder.of_this_run("sanitizer")))
-    checked = recorder.of_this_run("verify")
-    lines.append("cases: " + _counted("green" if c["ok"] else "red" for c in checked))
-    lines += [f"  red: {c['case']}: {str(c['error'])[:200]}" for c in checked if not c["ok"]][:20]
     lines.append("left out: " + _counted(s["reason"][:60] for s in recorder.of_this_run("skipped")))
     measured = "; ".join(map(shown, recorder.of_this_run("ceiling")))
     lines.append(f"ceilings: {measured or 'not measured'}")
@@ -26,7 +30,34 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
     lines += _products(recorder.of_this_run("gemm"))
     lines += [shown(line) for kind in ("model", "step", "run") for line in recorder.of_this_run(kind)]
     lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
-    return "\n".join([*lines, *(f"  {kernel}" for kernel in owed)])
+    return "\n".join([*lines, *(f"  {kernel}" for kernel in owed), *_red(recorder, parts)])
+
+
+def _red(recorder: Recorder, parts: Iterable[dict[str, Any]]) -> list[str]:
+    """Lines that count what was checked, and name what is red; the last one says whether anything is."""
+    tests, checked, tools = (recorder.of_this_run(kind) for kind in ("test", "verify", "sanitizer"))
+    counts = [
+        "tests: " + _counted(t["outcome"] for t in tests),
+        "sanitizer: " + _counted(s["outcome"] for s in tools),
+        "cases: " + _counted("green" if c["ok"] else "red" for c in checked),
+    ]
+    red = [f"red: {c['case']}: {str(c['error'])[:200]}" for c in checked if not c["ok"]]
+    red += [f"{t['outcome']}: {t['test']}" for t in tests if t["outcome"] not in {"passed", "skipped"}]
+    red += [
+        f"{s['tool']}: {s['outcome']}: {s['said'][:200]}" for s in tools if s["outcome"] not in {"passed", "skipped"}
+    ]
+    red += [
+        f"{p['process']}: {p['outcome']}" + (f" in {p['case']}" if "case" in p else "")
+        for p in parts
+        if p["outcome"] != "ok"
+    ]
+    shown: list[str] = []
+    for line in red:
+        if sum(map(len, shown)) + len(line) > RED_CHARACTERS:
+            break
+        shown.append(f"  {line}")
+    verdict = f"red: {len(red)}, {len(red) - len(shown)} of them not shown" if red else "nothing is red"
+    return [*counts, *shown, verdict]
 
 
 def shown(line: dict[str, Any]) -> str:
@@ -130,3 +161,22 @@ def _cases(timings: list[dict[str, Any]]) -> list[str]:
         if "bert_fast_speedup" in line and key in rows:
             rows[key] += f"  {line['provider']} {line['bert_fast_speedup']:.2f}x"
     return list(rows.values())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 1 if something is red."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.summary", description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="of results: FOLDER/<gpu>.jsonl")
+    path = parser.parse_args(arguments).file
+    runs = [line["run"] for line in read_lines(path) if line.get("kind") != "smoke"] if path.is_file() else []
+    if not runs:
+        parser.error(f"{path}: expected a file with the lines of a run")
+    recorder = Recorder(path, {"run": runs[-1]})
+    text = summary(recorder, recorder.of_this_run("part"), [])
+    print(text)
+    return 0 if text.endswith("nothing is red") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-UNUSABLE = 3  # exit status of a process whose device no longer answers
+UNUSABLE = 93  # exit status of a process whose device no longer answers
 
 
 class Progress:

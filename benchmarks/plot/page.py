@@ -46,9 +46,9 @@ def _parts(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> Iterator[s
         yield tagged("h3", "Tokenizers")
         yield _table(("case", "figures"), zip(machine.tokenizers, figures, strict=True))
     if machine.sanitizer:
-        cells = [(f"{s['family']} {s['tool']}", s["outcome"], s["said"][:120]) for s in machine.sanitizer]
+        cells = [(s["tool"], s["outcome"], s["said"][:120]) for s in machine.sanitizer]
         yield tagged("h3", "compute-sanitizer")
-        yield _table(("kernels", "outcome", "said"), cells)
+        yield _table(("tool", "outcome", "said"), cells)
 
 
 def _ceiling(line: dict[str, Any]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.families import family_names
+from benchmarks.gpu.run import CACHE_VARIABLES
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, read_lines, slug
 from benchmarks.smoke.case import WHOLE
 from benchmarks.smoke.report import GOOD, case_text, environment_line, kernel_table, verdict
@@ -143,6 +144,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not jobs:
         print(f"nothing is red in {options.only_red}")
         return 0
+    if options.device == "cuda":  # what is compiled here, `make gpu` finds
+        for variable, folder in CACHE_VARIABLES.items():
+            os.environ.setdefault(variable, str(folder))
     results = options.results or (RESULTS if options.device == "cuda" else ROOT / "build" / "smoke")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # so that `finally` ends what is running

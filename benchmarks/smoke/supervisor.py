@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.driver import CLEARED_VARIABLES, OWN_GROUP
+from benchmarks.gpu.driver import OWN_GROUP
+from benchmarks.gpu.run import CLEARED_VARIABLES
 from benchmarks.kit.record import ROOT
 
 SAID = 1500  # characters of what a process said before it ended

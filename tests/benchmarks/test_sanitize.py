@@ -1,12 +1,15 @@
 """compute-sanitizer: passed only when it ran everything and found nothing; absent is skipped."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import sanitizer as sanitize
+from benchmarks.gpu.run import Run
 from tests.benchmarks.conftest import FAMILY, CpuRun
+from tests.patience import PATIENCE_S
 
 RAN = "sanitized cases: _x_fwd_kernel\n"
 CLEAN = {
@@ -37,15 +40,15 @@ def test_judging(tool: str, status: int, output: str, outcome: str) -> None:
     assert said
 
 
-def run(cpu_run: CpuRun, tool: str = "memcheck") -> int:
-    return sanitize.main([tool, "--family", FAMILY, "--run", str(cpu_run.file)])
+def run(cpu_run: CpuRun, tool: str = "memcheck", seconds: float = PATIENCE_S) -> list[str]:
+    return sanitize.check(tool, [FAMILY], Run.read(cpu_run.file), seconds)
 
 
 def test_without_the_tool_it_is_skipped_with_the_reason(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize, "find_tool", lambda: None)
-    assert run(cpu_run) == 0
+    assert run(cpu_run) == ["skipped"]
     (line,) = cpu_run.lines("sanitizer")
-    assert (line["outcome"], line["tool"], line["family"]) == ("skipped", "memcheck", FAMILY)
+    assert (line["outcome"], line["tool"], line["families"]) == ("skipped", "memcheck", [FAMILY])
     assert "neither on PATH nor in CUDA_HOME" in line["said"]
 
 
@@ -69,12 +72,44 @@ def test_an_error_that_the_tool_finds_fails(
         "echo \"$@\"; echo '========= Invalid write'; echo '========= ERROR SUMMARY: 1 error'; exit 86",
     )
     monkeypatch.setattr(sanitize, "find_tool", lambda: str(path))
-    assert run(cpu_run) == 1
+    assert run(cpu_run) == ["failed"]
     (line,) = cpu_run.lines("sanitizer")
     assert line["outcome"] == "failed"
     assert "Invalid write" in line["said"]
 
 
 def test_the_cases_that_run_under_the_tool(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sanitize.main(["cases", "--family", "dropout_add_layer_norm", "--device", "cpu"]) == 0
+    assert sanitize.main(["--cases", "--families", "dropout_add_layer_norm", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith(sanitize.THROUGH)
+
+
+PASS = """while [ "$1" != "{python}" ]; do shift; done
+"$@" || exit
+echo '========= ERROR SUMMARY: 0 errors'"""
+
+
+def test_a_process_that_crashes_is_started_again_behind_the_case(
+    cpu_run: CpuRun, write_script: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = write_script("compute-sanitizer", PASS.replace("{python}", sys.executable))
+    monkeypatch.setattr(sanitize, "find_tool", lambda: str(tool))
+    assert run(cpu_run) == ["error", "passed"]
+    first, second = cpu_run.lines("sanitizer")
+    assert "/crash" in first["said"] and second["said"] == "ERROR SUMMARY: 0 errors"
+
+
+def test_what_does_not_end_is_killed_and_named(
+    cpu_run: CpuRun, write_script: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = write_script("compute-sanitizer", f"sleep {PATIENCE_S}")
+    monkeypatch.setattr(sanitize, "find_tool", lambda: str(tool))
+    assert run(cpu_run, seconds=1.0) == ["error"]
+    (line,) = cpu_run.lines("sanitizer")
+    assert "not through within 1 s" in line["said"]
+
+
+def test_wrong_names_are_named() -> None:
+    with pytest.raises(SystemExit, match="--tools: expected some of memcheck,racecheck, got leakcheck"):
+        sanitize.main(["--tools", "leakcheck"])
+    with pytest.raises(SystemExit, match=r"--families: expected some of .*attention.*, got atention"):
+        sanitize.main(["--families", "atention"])
