@@ -70,7 +70,8 @@ def linear_cross_entropy(
     check_ignore_index(ignore_index)
     check_labels("labels", labels, "x", x, weight.shape[0], ignore_index)
     check_label_smoothing(label_smoothing)
-    _check_groups(row_groups, class_groups, x, weight, label_smoothing)
+    if row_groups is not None or class_groups is not None:
+        _check_groups(row_groups, class_groups, x, weight, label_smoothing)
     grad = torch.is_grad_enabled()
     wants = [grad and t is not None and t.requires_grad for t in (x, weight, bias)]
     ignore_index, smoothing, backend = int(ignore_index), float(label_smoothing), requested(backend)
@@ -83,8 +84,6 @@ def _check_groups(
     row_groups: Tensor | None, class_groups: Tensor | None, x: Tensor, weight: Tensor, label_smoothing: float
 ) -> None:
     given = {"row_groups": row_groups, "class_groups": class_groups}
-    if row_groups is None and class_groups is None:
-        return
     for (name, groups), (of, like) in zip(given.items(), (("x", x), ("weight", weight)), strict=True):
         if groups is None:
             raise ValueError(f"{name}: expected a tensor beside the other groups, got None")

@@ -2,7 +2,7 @@
 
     python -m tools.null_driver.rehearsal                          all chips, each in a process of its own
     python -m tools.null_driver.rehearsal --device sm_86 --only "gelu wide"
-    python -m tools.null_driver.rehearsal --record                 all, and writes tests/rehearsal.json down
+    python -m tools.null_driver.rehearsal --record                 all, writes record and table
 
 The calls are those that the ahead-of-time gate compiles kernels of (`aot_cases` of `benchmarks/families`), so kernels
 come from Triton's cache where the gate has run. docs/null_driver.md says what is looked at.
@@ -28,6 +28,7 @@ __all__ = ["RECORD", "read", "rehearse", "rows", "sources"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "rehearsal.json"
+PAGE = ROOT / "docs" / "null_driver.md"
 # Launched where a table of addresses is not kept already, so by where memory happens to lie.
 _BY_ADDRESS = ("_store_addresses_kernel",)
 
@@ -137,6 +138,14 @@ def rows(record: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+def _with_rows(page: str, table: list[str]) -> str:
+    """The page with this table in place of the one that has its first line."""
+    lines = page.splitlines()
+    first = lines.index(table[0])
+    end = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
+    return "\n".join([*lines[:first], *table, *lines[end:]]) + "\n"
+
+
 def _in_a_process(chip: str, arguments: list[str]) -> dict[str, Any]:
     """The rehearsal on one chip; a process has one device."""
     cache = {"TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}  # Triton's own, where the gate's kernels are
@@ -179,6 +188,7 @@ def main() -> int:
     if arguments.record and not faults:
         kept = {chip: {"sources": sources(chip)} | one for chip, one in found.items()}
         RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(_with_rows(PAGE.read_text(encoding="utf-8"), rows(kept)), encoding="utf-8")
     return 1 if faults else 0
 
 
