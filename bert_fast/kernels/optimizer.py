@@ -61,8 +61,8 @@ def _global_norm_partial_kernel(
     vectors = whole_vectors(length)
     acc = tl.zeros([BLOCK // 4], tl.float64)
     for block in tl.range(0, vectors, BLOCK):
-        acc += sums_of_squares(load(g_ptr, block + tl.arange(0, BLOCK), vectors).to(tl.float64))
-    g = load(g_ptr, vectors + tl.arange(0, VECTOR), length).to(tl.float64)
+        acc += sums_of_squares(load(g_ptr, block + tl.arange(0, BLOCK), vectors, False).to(tl.float64))
+    g = load(g_ptr, vectors + tl.arange(0, VECTOR), length, False).to(tl.float64)
     tl.store(partial_ptr + first_partial + tl.program_id(0), tl.sum(acc) + tl.sum(g * g))
 
 
