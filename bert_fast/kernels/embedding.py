@@ -35,7 +35,7 @@ from torch import Tensor
 
 from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._embedding_bwd import embedding_bwd
-from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs
+from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments, persistent_programs, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
@@ -158,6 +158,7 @@ def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
         **lookups.flags,
         HAS_DROPOUT=coords is not None,
         num_warps=tile.num_warps,
+        **register_limit(config.forward_registers if coords is not None else 0, architecture(device)),
         enable_fp_fusion=True,  # centred * rstd * weight + bias
     )(
         (num_programs,),

@@ -74,12 +74,18 @@ def _layer_norm_fwd_kernel(
         tl.float32
     )
     centred, mean, rstd = normalise(x, mask_col, eps, N_COLS)
+    # Narrow fp32 rows spill on sm_80 where statistics are held to the end; others take more registers where they are not.
+    stores_first: tl.constexpr = x_ptr.dtype.element_ty == tl.float32 and N_COLS < 1024
+    if stores_first:
+        store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
+        store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
     weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
     tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
-    store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
-    store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
+    if not stores_first:
+        store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
+        store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "param_row_stride", "n_rows"])
