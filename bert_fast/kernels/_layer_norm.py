@@ -1,4 +1,4 @@
-"""LayerNorm of a tile of whole rows, shared by every kernel that normalises: its arithmetic, and how statistics are kept.
+"""LayerNorm of a tile of whole rows, shared by every kernel that normalises: arithmetic, and how statistics are stored.
 
 Tiles are [CHUNKS, ROWS, CHUNK_COLS] as `_launch.py:RowTile` lays them out: sums run first inside a thread (over
 chunks), then over the threads of the row.

@@ -74,7 +74,7 @@ def _layer_norm_fwd_kernel(
         tl.float32
     )
     centred, mean, rstd = normalise(x, mask_col, eps, N_COLS)
-    # Narrow fp32 rows spill on sm_80 where statistics are held to the end; others take more registers where they are not.
+    # Narrow fp32 rows spill on sm_80 where statistics are held to the end; others need more registers if they are not.
     stores_first: tl.constexpr = x_ptr.dtype.element_ty == tl.float32 and N_COLS < 1024
     if stores_first:
         store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)

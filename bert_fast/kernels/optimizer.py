@@ -41,7 +41,7 @@ from torch import Tensor
 
 from bert_fast.kernels._adamw import adamw_step_kernel
 from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb_update_kernel
-from bert_fast.kernels._launch import ceil_div
+from bert_fast.kernels._launch import architecture, ceil_div, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
 from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table
@@ -271,6 +271,7 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
         CHUNK=CONFIG.chunk,
         BLOCK=CONFIG.block,
         num_warps=CONFIG.num_warps,
+        **_adamw_registers(lists, architecture(scalars.device)),
         enable_fp_fusion=True,  # moments, and the subtraction from p
     )(
         (cut.count,),
@@ -284,6 +285,11 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
         ),
         (first_grad, len(lists.params), *_moment_arguments(a)),
     )
+
+
+def _adamw_registers(lists: StepLists, name: str) -> dict[str, int]:
+    """With master weights sm_120's pass spills to make room for a fifth program on a multiprocessor; 128 leave four."""
+    return register_limit(128 if lists.master_params and name == "sm_120" else 0, name)
 
 
 def _lamb_passes(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
