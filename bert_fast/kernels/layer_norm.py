@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._column_sums import column_sums
-from bert_fast.kernels._launch import RowTile, ceil_div, persistent_programs, row_tile, unit_stride
+from bert_fast.kernels._launch import RowTile, architecture, ceil_div, persistent_programs, row_tile, unit_stride
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise, store_of_rows
 from bert_fast.kernels._math import row_major
@@ -59,6 +59,7 @@ def _layer_norm_fwd_kernel(
     CHUNK_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    STATISTICS_FIRST: tl.constexpr,
 ):
     """ROWS rows per program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :, None]  # [1, ROWS, 1]
@@ -74,16 +75,14 @@ def _layer_norm_fwd_kernel(
         tl.float32
     )
     centred, mean, rstd = normalise(x, mask_col, eps, N_COLS)
-    # Narrow fp32 rows spill on sm_80 where statistics are held to the end; others need more registers if they are not.
-    stores_first: tl.constexpr = x_ptr.dtype.element_ty == tl.float32 and N_COLS < 1024
-    if stores_first:
+    if STATISTICS_FIRST:
         store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
         store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
     weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
     tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
-    if not stores_first:
+    if not STATISTICS_FIRST:
         store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
         store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
 
@@ -188,6 +187,8 @@ def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
         N_COLS=hidden_size,
         **tile.constants,
         STRIDE_UNIT=stride_unit,
+        # Narrow fp32 rows spill on sm_80 where statistics are held to the end; elsewhere that costs fewer registers.
+        STATISTICS_FIRST=x.dtype == torch.float32 and hidden_size < 1024 and architecture(x.device) == "sm_80",
         num_warps=tile.num_warps,
         enable_fp_fusion=True,  # centred * rstd * weight + bias
     )(
