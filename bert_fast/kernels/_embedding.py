@@ -93,6 +93,7 @@ class LaunchConfig:
 
     forward: RowTile
     forward_programs_per_multiprocessor: int
+    forward_registers: int  # of a thread with dropout; 0: the compiler's choice
     backward: RowTile
     backward_programs_per_multiprocessor: int
     max_type_sums: int  # type tables of up to this many rows get their gradient from running sums
@@ -109,6 +110,10 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     elements = ceil_div(hidden_size, forward.chunk_cols) * forward.vector
     forward_warps = (16 if elements <= 24 else 12) - (4 if table_dtype.itemsize == 4 else 0)
     forward_programs = max(1, forward_warps // forward.num_warps)
+    # Left alone, the compiler spills half-precision y of fp32 tables with dropout, for the sake of warps that nobody
+    # launches: it gets the registers of those that run.
+    most = min(65536 // 32 // (forward_programs * forward.num_warps) // 8 * 8, 255)
+    forward_registers = most if table_dtype.itemsize == 4 and y_dtype.itemsize == 2 else 0
     # Backward: an element also costs a thread its weight and four running sums.
     # Rows that do not start at whole vectors are read element by element, and 24 addresses of each tensor would spill.
     most = 24 if hidden_size % (16 // dtype.itemsize) == 0 else 16
@@ -120,7 +125,7 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     # BERT has two types: two sums. Beyond 4,096 columns (16 warps of at most 128 registers) they would spill.
     max_type_sums = 2 if backward.num_warps < 16 else 0
     backward_programs = max(1, resident_warps // backward.num_warps)
-    return LaunchConfig(forward, forward_programs, backward, backward_programs, max_type_sums)
+    return LaunchConfig(forward, forward_programs, forward_registers, backward, backward_programs, max_type_sums)
 
 
 def narrowest(*dtypes: torch.dtype) -> torch.dtype:

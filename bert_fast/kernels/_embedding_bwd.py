@@ -19,6 +19,27 @@ from bert_fast.reference.embedding import LOOKED_UP, Embedding
 __all__ = ["embedding_bwd"]
 
 
+@triton.jit
+def _store_halves(ptr, row, x, mask_row, N_COLS: tl.constexpr):
+    """Stores rows x (fp32 [CHUNKS, ROWS, CHUNK_COLS], 8 neighbours in a thread) in two halves of every 8 neighbours.
+
+    Triton stores 128 bits a thread, 4 neighbours: it would lay the tile over threads anew, through shared memory.
+    """
+    chunks: tl.constexpr = x.shape[0]
+    rows: tl.constexpr = x.shape[1]
+    cols: tl.constexpr = x.shape[2]
+    halves = tl.permute(tl.reshape(x, [chunks, rows, cols // 8, 2, 4]), (0, 1, 2, 4, 3))
+    lower, upper = tl.split(halves)
+    place = tl.arange(0, cols // 2)[None, None, :]
+    col = tl.arange(0, chunks)[:, None, None] * cols + (place // 4) * 8 + place % 4
+    offset = row * N_COLS + col
+    # 2 for rows: as in `row_major`.
+    lower_ptr = tl.max_contiguous(ptr + offset, [1, min(2 - N_COLS % 2, rows), 4])
+    upper_ptr = tl.max_contiguous(ptr + (offset + 4), [1, min(2 - N_COLS % 2, rows), 4])
+    tl.store(lower_ptr, tl.reshape(lower, [chunks, rows, cols // 2]), mask=mask_row & (col < N_COLS))
+    tl.store(upper_ptr, tl.reshape(upper, [chunks, rows, cols // 2]), mask=mask_row & (col + 4 < N_COLS))
+
+
 @triton.jit(do_not_specialize=[*RUNTIME, "dy_row_stride"])
 def _embedding_bwd_kernel(
     dy_ptr,
@@ -126,9 +147,14 @@ def _embedding_bwd_kernel(
         n = (h - mean) * rstd
         dh = layer_norm_backward(dn * weight, n, rstd, N_COLS)
         if dh_ptr is not None:
-            tl.store(
-                row_major(dh_ptr, row * N_COLS + col, N_COLS), dh.to(dh_ptr.dtype.element_ty), mask=mask_row & mask_col
-            )
+            if VECTOR == 8 and dh_ptr.dtype.element_ty == tl.float32:
+                _store_halves(dh_ptr, row, dh, mask_row, N_COLS)
+            else:
+                tl.store(
+                    row_major(dh_ptr, row * N_COLS + col, N_COLS),
+                    dh.to(dh_ptr.dtype.element_ty),
+                    mask=mask_row & mask_col,
+                )
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
         # registers.
         dweight += tl.where(mask_col, dn * n, 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._gemm_kernel import _gemm_kernel, _gemm_reduce_kernel
 from bert_fast.kernels._gemm_table import Tile
-from bert_fast.kernels._launch import architecture, ceil_div, kind_of, num_multiprocessors
+from bert_fast.kernels._launch import architecture, ceil_div, kind_of, num_multiprocessors, register_limit
 from bert_fast.kernels._launch_plan import LaunchPlan, Window, launch_plan, recorders
 
 __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
@@ -173,7 +173,7 @@ def _prepare(p: _Product) -> _Launch:
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,  # Horner's rule in activations
-        **_register_limit(0 if is_specialized else tile.max_registers, p.architecture),
+        **register_limit(0 if is_specialized else tile.max_registers, p.architecture),
     )
     reduce = None
     if is_split:
@@ -186,7 +186,7 @@ def _prepare(p: _Product) -> _Launch:
             BLOCK_N=_REDUCE_N,
             num_warps=4,
             enable_fp_fusion=True,
-            **_register_limit(_REDUCE_REGISTERS, p.architecture),
+            **register_limit(_REDUCE_REGISTERS, p.architecture),
         )
     split_rows = num_m * tile.block_m
     return _Launch(
@@ -246,8 +246,3 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
 
 def _row_stride(t: Tensor | None) -> int:
     return 0 if t is None else t.stride(0)
-
-
-def _register_limit(registers: int, architecture: str) -> dict[str, int]:
-    """The option of a launch that says so; AMD's compiler knows none."""
-    return {"maxnreg": registers} if registers and architecture.startswith("sm_") else {}

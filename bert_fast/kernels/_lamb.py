@@ -11,6 +11,7 @@ from bert_fast.kernels._multi_tensor import (
     direction,
     load,
     moments,
+    places,
     store,
     sums_of_squares,
     whole_vectors,
@@ -30,7 +31,7 @@ def _lamb_moments_tile(
     p = load(master_ptr, offs, limit)
     if HAS_MASTER:
         p, written = current(p, p_ptr, offs, limit)
-        tl.store(master_ptr + offs, p, mask=written & (offs < limit))
+        tl.store(places(master_ptr, offs, True), p, mask=written & (offs < limit))
     store(m_ptr, offs, m, limit)
     store(v_ptr, offs, v, limit)
     # Past the limit m is 0, but 0 / eps is no number where eps is 0.
@@ -105,10 +106,12 @@ def _lamb_update_tile(
     p_ptr, m_ptr, v_ptr, master_ptr, offs, limit, correction, rate, eps, decay,
     HAS_MASTER: tl.constexpr,
 ):  # fmt: skip
-    p = load(master_ptr, offs, limit)
-    u = correction * direction(load(m_ptr, offs, limit), load(v_ptr, offs, limit), eps) + decay * p
+    # Without masters there are no two dtypes that are stored.
+    p = load(master_ptr, offs, limit, HAS_MASTER)
+    m, v = load(m_ptr, offs, limit, HAS_MASTER), load(v_ptr, offs, limit, HAS_MASTER)
+    u = correction * direction(m, v, eps) + decay * p
     p -= rate * u
-    store(master_ptr, offs, p, limit)
+    store(master_ptr, offs, p, limit, HAS_MASTER)
     if HAS_MASTER:
         store(p_ptr, offs, p, limit)
 

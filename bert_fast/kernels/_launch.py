@@ -23,6 +23,7 @@ __all__ = [
     "kind_of",
     "num_multiprocessors",
     "persistent_programs",
+    "register_limit",
     "row_tile",
     "unit_stride",
 ]
@@ -107,6 +108,14 @@ def persistent_programs(num_groups: int, per_multiprocessor: int, device: torch.
     """
     at_once = max(1, num_multiprocessors(device) * per_multiprocessor // num_blocks)
     return ceil_div(num_groups, ceil_div(num_groups, at_once))
+
+
+def register_limit(registers: int, architecture: str) -> dict[str, int]:
+    """The option of a launch that gives a thread up to so many registers, 0 for the compiler's choice.
+
+    AMD's compiler knows none.
+    """
+    return {"maxnreg": registers} if registers and architecture.startswith("sm_") else {}
 
 
 def unit_stride(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""LayerNorm of a tile of whole rows, shared by every kernel that normalises: arithmetic only, no loads or stores.
+"""LayerNorm of a tile of whole rows, shared by every kernel that normalises: arithmetic, and how statistics are stored.
 
 Tiles are [CHUNKS, ROWS, CHUNK_COLS] as `_launch.py:RowTile` lays them out: sums run first inside a thread (over
 chunks), then over the threads of the row.
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from bert_fast.kernels._math import add_pairs
 
-__all__ = ["layer_norm_backward", "normalise"]
+__all__ = ["layer_norm_backward", "normalise", "store_of_rows"]
 
 
 @triton.jit
@@ -35,3 +35,15 @@ def layer_norm_backward(g, n, rstd, N_COLS: tl.constexpr):
     sum_g, sum_gn = tl.sum(g, 0, keep_dims=True), tl.sum(g * n, 0, keep_dims=True)
     sum_g, sum_gn = tl.reduce((sum_g, sum_gn), 2, add_pairs, keep_dims=True)  # [1, ROWS, 1] each
     return rstd * (g - sum_g / N_COLS - n * (sum_gn / N_COLS))
+
+
+@triton.jit
+def store_of_rows(ptr, row, value, mask_row, THREADS: tl.constexpr):
+    """ptr[row] = value, both [1, ROWS, 1]; THREADS: of a row, CHUNK_COLS / VECTOR.
+
+    The first thread of a row stores what it holds. A tile [1, ROWS, 1] would be laid over other threads, and its values
+    go there through shared memory, at two barriers for each tensor. The other threads' addresses are masked: they run
+    along the row so that Triton lays it over neighbouring threads.
+    """
+    thread = tl.arange(0, THREADS)[None, None, :]
+    tl.store(ptr + row + thread, value + tl.zeros_like(thread).to(value.dtype), mask=mask_row & (thread == 0))

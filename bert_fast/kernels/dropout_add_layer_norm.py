@@ -46,7 +46,7 @@ from bert_fast.kernels._launch import (
     unit_stride,
 )
 from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
-from bert_fast.kernels._layer_norm import layer_norm_backward, normalise
+from bert_fast.kernels._layer_norm import layer_norm_backward, normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout_add_layer_norm import (
     MAX_WEIGHT,
@@ -162,8 +162,8 @@ def _dropout_add_layer_norm_fwd_kernel(
         bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
         y = centred * rstd * weight + bias
         tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
-        tl.store(mean_ptr + row, mean, mask=mask_row)
-        tl.store(rstd_ptr + row, rstd, mask=mask_row)
+        store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
+        store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "param_row_stride", "n_rows", "drop_max", "site"])

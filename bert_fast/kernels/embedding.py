@@ -35,9 +35,9 @@ from torch import Tensor
 
 from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._embedding_bwd import embedding_bwd
-from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs
+from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments, persistent_programs, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
-from bert_fast.kernels._layer_norm import normalise
+from bert_fast.kernels._layer_norm import normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.embedding import Embedding
 
@@ -115,6 +115,7 @@ def _embedding_fwd_kernel(
         centred, mean, rstd = normalise(h, mask_col, eps, N_COLS)
         mean = tl.where(exists, mean, float("nan"))
         rstd = tl.where(exists, rstd, float("nan"))  # and with it the row of y
+        store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
         y = centred * rstd * weight + bias
         if HAS_DROPOUT:
             batch_row = tl.load(coords_ptr + token * 2).to(tl.uint32)
@@ -124,8 +125,7 @@ def _embedding_fwd_kernel(
             )
             y *= tl.where(keep, scale, 0.0)  # a product, so that NaN stays NaN
         tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask_row & mask_col)
-        tl.store(mean_ptr + row, mean, mask=mask_row)
-        tl.store(rstd_ptr + row, rstd, mask=mask_row)
+        store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
 
 
 def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,6 +158,7 @@ def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
         **lookups.flags,
         HAS_DROPOUT=coords is not None,
         num_warps=tile.num_warps,
+        **register_limit(config.forward_registers if coords is not None else 0, architecture(device)),
         enable_fp_fusion=True,  # centred * rstd * weight + bias
     )(
         (num_programs,),
