@@ -63,7 +63,7 @@ def mixed_lengths(text: str, num_tokens: int) -> list[int]:
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16 at full token budgets: BERT-base's heads with 16,384 tokens, BERT-large's with 32,768, MiniLM's."""
+    """bf16 at full token budgets: BERT-base's heads with 16,384 tokens, BERT-large's with 32,768, MiniLM's; extras."""
     for dropout_p in (0.1, 0.0):
         yield _full(16384, 12, 64, 128, dropout_p)
         yield _full(16384, 12, 64, 512, dropout_p)
@@ -74,6 +74,8 @@ def cases() -> Iterator[KernelCase]:
     yield _full(16384, 12, 32, 128, 0.1)
     yield _full(32768, 16, 64, 128, 0.1)
     yield _mixed(32768, 16, 64, "squad", 0.1)
+    for relative in ("relative_key", "relative_key_query"):
+        yield with_extras((128,) * 32, 12, 64, torch.bfloat16, relative, 0.1)
 
 
 def smoke_cases() -> Iterator[KernelCase]:

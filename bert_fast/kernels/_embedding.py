@@ -111,9 +111,9 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     forward_warps = (16 if elements <= 24 else 12) - (4 if table_dtype.itemsize == 4 else 0)
     forward_programs = max(1, forward_warps // forward.num_warps)
     # Left alone, the compiler spills half-precision y of fp32 tables with dropout, for the sake of warps that nobody
-    # launches: it gets the registers of those that run.
+    # launches, and Triton 3.6's takes too many for 32 elements: it gets the registers of those that run.
     most = min(65536 // 32 // (forward_programs * forward.num_warps) // 8 * 8, 255)
-    forward_registers = most if table_dtype.itemsize == 4 and y_dtype.itemsize == 2 else 0
+    forward_registers = most if y_dtype.itemsize == 2 and (table_dtype.itemsize == 4 or elements > 24) else 0
     # Backward: an element also costs a thread its weight and four running sums.
     # Rows that do not start at whole vectors are read element by element, and 24 addresses of each tensor would spill.
     most = 24 if hidden_size % (16 // dtype.itemsize) == 0 else 16
