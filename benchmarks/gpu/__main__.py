@@ -68,13 +68,14 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
 
     workers = ("-n", str(min(4, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
     limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
+    begun = run_file.with_name("progress-tests.jsonl")
     tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(run_file))
-    tests += (*workers, *limit, "--durations", "5", *gpu_test_files())
+    tests += ("--gpu-progress", str(begun), *workers, *limit, "--durations", "5", *gpu_test_files())
     # Kernels do not need it. Beside them, and whatever a compiler warns of that nobody has met: tests come after it.
     extension = Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace"))
     return [
         at_once("verify", 95, extension),
-        Part("tests", 85, (Process("tests", tests),)),
+        Part("tests", 85, (Process("tests", tests, progress=begun),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
         at_once("compile", 65, part("prepare", ""), part("prepare", "steps")),
         *in_turn("time", 100),

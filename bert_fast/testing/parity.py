@@ -200,7 +200,7 @@ _BY_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
 def packed_call(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The same call for models that take cu_seqlens."""
     is_choice = case.model == "BertForMultipleChoice"
-    keep = case.valid()
+    keep = case.valid().to(next(iter(tensors.values())).device)
     if is_choice:  # every choice is as long as its row
         keep = keep.unsqueeze(1).expand(tensors["input_ids"].shape)
     by_token = _BY_TOKEN + (("labels",) if {"words", "tokens"} & set(case.labels) else ())
@@ -220,16 +220,19 @@ def _padded(value: Tensor, keep: Tensor) -> Tensor:
 
 
 def evaluate(model: nn.Module, case: Case, tensors: dict[str, Tensor], packed: bool = False) -> dict[str, Tensor]:
-    """Runs a case: outputs by name, and "grad <name>" of every parameter and floating input that has one.
+    """Runs a case on the model's device: outputs by name, and "grad <name>" of every parameter and floating input that
+    has one, all on the CPU.
 
     packed: run it without padding, on our models; outputs come back padded.
     What is differentiated is the loss, or where there is none, the scores times fixed random numbers.
     """
-    tensors = {k: v.clone().requires_grad_(k in _DIFFERENTIABLE) for k, v in tensors.items()}
-    valid = case.valid()
-    arguments: dict[str, Any] = {**tensors, **case.flags}
+    device = next(model.parameters()).device
+    tensors = {k: v.to(device, copy=True).requires_grad_(k in _DIFFERENTIABLE) for k, v in tensors.items()}
+    valid = case.valid().to(device)
+    flags = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in case.flags.items()}
+    arguments: dict[str, Any] = {**tensors, **flags}
     if case.first_step:
-        output, valid = _in_two_steps(model, case, arguments)
+        output, valid = _in_two_steps(model, case, arguments, valid)
     else:
         output = model(**(packed_call(case, arguments) if packed else arguments))
     named = _named_outputs(output)
@@ -240,21 +243,21 @@ def evaluate(model: nn.Module, case: Case, tensors: dict[str, Tensor], packed: b
         named.pop("pooler_output", None)  # Hugging Face pools column 0, which is padding here
     objective = named.get("loss")
     if objective is None:
-        objective = torch.zeros((), dtype=torch.float64)
+        objective = torch.zeros((), dtype=torch.float64, device=device)
         for name in _SCORES:
             if name in named:
                 generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
                 upstream = torch.randn(named[name].shape, generator=generator, dtype=torch.float64)
-                objective = objective + (named[name] * upstream.to(named[name].dtype)).sum()
+                objective = objective + (named[name] * upstream.to(named[name])).sum()
     objective.backward()
     # a shared parameter under all its names
     leaves = [*model.named_parameters(remove_duplicate=False), *((k, v) for k, v in tensors.items() if v.requires_grad)]
     gradients = {f"grad {name}": leaf.grad for name, leaf in leaves if leaf.grad is not None}
     model.zero_grad(set_to_none=True)
-    return {name: value.detach() for name, value in {**named, **gradients}.items()}
+    return {name: value.detach().cpu() for name, value in {**named, **gradients}.items()}
 
 
-def _in_two_steps(model: nn.Module, case: Case, arguments: dict[str, Any]) -> tuple[Any, Tensor]:
+def _in_two_steps(model: nn.Module, case: Case, arguments: dict[str, Any], valid: Tensor) -> tuple[Any, Tensor]:
     """The second step's output and valid tokens."""
     first, second = dict(arguments), dict(arguments)
     for name in ("input_ids", "inputs_embeds", "token_type_ids", "position_ids"):
@@ -271,4 +274,4 @@ def _in_two_steps(model: nn.Module, case: Case, arguments: dict[str, Any]) -> tu
         # 4.57 writes (k, v, None, None) for a layer without a memory and cannot read it back; callers had (k, v).
         past = tuple(tuple(part for part in layer if part is not None) for layer in past.to_legacy_cache())
     second["past_key_values"] = past
-    return model(**second, use_cache=True), case.valid()[:, case.first_step :]
+    return model(**second, use_cache=True), valid[:, case.first_step :]

@@ -1,0 +1,134 @@
+"""Whole models at BERT's widths on a device: heads, dropout, `fuse`, training. A GPU runs these first, the CPU too."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bert_fast
+from bert_fast import optim
+from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.testing.parity import Case, evaluate, randomize
+
+from .comparing import check, in_fp64, our_model
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+on_any_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}
+SEED = {"dropout_seed": torch.tensor([2**40 + 17])}
+HEADS = [
+    Case("BertForMaskedLM", labels=("words",)),
+    Case("BertForSequenceClassification", labels=("class",)),
+    Case("BertForTokenClassification", labels=("tokens",)),
+    Case("BertForQuestionAnswering", mask="none", labels=("start_positions", "end_positions")),
+    Case("BertForPreTraining", labels=("words", "next_sentence_label")),
+    Case("BertForMultipleChoice", labels=("class",)),
+]  # fmt: skip
+HEADS = [
+    replace(case, model=case.name, inputs=("token_type_ids",), config=BASE, length=length)
+    for case, length in zip(HEADS, (77, 40, 131, 64, 33, 20), strict=True)
+]
+
+
+def weights_like_berts(model: nn.Module) -> None:
+    """Attention is far from uniform, norms and biases do something, sums over 768 stay near 1."""
+    randomize(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(0.2)
+
+
+@on_any_device
+@pytest.mark.parametrize("form", ["padded", "packed"])
+@pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
+def test_training_with_dropout_is_the_references_on_a_cpu(case: Case, form: str, device: str) -> None:
+    """Every output and gradient, so every mask of every layer: one other bit would show far above rounding."""
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    seeded = replace(case, config=case.config | rates, flags=SEED)
+    reference = our_model(seeded, "reference").train()
+    weights_like_berts(reference)
+    fast = our_model(seeded, "padded")
+    fast.load_state_dict(reference.state_dict())
+    tensors = case.tensors(torch.float32)
+    plain = evaluate(reference, seeded, tensors)
+    truth = evaluate(reference.double(), seeded, in_fp64(tensors))
+    logits = {"output_logits": True} if "words" in case.labels else {}
+    with_logits = replace(seeded, flags=seeded.flags | logits)
+    check(with_logits, form, torch.float32, fast.to(device).train(), plain, truth)
+
+
+@on_any_device
+@pytest.mark.parametrize("form", ["padded", "packed"])
+@pytest.mark.parametrize("case", HEADS[:4], ids=lambda case: case.name)
+def test_bfloat16_beside_transformers(case: Case, form: str, device: str) -> None:
+    config = transformers.BertConfig(**case.full_config(), attn_implementation="eager")
+    model: Any = getattr(transformers, case.model)(config).eval()
+    weights_like_berts(model)
+    ours = our_model(case, form)
+    ours.load_state_dict(model.to(torch.bfloat16).state_dict())
+    tensors = case.tensors(torch.bfloat16)
+    theirs = evaluate(model.to(device), case, tensors)
+    truth = evaluate(model.double(), case, in_fp64(tensors))
+    check(case, form, torch.bfloat16, ours.to(device), theirs, truth)
+
+
+def classifier() -> nn.Module:
+    """transformers', two layers of BERT-base."""
+    sizes = HEADS[1].full_config()
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, num_labels=3))
+    weights_like_berts(model)
+    return model
+
+
+def gradients(model: nn.Module, call: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Loss and gradients by name; dtype: of autocast, if any."""
+    model.zero_grad(set_to_none=True)
+    with torch.autocast(call["input_ids"].device.type, dtype, enabled=dtype is not None):
+        loss = model(**call).loss
+    loss.backward()
+    return {"loss": loss.detach()} | {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
+
+
+@on_any_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None], ids=["autocast bfloat16", "float32"])
+def test_a_fused_model_has_the_gradients_of_the_model(dtype: torch.dtype | None, device: str) -> None:
+    model = classifier().eval().to(device)
+    call = {
+        name: t.to(device) for name, t in replace(HEADS[1], batch_size=8, mask="right").tensors(torch.float32).items()
+    }
+    plain = gradients(model, call, dtype)
+    bert_fast.fuse(model)
+    fused = gradients(model, call, dtype)
+    bert_fast.unfuse(model)
+    truth = gradients(model.double(), call)
+    assert fused.keys() == truth.keys()
+    floor = 1e-3 * max(float(t.abs().max()) for t in truth.values())  # a key's bias has no gradient but rounding's
+    for name, exact in truth.items():
+        scale = max(float(exact.abs().max()), floor)
+        mine, theirs = ((found[name].double() / scale).to(dtype or torch.float32) for found in (fused, plain))
+        assert_close_to_truth("fast_model", "gradient", mine, theirs, exact / scale, name=name)
+
+
+@on_any_device
+def test_a_fused_model_trains_and_repeats_itself(device: str) -> None:
+    """Dropout on, autocast, our AdamW: bit for bit the same twice from one seed, and the loss falls."""
+    losses: list[list[float]] = []
+    call = {name: t.to(device) for name, t in replace(HEADS[1], batch_size=8).tensors(torch.float32).items()}
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = classifier().to(device).train()
+        bert_fast.fuse(model)
+        optimizer = optim.AdamW(model.parameters(), lr=2e-4)
+        losses.append([])
+        for _ in range(8):
+            losses[-1].append(float(gradients(model, call, torch.bfloat16)["loss"]))
+            optimizer.step()
+    assert losses[0] == losses[1]
+    assert min(losses[0][-3:]) < 0.5 * losses[0][0]
