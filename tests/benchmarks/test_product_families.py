@@ -90,7 +90,7 @@ def test_goals_have_their_cases() -> None:
     for family in FAMILIES:
         cases = kernel_cases("gpu", [family])
         shapes = {tuple(map(int, case.shape.split("x"))) for case in cases}
-        assert {shape[0] for shape in shapes} == {4096, 16384, 32768}
+        assert {shape[0] for shape in shapes} >= {4096, 16384, 32768}
         assert {768, 1024} <= {size for shape in shapes for size in shape}
         assert {case.dtype for case in cases} == {torch.bfloat16}
         assert {case.dtype for case in kernel_cases("cpu", [family])} == {torch.float32}
