@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -13,7 +14,16 @@ from torch import Tensor
 
 from bert_fast.env import SETTINGS
 
-__all__ = ["Chip", "WideProduct", "chip", "launcher_problem", "name_of", "triton_problems", "wide_products"]
+__all__ = [
+    "Chip",
+    "WideProduct",
+    "assembler",
+    "chip",
+    "launcher_problem",
+    "name_of",
+    "triton_problems",
+    "wide_products",
+]
 
 # NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
 _OLDEST = (8, 0)
@@ -89,6 +99,33 @@ def launcher_problem() -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return f"Triton builds its launchers with Python's headers, and there is no Python.h for {sys.executable}"
     return None
+
+
+_ASK_TRITON = """
+from triton.backends.nvidia.compiler import get_ptxas
+found = get_ptxas({arch})
+print("ptxas", found.version, "at", found.path)
+"""
+_ASSEMBLER_S = 60
+
+
+@functools.cache
+def assembler(capability: tuple[int, int]) -> str | None:
+    """The ptxas that Triton's kernels for NVIDIA's chip of this capability are made by: "ptxas 12.9.86 at <path>".
+
+    None where Triton has none, or cannot say. Another process asks, so that nothing is imported here; what
+    `TRITON_PTXAS_PATH` and `TRITON_PTXAS_BLACKWELL_PATH` (which Triton 3.9 reads from sm_90 on) name is what it finds.
+    """
+    script = _ASK_TRITON.format(arch=10 * capability[0] + capability[1])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_ASSEMBLER_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    said = done.stdout.strip()
+    return said if said.startswith("ptxas ") and "\n" not in said else None
 
 
 class _WideProducts(dict[tuple[torch.device, torch.dtype], WideProduct]):

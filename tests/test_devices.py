@@ -1,6 +1,7 @@
 """What GPUs are taken for, and that Triton's kernels are refused where they cannot run: with made-up GPUs."""
 
 import dataclasses
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,6 +174,40 @@ def test_every_chip_has_tiles() -> None:
                 assert launch_config(head_dim, dtype, name, True) and extras_config(head_dim, dtype, name, False)
                 assert extras_config(head_dim, dtype, name, True).gradients
         assert short_config(100, 64, torch.bfloat16, name)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_the_assembler_is_the_one_that_triton_calls(capability: tuple[int, int]) -> None:
+    devices.assembler.cache_clear()
+    said = devices.assembler(capability)
+    assert said is not None
+    version, path = said.removeprefix("ptxas ").split(" at ")
+    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"release {version}" in told
+
+
+def test_an_assembler_of_the_users_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the environment variable, by its own word; one that cannot be run is not there."""
+    own = tmp_path / "ptxas"
+    own.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 99.7, V99.7.1'\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(own))
+    devices.assembler.cache_clear()
+    assert devices.assembler((8, 0)) == f"ptxas 99.7 at {own}"
+    monkeypatch.setattr(devices.sys, "executable", str(tmp_path / "no python"))
+    devices.assembler.cache_clear()
+    assert devices.assembler((8, 0)) is None
+    devices.assembler.cache_clear()
+
+
+@pytest.mark.parametrize("answer", [None, "ptxas 13.4 at /opt/ptxas"])
+def test_doctor_names_the_assembler(answer: str | None, gpu: Callable[..., None], monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    gpu("H100", *CARDS["H100"])
+    monkeypatch.setattr(devices, "assembler", {(9, 0): answer}.get)
+    report = doctor.collect()
+    assert report["devices"]["gpu_assemblers"] == [answer]
+    (line,) = [line for line in doctor.render(report).splitlines() if line.startswith("  GPU 0: ")]
+    assert line.endswith(f"; kernels by {answer}" if answer else "KB of shared memory")
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])

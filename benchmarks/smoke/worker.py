@@ -35,25 +35,17 @@ def _environment(device: str, commit: str | None) -> dict[str, Any] | None:
     import torch
 
     from benchmarks.kit.record import gpu_environment
+    from bert_fast.devices import assembler
 
     if device == "cuda" and not torch.cuda.is_available():
         return None
     found = gpu_environment("cuda" if device == "cuda" else "cpu", commit)
-    capability = None
+    capability = ptxas = None
     if device == "cuda" and torch.version.hip is None:
         major, minor = torch.cuda.get_device_capability()
         capability = f"{major}.{minor}"
-    return found | {"capability": capability, "ptxas": _ptxas(capability)}
-
-
-def _ptxas(capability: str | None) -> str | None:
-    """The version of the assembler that Triton uses for this device."""
-    try:
-        from triton.backends.nvidia.compiler import get_ptxas
-
-        return get_ptxas(int((capability or "8.0").replace(".", ""))).version
-    except Exception:  # another Triton, or none
-        return None
+        ptxas = (assembler((major, minor)) or "").removeprefix("ptxas ") or None
+    return found | {"capability": capability, "ptxas": ptxas}
 
 
 def main(arguments: list[str] | None = None) -> int:

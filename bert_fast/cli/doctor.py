@@ -177,6 +177,7 @@ def _devices() -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "gpus": [f"{one.product}, {one.name}, {one.shared_bytes // 1024} KB of shared memory" for one in chips],
         "gpu_problems": [devices.triton_problems(gpu) for gpu in gpus],
+        "gpu_assemblers": [None if torch.version.hip else devices.assembler(one.capability) for one in chips],
         "cuda_build": torch.version.cuda,
         "hip_build": torch.version.hip,
     }
@@ -283,7 +284,9 @@ def render(report: dict[str, Any]) -> str:
     build = f"CUDA {hardware['cuda_build']}" if hardware["cuda_build"] else None
     build = f"ROCm {hardware['hip_build']}" if hardware["hip_build"] else build
     lines += ["", "Devices", f"  CPU, {hardware['cpu_threads']} threads; torch is a {build or 'CPU'} build"]
-    lines += [f"  GPU {index}: {name}" for index, name in enumerate(hardware["gpus"])] or ["  no GPU"]
+    for index, (name, made_by) in enumerate(zip(hardware["gpus"], hardware["gpu_assemblers"], strict=True)):
+        lines.append(f"  GPU {index}: {name}" + (f"; kernels by {made_by}" if made_by else ""))
+    lines += [] if hardware["gpus"] else ["  no GPU"]
     for device in dict.fromkeys(entry["device"] for entry in report["backends"]):
         lines += ["", f"Back-ends on {device} (fp32, in order of preference)"]
         for entry in report["backends"]:

@@ -102,9 +102,12 @@ class Taped:
         for index, place in enumerate(self._slots):
             marked[place] = _Number(values[place])
             marked[place].place = index
-        recorder = _Recorder(inputs)
-        with recorder:
-            made = self._function(*marked)
+        try:
+            with _Recorder(inputs) as recorder:
+                made = self._function(*marked)
+        except torch.OutOfMemoryError:  # with a smaller model or batch beside it, there may be enough
+            self._tapes[key] = tape
+            raise
         self._tapes[key] = recorder.tape(made)
         return made
 
@@ -434,8 +437,7 @@ def _launch_of_tensors(
     plan: Any, grid: tuple[int, ...], places: list[int | None], plain: tuple[Any, ...], marked: list[tuple[int, int]]
 ) -> _Step:
     def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        operands = tuple([None if slot is None else slots[slot] for slot in places])
-        plan(grid, operands, _filled(plain, marked, numbers))
+        plan(grid, tuple([None if slot is None else slots[slot] for slot in places]), _filled(plain, marked, numbers))
 
     return run
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from bert_fast.backend import OpSpec, resolve
-from bert_fast.devices import name_of
 from bert_fast.ops._autocast import is_autocast_on
+from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
 
@@ -227,11 +227,7 @@ class _Pair:
                 return self.make(*values)
         a: Any = tuple.__new__(self.record, values[:-1])
         module = self._module(lead, values[-1])
-        try:
-            made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
-        except torch.OutOfMemoryError as error:
-            _name(error, self.forward_name, lead)
-            raise
+        made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
         if isinstance(made, Tensor):
             return made.contiguous()
         return tuple([one if one is None else one.contiguous() for one in made])
@@ -253,7 +249,7 @@ class _Pair:
                 return getattr(module, self.backward_name)(*given)
             return self.run_backward(module, *given)
         except torch.OutOfMemoryError as error:
-            _name(error, self.backward_name, given[1])
+            name_call(error, self.backward_name, given[1:2])
             raise
 
     def _module(self, lead: Tensor, request: str) -> Any:
@@ -390,8 +386,3 @@ def declaration(types: Mapping[str, Any], num_outputs: int) -> Callable[..., Any
     returned: Any = (None, Tensor)[num_outputs] if num_outputs < 2 else tuple[(Tensor,) * num_outputs]  # type: ignore[misc]
     declared.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return declared
-
-
-def _name(error: torch.OutOfMemoryError, op: str, lead: Tensor) -> None:
-    """Has an error say in which op, on which device, there was too little memory."""
-    error.args = (f"{op} on {name_of(lead.device)}: {error}",)

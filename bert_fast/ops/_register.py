@@ -27,6 +27,7 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
 
 from bert_fast.errors import DerivativeError
+from bert_fast.ops._memory import name_call
 from bert_fast.ops._signature import Line, checker
 
 __all__ = ["Op", "are_plain", "custom_op", "is_watched"]
@@ -53,7 +54,7 @@ class Op:
         declaration: Callable[..., Any] | None = None,
     ) -> None:
         declaration = declaration or function  # whose signature the schema is made of
-        self._qualified_name = f"{_NAMESPACE}::{name}"
+        self._qualified_name, self._short_name = f"{_NAMESPACE}::{name}", name
         self._name = f"{_NAMESPACE}.{name}"  # in messages
         self._implementation = function
         self._check = checker(declaration, tensors, check)
@@ -66,14 +67,18 @@ class Op:
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the op, through PyTorch's dispatcher where somebody watches or an argument is not plain."""
-        if is_watched() or not are_plain(arguments):
-            return self._dispatch(*arguments)
-        if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
-            for one in arguments:
-                if type(one) is Tensor and _is_dead_wrapper(one):
-                    return self._dispatch(*arguments)
-            return self._apply(*arguments)
-        return self._implementation(*arguments)
+        try:
+            if is_watched() or not are_plain(arguments):
+                return self._dispatch(*arguments)
+            if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
+                for one in arguments:
+                    if type(one) is Tensor and _is_dead_wrapper(one):
+                        return self._dispatch(*arguments)
+                return self._apply(*arguments)
+            return self._implementation(*arguments)
+        except torch.OutOfMemoryError as error:
+            name_call(error, self._short_name, arguments)
+            raise
 
     def _checked(
         self, function: Callable[..., Any], check_values: Callable[..., None] | None = None
@@ -84,7 +89,11 @@ class Op:
             self._check(*arguments)
             if check_values is not None:
                 check_values(*arguments)
-            return function(*arguments)
+            try:
+                return function(*arguments)
+            except torch.OutOfMemoryError as error:
+                name_call(error, self._short_name, arguments)
+                raise
 
         return run
 

@@ -17,6 +17,7 @@ from bert_fast.checks import check_dtype, check_same_device, check_shape
 from bert_fast.ops._autocast import autocast_linear_operands, without_autocast
 from bert_fast.ops._define import declaration
 from bert_fast.ops._linear_checks import check_input, check_parameters
+from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain
 from bert_fast.ops._signature import lines_of
 from bert_fast.ops.cross_entropy import check_ignore_index, check_label_smoothing, check_labels
@@ -119,13 +120,21 @@ def _in_order(made: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
 @without_autocast
 def _make(_: Tensor, a: LinearCrossEntropy, wants: Set[str], backend: str) -> tuple[Tensor, dict[str, Tensor]]:
     module: Any = resolve("linear_cross_entropy", OpSpec(a.x.device, a.x.dtype), backend)
-    return module.linear_cross_entropy_fwd(a, wants)
+    try:
+        return module.linear_cross_entropy_fwd(a, wants)
+    except torch.OutOfMemoryError as error:
+        name_call(error, "linear_cross_entropy_fwd", a)
+        raise
 
 
 @without_autocast
 def _scale(dloss: Tensor, a: LinearCrossEntropy, sums: Mapping[str, Tensor], backend: str, may_overwrite: bool) -> Any:
     module: Any = resolve("linear_cross_entropy", OpSpec(a.x.device, a.x.dtype), backend)
-    return module.linear_cross_entropy_bwd(a, dloss, sums, may_overwrite)
+    try:
+        return module.linear_cross_entropy_bwd(a, dloss, sums, may_overwrite)
+    except torch.OutOfMemoryError as error:
+        name_call(error, "linear_cross_entropy_bwd", a)
+        raise
 
 
 def _forward(*given: Any) -> tuple[Tensor, ...]:

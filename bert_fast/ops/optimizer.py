@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bert_fast.backend import OpSpec, requested, resolve
 from bert_fast.checks import check_dtype, check_flag, check_tensor
 from bert_fast.ops._define import declaration
+from bert_fast.ops._memory import name_call
 from bert_fast.ops._optimizer_lists import (
     DTYPES,
     as_list,
@@ -47,13 +48,21 @@ def _module(tensors: Sequence[Tensor], backend: str) -> Any:
 
 
 def _run_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str) -> Tensor:
-    return _module(grads, backend).global_norm(grads, grad_scale)
+    try:
+        return _module(grads, backend).global_norm(grads, grad_scale)
+    except torch.OutOfMemoryError as error:
+        name_call(error, "global_norm", grads)
+        raise
 
 
 def _run_step(kind: str, lists: StepLists, copies: list[tuple[Tensor, Tensor]], a: StepOptions, backend: str) -> None:
     """`<kind>_step(lists, a)` of the back-end; then copies go back."""
     params, grads, exp_avgs, exp_avg_sqs, steps, masters = lists
-    getattr(_module([*params, *grads], backend), f"{kind}_step")(lists, a)
+    try:
+        getattr(_module([*params, *grads], backend), f"{kind}_step")(lists, a)
+    except torch.OutOfMemoryError as error:
+        name_call(error, f"{kind}_step", params)
+        raise
     for original, copy in copies:
         original.copy_(copy)
     changed = [*params, *exp_avgs, *exp_avg_sqs, *steps, *masters]

@@ -379,3 +379,21 @@ def test_threads(tape):  # type: ignore[no-untyped-def]
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_call_without_memory_is_noted_again(kernels, monkeypatch):  # type: ignore[no-untyped-def]
+    """What runs out of memory while it is noted is noted by the next call; after another error it never is."""
+    a = arguments(torch.float32)
+    for error, count in ((torch.OutOfMemoryError("tried to allocate 80 GiB"), 1), (RuntimeError("broken"), 0)):
+        kernels._forward._tapes.clear()
+        kernels._forward((*a,))
+        with monkeypatch.context() as patch:
+
+            def fail(*_: Any, error: Exception = error) -> None:
+                raise error
+
+            patch.setattr(kernels._forward, "_function", fail)
+            with pytest.raises(type(error)):
+                kernels._forward((*a,))
+        kernels._forward((*a,))
+        assert len(tapes_of(kernels._forward)) == count
