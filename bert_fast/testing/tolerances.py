@@ -52,6 +52,9 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
     ("bias_gelu", "dbias"): {torch.float32: Tolerance(2.0, 3e-6)},
     # fp32 sums of terms that are evaluated for half precision: up to 0.01 units of fp16 (5e-6 near 1) in each.
     ("bias_gelu", "dbias_of_half"): {torch.float32: Tolerance(2.0, 5e-5)},
+    # One product of three times as many terms as each of plain torch's three, which are rounded apart and then added:
+    # where a processor's routine adds term after term, sqrt(3) times their error.
+    ("qkv_projection", "dx"): {torch.float32: Tolerance(3.5, 1e-6)},
     # Gradients through a whole model, scaled to 1: dozens of roundings in another order than Hugging Face's, so that
     # either side's worst element can be a few times the other's.
     ("reference_model", "gradient"): {torch.float32: Tolerance(4.0, 4e-6)},
