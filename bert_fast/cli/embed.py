@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `bert-fast embed`."""
     from bert_fast.data.text_sources import FORMATS
-    from bert_fast.training.recipes.embedding import POOLINGS
+    from bert_fast.models.pooling import POOLINGS
 
     parser.description = (
         "Writes one vector per text, in the order of the texts: a line of a text file (an empty one, too), a record "
@@ -25,13 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="checkpoint directory with its tokenizer")
     parser.add_argument("files", nargs="+", metavar="FILE", help="read one after the other; - is stdin")
     parser.add_argument("-o", "--output", required=True, metavar="PATH", help="a name that ends in .npy or .parquet")
-    parser.add_argument("--pooling", choices=POOLINGS, default="mean", help="over tokens; default: %(default)s")
-    parser.add_argument("--normalize", action="store_true", help="make every vector one of length 1")
+    parser.add_argument("--pooling", choices=POOLINGS, help="over tokens; default: as the model's files say, else mean")
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="make every vector one of length 1; default: likewise",
+    )
     parser.add_argument(
         "--max-length",
         type=positive,
         metavar="N",
-        help="tokens of a text, the rest is cut; default: all the model takes",
+        help="tokens of a text, the rest is cut; default: as the model's files say, else all it takes",
     )
     parser.add_argument(
         "--batch-tokens", type=positive, default=16384, metavar="N", help="tokens of a batch; default: %(default)s"

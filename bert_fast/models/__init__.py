@@ -10,6 +10,7 @@ from bert_fast.models.classification import (
 from bert_fast.models.config import BertConfig
 from bert_fast.models.masked_lm import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
 from bert_fast.models.question_answering import BertForQuestionAnswering
+from bert_fast.models.text_embedding import BertForTextEmbedding
 
 __all__ = [
     "BertConfig",
@@ -19,6 +20,7 @@ __all__ = [
     "BertForPreTraining",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
+    "BertForTextEmbedding",
     "BertForTokenClassification",
     "BertLMHeadModel",
     "BertModel",

@@ -27,6 +27,7 @@ __all__ = [
     "NextSentencePredictorOutput",
     "QuestionAnsweringModelOutput",
     "SequenceClassifierOutput",
+    "TextEmbeddingOutput",
     "TokenClassifierOutput",
 ]
 
@@ -237,5 +238,14 @@ class QuestionAnsweringModelOutput(ModelOutput):
     loss: torch.Tensor | None = None
     start_logits: torch.Tensor | None = None
     end_logits: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass(eq=False)
+class TextEmbeddingOutput(ModelOutput):
+    """embeddings (Tensor [B, H], fp32), hidden states, attentions."""
+
+    embeddings: torch.Tensor | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None

@@ -79,7 +79,7 @@ class PretrainedMixin:
         arguments = {name: overrides.pop(name) for name in accepted if name in overrides}
         if config is None:
             place = path if on_hub or os.path.isdir(path) else Path(path).parent
-            config = BertConfig.from_pretrained(place, **overrides, **options)
+            config = cls.read_config(place, **overrides, **options)
         else:
             config = BertConfig.from_hf(config).with_overrides(**overrides)
         state_dict = load_checkpoint(fetch_weights(path, options) if on_hub else path)
@@ -101,6 +101,14 @@ class PretrainedMixin:
         _warn(cls.__name__, path, report)
         model.eval()
         return model
+
+    @classmethod
+    def read_config(cls, path: str | os.PathLike[str], **overrides: Any) -> BertConfig:
+        """The configuration of a directory, or a name on the hub, with what a model of this class finds beside it.
+
+        Arguments and errors: see `BertConfig.from_pretrained`.
+        """
+        return BertConfig.from_pretrained(path, **overrides)
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, max_shard_size: int | str = "50GB") -> Path:
         """Writes a directory that `from_pretrained` and `transformers.AutoModel.from_pretrained` open.

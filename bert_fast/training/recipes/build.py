@@ -193,7 +193,7 @@ def load_model(
     if os.path.isfile(os.path.join(directory, STATE)):  # a checkpoint of a run: it knows its digests
         check_files(Path(directory), WEIGHTS)
     # Weights are trained in fp32, whatever they are stored in.
-    config = BertConfig.from_pretrained(directory, dtype=None, **(values or {}))
+    config = cls.read_config(directory, dtype=None, **(values or {}))
     _check_fit(config, tokenizer, max_length)
     state_dict = load_checkpoint(directory)
     check_sizes(config, state_dict, model_name=cls.__name__, source=directory)

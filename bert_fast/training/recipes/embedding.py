@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bert_fast.checks import check_choice, check_count, check_flag, check_integer
 from bert_fast.data.arguments import check_tokenizer_kind
@@ -18,15 +17,15 @@ from bert_fast.data.text_files import ReadOptions, TextSource
 from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, write_atomically
-from bert_fast.models import BertConfig, BertModel
+from bert_fast.models import BertForTextEmbedding, BertModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
+from bert_fast.models.pooling import POOLINGS, Pooling, pooled
+from bert_fast.models.sentence_folder import TextEmbedding
 from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer
 
-__all__ = ["POOLINGS", "Embedded", "Embedder", "Pooling", "embed_files"]
+__all__ = ["Embedded", "Embedder", "embed_files"]
 
-Pooling = Literal["mean", "cls", "max"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
 _TEXTS_AT_ONCE = 16384  # vectors in memory, whatever the size of a block
 
 
@@ -47,8 +46,7 @@ class Embedder:
     Attributes:
         model: in evaluation mode; it runs on its device and in its dtype, pooling in fp32.
         tokenizer: of the model.
-        pooling: over a text's tokens, [CLS] and [SEP] among them: "mean", "max", or "cls", the first token's vector.
-            Reimers & Gurevych 2019 (arXiv:1908.10084), section 3.
+        pooling: over a text's tokens, [CLS] and [SEP] among them: see `models.pooling.pooled`.
         normalize: divide every vector by its Euclidean length.
         max_length: tokens of a text, special tokens counted; what exceeds it is cut. None: as many as the model takes.
         batch_tokens: of a batch; a single text may have more.
@@ -91,7 +89,8 @@ class Embedder:
             path: the directory.
             device: of the model.
             dtype: of the model.
-            options: the other attributes.
+            options: the other attributes; pooling, normalize and max_length that are None, or not there, are the
+                model's: see `BertForTextEmbedding`.
 
         Raises:
             CheckpointError: files are missing or broken, or a parameter of the encoder is not among them.
@@ -99,7 +98,11 @@ class Embedder:
         """
         path_name("path", path)
         _check_place(device, dtype)
-        config, state_dict = BertConfig.from_pretrained(path), load_checkpoint(path)
+        config, state_dict = BertForTextEmbedding.read_config(path), load_checkpoint(path)
+        how = TextEmbedding.of(vars(config)["text_embedding"]).as_dict()
+        if how["max_length"] is not None:  # what was trained; positions may be fewer
+            how["max_length"] = min(how["max_length"], config.max_position_embeddings)
+        options = options | {name: value for name, value in how.items() if options.get(name) is None}
         check_sizes(config, state_dict, model_name="BertModel", source=path)
         model = BertModel(config, add_pooling_layer=False)
         report = load_into(model, state_dict, source=path)
@@ -129,10 +132,10 @@ class Embedder:
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
             max_seqlen=int(lengths.max()),
         ).last_hidden_state  # [T, H]
-        pooled = _pool(hidden, torch.from_numpy(cu_seqlens).to(device), self.pooling)
+        vectors = pooled(hidden, torch.from_numpy(cu_seqlens).to(device), self.pooling).float()
         if self.normalize:
-            pooled = torch.nn.functional.normalize(pooled, dim=-1)
-        return pooled.cpu().numpy()
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        return vectors.cpu().numpy()
 
 
 def embed_files(
@@ -213,13 +216,6 @@ def _batches(order: np.ndarray, lengths: np.ndarray, batch_tokens: int) -> Itera
         stop = max(int(np.searchsorted(ends, before + batch_tokens, side="right")), first + 1)
         yield order[first:stop]
         first = stop
-
-
-def _pool(hidden: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
-    """[T, H] of any dtype and int64 [B + 1] to fp32 [B, H]; no atomics, so the same bits every time."""
-    if pooling == "cls":
-        return hidden[cu_seqlens[:-1]].float()
-    return torch.segment_reduce(hidden.float(), pooling, offsets=cu_seqlens, unsafe=True)
 
 
 def _read(sources: Sequence[TextSource], options: ReadOptions) -> Iterator[tuple[Any, int]]:

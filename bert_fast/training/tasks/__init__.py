@@ -2,6 +2,7 @@
 
 from bert_fast.training.tasks.base import TaskSettings
 from bert_fast.training.tasks.classification import ClassificationTask, ClassifySettings
+from bert_fast.training.tasks.embedding import EmbeddingTask, EmbedSettings
 from bert_fast.training.tasks.multiple_choice import ChoiceSettings, MultipleChoiceTask
 from bert_fast.training.tasks.pretraining import PretrainingTask, PretrainSettings
 from bert_fast.training.tasks.question_answering import QaSettings, QuestionAnsweringTask
@@ -10,6 +11,7 @@ from bert_fast.training.tasks.token_classification import NerSettings, TokenClas
 __all__ = [
     "TASKS",
     "ClassificationTask",
+    "EmbeddingTask",
     "MultipleChoiceTask",
     "PretrainingTask",
     "QuestionAnsweringTask",
@@ -24,4 +26,5 @@ TASKS: dict[str, type[TaskSettings]] = {
     "ner": NerSettings,
     "qa": QaSettings,
     "choice": ChoiceSettings,
+    "embed": EmbedSettings,
 }

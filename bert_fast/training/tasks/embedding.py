@@ -1,0 +1,230 @@
+"""The task embed: vectors of texts, near to one another where the texts belong together."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bert_fast.data.batches import Source
+from bert_fast.data.embedding import EmbeddingSource
+from bert_fast.losses import in_batch_negatives
+from bert_fast.models import BertForTextEmbedding, BertPreTrainedModel
+from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.training.config import SettingsError, TrainingConfig
+from bert_fast.training.retrieval import rankings, retrieval_metrics
+from bert_fast.training.task import Predictions, Task
+from bert_fast.training.tasks.base import FinetuneSettings, TaskSettings, check_sources, source_of_kind, write_table
+
+__all__ = ["EmbedSettings", "EmbeddingTask"]
+
+
+@dataclass(frozen=True)
+class EmbedSettings(FinetuneSettings):
+    """Queries with documents that belong to them."""
+
+    summary: ClassVar[str] = "vectors for search: of queries, each with a document that answers it, and hard negatives"
+
+    train: str  # TSV, CSV, JSON lines or Parquet
+    valid: str | None = None  # the same, to judge by
+    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
+    query: str = "query"  # column; of a file without a header its number, from 0
+    positive: str = "positive"  # column of documents that belong to the queries
+    negatives: tuple[str, ...] | None = None  # columns of documents that do not
+    pooling: Literal["mean", "cls", "max", "last", "weighted"] | None = None  # default: the model's, else mean
+    normalize: bool = True  # vectors have length 1
+    similarity: Literal["cosine", "dot"] = "cosine"  # of vectors, in the loss
+    scale: float = 20.0  # of similarities, 1 / temperature
+    symmetric: bool = False  # documents look for their queries, too
+    part_size: int | None = None  # texts whose activations are in memory at a time, at a third more work
+    max_length: int = 128  # tokens of a text; longer ones are cut
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.scale < float("inf"):
+            raise ValueError(f"scale: expected a number above 0, got {self.scale}")
+        if self.part_size is not None and self.part_size < 1:
+            raise ValueError(f"part_size: expected at least 1, got {self.part_size}")
+
+    @property
+    def model_class(self) -> type[BertPreTrainedModel]:
+        """See `TaskSettings.model_class`."""
+        return BertForTextEmbedding
+
+    def make_task(self, train: Any, valid: Any) -> "EmbeddingTask":
+        """See `TaskSettings.make_task`."""
+        how = {"pooling": self.pooling, "normalize": self.normalize, "max_length": self.max_length}
+        return EmbeddingTask(
+            train, valid, similarity=self.similarity, scale=self.scale, symmetric=self.symmetric,
+            part_size=self.part_size, text_embedding=how,
+        )  # fmt: skip
+
+    def phases(self, training: TrainingConfig) -> list[tuple[TaskSettings, TrainingConfig]]:
+        """See `TaskSettings.phases`."""
+        if training.graphs:
+            raise SettingsError("graphs: expected False for embed, whose loss compares the texts of a batch, got True")
+        if training.batch_size == 1 and not self.negatives:
+            raise SettingsError("batch_size: expected at least 2 without negatives: others of the batch are, got 1")
+        return super().phases(training)
+
+    def read(
+        self,
+        examples: Any,
+        tokenizer: BertTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        is_labelled: bool = True,
+        cache_dir: Path | None = None,
+    ) -> EmbeddingSource:
+        """See `TaskSettings.read`."""
+        if not is_labelled:
+            raise SettingsError("task: embed answers no questions: `bert-fast embed` writes vectors of texts")
+        return EmbeddingSource.read(
+            examples,
+            tokenizer,
+            query=self.query,
+            positive=self.positive,
+            negatives=self.negatives or (),
+            max_length=self.max_length,
+            cache_dir=cache_dir,
+        )
+
+    def _divisible(self, source: EmbeddingSource) -> tuple[int, Callable[[np.ndarray], EmbeddingSource]]:
+        """Groups of rows, so that no text to learn from is one to judge by."""
+        names, group_of = np.unique(source.groups[:, 0], return_inverse=True)
+        return len(names), lambda groups: source.take(np.flatnonzero(np.isin(group_of, groups)))
+
+
+class EmbeddingTask(Task):
+    """Vectors by which a query finds its document among those of its batch, by a `BertForTextEmbedding`.
+
+    The loss of a batch is `losses.in_batch_negatives`; batches of more examples are harder, and better. Metrics are
+    those of `training.retrieval`: every query looks among all different documents of the examples. The best checkpoint
+    is that of the greatest ndcg@10.
+
+    Args:
+        train, valid: see `Task`.
+        similarity, scale, symmetric: see `losses.in_batch_negatives`.
+        part_size: see `BertForTextEmbedding.forward`.
+        text_embedding: of the model, see `models.sentence_folder.TextEmbedding`; entries that are None are the model's.
+    """
+
+    train: EmbeddingSource | None
+    valid: EmbeddingSource | None
+    name = "embed"
+    metric = "ndcg@10"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        train: EmbeddingSource | None = None,
+        valid: EmbeddingSource | None = None,
+        *,
+        similarity: str = "cosine",
+        scale: float = 20.0,
+        symmetric: bool = False,
+        part_size: int | None = None,
+        text_embedding: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_sources(EmbeddingSource, train=train, valid=valid)
+        self.train, self.valid = train, valid
+        self.similarity, self.scale, self.symmetric, self.part_size = similarity, scale, symmetric, part_size
+        self.text_embedding = dict(text_embedding or {})
+
+    def model_config(self) -> dict[str, Any]:
+        """See `Task.model_config`."""
+        return {"text_embedding": self.text_embedding}
+
+    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
+        """See `Task.label_counts`: one for a query, whose texts are several sequences."""
+        return {"loss": batch.num_sequences // batch["num_texts"]}
+
+    def loss_parts(self, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """See `Task.loss_parts`."""
+        return {"loss": self._loss(self._embeddings(model, batch), batch)}
+
+    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `Task.predict`: embeddings (fp32 [B, C, H]). The loss depends on how many examples a batch has."""
+        embeddings = self._embeddings(model, batch)
+        return {"loss": self._loss(embeddings, batch)}, {"embeddings": embeddings}
+
+    def _embeddings(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """[B, C, H]."""
+        own = ("num_texts", "query_groups", "document_groups")
+        inputs = {name: value for name, value in batch.items() if name not in own}
+        if self.part_size is not None and torch.is_grad_enabled():
+            inputs["part_size"] = self.part_size
+        embeddings: Tensor = model(**inputs).embeddings
+        return embeddings.unflatten(0, (-1, batch["num_texts"]))
+
+    def _loss(self, embeddings: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        documents, groups = embeddings[:, 1:].transpose(0, 1), batch["document_groups"].T
+        return in_batch_negatives(
+            embeddings[:, 0], documents.flatten(0, 1), scale=self.scale, similarity=self.similarity,
+            symmetric=self.symmetric, query_groups=batch["query_groups"], document_groups=groups.flatten(),
+        )  # fmt: skip
+
+    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
+        """See `Task.score`."""
+        found = self._found(source_of_kind(EmbeddingSource, source), predictions)
+        return retrieval_metrics(found.ranked, found.relevant)
+
+    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
+        """What each different query finds first.
+
+        Yields:
+            index; rank (place of the first document that belongs to it, 0 beyond the first ten); score (of what is
+            found first); query; found; positive (one that belongs to it).
+        """
+        found = self._found(source_of_kind(EmbeddingSource, source), predictions)
+        for index, (query, relevant) in enumerate(zip(found.queries, found.relevant, strict=True)):
+            ranked = found.ranked[index].tolist()
+            rank = next((place for place, row in enumerate(ranked, 1) if row in relevant), 0)
+            yield {
+                "index": index, "rank": rank, "score": float(found.scores[index, 0]), "query": query,
+                "found": found.documents[ranked[0]], "positive": found.documents[min(relevant)],
+            }  # fmt: skip
+
+    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
+        """Writes `rows` as a table: path.tsv."""
+        file = path.with_name(f"{path.name}.tsv")
+        write_table(file, self.rows(source, predictions))
+        return [file]
+
+    def describe(self, source: Source, index: int) -> str:
+        """See `Task.describe`."""
+        return source_of_kind(EmbeddingSource, source).decode(index)
+
+    def _found(self, source: EmbeddingSource, predictions: Predictions) -> "_Found":
+        embeddings = predictions.rows("embeddings")
+        queries: dict[str, int] = {}
+        documents: dict[str, int] = {}
+        vectors: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        relevant: list[set[int]] = []
+        for row, texts in enumerate(zip(*source.texts, strict=True)):
+            for place, text in enumerate(texts):
+                known, of_known = (documents, vectors[1]) if place else (queries, vectors[0])
+                if text not in known:
+                    known[text] = len(known)
+                    of_known.append(embeddings[row, place])
+            if queries[texts[0]] == len(relevant):
+                relevant.append(set())
+            relevant[queries[texts[0]]].add(documents[texts[1]])
+        ranked, scores = rankings(np.stack(vectors[0]), np.stack(vectors[1]), 10, similarity=self.similarity)
+        return _Found(list(queries), list(documents), relevant, ranked, scores)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Different queries and documents; which belong together, and what was found: see `rankings`."""
+
+    queries: list[str]
+    documents: list[str]
+    relevant: list[set[int]]
+    ranked: np.ndarray
+    scores: np.ndarray
