@@ -123,7 +123,5 @@ def _parts(inputs: Inputs, size: int) -> Iterator[Inputs]:
         yield part | {
             "cu_seqlens": cu_seqlens[start : stop + 1] - ends[start],
             "max_seqlen": max(lengths),
-                last - first for first, last in zip(ends[start:stop], ends[start + 1 : stop + 1], strict=True)
-            ),
             "use_cache": False,
         }

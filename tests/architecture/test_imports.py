@@ -48,7 +48,7 @@ ALLOWED = {
     "warming": MODELS | {"models"},
     "tokenization": BASE | {"reference"},
     "data": DATA,
-    "training": TRAINING,
+    "training": TRAINING | {"losses"},
     "demo": DEMO,
     "cli": CLI,
     "__main__": CLI | {"cli"},

@@ -1,0 +1,194 @@
+"""EmbeddingTask: metrics and loss as sentence-transformers counts them, runs that learn, what is refused."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bert_fast import BertConfig, BertForMaskedLM, BertTokenizer
+from bert_fast.data.embedding import EmbeddingSource
+from bert_fast.models import BertForTextEmbedding
+from bert_fast.testing.tolerances import ABSOLUTE
+from bert_fast.training.config import SettingsError
+from bert_fast.training.recipes import run
+from bert_fast.training.recipes.inference import TrainedModel
+from bert_fast.training.recipes.settings import Settings
+from bert_fast.training.retrieval import rankings, retrieval_metrics
+from bert_fast.training.task import Predictions
+from bert_fast.training.tasks import EmbeddingTask
+
+NOUNS = [f"thing{k}" for k in range(40)]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "what", "is", "a", "the", "of", "it", *NOUNS, "not"]
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Questions about a thing, and sentences about it in other words."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        thing, other = draw.sample(NOUNS, 2)
+        fill = " ".join(draw.choices(["is", "a", "the", "of", "it"], k=draw.randint(1, 5)))
+        made.append({"query": f"what is {thing} {fill}", "positive": f"{fill} {thing} it", "negative": f"not {other}"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("model")
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(path)
+    BertTokenizer(WORDS).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(96)))
+    return path
+
+
+def settings(folder: Path, table: Path, output: Path, **more: Any) -> Settings:
+    values = {
+        "model": str(folder), "train": str(table), "output_dir": str(output), "valid_share": 0.2, "batch_size": 16,
+        "learning_rate": 3e-3, "epochs": 3, "max_length": 16,
+    }  # fmt: skip
+    return Settings.of("embed", values | more)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_are_those_of_sentence_transformers(seed: int) -> None:
+    evaluation = pytest.importorskip("sentence_transformers.evaluation")
+    draw = np.random.default_rng(seed)
+    queries, documents = draw.normal(size=(23, 8)), draw.normal(size=(57, 8))
+    relevant = [set(draw.choice(57, size=draw.integers(1, 14), replace=False).tolist()) for _ in range(23)]
+    for query, wanted in zip(queries, relevant, strict=True):
+        query += documents[list(wanted)].mean(0) * draw.choice([0.0, 2.0])
+    ranked, scores = rankings(queries.astype(np.float32), documents.astype(np.float32), 10)
+    found = retrieval_metrics(ranked, relevant)
+    theirs = evaluation.InformationRetrievalEvaluator(
+        queries={f"q{i}": "" for i in range(23)}, corpus={f"d{i}": "" for i in range(57)},
+        relevant_docs={f"q{i}": {f"d{k}" for k in wanted} for i, wanted in enumerate(relevant)},
+        precision_recall_at_k=[1, 10],
+    )  # fmt: skip
+    results = [
+        [{"corpus_id": f"d{row}", "score": score} for row, score in zip(*both, strict=True)]
+        for both in zip(ranked.tolist(), scores.tolist(), strict=True)
+    ]
+    expected = theirs.compute_metrics(results)
+    assert found["recall@1"] == pytest.approx(expected["recall@k"][1])
+    assert found["recall@10"] == pytest.approx(expected["recall@k"][10])
+    assert found["mrr@10"] == pytest.approx(expected["mrr@k"][10])
+    assert found["ndcg@10"] == pytest.approx(expected["ndcg@k"][10])
+
+
+def test_rankings_against_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    queries, documents = (draw.normal(size=(n, 5)).astype(np.float32) for n in (11, 7))
+    documents[3] = documents[1]  # equal scores: the first row first
+    whole = queries @ documents.T
+    monkeypatch.setattr("bert_fast.training.retrieval._BLOCK", 15)
+    ranked, scores = rankings(queries, documents, 4, similarity="dot")
+    assert np.array_equal(ranked, np.argsort(-whole, axis=1, kind="stable")[:, :4])
+    assert np.allclose(scores, np.take_along_axis(whole, ranked, axis=1))
+    assert rankings(queries, documents, 10)[0].shape == (11, 7)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_loss_is_that_of_sentence_transformers(folder: Path, symmetric: bool) -> None:
+    losses = pytest.importorskip("sentence_transformers.losses")
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    source = EmbeddingSource.read(
+        [{"query": f"thing{i}", "positive": f"the thing{i + 9}", "negative": f"not thing{i + 20}"} for i in range(6)],
+        tokenizer, negatives=["negative"],
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="not used: cls.predictions"):
+        model = BertForTextEmbedding.from_pretrained(folder)
+    batch = source.batch(0, np.arange(6))
+    task = EmbeddingTask(source, symmetric=symmetric)
+    loss = task.loss_parts(model, batch)["loss"]
+    embeddings = model(**{k: v for k, v in batch.items() if k in ("input_ids", "cu_seqlens", "max_seqlen")}).embeddings
+    name = "MultipleNegativesSymmetricRankingLoss" if symmetric else "MultipleNegativesRankingLoss"
+    theirs = getattr(losses, name)(model=None)
+    expected = theirs.compute_loss_from_embeddings([*embeddings.view(6, 3, -1).unbind(1)], labels=None)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=ABSOLUTE["minilm_embeddings"])
+    assert task.label_counts(batch) == {"loss": 6}
+
+
+def test_a_run_learns_and_leaves_a_model_for_search(folder: Path, table: Path, tmp_path: Path) -> None:
+    result = run(settings(folder, table, tmp_path / "run", negatives=["negative"], pooling="max"), quiet=True)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [record["metrics"] for record in records if "metrics" in record]
+    assert evaluations[-1]["ndcg@10"] > evaluations[0]["ndcg@10"] or evaluations[0]["ndcg@10"] > 0.9
+    assert result.metrics["recall@10"] > 0.8
+    model = BertForTextEmbedding.from_pretrained(tmp_path / "run" / "model")
+    how = model.text_embedding
+    assert (how.pooling, how.normalize, how.max_length) == ("max", True, 16)
+    lines = (tmp_path / "run" / "predictions" / "valid.tsv").read_text().splitlines()
+    assert lines[0].split("\t") == ["index", "rank", "score", "query", "found", "positive"] and len(lines) > 10
+    trained = TrainedModel.load(tmp_path / "run")
+    assert trained.evaluate([str(table)])["mrr@10"] > 0.8
+    with pytest.raises(SettingsError, match="bert-fast embed"):
+        trained.read([{"query": "a", "positive": "b"}])
+
+
+def test_parts_train_the_same_model_bit_for_bit(folder: Path, table: Path, tmp_path: Path) -> None:
+    """All activations at once or those of 48 texts: the texts of a batch are one part either way."""
+    for name, size in (("whole", None), ("parts", 48)):
+        config = BertConfig.from_pretrained(folder)
+        assert config.hidden_dropout_prob == 0.1
+        run(settings(folder, table, tmp_path / name, negatives=["negative"], epochs=1, part_size=size), quiet=True)
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_no_text_to_learn_from_is_one_to_judge_by(folder: Path, table: Path, tmp_path: Path) -> None:
+    data = settings(folder, table, tmp_path).data
+    train, valid = data.sources(
+        BertTokenizer.from_pretrained(folder), seed=0, tokens_dir=None, on_main=lambda action: action()
+    )
+    assert len(train) + len(valid) == 96 and len(valid) > 5
+    for column in (0, 1):
+        assert not set(train.texts[column]) & set(valid.texts[column])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_size": 1}, "batch_size: expected at least 2 without negatives"),
+        ({"graphs": True}, "graphs: expected False for embed"),
+        ({"scale": 0.0}, "scale: expected a number above 0, got 0.0"),
+        ({"part_size": 0}, "part_size: expected at least 1, got 0"),
+        ({"pooling": "median"}, "pooling: expected one of mean, cls"),
+        ({"max_length": 33}, "max_length: expected at most the model's 32 positions, got 33"),
+    ],
+    ids=["one", "graphs", "scale", "parts", "pooling", "length"],
+)
+def test_what_is_refused_before_the_first_step(
+    values: dict[str, Any], message: str, folder: Path, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        run(settings(folder, table, tmp_path / "run", **values), quiet=True)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_rows_say_what_is_found_first() -> None:
+    source = EmbeddingSource.read(
+        [{"query": "thing1", "positive": "a thing1"}, {"query": "thing2", "positive": "the thing2"}],
+        BertTokenizer(WORDS),
+    )
+    predictions = Predictions(source.lengths(0))
+    predictions.add(np.array([1, 0]), {"embeddings": np.array([[[0, 1], [1, 0]], [[1, 0.1], [0.5, 1]]], np.float32)})
+    rows = list(EmbeddingTask(None, source).rows(source, predictions))
+    assert [(row["rank"], row["found"], row["positive"]) for row in rows] == [
+        (2, "the thing2", "a thing1"), (2, "a thing1", "the thing2")
+    ]  # fmt: skip
