@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": "how good a trained model is on labelled examples",
     "predict": "what a trained model says about examples, of a file or as they come",
     "embed": "one vector per text, of files of any size",
+    "search": "the texts nearest to queries, by the vectors that embed wrote",
     "verify": "whether token stores and checkpoints are still as they were written",
     "report": "makes the page of a training run again from its metrics",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",

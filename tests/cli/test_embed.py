@@ -1,6 +1,11 @@
 """`bert-fast embed`, and the Python under it."""
 
+import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +14,12 @@ import torch
 
 from bert_fast import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 from bert_fast.cli import main
+from bert_fast.models.pooling import Pooling
 from bert_fast.testing.tolerances import ABSOLUTE
-from bert_fast.training.recipes import embedding
-from bert_fast.training.recipes.embedding import Embedder, embed_files
+from bert_fast.training.recipes import embedding_files
+from bert_fast.training.recipes.embedding import Embedder
+from bert_fast.training.recipes.embedding_files import Embedded, embed_files
+from tests.patience import PATIENCE_S
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "text", "##s", "é", "."]
 TEXTS = ["a short text .", "", "texts " * 40, "é", "a", "short . " * 9]
@@ -37,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_vectors_are_those_of_texts_alone(folder: Path, pooling: embedding.Pooling) -> None:
+def test_vectors_are_those_of_texts_alone(folder: Path, pooling: Pooling) -> None:
     """Against the model on one padded text at a time, pooled by hand."""
     embedder = Embedder.from_pretrained(folder, pooling=pooling, batch_tokens=20)
     model, tokenizer = embedder.model, embedder.tokenizer
@@ -72,7 +80,7 @@ def test_files_in_order(
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(embedding, "_TEXTS_AT_ONCE", 2)
+    monkeypatch.setattr(embedding_files, "_GROUP_TEXTS", 2)
     Path("x.txt").write_bytes("\r\n".join(TEXTS).encode())
     Path("x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     parquet.write_table(pyarrow.table({"text": TEXTS}), "x.parquet")
@@ -86,6 +94,16 @@ def test_files_in_order(
     assert main.main(["embed", str(folder), *names, "-o", "out.parquet"]) == 0
     column = parquet.read_table("out.parquet")["embedding"]
     assert np.array_equal(np.array(column.to_pylist(), np.float32), found)
+    assert main.main(["embed", str(folder), *names, "-o", "out.arrow"]) == 0
+    with pyarrow.OSFile("out.arrow") as file:
+        column = pyarrow.ipc.open_file(file).read_all()["embedding"]
+    assert np.array_equal(np.array(column.to_pylist(), np.float32), found)
+    info = json.loads(Path("out.arrow.json").read_text())
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert (info["weights_sha256"], info["dimension"], info["count"], info["max_length"]) == (weights, 16, 18, 32)
+    assert sorted(path.suffix for path in Path().iterdir()) == sorted(
+        [".json"] * 3 + [".npy", ".arrow", ".txt", ".jsonl"] + [".parquet"] * 2
+    )
 
 
 def test_nothing_to_embed(folder: Path, tmp_path: Path) -> None:
@@ -107,7 +125,7 @@ def test_an_error_leaves_the_old_file(folder: Path, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.txt", "-o", "out.csv"], "output: expected a name that ends in .npy or .parquet, got out.csv"),
+        (["x.txt", "-o", "out.csv"], "output: expected a name that ends in .npy, .parquet or .arrow, got out.csv"),
         (["none.txt", "-o", "out.npy"], "No such file or directory: 'none.txt'"),
         (["x.txt", "-o", "out.npy", "--max-length", "33"], "max_length: expected 2 to 32 (positions of the model)"),
         (["x.txt", "-o", "none/out.npy"], "No such file or directory"),
@@ -144,3 +162,154 @@ def test_an_encoder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"missing: encoder\.layer\.1"):
         Embedder.from_pretrained(tmp_path)
+
+
+# Groups of three texts, each recorded; the process kills itself when it is asked for the KILL_AT-th time for vectors,
+# or, "finish" and the like, when it is about to call that function.
+KILLED = """
+import os, signal, sys
+import torch
+from bert_fast.cli import main
+from bert_fast.training.recipes import embedding_files, unfinished
+from bert_fast.training.recipes.embedding import Embedder
+torch.set_num_threads(1)
+embedding_files._GROUP_TEXTS, embedding_files._RECORD_SECONDS = 3, 0.0
+signals, at = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}, sys.argv[1]
+def stop(): os.kill(os.getpid(), signals[sys.argv[2]])
+embed_tokens, calls = Embedder.embed_tokens, []
+def counted(self, ragged):
+    calls.append(1)
+    if at == str(len(calls)): stop()
+    return embed_tokens(self, ragged)
+Embedder.embed_tokens = counted
+def killing(call):
+    def killed(*arguments):
+        stop()
+        return call(*arguments)
+    return killed
+if at == "write_info": embedding_files.write_info = killing(embedding_files.write_info)
+if at == "finish": unfinished.UnfinishedVectors.finish = killing(unfinished.UnfinishedVectors.finish)
+if at == "record": unfinished.write_atomically = killing(unfinished.write_atomically)
+sys.exit(main.main(sys.argv[3:]))
+"""
+
+
+def run_until(folder: Path, at: str, how: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", KILLED, at, how, "embed", str(folder), "x.txt", "--quiet", *arguments]
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def write_texts(count: int) -> list[str]:
+    texts = ["a short text . " * (index * 7 % 5) + "é" * (index % 3) for index in range(count)]
+    Path("x.txt").write_text("".join(f"{text}\n" for text in texts))
+    return texts
+
+
+@pytest.mark.parametrize("ending", ["npy", "parquet", "arrow"])
+def test_killed_and_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """Three times, and at the end: the bytes are those of one run, and vectors those of the texts."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    texts = write_texts(20)
+    whole, output = f"whole.{ending}", f"out.{ending}"
+    assert run_until(folder, "", "kill", "-o", whole).returncode == 0
+    ends = {"npy": ["1", "3", "record", "write_info"], "parquet": ["2", "2", "4", "finish"], "arrow": ["7", "finish"]}
+    for at in ends[ending]:
+        assert run_until(folder, at, "kill", "-o", output, "--resume").returncode == -signal.SIGKILL
+        assert Path(f"{output}.partial").is_dir()
+    done = run_until(folder, "", "kill", "-o", output, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert Path(output).read_bytes() == Path(whole).read_bytes()
+    assert Path(f"{output}.json").read_bytes() == Path(f"{whole}.json").read_bytes()
+    assert not list(Path().glob("*.partial"))
+    if ending == "npy":
+        expected = Embedder.from_pretrained(folder).embed(texts)
+        assert np.abs(np.load(output) - expected).max() < ABSOLUTE["minilm_embeddings"]
+
+
+def test_resume_computes_only_the_rest(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(20)
+    assert run_until(folder, "4", "kill", "-o", "out.npy").returncode == -signal.SIGKILL
+    reports: list[Embedded] = []
+    monkeypatch.setattr(embedding_files, "_GROUP_TEXTS", 3)
+    embedder = Embedder.from_pretrained(folder)
+    with pytest.raises(ValueError, match="another pooling: expected 'mean', got 'cls'"):
+        embed_files(Embedder.from_pretrained(folder, pooling="cls"), ["x.txt"], "out.npy", resume=True)
+    embed_files(embedder, ["x.txt"], "out.npy", resume=True, report=reports.append)
+    assert [now.texts for now in reports] == [9, 12, 15, 18, 20] and reports[-1].resumed_texts == 9
+    assert reports[-1].tokens == len(embedder.tokenize(Path("x.txt").read_text().splitlines()).ids)
+
+
+def test_interrupted_says_how_to_go_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(20)
+    stopped = run_until(folder, "3", "interrupt", "-o", "out.npy")
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    kept = "6 texts are kept, the same command with --resume goes on behind them"
+    assert stopped.stderr == f"bert-fast embed: interrupted; {kept}\n"
+    assert run_until(folder, "1", "interrupt", "-o", "new.npy").stderr.endswith("no texts were finished\n")
+    assert not Path("new.npy.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        ("", ["--pooling", "max"], "was begun with another pooling: expected 'mean', got 'max'"),
+        ("", ["--normalize"], "was begun with another normalize"),
+        ("", ["--max-length", "8"], "was begun with another max_length: expected 32, got 8"),
+        ("longer", [], "was begun with another files"),
+        ("other", [], "expected the 6 texts that were embedded before, got others"),
+        ("damaged", [], "is damaged"),
+        ("short", [], "vectors.npy: expected at least"),
+    ],
+)
+def test_other_settings_or_inputs_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    change: str, arguments: list[str], message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    write_texts(20)
+    monkeypatch.setattr(embedding_files, "_GROUP_TEXTS", 3)
+
+    def stop(now: Embedded) -> None:
+        if now.texts == 6:
+            raise KeyboardInterrupt
+
+    embedder = Embedder.from_pretrained(folder)
+    with pytest.raises(KeyboardInterrupt):
+        embed_files(embedder, ["x.txt"], "out.npy", report=stop)
+    source, progress = Path("x.txt").read_bytes(), Path("out.npy.partial/progress.json")
+    if change == "longer":
+        Path("x.txt").write_bytes(source + b"a\n")
+    elif change == "other":
+        Path("x.txt").write_bytes(source.replace(b"short", b"texts", 1))
+    elif change == "damaged":
+        progress.write_text(progress.read_text().replace('"texts": 6', '"texts": 3'))
+    elif change == "short":
+        os.truncate("out.npy.partial/vectors.npy", 200)
+    assert main.main(["embed", str(folder), "x.txt", "-o", "out.npy", "--resume", "--quiet", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("bert-fast embed: resume: ") and error.count("\n") == 1
+    assert not Path("out.npy").exists()
+    assert main.main(["embed", str(folder), "x.txt", "-o", "out.npy", "--quiet", *arguments]) == 0  # begins again
+    assert len(np.load("out.npy")) == len(Path("x.txt").read_text().splitlines())
+
+
+def test_groups_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_files, "_GROUP_TEXTS", 5)
+    monkeypatch.setattr(embedding_files, "_GROUP_BYTES", 40)
+    texts = ["x" * (index * 13 % 30) for index in range(57)]
+    (tmp_path / "x.txt").write_text("".join(f"{text}\n" for text in texts))
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    found = []
+    for block_bytes in (16, 100, 1 << 20):
+        options = embedding_files.ReadOptions(block_bytes=block_bytes)
+        sources = embedding_files.find_texts([tmp_path / "x.txt", tmp_path / "x.jsonl"], "auto", "text")
+        groups = list(embedding_files.read_groups(sources, options))
+        assert [group.text(place) for group in groups for place in range(len(group))] == texts * 2
+        found.append([len(group) for group in groups])
+    assert found[0] == found[1] == found[2] and max(found[0]) == 5 and min(found[0]) < 5

@@ -1,14 +1,19 @@
 """Whole runs from plain settings: what the command line calls, and what a script may call as well."""
 
 from bert_fast.training.recipes.build import SIZES, make_config
-from bert_fast.training.recipes.embedding import Embedder, embed_files
+from bert_fast.training.recipes.embedding import Embedder
+from bert_fast.training.recipes.embedding_files import embed_files
 from bert_fast.training.recipes.inference import TrainedModel
+from bert_fast.training.recipes.reranking import CrossEncoder
 from bert_fast.training.recipes.runs import plan_text, run
+from bert_fast.training.recipes.search import Index, search
 from bert_fast.training.recipes.settings import Settings, SettingsError
 
 __all__ = [
     "SIZES",
+    "CrossEncoder",
     "Embedder",
+    "Index",
     "Settings",
     "SettingsError",
     "TrainedModel",
@@ -16,4 +21,5 @@ __all__ = [
     "make_config",
     "plan_text",
     "run",
+    "search",
 ]
