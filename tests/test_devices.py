@@ -200,7 +200,7 @@ def test_an_assembler_of_the_users_is_found(monkeypatch: pytest.MonkeyPatch, tmp
     devices.assembler.cache_clear()
 
 
-@pytest.mark.parametrize("answer", [None, "ptxas 13.4 at /opt/ptxas"])
+@pytest.mark.parametrize("answer", [None, "ptxas 13.4 at /opt/ptxas"], ids=["unknown", "known"])
 def test_doctor_names_the_assembler(answer: str | None, gpu: Callable[..., None], monkeypatch) -> None:  # type: ignore[no-untyped-def]
     gpu("H100", *CARDS["H100"])
     monkeypatch.setattr(devices, "assembler", {(9, 0): answer}.get)
