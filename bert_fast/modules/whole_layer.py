@@ -8,7 +8,7 @@ is not what the op takes: the single ops say what is wrong with it, or know what
 
 import math
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,12 @@ from bert_fast.ops._register import is_watched
 from bert_fast.ops.encoder_layer import encoder_layer_of_model, is_whole
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.dropout import HEAD_STRIDE
+from bert_fast.remembered import Remembered
 
 __all__ = ["run_whole"]
 
-_NORMS = (nn.LayerNorm, LayerNorm)
+_LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
+_KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
 _PLAIN = (Tensor, nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
@@ -61,19 +63,21 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     hidden_act = up.hidden_act
     if not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
         return None
-    own, norms = heads._modules, (closing._modules["LayerNorm"], down._modules["LayerNorm"])
-    linear = (
-        own["query"], own["key"], own["value"],
-        closing._modules["dense"], up._modules["dense"], down._modules["dense"],
+    own, attention_norm, norm = heads._modules, closing._modules["LayerNorm"], down._modules["LayerNorm"]
+    parameters = _parameters(
+        (
+            own["query"], own["key"], own["value"], closing._modules["dense"], attention_norm, up._modules["dense"],
+            down._modules["dense"], norm,
+        )
     )  # fmt: skip
-    parameters = _parameters(x, heads.num_heads * heads.head_dim, linear, norms)
     seed, keys = call.seed, call.packing
     queries = keys if call.row_packing is None else call.row_packing
     backend = requested()
     if (
         parameters is None
-        or not -math.inf < norms[0].eps < math.inf
-        or not -math.inf < norms[1].eps < math.inf
+        or not _fits(x, _form_of(parameters), heads.num_heads * heads.head_dim)
+        or not -math.inf < attention_norm.eps < math.inf
+        or not -math.inf < norm.eps < math.inf
         or not is_whole(x.device, x.dtype, x.shape[1], heads.head_dim, backend)
         or keys.coords.shape[0] != x.shape[0]
         or keys.coords.device != x.device
@@ -88,13 +92,12 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
             probabilities[place] = float(p) if p > _LEAST_P else 0.0
     if probabilities[0] and keys.max_seqlen > HEAD_STRIDE:
         return None
-    query, key, value, output, wide, narrow, attention_norm, norm = parameters
     return encoder_layer_of_model(
         (
-            x, *query, *key, *value, *output, *attention_norm, *wide, *narrow, *norm, call.rows, queries.cu_seqlens,
-            keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen, queries.coords, keys.coords, queries.order,
-            heads.num_heads, call.causal, hidden_act, *probabilities, seed if any(probabilities) else None, heads.site,
-            closing.site, down.site, float(norms[0].eps), float(norms[1].eps),
+            x, *parameters, call.rows, queries.cu_seqlens, keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen,
+            queries.coords, keys.coords, queries.order, heads.num_heads, call.causal, hidden_act, *probabilities,
+            seed if any(probabilities) else None, heads.site, closing.site, down.site, float(attention_norm.eps),
+            float(norm.eps),
         ), backend,
     )  # fmt: skip
 
@@ -118,47 +121,70 @@ def _are_own(containers: tuple[Any, ...]) -> bool:
     return True
 
 
-def _parameters(
-    x: Tensor, width: int, linear: tuple[nn.Module, ...], norms: tuple[nn.Module, ...]
-) -> list[tuple[Tensor, Tensor | None]] | None:
-    """Weight and bias of every linear layer and LayerNorm; None where one is more than these, or does not fit x.
-
-    width: of all heads together.
-    """
-    if type(x) is not Tensor or x.layout is not _STRIDED or x.is_nested or x.dim() != 2 or x.dtype not in _DTYPES:
-        return None
-    if autocast_dtype(x) not in (None, x.dtype):
-        return None
-    hidden_size, device = x.shape[1], x.device
-    first, up = linear[0]._parameters.get("weight"), linear[4]._parameters.get("weight")
-    if first is None or up is None or up.dim() != 2:
-        return None
-    dtype = first.dtype
-    if dtype is not x.dtype and not (dtype is torch.float32 and x.dtype in _HALF):
-        return None
-    into, wide, of_norm = (width, hidden_size), (len(up), hidden_size), (hidden_size,)
-    shapes = (into, into, into, into[::-1], wide, wide[::-1], of_norm, of_norm)
-    found: list[tuple[Any, Any]] = []
-    for layer, shape in zip((*linear, *norms), shapes, strict=True):
+def _parameters(layers: tuple[nn.Module, ...]) -> tuple[Tensor | None, ...] | None:
+    """Weight and bias of every linear layer and LayerNorm; None where one is more than these."""
+    found: list[Any] = []
+    for layer, kinds in zip(layers, _KINDS, strict=True):
         own = layer._parameters
-        weight: Any = own.get("weight")
-        bias: Any = own.get("bias")
         if (
-            (type(layer) is not nn.Linear if len(shape) == 2 else type(layer) not in _NORMS or bias is None)
+            type(layer) not in kinds
             or layer._forward_hooks
             or layer._forward_pre_hooks
             or layer._backward_hooks
             or layer._backward_pre_hooks
-            or type(weight) not in _PLAIN
-            or _memory_of(weight) != (dtype, device, shape, _STRIDED)
+            or "weight" not in own
             or "bias" not in own
-            or (
-                bias is not None
-                and (type(bias) not in _PLAIN or _memory_of(bias) != (dtype, device, shape[:1], _STRIDED))
-            )
         ):
             return None
-        found.append((weight, bias))
-    if not (found[0][1] is None) == (found[1][1] is None) == (found[2][1] is None):
+        found += own["weight"], own["bias"]
+    return tuple(found)
+
+
+class _Form(NamedTuple):
+    """What the parameters of a layer have in common."""
+
+    dtype: torch.dtype
+    device: torch.device
+    width: int  # of all heads together
+    hidden_size: int
+
+
+def _form(group: tuple[Tensor | None, ...]) -> _Form | None:
+    """The form of weights and biases, as `_parameters` gives them; None where they do not go together."""
+    first, up = group[0], group[10]
+    if type(first) not in _PLAIN or type(up) not in _PLAIN or first.dim() != 2 or up.dim() != 2:  # type: ignore[union-attr]
         return None
-    return found
+    dtype, device, (width, hidden_size), wide = first.dtype, first.device, first.shape, len(up)  # type: ignore[union-attr,arg-type]
+    into, of_norm = (width, hidden_size), (hidden_size,)
+    shapes = (into, into, into, into[::-1], of_norm, (wide, hidden_size), (hidden_size, wide), of_norm)
+    for weight, bias, shape in zip(group[::2], group[1::2], shapes, strict=True):
+        if type(weight) not in _PLAIN or _memory_of(weight) != (dtype, device, shape, _STRIDED):
+            return None
+        if bias is None:
+            if len(shape) == 1:
+                return None
+        elif type(bias) not in _PLAIN or _memory_of(bias) != (dtype, device, shape[:1], _STRIDED):
+            return None
+    if not (group[1] is None) == (group[3] is None) == (group[5] is None):
+        return None
+    return _Form(dtype, device, width, hidden_size)
+
+
+_form_of = Remembered(_form)
+
+
+def _fits(x: Tensor, form: _Form | None, width: int) -> bool:
+    """Whether the layer's op takes x beside parameters of this form."""
+    return (
+        form is not None
+        and type(x) is Tensor
+        and x.layout is _STRIDED
+        and not x.is_nested
+        and x.dim() == 2
+        and (x.dtype is form.dtype or (form.dtype is torch.float32 and x.dtype in _HALF))
+        and form.dtype in _DTYPES
+        and autocast_dtype(x) in (None, x.dtype)
+        and x.shape[1] == form.hidden_size
+        and x.device == form.device
+        and form.width == width
+    )

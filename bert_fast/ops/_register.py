@@ -71,11 +71,19 @@ class Op:
             if is_watched() or not are_plain(arguments):
                 return self._dispatch(*arguments)
             if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
-                for one in arguments:
-                    if type(one) is Tensor and _is_dead_wrapper(one):
-                        return self._dispatch(*arguments)
                 return self._apply(*arguments)
             return self._implementation(*arguments)
+        except torch.OutOfMemoryError as error:
+            name_call(error, self._short_name, arguments)
+            raise
+
+    def around(self, needs_gradients: bool, *arguments: Any) -> Any:
+        """As a call, for who knows that nobody watches and all arguments are plain.
+
+        needs_gradients: whether gradients are recorded, and any of the arguments requires one.
+        """
+        try:
+            return self._apply(*arguments) if needs_gradients else self._implementation(*arguments)
         except torch.OutOfMemoryError as error:
             name_call(error, self._short_name, arguments)
             raise
@@ -174,11 +182,14 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 
 def are_plain(arguments: tuple[Any, ...]) -> bool:
-    """Whether all tensors are memory that can be read as it is, led by one that is not on the meta device."""
+    """Whether all tensors are memory that can be read as it is, led by one that is not on the meta device.
+
+    Not those that `torch.func` has left behind, either.
+    """
     if not _PLAIN_TYPES.issuperset(map(type, arguments)):
         return False
     for argument in arguments:
-        if type(argument) is Tensor and (argument.is_neg() or argument._is_zerotensor()):
+        if type(argument) is Tensor and (argument.is_neg() or argument._is_zerotensor() or _is_dead_wrapper(argument)):
             return False
     return not arguments[0].is_meta
 

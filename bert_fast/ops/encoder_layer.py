@@ -5,6 +5,7 @@ this op where nobody looks inside a layer, and everywhere else the ops that it c
 """
 
 import functools
+import operator
 from collections.abc import Callable, Set
 from types import ModuleType
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _any_requires_grad
+from torch._C._autograd import _profiler_enabled
 
 from bert_fast.backend import OpSpec, implementation
 from bert_fast.checks import check_choice, check_count, check_dropout_p, check_ids, check_site
 from bert_fast.errors import BackendError
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
 from bert_fast.ops._define import define
+from bert_fast.ops._register import are_plain
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
 from bert_fast.ops.packing import check_offsets
@@ -26,6 +29,10 @@ from bert_fast.reference.encoder_layer import BEFORE_MLP, BEFORE_OUTPUT, OF_MLP,
 
 __all__ = ["encoder_layer_of_model", "is_whole"]
 
+_OF_CALL = ("rows", "cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k", "sequence_order", "seed")
+_not_parameters = operator.itemgetter(
+    *[place for place, name in enumerate(EncoderLayer._fields) if name in ("x", *_OF_CALL)]
+)
 _PARTS = ("qkv_projection", "linear", "attention", "dropout_add_layer_norm", "mlp", "encoder_layer")
 
 
@@ -40,10 +47,15 @@ def is_whole(x_device: torch.device, dtype: torch.dtype, hidden_size: int, head_
 
 
 def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
-    """y [M, H]. given: the fields of `EncoderLayer` but the last three, as they fit: `modules.whole_layer` looks."""
+    """y [M, H]. given: the fields of `EncoderLayer` but the last three, as they fit: `modules.whole_layer` looks.
+
+    Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here.
+    """
     x, of_attention, of_mlp = given[0], given[9:11], given[15:17]
     saves = what_is_saved(x, *of_attention), what_is_saved(x, *of_mlp)
     keeps = torch.is_grad_enabled() and _any_requires_grad(*given[:17])
+    if are_plain(_not_parameters(given)) and not _profiler_enabled():
+        return _op.around(keeps, *given, *saves, keeps, backend)[0]
     return _op(*given, *saves, keeps, backend)[0]
 
 
@@ -138,7 +150,6 @@ _READ_OF_NORM = {"input": ("h", "mean"), "output": ("y",), "device": ("h", "mean
 _READ_OF_ATTENTION_NORM = {
     "input": ("attention_h", "attention_mean"), "output": ("z",), "device": ("attention_h", "attention_mean", "z"),
 }  # fmt: skip
-_OF_CALL = ("rows", "cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k", "sequence_order", "seed")
 _WITH_A_CHOICE = frozenset((*Saved._fields, *_OF_CALL, "x", "y"))
 _OUTPUTS = {
     "y": "x M H", "qkv": "x T 3N", "q": "x M N", "kv": "x T 2N", "out": "x M N", "lse": "s num_heads M", "z": "x M H",

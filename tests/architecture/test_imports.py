@@ -14,7 +14,7 @@ PACKAGE = ROOT / "bert_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a folder of bert_fast or a file directly in it. part -> the other parts that it may import.
-BASE = {"_version", "checks", "devices", "env", "errors", "files", "native", "storage", "terminal"}
+BASE = {"_version", "checks", "devices", "env", "errors", "files", "native", "remembered", "storage", "terminal"}
 OPS = BASE | {"backend", "reference"}
 MODULES = OPS | {"ops"}
 MODELS = MODULES | {"modules", "optim"}
@@ -31,6 +31,7 @@ ALLOWED = {
     "terminal": set(),
     "checks": {"errors", "env"},
     "devices": {"env"},
+    "remembered": set(),
     "storage": {"errors", "env"},
     "native": {"errors", "env"},
     "reference": {"errors", "checks"},
