@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import graphs
+from bert_fast.graphs import encoders, steps
 from bert_fast.models.packed import PackedBertModel
 from bert_fast.modules import call
 from bert_fast.ops.packing import Packing
@@ -100,6 +101,7 @@ class RecordedGraph:
     def __init__(self) -> None:
         self.recorder: _Recorder | None = None
         self.own: list[Tensor] = []
+        self.reads: set[int] = set()
 
     def pool(self) -> str:
         return "pool"
@@ -107,9 +109,12 @@ class RecordedGraph:
     def replay(self) -> None:
         assert self.recorder is not None
         RecordedGraph.num_replays += 1
-        for graph in RecordedGraph.all:  # one memory for all of them
+        for graph in RecordedGraph.all:  # one memory for all of them, but for what this one reads of another
             for tensor in graph.own:
-                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+                if _storage(tensor) in self.reads:
+                    continue
+                with torch.inference_mode(tensor.is_inference()):
+                    tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
         with torch.no_grad():
             for func, args, kwargs, noted in self.recorder.calls:
                 outputs = func(*args, **kwargs)
@@ -133,15 +138,18 @@ def _graph(graph: RecordedGraph, **options: Any) -> Iterator[None]:
         recorder.undo()
     graph.recorder = recorder
     outputs = {_storage(t): t for *_, outs in recorder.calls for t in _tensors(outs) if _storage(t) in recorder.made}
+    graph.reads = {
+        _storage(t) for _, args, kwargs, _ in recorder.calls for t in _tensors((args, kwargs))
+    } - recorder.made
     graph.own = [t for t in outputs.values() if t._base is None]
     RecordedGraph.all.append(graph)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`CapturedStep` works on a CPU from here on."""
+    """`CapturedStep` and `EncoderGraphs` work on a CPU from here on."""
     monkeypatch.setattr(RecordedGraph, "all", [])
     monkeypatch.setattr(RecordedGraph, "num_replays", 0)
-    for module in (graphs, distributed):
+    for module in (encoders, steps, distributed):
         monkeypatch.setattr(module, "check_device", lambda name, device: None)
     monkeypatch.setattr(gradients, "_is_capturing", lambda: bool(_capturing))
     monkeypatch.setattr(call, "_layout", _layout)
@@ -163,5 +171,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", _graph)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(encoders, "_is_capturing", lambda x: bool(_capturing))
+    monkeypatch.setattr(encoders, "_side_stream", lambda device: None)
+    monkeypatch.setattr(encoders, "_warm_up", lambda stream, captured, device: captured.warm_up())
     monkeypatch.setattr(graphs.CapturedStep, "_warm_up", lambda self, inputs: self.step(inputs))
     monkeypatch.setattr(graphs.CapturedStep, "_side_stream", lambda self: None)

@@ -63,7 +63,7 @@ def _sum(a: Embedding) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
 
 def _add_rows(h: Tensor, ids: Tensor, table: Tensor) -> None:
     """h += table[ids]; on the CPU by chunks, so that what is looked up stays in the cache instead of fresh memory."""
-    if not _is_on_cpu(h):
+    if len(h) <= _CHUNK_TOKENS or not _is_on_cpu(h):
         h += F.embedding(ids, table)
         return
     for part, part_ids in zip(h.split(_CHUNK_TOKENS), ids.split(_CHUNK_TOKENS), strict=True):

@@ -22,6 +22,7 @@ from bert_fast.huggingface import containers, heads, token_heads, word_heads
 from bert_fast.huggingface.containers import FusedContainer, clear_sites, set_sites
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import FusedBertModel
+from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.projections import JoinedProjections
 
 __all__ = ["MODELS", "PARTS", "fused_class", "join_projections", "original_class", "swap_in", "swap_out"]
@@ -139,9 +140,16 @@ def swap_out(model: nn.Module) -> None:
             raise ValueError(f"model: expected classes that fuse made, got {type(module).__name__} derived from one")
     for attention in _attentions(model):
         attention._separate_memory()
+    for encoder in encoders(model):
+        vars(encoder).pop("graphs", None)
     for module in fused:
         clear_sites(module)
         _change_class(module, original_class(type(module)))
+
+
+def encoders(model: nn.Module) -> list[Any]:
+    """The fused stacks of layers inside."""
+    return [one for one in model.modules() if isinstance(one, FusedContainer) and isinstance(one, PackedEncoder)]
 
 
 def join_projections(model: nn.Module) -> None:

@@ -1,15 +1,19 @@
 """fuse and unfuse: a model's classes change, and nothing else."""
 
+import copy
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from torch import nn
+
+from bert_fast.graphs import Budget, EncoderGraphs
 
 __all__ = ["fuse", "unfuse", "why_not"]
 
 _M = TypeVar("_M", bound=nn.Module)
 
 
-def fuse(model: _M) -> _M:
+def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     """Makes every BERT of `transformers` inside a model fast, in place.
 
     Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of BertModel,
@@ -20,18 +24,26 @@ def fuse(model: _M) -> _M:
 
     model: any module that has a `transformers.BertModel` inside: one with a head, of an Auto class, of
         sentence-transformers, of a class derived from these.
+    graphs: budgets of tokens (`bert_fast.graphs.Budget`; `graphs.budgets_for` chooses them) for which the layers are
+        captured as CUDA graphs, forward and backward, and replayed whoever calls the model
+        (`bert_fast.graphs.EncoderGraphs` says when). Fusing again with other budgets replaces them; None: as it was.
     Returns: model.
 
     Raises:
-        TypeError: model is no module.
-        ValueError: no BERT of transformers is inside.
+        TypeError: model is no module, or an entry of graphs no Budget.
+        ValueError: no BERT of transformers is inside, or no budget in graphs.
+        BackendError: graphs without a CUDA device.
     """
-    from bert_fast.huggingface.classes import join_projections, swap_in
+    from bert_fast.huggingface.classes import encoders, join_projections, swap_in
 
     _check_module(model)
+    made = None if graphs is None else EncoderGraphs(graphs)
     if not swap_in(model):
         raise ValueError(f"model: expected a transformers.BertModel inside, got a {type(model).__name__} without one")
     join_projections(model)
+    if made is not None:
+        for encoder in encoders(model):
+            encoder.graphs = copy.deepcopy(made)
     return model
 
 

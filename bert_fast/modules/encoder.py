@@ -1,7 +1,7 @@
 """The stack of layers, and which of them run again in backward."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,9 +26,19 @@ class PackedEncoder:
     training: bool
     checkpoint_every = 0
     checkpoint_arguments = CHECKPOINT_ARGUMENTS
+    # Replays the layers where it can: (encoder, x, call) -> y or None, as `bert_fast.graphs.EncoderGraphs`.
+    graphs: Callable[["PackedEncoder", Tensor, Call], Tensor | None] | None = None
 
     def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """x [T, H], memory [Tm, H] or None, to [T, H], or [M, H] where the call names rows."""
+        if self.graphs is not None and memory is None:
+            y = self.graphs(self, x, call)
+            if y is not None:
+                return y
+        return self.run_layers(x, memory, call=call)
+
+    def run_layers(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
+        """`forward_packed`, each layer called."""
         layers = list(self.layer)
         # What a layer writes down in passing, it must not write twice.
         runs_again = self.training and self.checkpoint_every and call.cache is None and call.attentions is None

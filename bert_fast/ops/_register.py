@@ -56,7 +56,7 @@ class Op:
         declaration = declaration or function  # whose signature the schema is made of
         self._qualified_name, self._short_name = f"{_NAMESPACE}::{name}", name
         self._name = f"{_NAMESPACE}.{name}"  # in messages
-        self._implementation = function
+        self._implementation = self._run = function
         self._check = checker(declaration, tensors, check)
         self._formula: type[torch.autograd.Function] | None = None
         _library.define(name + torch.library.infer_schema(declaration, mutates_args=mutates_args))
@@ -78,12 +78,12 @@ class Op:
             raise
 
     def around(self, needs_gradients: bool, *arguments: Any) -> Any:
-        """As a call, for who knows that nobody watches and all arguments are plain.
+        """As a call, for who knows that nobody watches and all arguments are plain; outputs may be None.
 
         needs_gradients: whether gradients are recorded, and any of the arguments requires one.
         """
         try:
-            return self._apply(*arguments) if needs_gradients else self._implementation(*arguments)
+            return self._apply(*arguments) if needs_gradients else self._run(*arguments)
         except torch.OutOfMemoryError as error:
             name_call(error, self._short_name, arguments)
             raise
@@ -139,7 +139,7 @@ class Op:
         is called there in place of the op's implementation; its outputs may be None.
         """
         torch.library.register_autograd(self._qualified_name, backward, setup_context=setup_context, lib=_library)
-        implementation = run or self._implementation
+        implementation = self._run = run or self._implementation
 
         def forward(ctx: Any, *arguments: Any) -> Any:
             output = implementation(*arguments)

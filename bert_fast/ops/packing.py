@@ -99,9 +99,9 @@ class Packing:
         if not isinstance(device, torch.device):
             device = _as_device(device)
         cu_seqlens = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * length
-        rows = torch.arange(batch_size, dtype=torch.int32, device=device)
-        positions = torch.arange(length, dtype=torch.int32, device=device)
-        coords = torch.stack((rows.repeat_interleave(length), positions.repeat(batch_size)), dim=1)
+        rows = torch.arange(batch_size, dtype=torch.int32, device=device).unsqueeze(1).expand(batch_size, length)
+        positions = torch.arange(length, dtype=torch.int32, device=device).expand(batch_size, length)
+        coords = torch.stack((rows, positions), dim=2).view(batch_size * length, 2)
         return cls(cu_seqlens, length, coords, None, (batch_size, length))
 
     @classmethod
@@ -171,10 +171,10 @@ class Packing:
             raise ValueError(f"x: expected tokens [T, H], got shape {list(x.shape)}")
         if not torch.compiler.is_compiling() and not x.shape[0]:  # compiled graphs must not ask for T
             return x.new_zeros((self.num_sequences, *x.shape[1:]))
+        if self.indices is None and self.padded_shape is not None:
+            return x.unflatten(0, self.padded_shape)[:, 0].contiguous()  # no padding: no sequence is empty
         starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:]
         first = x.index_select(0, starts.clamp(max=x.shape[0] - 1))
-        if self.indices is None and self.padded_shape is not None:
-            return first  # no padding: no sequence is empty
         return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
 
     def _check_sizes(self, x: Tensor, sizes: tuple[int, ...]) -> None:

@@ -52,13 +52,18 @@ def op_by_op() -> Iterator[None]:
 def counted() -> Iterator[list[tuple[Any, ...]]]:
     """What the op was given."""
     calls: list[tuple[Any, ...]] = []
-    original = encoder_layer._op.__call__
+    op = encoder_layer._op
 
-    def note(*given: Any) -> Any:
-        calls.append(given)
-        return original(*given)
+    class Noting:
+        def __call__(self, *given: Any) -> Any:
+            calls.append(given)
+            return op(*given)
 
-    with mock.patch.object(encoder_layer, "_op", note):
+        def around(self, needs_gradients: bool, *given: Any) -> Any:
+            calls.append(given)
+            return op.around(needs_gradients, *given)
+
+    with mock.patch.object(encoder_layer, "_op", Noting()):
         yield calls
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import bert_fast
 from bert_fast import BertConfig, BertForMaskedLM, graphs, optim
 from bert_fast.errors import BackendError
+from bert_fast.graphs import steps
 from bert_fast.testing.tolerances import RELATIVE
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
@@ -290,7 +291,7 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", capturing)
     monkeypatch.setattr(torch.cuda, "device", on_device)
-    monkeypatch.setattr(graphs, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
+    monkeypatch.setattr(steps, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
     monkeypatch.setattr(graphs.CapturedStep, "_warm_up", lambda self, inputs: self.step(inputs))
     monkeypatch.setattr(graphs.CapturedStep, "_side_stream", lambda self: None)
     return FakeGraph.steps
@@ -406,7 +407,7 @@ def test_one_stream_warms_up_and_captures(without_cuda: list[Any], monkeypatch: 
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     buffers = graphs.TokenBuffers
-    monkeypatch.setattr(graphs, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
+    monkeypatch.setattr(steps, "TokenBuffers", lambda budget, batch, device, fill: buffers(budget, batch, "cpu", fill))
     step = graphs.CapturedStep(lambda batch: None, [BUDGET], num_warmup=2)
     for _ in range(4):
         step(packed(2, 3))
