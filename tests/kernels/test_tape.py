@@ -118,8 +118,6 @@ def test_parameters_in_one_block_are_read_where_they_are(kernels):  # type: igno
 
 
 def test_parameters_may_change_between_calls(kernels):  # type: ignore[no-untyped-def]
-    """The same objects, elsewhere or laid out in another way."""
-
     def look(what: str) -> None:
         with torch.no_grad():
             assert same(kernels.encoder_layer_fwd(a), kernels._OPS.forward(a)), what
