@@ -1,6 +1,7 @@
 """`make gpu`: all that a GPU is needed for, within nine minutes, the most important first; needs no network.
 
     python -m benchmarks.gpu [--results FOLDER] [--commit HASH] [--minutes N] [--parts NAMES] [--families NAMES]
+    python -m benchmarks.gpu --ptxas FILE        what compares, once more by kernels that another ptxas has made
 
 Every part runs in processes of its own (a kernel that crashes the device's context takes its own process with it) and
 has a budget; what an earlier part does not use goes to those after it, so a part always has at least its budget. A
@@ -24,6 +25,7 @@ from benchmarks.gpu import status
 from benchmarks.gpu.driver import Part, Process, run_parts, say
 from benchmarks.gpu.run import Run, chosen, probe
 from benchmarks.gpu.summary import summary
+from benchmarks.kit.assembler import use_assembler
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, slug
 
 RESERVE_S = 20  # for starting and for the summary
@@ -37,6 +39,10 @@ NEEDS = {
     "peers": ("time",),
     "tiles": ("verify",),
 }
+
+
+# What compares and times nothing: all that another ptxas than Triton's own is asked for.
+COMPARING = "verify,tests"
 
 
 def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Part]:
@@ -118,12 +124,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything; budgets are scaled to it")
     parser.add_argument("--parts", help="some only, separated by commas, and those that they need")
     parser.add_argument("--families", help="kernel cases of some families only, separated by commas")
+    parser.add_argument("--ptxas", type=Path, help="make kernels by this one; runs " + COMPARING)
     options = parser.parse_args(arguments)
+    names, made_by = options.parts, {}
+    if options.ptxas is not None:
+        names = ",".join(chosen("parts with --ptxas", names, COMPARING.split(",")))
+        made_by = {"ptxas": use_assembler(options.ptxas)}
     found = probe(options.commit)
     if found is None:
         print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
         return 1
     environment, counts = found
+    environment |= made_by
     families = {name: counts[name] for name in chosen("families", options.families, counts)}
     options.results.mkdir(parents=True, exist_ok=True)
     name = slug(environment["gpu"])
@@ -133,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, open(options.results / f"{name}.log", "w", encoding="utf-8") as log:
         run_file = Path(folder) / "run.json"
         Run(str(recorder.path), environment).write(run_file)
-        parts = some(parts_of(run_file, families, os.cpu_count() or 1), options.parts)
+        parts = some(parts_of(run_file, families, os.cpu_count() or 1), names)
         share = (60 * options.minutes - RESERVE_S) / sum(part.budget_s for part in parts)
         scaled = [replace(part, budget_s=part.budget_s * share) for part in parts]
         lines = run_parts(scaled, recorder, log)

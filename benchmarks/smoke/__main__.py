@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.families import family_names
 from benchmarks.gpu.run import CACHE_VARIABLES
+from benchmarks.kit.assembler import use_assembler
 from benchmarks.kit.record import RESULTS, ROOT, Recorder, read_lines, slug
 from benchmarks.smoke.case import WHOLE
 from benchmarks.smoke.report import GOOD, case_text, environment_line, kernel_table, verdict
@@ -135,7 +136,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", default="smoke", choices=("smoke", "small"), help="of the cases")
     parser.add_argument("--case-seconds", type=float, default=CASE_S, help="after which a case hangs; %(default)s")
     parser.add_argument("--jobs", type=int, default=max(2, os.cpu_count() or 1), help="processes at once")
+    parser.add_argument("--ptxas", type=Path, help="make kernels by this one instead of Triton's own")
     options = parser.parse_args(arguments)
+    if options.ptxas is not None:
+        use_assembler(options.ptxas)
     known = in_order([WHOLE, *family_names()])
     families = options.families.split(",") if options.families else known
     if wrong := [name for name in families if name not in known and "." not in name]:

@@ -41,8 +41,8 @@ def _environment(device: str, commit: str | None) -> dict[str, Any] | None:
         return None
     found = gpu_environment("cuda" if device == "cuda" else "cpu", commit)
     capability = ptxas = None
-    if device == "cuda" and torch.version.hip is None:
-        major, minor = torch.cuda.get_device_capability()
+    if device.startswith("sm_") or (device == "cuda" and torch.version.hip is None):
+        major, minor = torch.cuda.get_device_capability() if device == "cuda" else (int(device[3:-1]), int(device[-1]))
         capability = f"{major}.{minor}"
         ptxas = (assembler((major, minor)) or "").removeprefix("ptxas ") or None
     return found | {"capability": capability, "ptxas": ptxas}

@@ -253,6 +253,17 @@ def test_caches_of_compilers_lie_below_the_project_unless_said_otherwise(monkeyp
     assert "TRITON_INTERPRET" not in environment
 
 
+@pytest.mark.parametrize("target", ["gpu", "gpu-smoke", "gpu-sanitize"])
+def test_the_folder_of_results_may_be_an_environment_variable(target: str) -> None:
+    command = ["make", "-n", target]
+    said = subprocess.run(command, cwd=ROOT, env=os.environ | {"RESULTS_DIR": "else/where"}, capture_output=True,
+                          text=True, check=True).stdout  # fmt: skip
+    assert "--results else/where" in said
+    named = subprocess.run([*command, "RESULTS_DIR=there"], cwd=ROOT, env=os.environ | {"RESULTS_DIR": "else/where"},
+                           capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert "--results there" in named
+
+
 def test_every_file_with_gpu_tests_is_run() -> None:
     assert "tests/kernels/test_dropout_add_layer_norm_gpu.py" in gpu.gpu_test_files()
 

@@ -1,0 +1,82 @@
+"""`--ptxas`: kernels by another assembler than Triton's own, and what is none."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.driver import Part, Process
+from benchmarks.kit.assembler import VARIABLES, use_assembler
+from benchmarks.kit.record import read_lines
+from bert_fast.devices import assembler
+from tests.benchmarks.test_smoke_cases import over_null_driver
+
+pytest.importorskip("triton")
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user has them: none; whatever a test sets is gone after it."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.slow
+def test_smoke_over_the_null_driver_by_another(tmp_path: Path) -> None:
+    """One that takes down what it is called with: it makes the kernel, which fits and launches."""
+    own = (assembler((9, 0)) or "").split(" at ")[1]
+    calls = tmp_path / "calls"
+    other = script(tmp_path / "ptxas", f"echo \"$@\" >> '{calls}'\n'{own}' \"$@\" && echo another >> /dev/stderr")
+    said = over_null_driver(
+        "benchmarks.smoke", "--device", "sm_90", "--families", "dropout", "--results", str(tmp_path),
+        "--seconds", "600", "--ptxas", str(other), TRITON_CACHE_DIR=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert said.splitlines()[-1] == "all is green: 1 cases green, 1 kernels launched"
+    assert "--gpu-name=sm_90a" in calls.read_text()
+    (line,) = read_lines(tmp_path / "smoke-sm-90.jsonl")
+    assert line["ptxas"].endswith(f" at {other}") and line["capability"] == "9.0" and f"ptxas {line['ptxas']}" in said
+
+
+def test_both_variables_name_it(tmp_path: Path) -> None:
+    other = script(tmp_path / "ptxas", "echo 'Cuda compilation tools, release 13.4, V13.4.1'")
+    assert use_assembler(Path(os.path.relpath(other))) == f"13.4 at {other}"
+    assert {os.environ[name] for name in VARIABLES} == {str(other)}
+
+
+@pytest.mark.parametrize("text", [None, "exit 1", "echo GNU assembler 2.40"], ids=["missing", "fails", "another tool"])
+def test_what_is_no_assembler_is_named(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "ptxas" if text is None else script(tmp_path / "ptxas", text)
+    with pytest.raises(SystemExit, match=f"^--ptxas: expected a ptxas.*, got {path}"):
+        use_assembler(path)
+    assert not set(VARIABLES) & set(os.environ)
+
+
+def test_only_what_compares_runs_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = script(tmp_path / "ptxas", "echo 'release 13.4'")
+    seen = tmp_path / "seen"
+
+    def parts(*_: object) -> list[Part]:
+        code = f"import os; print(os.environ['{VARIABLES[0]}'], file=open({str(seen)!r}, 'a'))"
+        return [
+            Part(name, 60.0, (Process(name, (sys.executable, "-c", code)),)) for name in ("verify", "tests", "time")
+        ]
+
+    monkeypatch.setattr(gpu, "probe", lambda commit: ({"run": "r", "gpu": "g"}, {"attention": 1}))
+    monkeypatch.setattr(gpu, "parts_of", parts)
+    command = ["--results", str(tmp_path), "--ptxas", str(other)]
+    with pytest.raises(SystemExit, match="--parts with --ptxas: expected some of verify,tests, got time"):
+        gpu.main([*command, "--parts", "verify,time"])
+    assert gpu.main(command) == 0
+    lines = list(read_lines(tmp_path / "g.jsonl"))
+    assert [line["part"] for line in lines] == ["verify", "tests"]
+    assert {line["ptxas"] for line in lines} == {f"13.4 at {other}"}
+    assert seen.read_text().split() == [str(other)] * 2
