@@ -63,7 +63,7 @@ def _print_host(only: str, rounds: int) -> None:
             differences = {part: zip(few[kind][part], many[kind][part], strict=True) for part in PARTS[:2]}
             layer = {part: [(more - less) / 11 for less, more in pairs] for part, pairs in differences.items()}
             _print_times(f"a layer of these, {precision}", kind, layer)
-    _time("BertForSequenceClassification", "autocast", 2, kinds, only, rounds)
+    _time("BertForSequenceClassification", "autocast", 12, kinds, only, rounds)
 
 
 def _time(name: str, precision: str, layers: int, kinds: list[str], only: str, rounds: int) -> dict[str, Times]:
@@ -75,7 +75,16 @@ def _time(name: str, precision: str, layers: int, kinds: list[str], only: str, r
     )  # fmt: skip
     for kind, parts in times.items():
         _print_times(label, kind, parts)
+    for kind in kinds[:-1] if len(kinds) > 1 else ():
+        _print_ratios(label, kind, times[kind], times[kinds[-1]])
     return times
+
+
+def _print_ratios(label: str, kind: str, ours: Times, theirs: Times) -> None:
+    """Of the least times to transformers'."""
+    of = {"forward": PARTS[:1], "both passes": PARTS[:2], "whole step": PARTS}
+    ratios = {name: sum(ours[part][0] for part in of[name]) / sum(theirs[part][0] for part in of[name]) for name in of}
+    print(f"  {kind} to transformers: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
 
 
 def _print_times(label: str, kind: str, parts: Times) -> None:
