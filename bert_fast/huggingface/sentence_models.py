@@ -95,9 +95,7 @@ class _PackingModel(FusedAround):
             yield "hooks are registered at the model"
         yield from _reasons_of_texts(self[0])  # type: ignore[index]
 
-    for _method in (_inference, preprocess, forward):
-        _method.is_ours = True  # type: ignore[attr-defined]
-    del _method
+    _inference.is_ours = preprocess.is_ours = forward.is_ours = True  # type: ignore[attr-defined]
 
 
 class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
