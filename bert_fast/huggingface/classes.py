@@ -8,10 +8,12 @@ fused class between itself and its base:
     transformers' BertModel          <- FusedBertModel (in `models.py`) <- its fused class (made here)
     class Sub(BertModel), theirs     <- Sub(Sub, the fused class of BertModel)    (made here, once)
 
-so what Sub overrides stays in force, and what it leaves to its base is fast.
+so what Sub overrides stays in force, and what it leaves to its base is fast. `around` says the same of models of
+sentence-transformers, which is never imported from here.
 """
 
 import copyreg
+import sys
 import threading
 from typing import Any
 
@@ -25,7 +27,7 @@ from bert_fast.huggingface.models import FusedBertModel
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.projections import JoinedProjections
 
-__all__ = ["MODELS", "PARTS", "fused_class", "join_projections", "original_class", "swap_in", "swap_out"]
+__all__ = ["MODELS", "PARTS", "around", "fused_class", "join_projections", "original_class", "swap_in", "swap_out"]
 
 MODELS: dict[type, type] = {
     hf.BertModel: FusedBertModel,
@@ -97,11 +99,28 @@ _originals: dict[type, type] = {fused: original for original, fused in _fused.it
 _lock = threading.Lock()
 
 
+def around() -> dict[type, type]:
+    """Models of sentence-transformers and what computes in their place; none unless version 6 or later is loaded."""
+    library = sys.modules.get("sentence_transformers")
+    if library is None or int(getattr(library, "__version__", "0").split(".")[0]) < 6:
+        return {}
+    from bert_fast.huggingface import sentence_models as models
+
+    return {
+        library.SentenceTransformer: models.FusedSentenceTransformer,
+        library.CrossEncoder: models.FusedCrossEncoder,
+    }
+
+
 def fused_class(cls: type) -> type | None:
     """The fused class of `cls`: itself where it is one, None where nothing in its ancestry has one."""
     if issubclass(cls, Fused):
         return cls
     with _lock:
+        for original, computing in around().items():
+            if original not in _fused:
+                _fused[original] = _derived(original, (_ReplacementModel, computing), computing.__doc__)
+                _originals[_fused[original]] = original
         if cls not in _fused:
             base = next((ancestor for ancestor in cls.__mro__ if ancestor in _fused), None)
             if base is None:
@@ -122,9 +141,10 @@ def swap_in(model: nn.Module) -> bool:
     modules = list(model.modules())
     if not any(isinstance(module, hf.BertModel) for module in modules):
         return False
+    models = (hf.BertPreTrainedModel, *around())
     for module in modules:
         # A module of a class that somebody derived from transformers' stays, and is a reason, see `reasons`.
-        if type(module) in _fused or isinstance(module, hf.BertPreTrainedModel):
+        if type(module) in _fused or isinstance(module, models):
             _change_class(module, fused_class(type(module)))
     for module in modules:
         if isinstance(module, hf.BertEncoder):

@@ -19,7 +19,8 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of BertModel,
     of the modules inside it and of the models with a head change to subclasses which compute on packed tokens. Calls
     for which something speaks against that (`why_not` says what) run transformers' own code. Copies and pickles of the
-    model are fused as well. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
+    model are fused as well. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
+    scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
     before or after `.to`, loading, and the injection of PEFT's adapters.
 
     model: any module that has a `transformers.BertModel` inside: one with a head, of an Auto class, of
@@ -67,11 +68,12 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
     """Why calls of a model run transformers' own code, one line a reason; empty where they are packed.
 
     inputs: arguments of BertModel.forward, such as output_attentions=True; without any, only what lies in the model
-        and its configuration is listed.
+        and its configuration is listed, of one of sentence-transformers also what keeps it from packing texts.
 
     Raises:
         TypeError: model is no module.
     """
+    from bert_fast.huggingface.fused import FusedAround
     from bert_fast.huggingface.models import FusedBertModel
     from bert_fast.huggingface.reasons import module_reasons, reasons
 
@@ -80,6 +82,8 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
     if not berts:
         return [f"there is no fused BERT in this {type(model).__name__}: bert_fast.fuse was not called"]
     found = [reason for bert in berts for reason in (reasons(bert, inputs) if inputs else module_reasons(bert))]
+    if not inputs:
+        found += [reason for one in model.modules() if isinstance(one, FusedAround) for reason in one.reasons_around()]
     return list(dict.fromkeys(found))
 
 

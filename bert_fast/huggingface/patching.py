@@ -40,16 +40,17 @@ def patch_transformers() -> Patch:
 
     That is whatever runs the constructor of its BERT classes or of classes derived from them: construction,
     from_pretrained, Auto classes, pipelines, models with a BERT as a part. Models that exist stay as they are, and
-    those made under the patch stay fused when it ends. Patching twice is fine: each patch is undone on its own.
+    those made under the patch stay fused when it ends. If sentence-transformers was imported before, its models as a
+    whole are among them. Patching twice is fine: each patch is undone on its own.
     Thread-safe.
     """
-    from bert_fast.huggingface.classes import MODELS
+    from bert_fast.huggingface.classes import MODELS, around
 
     patch = Patch()
     with _lock:
         if not _holders:
             cls: Any
-            for cls in MODELS:
+            for cls in (*MODELS, *around()):
                 _wrapped[cls] = cls.__init__, _fusing(cls.__init__)
                 cls.__init__ = _wrapped[cls][1]
         _holders.add(patch)

@@ -111,7 +111,6 @@ class StoredTokenizer(TokenDecoder):
             raise ValueError("push_to_hub: nothing is uploaded from here; save, then upload the directory")
         prefix = _prefix(filename_prefix)
         vocab = self._vocabulary.tokens
-        special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
         names: dict[str, Any] = dict(self.special_tokens_map)
         if self._extra:
             names["additional_special_tokens"] = self.extra_special_tokens
@@ -134,8 +133,12 @@ class StoredTokenizer(TokenDecoder):
         }
         if self._extra:
             config["additional_special_tokens"] = self.extra_special_tokens  # the name that transformers 4 knows too
-        state = tokenizer_json(vocab, self._added, self._engine_options, special)
-        return write_tokenizer(save_directory, vocab, state, config, names, prefix)
+        return write_tokenizer(save_directory, vocab, self.as_json(), config, names, prefix)
+
+    def as_json(self) -> dict[str, Any]:
+        """What tokenizer.json holds of it: all that decides which ids a text has, but for `never_split`."""
+        special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
+        return tokenizer_json(self._vocabulary.tokens, self._added, self._engine_options, special)
 
     def save_vocabulary(self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None) -> tuple[str]:
         """Writes vocab.txt into an existing directory; returns its path."""

@@ -1,0 +1,269 @@
+"""sentence-transformers' models around a fused encoder: texts stay packed from the tokenizer to their vectors.
+
+`encode` and `predict` are theirs; the batches that they make of texts are tokenized by `same_tokenizer` without padding
+where nothing speaks against it, and `forward` pools packed tokens, whether a batch came packed or padded.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
+
+from bert_fast.huggingface.fused import Fused, FusedAround
+from bert_fast.huggingface.heads import FusedBertForSequenceClassification
+from bert_fast.huggingface.models import encode_arguments, is_fused_bert
+from bert_fast.huggingface.reasons import is_watched, reasons
+from bert_fast.huggingface.same_tokenizer import same_tokenizer
+from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
+from bert_fast.modules.call import first_rows, first_tokens
+from bert_fast.tokenization import PackedBatch
+
+__all__ = ["FusedCrossEncoder", "FusedSentenceTransformer"]
+
+_PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
+_NO_LIMIT = int(1e20)  # transformers' own: a greater model_max_length is none
+_BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
+_FEWEST_TOKENS = 4  # [CLS], [SEP], [SEP] and a token
+
+
+class _OfTheOriginal:
+    """A class method of the class that a fused one replaces: other processes find it by that name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        replaced = next(cls for cls in owner.__mro__ if issubclass(cls, nn.Module) and not issubclass(cls, Fused))
+        return getattr(replaced, self._name)
+
+
+class _PackingModel(FusedAround):
+    """What both kinds of models have in common: batches of their own loops are packed."""
+
+    _modules: dict[str, Any]
+    _multi_process_worker = _OfTheOriginal()
+
+    def _inference(self, inputs: list[Any], **options: Any) -> Any:
+        """As sentence-transformers' own, on packed batches where nothing speaks against it."""
+        shows_vectors = options.get("output_value", "sentence_embedding") == "sentence_embedding"
+        if shows_vectors and next(self.reasons_around(), None) is None:
+            options[_PACK] = True
+        return super()._inference(inputs, **options)  # type: ignore[misc]
+
+    def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> Any:
+        """As sentence-transformers' own; padded, but for `_inference`."""
+        if kwargs.pop(_PACK, False) and not (prompt and self._leaves_prompts_out()):
+            batch = _packed(self[0], inputs, prompt, kwargs)  # type: ignore[index]
+            if batch is not None and not reasons(self._bert(), batch):
+                return batch
+        return super().preprocess(inputs, prompt=prompt, **kwargs)  # type: ignore[misc]
+
+    def forward(self, input: Any, **kwargs: Any) -> Any:
+        """As sentence-transformers' own."""
+        kwargs.pop(_PACK, None)
+        return super().forward(input, **kwargs)  # type: ignore[misc]
+
+    def _bert(self) -> Any:
+        """The BertModel inside."""
+        raise NotImplementedError
+
+    def _leaves_prompts_out(self) -> bool:
+        """Whether a vector is made without the prompt's tokens."""
+        return False
+
+    def _reasons_of_modules(self) -> Iterator[str]:
+        """Why calls are not packed up to the vectors, or scores."""
+        raise NotImplementedError
+
+    def reasons_around(self) -> Iterator[str]:
+        """Why texts are not packed from the tokenizer on: what lies in this model."""
+        found = list(self._reasons_of_modules())
+        yield from found
+        if found:
+            return
+        for name in ("_inference", "preprocess", "forward"):
+            if name in vars(self) or not getattr(getattr(type(self), name), "is_ours", False):
+                yield f"{name}: it is replaced"
+        if getattr(self, "_compiled_call_impl", None) is not None:
+            yield "the model is compiled"
+        if is_watched(self):  # type: ignore[arg-type]
+            yield "hooks are registered at the model"
+        yield from _reasons_of_texts(self[0])  # type: ignore[index]
+
+    _inference.is_ours = preprocess.is_ours = forward.is_ours = True  # type: ignore[attr-defined]
+
+
+class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
+    """Vectors of texts, pooled from packed tokens."""
+
+    def forward(self, input: Any, **kwargs: Any) -> Any:
+        """As sentence-transformers' own; takes packed features, too.
+
+        `token_embeddings` of what it returns are made when somebody looks at them.
+        """
+        is_own = kwargs.pop(_PACK, False)
+        if torch.compiler.is_compiling() or next(self._reasons_of_call(input, kwargs), None) is not None:
+            return super().forward(input, **kwargs)
+        bert = self._bert()
+        arguments = {name: value for name, value in input.items() if name not in _BESIDE}
+        if reasons(bert, arguments):
+            return super().forward(input, **kwargs)
+        pooling, *others = list(self._modules.values())[1:]
+        # Where nobody can ask for the tokens, of the last layer only the first ones' rows are computed.
+        is_first = is_own and pooling.pooling_mode == "cls" and all(map(_reads_vectors, others))
+        encoded = bert.encode(**encode_arguments(arguments), rows=first_rows if is_first else None)
+        records = torch.is_grad_enabled()
+
+        def tokens() -> Any:
+            with torch.set_grad_enabled(records):
+                return encoded.packing.unpack(encoded.hidden)
+
+        features = TokenFeatures(input, None if is_first else tokens)
+        if is_first:
+            features["sentence_embedding"] = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
+        else:
+            features["sentence_embedding"] = pool(encoded.hidden, encoded.packing, pooling.pooling_mode)
+        for module in others:
+            features = module(features)
+        input["sentence_embedding"] = features["sentence_embedding"]
+        return features
+
+    forward.is_ours = True  # type: ignore[attr-defined]
+
+    def _bert(self) -> Any:
+        return self[0].model
+
+    def _leaves_prompts_out(self) -> bool:
+        return not self[1].include_prompt
+
+    def _reasons_of_call(self, features: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._reasons_of_modules()
+        if features.get("modality", "text") != "text":
+            yield f"modality: {features['modality']!r}"
+        if "prompt_length" in features and self._leaves_prompts_out():
+            yield "include_prompt: the pooling leaves a prompt out"
+        for name, module in self._modules.items():
+            named = (self.module_kwargs or {}).get(name, [])
+            if any(key in named or key in getattr(module, "forward_kwargs", ()) for key in kwargs):
+                yield f"{name}: takes an argument of the call"
+
+    def _reasons_of_modules(self) -> Iterator[str]:
+        modules = list(self._modules.values())
+        if len(modules) < 2 or type(modules[0]) is not Transformer or type(modules[1]) is not Pooling:
+            yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer, Pooling, ..."
+            return
+        yield from _reasons_of_encoder(modules[0], "token_embeddings", "last_hidden_state")
+        yield from _reasons_of_module("pooling", modules[1])
+        if not is_fused_bert(modules[0].model):
+            yield f"the encoder is a {type(modules[0].model).__name__}, not a fused BertModel"
+        elif modules[0].model.config.output_hidden_states:
+            yield "config.output_hidden_states: the features hold those of all layers"
+
+
+class FusedCrossEncoder(_PackingModel, CrossEncoder):
+    """Scores of pairs of texts, on packed tokens."""
+
+    def _bert(self) -> Any:
+        return self[0].model.bert
+
+    def _reasons_of_modules(self) -> Iterator[str]:
+        modules = list(self._modules.values())
+        if len(modules) != 1 or type(modules[0]) is not Transformer:
+            yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer alone"
+            return
+        yield from _reasons_of_encoder(modules[0], "scores", "logits")
+        model = modules[0].model
+        if getattr(type(model), "forward", None) is not FusedBertForSequenceClassification.forward:
+            yield f"the model is a {type(model).__name__}, not a fused BertForSequenceClassification"
+        elif not is_fused_bert(model.bert) or is_watched(model.bert):
+            yield "bert: it is replaced, or hooks are registered"
+
+
+def _reasons_of_encoder(encoder: Any, output: str, of_model: str) -> Iterator[str]:
+    """Why a `Transformer` must be called on padded features; `output` is what it returns, `of_model` whence."""
+    yield from _reasons_of_module("transformer", encoder)
+    if is_watched(encoder.model) or "forward" in vars(encoder.model):
+        yield "the encoder's forward is replaced, or hooks are registered"
+    if encoder.module_output_name != output:
+        yield f"module_output_name: {encoder.module_output_name!r}"
+    if (encoder.modality_config or {}).get("text") not in _calls(of_model):
+        yield "modality_config: texts take another way through the encoder"
+    if encoder.model_forward_params is not None:
+        yield "model_forward_params: arguments of the encoder are filtered"
+
+
+def _calls(output: str) -> tuple[dict[str, Any], ...]:
+    """How a modality's configuration says that texts go through `forward`, of which `output` counts."""
+    return tuple({"method": "forward", "method_output_name": name} for name in (output, (output,), [output]))
+
+
+def _reasons_of_module(name: str, module: nn.Module) -> Iterator[str]:
+    if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
+        yield f"{name}: its forward is replaced"
+    if is_watched(module):
+        yield f"{name}: hooks are registered"
+
+
+def _reasons_of_texts(encoder: Any) -> Iterator[str]:
+    """Why a `Transformer` must tokenize."""
+    if "preprocess" in vars(encoder):
+        yield "transformer: its preprocess is replaced"
+    if list(encoder.modality_config) != ["text"]:
+        yield "modality_config: there are others than texts"
+    if encoder.processing_kwargs or encoder.query_expansion is not None or encoder.can_flatten_inputs:
+        yield "processing_kwargs, query_expansion, unpad_inputs: texts are prepared in another way"
+    if encoder.processor is not encoder.tokenizer or encoder.tokenizer is None:
+        yield f"processor: a {type(encoder.processor).__name__}, no tokenizer"
+    elif isinstance(reason := same_tokenizer(encoder.tokenizer), str):
+        yield f"tokenizer: {reason}"
+
+
+def _reads_vectors(module: nn.Module) -> bool:
+    """Whether a module behind the pooling is known to read nothing but its vectors."""
+    return type(module) in (Dense, Normalize) and module.module_input_name == "sentence_embedding"
+
+
+def _packed(encoder: Any, inputs: Any, prompt: str | None, kwargs: Mapping[str, Any]) -> PackedBatch | None:
+    """The packed batch of texts, or of pairs, which `encoder.preprocess` would pad; None where it must do it."""
+    if not inputs or any(value for name, value in kwargs.items() if name != "task"):
+        return None
+    is_paired = type(inputs[0]) is not str
+    if is_paired and not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in inputs):
+        return None
+    texts = [text for pair in inputs for text in pair] if is_paired else inputs
+    if not all(type(text) is str for text in texts) or not _is_encodable(texts):
+        return None
+    if is_paired:
+        inputs = [((prompt or "") + first, second) for first, second in inputs]
+    elif prompt:
+        inputs = [prompt + text for text in inputs]
+    theirs = encoder.tokenizer
+    tokenizer = same_tokenizer(theirs)
+    length = {"query": encoder.query_length, "document": encoder.document_length}.get(kwargs.get("task") or "")
+    length = theirs.model_max_length if length is None else length
+    if isinstance(tokenizer, str) or not isinstance(length, int) or length < _FEWEST_TOKENS:
+        return None
+    if theirs.pad_token is None:  # of which they have something to say
+        return None
+    is_cut = length <= _NO_LIMIT
+    batch = tokenizer.pack(inputs, max_length=length if is_cut else None)
+    # What a call of theirs leaves behind goes into its tokenizer.json.
+    cut = TruncationStrategy.LONGEST_FIRST if is_cut else TruncationStrategy.DO_NOT_TRUNCATE
+    theirs.set_truncation_and_padding(PaddingStrategy.LONGEST, cut, length, 0, None, None)
+    if "token_type_ids" not in theirs.model_input_names:
+        del batch["token_type_ids"]
+    return batch
+
+
+def _is_encodable(texts: list[str]) -> bool:
+    """Whether no text holds half of a surrogate pair, of which each tokenizer thinks its own."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
