@@ -28,7 +28,7 @@ from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["EmbeddingSource"]
+__all__ = ["EmbeddingSource", "text_groups"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class EmbeddingSource:
                     raise SourceError(f"{table.place(row)}: column {column!r}: expected a negative, got the positive")
         flat = [text for row in zip(*texts, strict=True) for text in row]
         sequences = Sequences.cached(cache_dir, tokenizer, flat, None, max_length)
-        return cls(tokenizer, texts, sequences, _groups(texts))
+        return cls(tokenizer, texts, sequences, text_groups(texts))
 
     @property
     def num_texts(self) -> int:
@@ -154,8 +154,8 @@ def _texts(table: Table, column: str) -> list[str]:
     return texts
 
 
-def _groups(texts: list[list[str]]) -> np.ndarray:
-    """See `EmbeddingSource.groups`: int64 [n, C]."""
+def text_groups(texts: Sequence[Sequence[str]]) -> np.ndarray:
+    """See `EmbeddingSource.groups`, int64 [n, C]; texts: C lists, queries first, then positives, then others."""
     parents: dict[tuple[str, str], tuple[str, str]] = {}
 
     def root(node: tuple[str, str]) -> tuple[str, str]:
