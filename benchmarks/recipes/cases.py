@@ -61,6 +61,7 @@ RECIPES = {
         Recipe("swag", "choice", ("accuracy",)),
         Recipe("search_en", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
         Recipe("search_zh", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
+        Recipe("rerank_en", "rerank", ("mrr@10", "ndcg@10", "map")),
     )
 }
 

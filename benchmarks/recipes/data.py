@@ -22,7 +22,8 @@ _SENTENCE_ENDS = {"en": r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\u201c])", "zh": r"(?<=[\u3
 def prepare(directory: Path = PREPARED) -> None:
     """Writes whatever is missing.
 
-    sms_{train,valid}.tsv, xquad_{train,valid}.json, search_{en,zh}_{train,valid}.jsonl, minilm, chinese_tiny.
+    sms_{train,valid}.tsv, xquad_{train,valid}.json, {search_en,search_zh,rerank_en}_{train,valid}.jsonl, minilm,
+    chinese_tiny.
 
     Raises:
         FileNotFoundError: the data, or the package of MiniLM, is not there.
@@ -34,6 +35,9 @@ def prepare(directory: Path = PREPARED) -> None:
         _questions_with_sentences(directory, language)
     if not (directory / "minilm").exists():
         (directory / "minilm").symlink_to(minilm(), target_is_directory=True)
+    for part in ("train", "valid"):
+        if not (directory / f"rerank_en_{part}.jsonl").exists():
+            _add_negatives(directory, part)
     if not (directory / "chinese_tiny").exists():
         _make_chinese_model(directory / "chinese_tiny")
 
@@ -89,6 +93,17 @@ def _sentences(text: str, language: str) -> list[tuple[int, str]]:
     ends = [match.end() for match in re.finditer(_SENTENCE_ENDS[language], text)]
     bounds = [0, *(end for end in ends if end < len(text)), len(text)]
     return [(start, text[start:end].strip()) for start, end in pairwise(bounds)]
+
+
+def _add_negatives(directory: Path, part: str) -> None:
+    """The sentences nearest to each English question but its own; to learn from, only where they are clearly others."""
+    from bert_fast.training.recipes import Embedder, Limits, mine
+
+    limits = Limits(relative_margin=0.05 if part == "train" else None)
+    embedder = Embedder.from_pretrained(directory / "minilm")
+    mined = mine(embedder, directory / f"search_en_{part}.jsonl", count=2, limits=limits)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in mined.rows)
+    _write(directory / f"rerank_en_{part}.jsonl", lines.encode())
 
 
 def _make_chinese_model(directory: Path) -> None:
