@@ -43,7 +43,7 @@ def _all(lines: Lines) -> str:
             runs = runs_of(recipe, side, lines)
             cells += [_spread([run["metrics"][metric] for run in runs]), _minutes(runs)]
         rows.append((f"[{recipe.name}](#{recipe.name})", metric, *cells))
-    header = ("recipe", "figure", "bert_fast", "CPU minutes", "transformers", "CPU minutes")
+    header = ("recipe", "figure", "bert_fast", "CPU minutes", "other side", "CPU minutes")
     return table(header, rows)
 
 
@@ -65,7 +65,7 @@ def _of_recipe(recipe: Recipe, lines: Lines) -> str:
 
 def _taken(lines: Lines) -> str:
     """What the figures depend on."""
-    found = facts(lines.values(), ("processor", "python", "torch", "transformers", "commit"))
+    found = facts(lines.values(), ("processor", "python", "torch", "transformers", "sentence_transformers", "commit"))
     dates = sorted({line["time"][:10] for line in lines.values()})
     return f"Taken {', '.join(dates)}: {'; '.join(map(' '.join, found.items()))}." if dates else NOTHING
 

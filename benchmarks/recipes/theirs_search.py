@@ -62,8 +62,8 @@ def _count(counted: dict[str, int], module: Any, features: dict[str, Any]) -> No
 
 def _embed(settings: Settings, start: Path, directory: Path) -> tuple[Any, Any, Callable[[Any], Scores]]:
     """(model, trainer, what judges the model)."""
-    from sentence_transformers.evaluation import InformationRetrievalEvaluator
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     data: Any = settings.data
     columns = [data.query, data.positive, *(data.negatives or ())]

@@ -53,6 +53,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "nearest": {},
     "first": {"first": 3},
     "margin": {"margin": 0.03, "depth": 120},
+    "depth": {"margin": 0.01, "depth": 50},
     "relative": {"relative_margin": 0.05, "depth": 120},
     "score": {"max_score": 0.85, "first": 2, "depth": 120},
     "all": {"margin": 0.01, "relative_margin": 0.02, "max_score": 0.9, "first": 1, "depth": 120},
@@ -125,6 +126,19 @@ def test_what_belongs_together_is_no_negative(embedder: Embedder) -> None:
     assert mined.rows[0]["positive"] == "a c" and mined.corpus == 8
     assert "e f" not in negatives(mined.rows[3])
     assert [negatives(row) for row in mined.rows[:2]] == [negatives(mined.rows[0])] * 2
+
+
+def test_no_more_documents_are_looked_at_than_depth_says(embedder: Embedder) -> None:
+    """Also where another query has more of its own: of two, the nearest is too near, and one is too few."""
+    table = [{"query": "a b", "positive": text} for text in TEXTS[:9]] + [{"query": "k a", "positive": "k a b"}]
+    corpus = TEXTS[9:]
+    first = negatives(mine(embedder, table, corpus, count=1).rows[-1])[0]
+    a, b = embedder.embed(["k a", first])
+    below = float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) - 1e-4
+    deep = mine(embedder, table, corpus, count=2, limits=Limits(max_score=below, depth=3)).rows[-1]
+    assert deep["query"] == "k a" and first not in negatives(deep)
+    with pytest.raises(SourceError, match="expected at least one row with 2 negatives"):
+        mine(embedder, table, corpus, count=2, limits=Limits(max_score=below, depth=2))
 
 
 def test_positives_of_others_are_a_corpus(embedder: Embedder) -> None:

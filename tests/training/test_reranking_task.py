@@ -124,6 +124,16 @@ def test_metrics_are_those_of_sentence_transformers(ties: bool) -> None:
         assert found[name] == pytest.approx(expected[name]), name
 
 
+def test_a_document_that_belongs_to_its_query_in_one_row_belongs_to_it() -> None:
+    pairs = [("what", "thing1", 0.0), ("what", "thing1", 1.0), ("what", "thing2", 0.0)]
+    source = RerankingSource.read(
+        [dict(zip(("query", "document", "label"), pair, strict=True)) for pair in pairs], BertTokenizer(WORDS)
+    )
+    predictions = scored(source, [0.2, 0.2, 0.5])
+    assert RerankingTask(None, source).score(source, predictions)["mrr@10"] == 0.5
+    assert [row["rank"] for row in RerankingTask(None, source).rows(source, predictions)] == [2, 2, 1]
+
+
 def test_metrics_by_hand() -> None:
     found = ordering_metrics([[0.5, 0.5, 0.1], [1.0], [1.0]], [[True, False, False], [True], [False]])
     assert found["mrr@10"] == pytest.approx((1 / 2 + 1 + 0) / 3)
@@ -188,6 +198,33 @@ def _same_loss(kind: str, name: str, model: Any, folder: Path, table: Path) -> N
     torch.testing.assert_close(loss, expected, rtol=0, atol=ABSOLUTE["minilm_embeddings"])
     counts = {"binary": 15, "mse": 15, "list_net": 5, "softmax": 5, "margins": 10}
     assert task.label_counts(batch) == {"loss": counts[kind]}
+
+
+@pytest.mark.parametrize("loss", ["binary", "mse", "softmax", "list_net", "margin_mse"])
+def test_lists_of_other_lengths_add_up(loss: Any, folder: Path) -> None:
+    """A batch's loss is the mean of those of its examples, each by itself, over what `label_counts` counts."""
+    draw = random.Random(1)
+    made = []
+    for count in (2, 5, 3, 2):
+        documents = [f"{'the ' * k}thing{k}" for k in range(count)]
+        made.append({"query": "what", "document": documents, "label": [draw.random() for _ in documents]})
+    source = RerankingSource.read(made, BertTokenizer.from_pretrained(folder), loss=loss)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig.from_pretrained(folder, num_labels=1, initializer_range=0.5))
+    task = RerankingTask(source, loss=loss)
+    whole = source.batch(0, np.array([1, 3, 0, 2]))
+    total, counted = 0.0, 0
+    with torch.no_grad():
+        model.eval()
+        for index in range(4):
+            batch = source.batch(0, np.array([index]))
+            count = task.label_counts(batch)["loss"]
+            total, counted = total + task.loss_parts(model, batch)["loss"].item() * count, counted + count
+        found = task.loss_parts(model, whole)["loss"].item()
+        said = task.predict(model, whole)[1]["scores"]
+    assert counted == task.label_counts(whole)["loss"]
+    assert found == pytest.approx(total / counted, abs=ABSOLUTE["minilm_embeddings"])
+    assert said.shape == (4, 5) and said.isnan().sum(1).tolist() == [0, 3, 3, 2]
 
 
 def test_answers_about_files_and_lines(folder: Path, table: Path, tmp_path: Path) -> None:

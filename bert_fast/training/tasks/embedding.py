@@ -226,18 +226,19 @@ class EmbeddingTask(Task):
 
     def _whole_loss(self, batch: Mapping[str, Any], *texts: Tensor) -> Tensor:
         """Of queries [B, H], positives, negatives, ..."""
+        first, second, *others = texts
         if self.loss == "cosent":
-            return cosent(*texts, batch["scores"], scale=self.scale)
+            return cosent(first, second, batch["scores"], scale=self.scale)
         if self.loss == "cosine_mse":
-            return cosine_mse(*texts, batch["scores"])
+            return cosine_mse(first, second, batch["scores"])
         if self.loss == "contrastive":
-            return contrastive(*texts, batch["scores"], margin=self.margin)
+            return contrastive(first, second, batch["scores"], margin=self.margin)
         if self.loss == "triplet":
-            return triplet(*texts, margin=self.margin, distance="cosine")
+            return triplet(first, second, others[0], margin=self.margin, distance="cosine")
         if self.loss == "margin_mse":
-            return margin_mse(*texts, batch["scores"])
+            return margin_mse(first, second, others[0], batch["scores"])
         return in_batch_negatives(
-            texts[0], torch.cat(texts[1:]), scale=self.scale, similarity=self.similarity, symmetric=self.symmetric,
+            first, torch.cat([second, *others]), scale=self.scale, similarity=self.similarity, symmetric=self.symmetric,
             query_groups=batch["query_groups"], document_groups=batch["document_groups"].T.flatten(),
         )  # fmt: skip
 
