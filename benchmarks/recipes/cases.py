@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from benchmarks.kit.record import ROOT
+from bert_fast.training.recipes.build import build
 from bert_fast.training.recipes.runs import phases, run
 from bert_fast.training.recipes.settings import Settings
 from bert_fast.training.reporting import read_metrics
+from bert_fast.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Recipe:
     """One of `examples/`.
 
     name: of the file. task: as in the settings. metrics: those to compare, the main one first. seeds: how many.
-    has_peer: whether transformers' Trainer runs it too.
+    has_peer: whether transformers' Trainer, or sentence-transformers' for vectors and rerankers, runs it too.
     """
 
     name: str
@@ -29,6 +31,16 @@ class Recipe:
     metrics: tuple[str, ...]
     seeds: int = 1
     has_peer: bool = True
+
+    @property
+    def peer(self) -> str:
+        """The other side's name."""
+        return "sentence-transformers" if self.is_of_search else "transformers"
+
+    @property
+    def is_of_search(self) -> bool:
+        """Whether models are judged before the first step, too, and losses of batches of other sizes are no figures."""
+        return self.task in ("embed", "rerank")
 
     @property
     def command(self) -> str:
@@ -47,6 +59,9 @@ RECIPES = {
         Recipe("uner_zh", "ner", ("f1", "precision", "recall"), seeds=3),
         Recipe("xquad", "qa", ("f1", "exact_match")),
         Recipe("swag", "choice", ("accuracy",)),
+        Recipe("search_en", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
+        Recipe("search_zh", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
+        Recipe("rerank_en", "rerank", ("mrr@10", "ndcg@10", "map")),
     )
 }
 
@@ -78,6 +93,11 @@ def our_run(settings: Settings) -> dict[str, Any]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         changed = Settings.load(settings.task, None, _values(settings) | {"output_dir": directory})
+        before = {}
+        if settings.task in ("embed", "rerank"):
+            parts = build(changed)
+            before = {"before": Trainer(parts.model, parts.task, changed.training).evaluate()}
+            del parts
         with clock.running():
             result = run(changed, quiet=True)
         if result.outcome.startswith("interrupted"):
@@ -85,6 +105,7 @@ def our_run(settings: Settings) -> dict[str, Any]:
         lines = [line for phase in phases(changed) for line in _steps(phase.training.output_dir)]
     return {
         "metrics": result.metrics,
+        **before,
         "steps": sum(line["num_steps"] for line in lines),
         "tokens": sum(line["tokens"] for line in lines),
         "seconds": round(clock.seconds, 1),

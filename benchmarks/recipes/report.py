@@ -43,25 +43,29 @@ def _all(lines: Lines) -> str:
             runs = runs_of(recipe, side, lines)
             cells += [_spread([run["metrics"][metric] for run in runs]), _minutes(runs)]
         rows.append((f"[{recipe.name}](#{recipe.name})", metric, *cells))
-    header = ("recipe", "figure", "bert_fast", "CPU minutes", "transformers", "CPU minutes")
+    header = ("recipe", "figure", "bert_fast", "CPU minutes", "other side", "CPU minutes")
     return table(header, rows)
 
 
 def _of_recipe(recipe: Recipe, lines: Lines) -> str:
     rows = []
-    for side, name in SIDES.items():
-        for run in runs_of(recipe, side, lines):
-            figures = [f"{run['metrics'][metric]:.4g}" for metric in (*recipe.metrics, "loss")]
+    columns = recipe.metrics if recipe.is_of_search else (*recipe.metrics, "loss")
+    for side, name in (("ours", SIDES["ours"]), ("theirs", recipe.peer)):
+        runs = runs_of(recipe, side, lines)
+        if runs and "before" in runs[0]:
+            rows.append((f"{name}, before", "", *(f"{runs[0]['before'][metric]:.4g}" for metric in columns), *[""] * 6))
+        for run in runs:
+            figures = [f"{run['metrics'][metric]:.4g}" for metric in columns]
             padded = f"{run['padded_tokens']:,}" if "padded_tokens" in run else ""
             cost = (f"{run['tokens']:,}", padded, f"{run['cpu_seconds']:.0f}", f"{run['seconds']:.0f}")
             rows.append((name, str(run["seed"]), *figures, f"{run['steps']:,}", *cost, str(run["threads"])))
-    header = ("", "seed", *recipe.metrics, "loss", "steps", "tokens", "with padding", "CPU s", "s", "threads")
+    header = ("", "seed", *columns, "steps", "tokens", "with padding", "CPU s", "s", "threads")
     return table(header, rows) if rows else NOTHING
 
 
 def _taken(lines: Lines) -> str:
     """What the figures depend on."""
-    found = facts(lines.values(), ("processor", "python", "torch", "transformers", "commit"))
+    found = facts(lines.values(), ("processor", "python", "torch", "transformers", "sentence_transformers", "commit"))
     dates = sorted({line["time"][:10] for line in lines.values()})
     return f"Taken {', '.join(dates)}: {'; '.join(map(' '.join, found.items()))}." if dates else NOTHING
 

@@ -1,4 +1,5 @@
-"""The same recipes with transformers alone: its models, tokenizers, collators and Trainer.
+"""The same recipes with transformers alone: its models, tokenizers, collators and Trainer. Vectors and rerankers, which
+it has no recipe for, are in `theirs_search`.
 
 Both sides begin with the same weights, the new head's included: those that our side draws from the seed.
 """
@@ -35,6 +36,10 @@ class Parts:
 
 def their_run(settings: Settings) -> dict[str, Any]:
     """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted."""
+    if settings.task in ("embed", "rerank"):
+        from benchmarks.recipes import theirs_search
+
+        return theirs_search.their_run(settings)
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start"

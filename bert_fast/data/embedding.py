@@ -2,16 +2,21 @@
 
 query                 positive                     negative
 who wrote Faust?      Goethe worked on Faust ...   Gounod's opera Faust ...
+
+Or pairs of texts with a score each, and triplets with a margin.
 """
 
 import dataclasses
+import math
 import os
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from bert_fast.checks import check_choice
 from bert_fast.data.arguments import (
     check_column,
     check_tokenizer_kind,
@@ -28,7 +33,10 @@ from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["EmbeddingSource"]
+__all__ = ["EMBEDDING_LOSSES", "EmbeddingLoss", "EmbeddingSource", "text_groups"]
+
+EmbeddingLoss = Literal["in_batch", "cosent", "cosine_mse", "contrastive", "triplet", "margin_mse"]
+EMBEDDING_LOSSES: tuple[EmbeddingLoss, ...] = get_args(EmbeddingLoss)
 
 
 @dataclass(frozen=True)
@@ -38,19 +46,21 @@ class EmbeddingSource:
     An example is C sequences. Rows whose queries or whose positives are the same text belong together, and so do rows
     that are joined by others: such a group's documents are no negatives of its queries, in whatever batch they meet.
     Batches hold num_texts (int, C), query_groups (int64 [B]) and document_groups (int64 [B, C - 1]), as
-    `losses.in_batch_negatives` wants them.
+    `losses.in_batch_negatives` wants them, and scores (fp32 [B]) where there are any.
 
     Attributes:
         tokenizer: made the tokens.
         texts: C lists: queries, positives, first negatives, ...
         sequences: the texts of example 0, of example 1, ...: n * C sequences.
         groups (int64 [n, C]): of every text, from 0; a negative that is nobody's positive has one of its own.
+        scores (fp32 [n] or None): of query and positive, or by how much the positive is above the negative.
     """
 
     tokenizer: BertTokenizer
     texts: list[list[str]]
     sequences: Sequences
     groups: np.ndarray
+    scores: np.ndarray | None = None
 
     @classmethod
     def read(
@@ -61,6 +71,8 @@ class EmbeddingSource:
         query: str = "query",
         positive: str = "positive",
         negatives: Sequence[str] = (),
+        score: str | None = None,
+        loss: EmbeddingLoss = "in_batch",
         max_length: int | None = 128,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> "EmbeddingSource":
@@ -72,22 +84,27 @@ class EmbeddingSource:
             query: the column of queries (anchors).
             positive: the column of documents that belong to them.
             negatives: columns of documents that do not ("hard" negatives).
+            score: the column of a number for each row; None: rows have none.
+            loss: which numbers are right depends on it: from -1 to 1 for "cosine_mse", 1 or 0 for "contrastive", any
+                for others.
             max_length: greatest number of tokens of a text; the rest is cut. None: nothing is cut.
             cache_dir: where tokens are kept from one run to the next; None: nowhere.
 
         Raises:
             SourceError: the table cannot be read, a text is no string or has nothing but spaces, a negative is the
-                positive of its row.
+                positive of its row, a score is missing or out of range.
             OSError, TypeError, ValueError: see `read_table` and `Sequences.cached`.
         """
         check_tokenizer_kind(tokenizer)
+        check_choice("loss", loss, EMBEDDING_LOSSES)
+        check_column("score", score, is_optional=True)
         columns = [query, positive, *texts_of("negatives", negatives)]
         for name, column in zip(("query", "positive", *["negatives"] * len(columns)), columns, strict=False):
             check_column(name, column)
         if len(set(columns)) < len(columns):
             raise ValueError(f"query, positive, negatives: expected different columns, got {', '.join(columns)}")
         max_length, cache_dir = optional_length("max_length", max_length), optional_folder("cache_dir", cache_dir)
-        table = read_table(source, columns)
+        table = read_table(source, columns if score is None else [*columns, score])
         texts = [_texts(table, column) for column in columns]
         for column, of_column in zip(columns[2:], texts[2:], strict=True):
             for row, (text, right) in enumerate(zip(of_column, texts[1], strict=True)):
@@ -95,7 +112,7 @@ class EmbeddingSource:
                     raise SourceError(f"{table.place(row)}: column {column!r}: expected a negative, got the positive")
         flat = [text for row in zip(*texts, strict=True) for text in row]
         sequences = Sequences.cached(cache_dir, tokenizer, flat, None, max_length)
-        return cls(tokenizer, texts, sequences, _groups(texts))
+        return cls(tokenizer, texts, sequences, text_groups(texts), _scores(table, score, loss))
 
     @property
     def num_texts(self) -> int:
@@ -116,11 +133,12 @@ class EmbeddingSource:
         return self.sequences.gather(
             self._sequences_of(indices), num_texts=self.num_texts, query_groups=groups[:, 0].copy(),
             document_groups=groups[:, 1:].copy(),
+            **({} if self.scores is None else {"scores": self.scores[indices]}),
         )  # fmt: skip
 
     def digest(self) -> str:
         """See `source_digest`."""
-        return data_digest(self.num_texts, *self.sequences.arrays().values(), self.groups)
+        return data_digest(self.num_texts, *self.sequences.arrays().values(), self.groups, self.scores)
 
     def take(self, indices: np.ndarray) -> "EmbeddingSource":
         """A source of some of the examples (int [m]), in this order."""
@@ -130,15 +148,18 @@ class EmbeddingSource:
             texts=[[column[index] for index in indices] for column in self.texts],
             sequences=self.sequences.take(self._sequences_of(indices)),
             groups=self.groups[indices],
+            scores=None if self.scores is None else self.scores[indices],
         )
 
     def decode(self, index: int) -> str:
-        """An example as text: a line for the query, "+" before the positive, "-" before each negative."""
+        """An example as text, a line each: "?" query, "+" positive, "-" every negative, "=" score."""
         index = row_index(index, len(self))
         lines = []
         for number, place in enumerate(self._sequences_of(np.array([index])).tolist()):
             tokens = " ".join(self.tokenizer.convert_ids_to_tokens(self.sequences[place]["input_ids"].tolist()))
             lines.append(f"{'?+-'[min(number, 2)]} {tokens}")
+        if self.scores is not None:
+            lines.append(f"= {self.scores[index]:g}")
         return "\n".join(lines)
 
     def _sequences_of(self, indices: np.ndarray) -> np.ndarray:
@@ -154,8 +175,29 @@ def _texts(table: Table, column: str) -> list[str]:
     return texts
 
 
-def _groups(texts: list[list[str]]) -> np.ndarray:
-    """See `EmbeddingSource.groups`: int64 [n, C]."""
+def _scores(table: Table, column: str | None, loss: str) -> np.ndarray | None:
+    """Every row's number, fp32 [n]."""
+    if column is None:
+        return None
+    found = []
+    for row, value in enumerate(table.values(column)):
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        is_right, expected = math.isfinite(number), "a number"
+        if loss == "cosine_mse":
+            is_right, expected = -1 <= number <= 1, "a cosine, from -1 to 1"
+        elif loss == "contrastive":
+            is_right, expected = number in (0, 1), "1 or 0"
+        if not is_right:
+            raise SourceError(f"{table.place(row)}: column {column!r}: expected {expected}, got {reprlib.repr(value)}")
+        found.append(number)
+    return np.array(found, np.float32)
+
+
+def text_groups(texts: Sequence[Sequence[str]]) -> np.ndarray:
+    """See `EmbeddingSource.groups`, int64 [n, C]; texts: C lists, queries first, then positives, then others."""
     parents: dict[tuple[str, str], tuple[str, str]] = {}
 
     def root(node: tuple[str, str]) -> tuple[str, str]:

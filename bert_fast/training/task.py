@@ -104,7 +104,7 @@ class Task(ABC):
     """Examples to train on and to judge by, the parts of the loss, and the metrics.
 
     Attributes:
-        name: the word of the command line: "pretrain", "classify", "ner", "qa", "choice".
+        name: the word of the command line: "pretrain", "classify", "ner", "qa", "choice", "embed", "rerank".
         train: examples to learn from; None for a task that only judges or predicts.
         valid: labelled examples to judge by, or None.
         metric: the key of `score`'s result by which the best checkpoint is chosen; "loss" is always there.
@@ -120,6 +120,14 @@ class Task(ABC):
     def model_config(self) -> dict[str, Any]:
         """Entries of the model's configuration that the task decides, such as num_labels and id2label."""
         return {}
+
+    def fitted(self, model: Any) -> Any:
+        """The model, seen to be one that can learn the task, and set to what its files are to say.
+
+        Raises:
+            ValueError: it cannot; the message names the setting.
+        """
+        return model
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """How many labels each part of the loss is the mean of, counted on the host: {part: number}.

@@ -78,6 +78,33 @@ def test_what_is_wrong_has_its_row(row: dict[str, Any], message: str) -> None:
         read([*ROWS, row])
 
 
+@pytest.mark.parametrize(
+    ("value", "loss", "message"),
+    [
+        (1.5, "cosine_mse", r"source\[1\]: column 'near': expected a cosine, from -1 to 1, got 1.5"),
+        (0.5, "contrastive", r"source\[1\]: column 'near': expected 1 or 0, got 0.5"),
+        ("x", "cosent", r"source\[1\]: column 'near': expected a number, got 'x'"),
+        (float("inf"), "margin_mse", r"source\[1\]: column 'near': expected a number, got inf"),
+        (True, "contrastive", r"source\[1\]: column 'near': expected 1 or 0, got True"),
+        (None, "cosent", r"source\[1\]: column 'near': expected a number, got None"),
+    ],
+    ids=["above", "between", "word", "infinite", "truth", "none"],
+)
+def test_a_wrong_score_has_its_row(value: Any, loss: Any, message: str) -> None:
+    rows = [{"query": "a", "positive": "b", "near": near} for near in (1, value)]
+    with pytest.raises(SourceError, match=message):
+        read(rows, negatives=(), score="near", loss=loss)
+
+
+def test_scores_go_with_their_rows() -> None:
+    rows = [{"query": text, "positive": "h", "near": place / 4} for place, text in enumerate("abc")]
+    source = read(rows, negatives=(), score="near", loss="cosent")
+    assert source.batch(0, np.array([2, 0]))["scores"].tolist() == [0.5, 0.0]
+    assert source.take(np.array([1])).batch(0, np.array([0]))["scores"].tolist() == [0.25]
+    assert source.decode(1).splitlines()[-1] == "= 0.25"
+    assert source_digest(source) != source_digest(read(rows, negatives=()))
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="expected different columns"):
         read(negatives=["positive"])

@@ -124,6 +124,82 @@ def test_the_loss_is_that_of_sentence_transformers(folder: Path, symmetric: bool
     assert task.label_counts(batch) == {"loss": 6}
 
 
+def _labels(name: str) -> list[float]:
+    return [float(k % 2) for k in range(6)] if name == "contrastive" else [0.0, 0.5, 0.25, 1.0, 0.5, 0.75]
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cosent": ("CoSENTLoss", {}),
+    "cosine_mse": ("CosineSimilarityLoss", {}),
+    "contrastive": ("ContrastiveLoss", {}),
+    "triplet": ("TripletLoss", {"triplet_margin": 0.5}),
+    "margin_mse": ("MarginMSELoss", {}),
+}
+
+
+@pytest.mark.parametrize("dimensions", [None, [32, 8]], ids=["whole", "matryoshka"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_losses_are_those_of_sentence_transformers(name: str, dimensions: list[int] | None, folder: Path) -> None:
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    from tests.losses.test_rows import Given
+
+    kind, options = OTHERS[name]
+    negatives = ["negative"] if name in ("triplet", "margin_mse") else []
+    labels = _labels(name)
+    made = [
+        {"query": f"thing{k}", "positive": f"the thing{k + 9}", "negative": f"not thing{k + 20}", "score": label}
+        for k, label in enumerate(labels)
+    ]
+    score = None if name == "triplet" else "score"
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    source = EmbeddingSource.read(made, tokenizer, negatives=negatives, score=score, loss=name)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="not used: cls.predictions"):
+        model = BertForTextEmbedding.from_pretrained(folder)
+    task = EmbeddingTask(source, loss=name, dimensions=dimensions)  # type: ignore[arg-type]
+    batch = source.batch(0, np.arange(6))
+    loss = task.loss_parts(model, batch)["loss"]
+    assert task.label_counts(batch) == {"loss": 6} and task.fitted(model) is model
+    with torch.no_grad():
+        texts = source.texts
+        columns = [model(**tokenizer.pack(column)).embeddings for column in texts]
+    if name == "triplet":
+        options = options | {"distance_metric": losses.TripletDistanceMetric.COSINE}
+    given = Given()
+    given.get_embedding_dimension = lambda: 32  # type: ignore[method-assign]
+    theirs = getattr(losses, kind)(given, **options)
+    if dimensions is not None:
+        theirs = losses.MatryoshkaLoss(given, theirs, matryoshka_dims=dimensions)
+    expected = theirs([{"e": one} for one in columns], torch.tensor(labels))
+    torch.testing.assert_close(loss, expected.to(loss), rtol=0, atol=ABSOLUTE["minilm_embeddings"])
+
+
+def test_pairs_with_scores_are_judged_by_their_order(folder: Path, tmp_path: Path) -> None:
+    """Figures of a run are those of sentence-transformers' evaluator of what it leaves."""
+    evaluation = pytest.importorskip("sentence_transformers.evaluation")
+    library = pytest.importorskip("sentence_transformers")
+    made = [{"query": row["query"], "positive": row["positive"], "near": 1.0} for row in rows(40)]
+    made += [{"query": row["query"], "positive": row["negative"], "near": 0.25} for row in rows(40, seed=1)]
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in made))
+    how = settings(
+        folder, table, tmp_path / "run", label="near", dimensions=[32, 8], valid_share=None, valid=str(table)
+    )
+    result = run(how, quiet=True)
+    assert result.metrics["spearman"] > 0.6
+    model = library.SentenceTransformer(str(tmp_path / "run" / "model"), device="cpu")
+    judge = evaluation.EmbeddingSimilarityEvaluator(
+        [row["query"] for row in made], [row["positive"] for row in made], [row["near"] for row in made],
+        write_csv=False,
+    )  # fmt: skip
+    found = judge(model)
+    trained = TrainedModel.load(tmp_path / "run")
+    metrics = trained.evaluate([str(table)])
+    for name in ("spearman", "pearson"):
+        assert metrics[name] == pytest.approx(found[f"{name}_cosine"], abs=ABSOLUTE["minilm_embeddings"])
+    lines = (tmp_path / "run" / "predictions" / "valid.tsv").read_text().splitlines()
+    assert lines[0].split("\t") == ["index", "score", "gold", "query", "positive"] and len(lines) == 81
+
+
 def test_a_run_learns_and_leaves_a_model_for_search(folder: Path, table: Path, tmp_path: Path) -> None:
     result = run(settings(folder, table, tmp_path / "run", negatives=["negative"], pooling="max"), quiet=True)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -169,9 +245,34 @@ def test_no_text_to_learn_from_is_one_to_judge_by(folder: Path, table: Path, tmp
         ({"scale": 0.0}, "scale: expected a number above 0, got 0.0"),
         ({"part_size": 0}, "part_size: expected at least 1, got 0"),
         ({"pooling": "median"}, "pooling: expected one of mean, cls"),
+        ({"dimensions": [16, 33]}, "dimensions: expected at most the model's 32, got 33"),
+        ({"dimensions": [8, 8]}, "dimensions: expected different numbers from 1 on, got 8 8"),
+        ({"loss": "cosent"}, "label: expected a column of numbers for cosent, got None"),
+        ({"label": "score", "batch_size": 1}, "batch_size: expected at least 2 for cosent"),
+        ({"label": "score", "loss": "triplet", "negatives": ["negative"]}, "label: expected None for triplet"),
+        ({"loss": "triplet"}, "negatives: expected 1 column for triplet, got 0"),
+        ({"label": "score", "loss": "cosine_mse", "negatives": ["negative"]}, "negatives: expected no column for"),
+        ({"label": "score", "symmetric": True}, "symmetric: expected False for cosent"),
+        ({"margin": 0.0}, "margin: expected a number above 0, at most 2, got 0.0"),
         ({"max_length": 33}, "max_length: expected at most the model's 32 positions, got 33"),
     ],
-    ids=["one", "graphs", "scale", "parts", "pooling", "length"],
+    ids=[
+        "one",
+        "graphs",
+        "scale",
+        "parts",
+        "pooling",
+        "width",
+        "twice",
+        "no label",
+        "one pair",
+        "triplet's label",
+        "no negative",
+        "negatives",
+        "symmetric",
+        "margin",
+        "length",
+    ],
 )
 def test_what_is_refused_before_the_first_step(
     values: dict[str, Any], message: str, folder: Path, table: Path, tmp_path: Path

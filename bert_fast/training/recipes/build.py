@@ -78,7 +78,7 @@ def build(
     data, model_name = settings.data, settings.model.model
     longest = max(longest, data.max_length)
     with settings_at_fault():
-        tokenizer = load_tokenizer(settings.model)
+        tokenizer = data.fitted(load_tokenizer(settings.model))
         torch.manual_seed(settings.training.seed)  # of random weights, the same in every process
         sources = data.sources(tokenizer, seed=settings.training.seed, tokens_dir=tokens_dir, on_main=on_main)
         task = data.make_task(*sources)
@@ -86,7 +86,7 @@ def build(
             model = new_model(data.model_class, model_name, tokenizer, longest)
         else:
             model = load_model(data.model_class, model_name, tokenizer, longest, task.model_config())
-        return Parts(dataclasses.replace(settings, data=data.completed(task)), tokenizer, task, model)
+        return Parts(dataclasses.replace(settings, data=data.completed(task)), tokenizer, task, task.fitted(model))
 
 
 @contextlib.contextmanager

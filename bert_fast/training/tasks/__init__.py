@@ -6,6 +6,7 @@ from bert_fast.training.tasks.embedding import EmbeddingTask, EmbedSettings
 from bert_fast.training.tasks.multiple_choice import ChoiceSettings, MultipleChoiceTask
 from bert_fast.training.tasks.pretraining import PretrainingTask, PretrainSettings
 from bert_fast.training.tasks.question_answering import QaSettings, QuestionAnsweringTask
+from bert_fast.training.tasks.reranking import RerankingTask, RerankSettings
 from bert_fast.training.tasks.token_classification import NerSettings, TokenClassificationTask
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "MultipleChoiceTask",
     "PretrainingTask",
     "QuestionAnsweringTask",
+    "RerankingTask",
     "TaskSettings",
     "TokenClassificationTask",
 ]
@@ -27,4 +29,5 @@ TASKS: dict[str, type[TaskSettings]] = {
     "qa": QaSettings,
     "choice": ChoiceSettings,
     "embed": EmbedSettings,
+    "rerank": RerankSettings,
 }

@@ -12,6 +12,7 @@ from bert_fast.data.batches import Source
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.models import BertConfig, BertForSequenceClassification, BertPreTrainedModel
 from bert_fast.tokenization import BertTokenizer
+from bert_fast.training.correlation import correlations
 from bert_fast.training.task import Predictions, Task
 from bert_fast.training.tasks.base import (
     FinetuneSettings,
@@ -211,14 +212,5 @@ def _class_metrics(labels: np.ndarray, answers: np.ndarray, binary: bool) -> dic
 
 
 def _number_metrics(labels: np.ndarray, answers: np.ndarray) -> dict[str, float]:
-    try:
-        from scipy import stats  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(f"metrics need SciPy: pip install bert_fast[train] ({error})") from None
-    labels, answers = labels.astype(np.float64), answers.astype(np.float64)
-    are_same = np.ptp(labels) == 0 or np.ptp(answers) == 0  # a correlation with these is not defined
-    return {
-        "pearson": 0.0 if are_same else float(stats.pearsonr(labels, answers).statistic),
-        "spearman": 0.0 if are_same else float(stats.spearmanr(labels, answers).statistic),
-        "mse": float(((labels - answers) ** 2).mean()),
-    }
+    errors = labels.astype(np.float64) - answers.astype(np.float64)
+    return correlations(labels, answers) | {"mse": float((errors**2).mean())}
