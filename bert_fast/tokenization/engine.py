@@ -47,6 +47,18 @@ class Engine(Protocol):
         """Padded matrices; see `bert_fast.reference.wordpiece_rows.WordPieceRows.encode_rows`."""
         ...
 
+    def pack(
+        self,
+        texts: Any,
+        around: tuple[int, int] | None = None,
+        max_tokens: int | None = None,
+        max_batch_tokens: int | None = None,
+        num_threads: int = 0,
+        /,
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """The first texts without padding; see `bert_fast.reference.wordpiece_rows.WordPieceRows.pack`."""
+        ...
+
     def normalize(self, text: str) -> str:
         """The text as the vocabulary is matched against it."""
         ...
