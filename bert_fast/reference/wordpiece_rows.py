@@ -64,6 +64,12 @@ class WordPieceRows(abc.ABC):
         ids = np.array(list(itertools.chain.from_iterable(rows)), dtype=np.int64)
         return ids, np.array(ends[: len(rows) + 1], dtype=np.int32), max(map(len, rows), default=0)
 
+    @staticmethod
+    def sequence_positions(cu_seqlens: np.ndarray) -> np.ndarray:
+        """The place of every token in its sequence (int64 [N]): 0, 1, 2, 0, 1, ..., of cu_seqlens (int32 [n + 1])."""
+        places = [np.arange(stop - start) for start, stop in itertools.pairwise(cu_seqlens.tolist())]
+        return np.concatenate([np.zeros(0, np.int64), *places])
+
     def encode_rows(
         self,
         texts: Any,

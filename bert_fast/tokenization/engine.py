@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_fast import native
 
-__all__ = ["Engine", "make_engine"]
+__all__ = ["Engine", "implementation", "make_engine"]
 
 
 class Engine(Protocol):
@@ -59,6 +59,11 @@ class Engine(Protocol):
         """The first texts without padding; see `bert_fast.reference.wordpiece_rows.WordPieceRows.pack`."""
         ...
 
+    @staticmethod
+    def sequence_positions(cu_seqlens: np.ndarray) -> np.ndarray:
+        """The place of every token in its sequence (int64 [N]), of cu_seqlens (int32 [n + 1])."""
+        ...
+
     def normalize(self, text: str) -> str:
         """The text as the vocabulary is matched against it."""
         ...
@@ -70,8 +75,13 @@ class Engine(Protocol):
 
 def make_engine(vocab: Sequence[str] | bytes, **options: Any) -> Engine:
     """A WordPiece over `vocab`; options as those of `bert_fast.reference.wordpiece.WordPiece`."""
-    engine: Engine = _implementation()(vocab, **options)
+    engine: Engine = implementation()(vocab, **options)
     return engine
+
+
+def implementation() -> Any:
+    """The class of engines."""
+    return _implementation()
 
 
 @functools.cache  # cached, so that the warning comes once

@@ -5,6 +5,7 @@ from collections.abc import ItemsView, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.tokenization.arguments import check_device, check_flags
+from bert_fast.tokenization.engine import implementation
 
 if TYPE_CHECKING:
     from torch import Tensor  # the rest of the tokenizer works without it
@@ -66,7 +67,10 @@ class PackedBatch(dict[str, Any]):
         ids: Tensor = super().__getitem__("input_ids")
         if entry is Later.ZEROS:
             return torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
-        ends = super().__getitem__("cu_seqlens").to(device=ids.device, dtype=torch.int64)
+        ends = super().__getitem__("cu_seqlens")
+        if ids.device.type == ends.device.type == "cpu":
+            return torch.from_numpy(implementation().sequence_positions(ends.numpy()))
+        ends = ends.to(device=ids.device, dtype=torch.int64)
         starts = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=len(ids))
         return torch.arange(len(ids), device=ids.device).sub_(starts)
 

@@ -288,7 +288,35 @@ void bind_fast(py::class_<Engine>& cls, const char* name, const char* doc) {
 
 }  // namespace
 
+// The place of every token in its sequence, of those that start where cu_seqlens says: 0, 1, 2, 0, 1, ...
+py::array_t<std::int64_t> sequence_positions(const py::object& cu_seqlens) {
+  if (!py::isinstance<py::array_t<std::int32_t, py::array::c_style>>(cu_seqlens)) {
+    raise_type("cu_seqlens", "a contiguous NumPy array of int32", cu_seqlens);
+  }
+  const auto ends = py::reinterpret_borrow<py::array_t<std::int32_t>>(cu_seqlens);
+  std::int32_t previous = 0;
+  for (py::ssize_t i = 0; i < ends.size(); ++i) {
+    const std::int32_t end = ends.data()[i];
+    if (end < previous || (i == 0 && end != 0)) {
+      throw py::value_error("cu_seqlens: expected offsets from 0 on that do not decrease, got " + std::to_string(end) +
+                            " at " + std::to_string(i));
+    }
+    previous = end;
+  }
+  wordpiece::Buffer<std::int64_t> positions;
+  std::int64_t* to = positions.room(static_cast<std::size_t>(previous));
+  for (py::ssize_t i = 1; i < ends.size(); ++i) {
+    const std::int64_t length = ends.data()[i] - ends.data()[i - 1];
+    for (std::int64_t k = 0; k < length; ++k) to[k] = k;
+    to += length;
+  }
+  positions.commit(static_cast<std::size_t>(previous));
+  return to_numpy(std::move(positions), {previous});
+}
+
 void bind_calls(py::class_<Engine>& engine) {
+  engine.def_static("sequence_positions", &sequence_positions, py::arg("cu_seqlens"),
+                    "The place of every token in its sequence (int64 [N]), of int32 [n + 1].");
   engine
       .def("encode", &encode, py::arg("texts"), py::kw_only(), py::arg("offsets") = false, py::arg("word_ids") = false,
            py::arg("num_threads") = 0, py::arg("dtype") = "int32", py::arg("around") = py::none(),
