@@ -1,7 +1,7 @@
 """Contrastive steps on a CPU: cached and uncached, ours beside sentence-transformers', forward and backward.
 
-MiniLM's published weights in fp32, dropout 0.1, XQuAD's questions and the passages that answer them; no optimizer, which
-costs all sides the same:
+MiniLM's published weights in fp32, dropout 0.1, XQuAD's questions and the passages that answer them; no optimizer,
+which costs all sides the same:
 
     whole    our model on packed batches, `losses.in_batch_negatives`, one backward of all pairs
     cached   the same by `losses.cached_backward`, in parts
