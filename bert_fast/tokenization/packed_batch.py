@@ -69,7 +69,8 @@ class PackedBatch(dict[str, Any]):
             return torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
         ends = super().__getitem__("cu_seqlens")
         if ids.device.type == ends.device.type == "cpu":
-            return torch.from_numpy(implementation().sequence_positions(ends.numpy()))
+            places = implementation().sequence_positions(ends.to(torch.int32).contiguous().numpy())
+            return torch.from_numpy(places)
         ends = ends.to(device=ids.device, dtype=torch.int64)
         starts = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=len(ids))
         return torch.arange(len(ids), device=ids.device).sub_(starts)

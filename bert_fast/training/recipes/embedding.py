@@ -121,7 +121,6 @@ class Embedder:
         device = self.model.device
         hidden = self.model(
             input_ids=torch.from_numpy(ids[positions + np.repeat(starts, lengths)]).to(device),
-            position_ids=torch.from_numpy(positions).to(device),
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
             max_seqlen=int(lengths.max()),
         ).last_hidden_state  # [T, H]
