@@ -1,7 +1,7 @@
 """What `pack` returns: the entries of a batch without padding, of which some are made when they are first read."""
 
 import enum
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.tokenization.arguments import check_device, check_flags
@@ -95,11 +95,11 @@ class PackedBatch(dict[str, Any]):
         except KeyError:
             return default
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> Any:
         """As those of a dictionary."""
         return super(PackedBatch, self._made()).items()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> Any:
         """As those of a dictionary."""
         return super(PackedBatch, self._made()).values()
 
@@ -128,7 +128,7 @@ class PackedBatch(dict[str, Any]):
     def __eq__(self, other: object) -> bool:
         return super(PackedBatch, self._made()).__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __repr__(self) -> str:
         return super(PackedBatch, self._made()).__repr__()

@@ -108,7 +108,7 @@ class UnpaddedTokenizer(StoredTokenizer):
             ValueError: the first text alone has more than `max_tokens`.
         """
         max_tokens = check_int("max_tokens", max_tokens, 1)
-        longest = self.model_max_length if max_length is None else check_int("max_length", max_length, 0)
+        longest = self.model_max_length if max_length is None else check_int("max_length", max_length, 0) or 0
         if pairs is None and longest >= 2 and self.truncation_side == "right":
             batch = pack_texts(
                 self._engine, texts, self._around, longest - 2 if longest < MOST_TOKENS else None,
