@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.embedding.report import EMBEDDING_GOALS
 from benchmarks.gemm_tuning import table as gemm_table
 from benchmarks.kit import bert
 from benchmarks.kit.goal import Figure, Figures, Goal, Line
@@ -146,6 +147,7 @@ GOALS = (
     Goal("CPU: the torch back-end over stock PyTorch", 1.0, on_the_cpu, "cpu"),
     Goal("CPU: a whole training run over transformers', times fill", 0.9, whole_runs, "cpu"),
     Goal("what a layer keeps for backward, of the eager layer", 0.35, saved_share, "cpu", is_upper=True, unit="%"),
+    *EMBEDDING_GOALS,
     *TOKENIZER_GOALS,
 )
 

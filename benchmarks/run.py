@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.embedding.jobs import EMBEDDING_JOBS
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kernels.timing import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
@@ -87,6 +88,7 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     jobs |= {"saved_bytes_per_layer": lambda: [bytes_per_layer()]}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in PIECES.items()}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in CPU_RUNS.items()}
+    jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in EMBEDDING_JOBS.items()}
     jobs |= tokenizer_jobs()
     return jobs | {
         case.name: (lambda case=case: check_and_time(case, device, ("bert_fast", "eager"), rounds * 5))

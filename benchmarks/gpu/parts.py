@@ -11,6 +11,7 @@
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
     tiles      attention's tiles and alternatives in turn
     steps      whole steps of pre-training against transformers', with MFU
+    embedding  contrastive steps, and raw text to vectors, against sentence-transformers, padded and packed
     runs       whole training runs by our Trainer: tokens/s, MFU, memory, waiting for batches
     models     whole models against transformers, where the lengths of their texts are there
 
@@ -279,6 +280,14 @@ def runs(job: Job) -> bool:
     return job.each(cases, "run", lambda case: training_runs.time_run(case, _matmul_ceiling(job)))
 
 
+def embedding(job: Job) -> bool:
+    """Times contrastive steps and encoding."""
+    from benchmarks.embedding import on_device
+
+    cases, rounds = on_device.SMALL_CASES if job.is_small else on_device.CASES, job.run.rounds or 5
+    return job.each(cases, "embedding", lambda case: on_device.time_embedding(case, job.device, rounds))
+
+
 def models(job: Job) -> bool:
     """Times the whole-model cases, each side in eager mode; a case without the lengths of its texts is left out."""
     cases: Iterable[Any] = CASES
@@ -295,7 +304,7 @@ def say(text: str) -> None:
 PARTS: dict[str, Callable[[Job], bool]] = {
     "compile": compile_,
     "time": time_,
-    **{part.__name__: part for part in (ceilings, verify, prepare, peers, gemm, tiles, steps, runs, models)},
+    **{part.__name__: part for part in (ceilings, verify, prepare, peers, gemm, tiles, steps, embedding, runs, models)},
 }
 
 

@@ -28,7 +28,7 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
     lines.append(f"ceilings: {measured or 'not measured'}")
     lines += _cases(recorder.of_this_run("timing"))
     lines += _products(recorder.of_this_run("gemm"))
-    lines += [shown(line) for kind in ("model", "step", "run") for line in recorder.of_this_run(kind)]
+    lines += [shown(line) for kind in ("model", "step", "embedding", "run") for line in recorder.of_this_run(kind)]
     lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
     return "\n".join([*lines, *(f"  {kernel}" for kernel in owed), *_red(recorder, parts)])
 
@@ -109,6 +109,12 @@ def _step(line: dict[str, Any]) -> str:
     return text + ("" if line["provider"] == "bert_fast" else f"  bert_fast {line['bert_fast_speedup']}x")
 
 
+def _embedding(line: dict[str, Any]) -> str:
+    text = f"{line['case'].removeprefix('embedding/'):<40} {line['provider']:9} {line['ms']:9.2f} ms"
+    text += f" {line['texts_per_s']:9,.1f} texts/s {line['real_tokens_per_s']:12,.0f} tokens/s"
+    return text + ("" if line["provider"] == "bert_fast" else f"  bert_fast {line['bert_fast_speedup']}x")
+
+
 def _run(line: dict[str, Any]) -> str:
     text = f"{line['case'].removeprefix('run/'):<40} {line['tokens_per_s']:>12,.0f} tokens/s"
     return f"{text}{_mfu(line)}  waits {line['wait_share']:.1%}"
@@ -120,7 +126,7 @@ def _mfu(line: dict[str, Any]) -> str:
 
 _SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "verify": _checked, "compile": _compiled, "ceiling": _ceiling, "timing": _timing, "gemm": _product, "tiles": _tile,
-    "model": _model, "step": _step, "run": _run,
+    "model": _model, "step": _step, "embedding": _embedding, "run": _run,
 }  # fmt: skip
 
 

@@ -58,6 +58,12 @@ _ORIGINS = (
     Entrant("bert_fast, both", "bert_fast", "origins"),
     Entrant("tokenizers", "tokenizers", "origins"),
 )
+_PACKED = (
+    Entrant("bert_fast", "bert_fast", "packed"),
+    Entrant("bert_fast, arrays", "bert_fast", "arrays"),
+    Entrant("bert_fast, types and positions, too", "bert_fast", "entries"),
+    Entrant("nanotoken", "nanotoken", "arrays"),
+)
 
 CASES = (
     TokenizerCase("en_docs", "arrays", _all("arrays")),
@@ -72,6 +78,8 @@ CASES = (
     TokenizerCase("en_128", "one", _all("one")),
     TokenizerCase("en_docs", "threads", _THREADS, clock="wall"),
     TokenizerCase("en_docs", "origins", _ORIGINS),
+    TokenizerCase("en_docs", "packed", _PACKED),
+    TokenizerCase("en_short", "packed", _PACKED, batch_size=1024),
     # Beyond the goals.
     TokenizerCase("en_docs_cased", "arrays", _all("arrays")),
     TokenizerCase("en_long", "arrays", _all("arrays")),

@@ -6,6 +6,8 @@
     padded   {"input_ids", "attention_mask", "token_type_ids"}, int64 [n, 512]; longer texts cut, shorter ones padded
     lists    a list of ints for each text
     one      a list of ints
+    packed, entries   arrays as a model takes them: (input_ids, cu_seqlens) of a batch without padding, whose types and
+             positions the model makes; and the same with these
     offsets, word_ids, origins   arrays, with (start, stop) of every token, its word's number, or both
 Texts get [CLS] and [SEP], except from those who know of none (`HAS_NO_SPECIAL_TOKENS`).
 """
@@ -59,8 +61,19 @@ def _bert_fast(vocabulary: Vocabulary) -> Forms:
     tokenizer = BertTokenizer(vocabulary.path, do_lower_case=vocabulary.lowercase, model_max_length=None)
     ragged = tokenizer.encode_ragged
     padding = dict(padding="max_length", truncation=True, max_length=MAX_LENGTH, return_tensors="np")
+
+    def packed(texts: list[str]) -> Any:
+        batch = tokenizer.pack(texts)
+        return batch.input_ids, batch.cu_seqlens
+
+    def entries(texts: list[str]) -> Any:
+        batch = tokenizer.pack(texts)
+        return batch.input_ids, batch.cu_seqlens, batch.token_type_ids, batch.position_ids
+
     return {
         "arrays": lambda texts: ragged(texts)[:2],
+        "packed": packed,
+        "entries": entries,
         "padded": lambda texts: tokenizer(texts, **padding),
         "lists": tokenizer.encode,
         "one": tokenizer.encode,

@@ -128,9 +128,10 @@ def _calls(lines: dict[str, Line]) -> str:
 
 
 def _own(lines: dict[str, Line]) -> str:
-    """Two threads; offsets and word ids."""
+    """Two threads; offsets and word ids; batches for models."""
     rows = []
-    for name in ("tokenizer/en_docs/threads", "tokenizer/en_docs/origins"):
+    for case in ("en_docs/threads", "en_docs/origins", "en_docs/packed", "en_short/packed"):
+        name = f"tokenizer/{case}"
         line = lines.get(name)
         for label, entrant in line["entrants"].items() if line is not None else ():
             clock = "wall" if name.endswith("threads") else "CPU"

@@ -35,6 +35,41 @@ class WordPieceRows(abc.ABC):
         ids, cu_seqlens, _, _ = self.encode(texts, around=around, max_tokens=max_tokens)
         return [ids[start:stop].tolist() for start, stop in itertools.pairwise(cu_seqlens.tolist())]
 
+    def pack(
+        self,
+        texts: Any,
+        around: tuple[int, int] | None = None,
+        max_tokens: int | None = None,
+        max_batch_tokens: int | None = None,
+        num_threads: int = 0,
+        /,
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """The first texts one after the other, as models take them; arguments as those of `encode`, and:
+
+        Args:
+            texts: as for `encode`.
+            around: as for `encode`.
+            max_tokens: as for `encode`.
+            max_batch_tokens: of all texts, [CLS] and [SEP] among them: as many whole texts as fit, and the first one
+                in any case.
+            num_threads: as for `encode`.
+
+        Returns:
+            input_ids (int64 [N]), cu_seqlens (int32 [n + 1]), tokens of the longest text.
+        """
+        rows = self.encode_lists(texts, around, max_tokens)
+        ends = list(itertools.accumulate(map(len, rows), initial=0))
+        if max_batch_tokens is not None:
+            rows = rows[: max(1, sum(end <= max_batch_tokens for end in ends[1:]))]
+        ids = np.array(list(itertools.chain.from_iterable(rows)), dtype=np.int64)
+        return ids, np.array(ends[: len(rows) + 1], dtype=np.int32), max(map(len, rows), default=0)
+
+    @staticmethod
+    def sequence_positions(cu_seqlens: np.ndarray) -> np.ndarray:
+        """The place of every token in its sequence (int64 [N]): 0, 1, 2, 0, 1, ..., of cu_seqlens (int32 [n + 1])."""
+        places = [np.arange(stop - start) for start, stop in itertools.pairwise(cu_seqlens.tolist())]
+        return np.concatenate([np.zeros(0, np.int64), *places])
+
     def encode_rows(
         self,
         texts: Any,

@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_fast import native
 
-__all__ = ["Engine", "make_engine"]
+__all__ = ["Engine", "implementation", "make_engine"]
 
 
 class Engine(Protocol):
@@ -47,6 +47,23 @@ class Engine(Protocol):
         """Padded matrices; see `bert_fast.reference.wordpiece_rows.WordPieceRows.encode_rows`."""
         ...
 
+    def pack(
+        self,
+        texts: Any,
+        around: tuple[int, int] | None = None,
+        max_tokens: int | None = None,
+        max_batch_tokens: int | None = None,
+        num_threads: int = 0,
+        /,
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """The first texts without padding; see `bert_fast.reference.wordpiece_rows.WordPieceRows.pack`."""
+        ...
+
+    @staticmethod
+    def sequence_positions(cu_seqlens: np.ndarray) -> np.ndarray:
+        """The place of every token in its sequence (int64 [N]), of cu_seqlens (int32 [n + 1])."""
+        ...
+
     def normalize(self, text: str) -> str:
         """The text as the vocabulary is matched against it."""
         ...
@@ -58,8 +75,13 @@ class Engine(Protocol):
 
 def make_engine(vocab: Sequence[str] | bytes, **options: Any) -> Engine:
     """A WordPiece over `vocab`; options as those of `bert_fast.reference.wordpiece.WordPiece`."""
-    engine: Engine = _implementation()(vocab, **options)
+    engine: Engine = implementation()(vocab, **options)
     return engine
+
+
+def implementation() -> Any:
+    """The class of engines."""
+    return _implementation()
 
 
 @functools.cache  # cached, so that the warning comes once

@@ -6,7 +6,7 @@ from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.direct import Specials
 from bert_fast.tokenization.inputs import parse_inputs
 from bert_fast.tokenization.options import MOST_TOKENS, Shape, check_int, resolve_shape, tensor_kind
-from bert_fast.tokenization.pack import PackedBatch, pack_inputs
+from bert_fast.tokenization.pack import PackedBatch, pack_inputs, pack_texts
 from bert_fast.tokenization.padding import to_tensor
 from bert_fast.tokenization.pretrained import StoredTokenizer
 from bert_fast.tokenization.ragged import RaggedBatch, cut_left
@@ -107,12 +107,19 @@ class UnpaddedTokenizer(StoredTokenizer):
         Raises:
             ValueError: the first text alone has more than `max_tokens`.
         """
+        max_tokens = check_int("max_tokens", max_tokens, 1)
+        longest = self.model_max_length if max_length is None else check_int("max_length", max_length, 0) or 0
+        if pairs is None and longest >= 2 and self.truncation_side == "right":
+            batch = pack_texts(
+                self._engine, texts, self._around, longest - 2 if longest < MOST_TOKENS else None,
+                None if max_tokens is None or max_tokens > MOST_TOKENS else max_tokens,
+            )  # fmt: skip
+            if batch is not None:
+                return batch
         parsed = parse_inputs(texts, pairs, names=("texts", "pairs"))
         if not parsed.is_batched:
             raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
-        max_tokens = check_int("max_tokens", max_tokens, 1)
-        shape = self._shape(truncation=True, max_length=max_length)
-        specials = self._specials()
+        shape, specials = self._shape(truncation=True, max_length=max_length), self._specials()
         count = total = len(parsed.has_pair)
         if max_tokens is not None:
             count = min(total, 1 + max_tokens // _SHORT_TEXT_TOKENS)

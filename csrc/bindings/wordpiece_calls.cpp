@@ -1,6 +1,7 @@
 // The calls that turn texts into ids: arrays, lists, one list.
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -52,8 +53,8 @@ bool read_is_wide(py::handle dtype) {
 }
 
 // None, or a number of tokens.
-std::size_t read_max_tokens(py::handle object) {
-  return object.is_none() ? EncodeOptions{}.max_tokens : read_size("max_tokens", object, PY_SSIZE_T_MAX);
+std::size_t read_max_tokens(py::handle object, const char* argument = "max_tokens") {
+  return object.is_none() ? EncodeOptions{}.max_tokens : read_size(argument, object, PY_SSIZE_T_MAX);
 }
 
 Batch run_batch(const Engine& engine, const Texts& texts, const BatchOptions& options) {
@@ -247,6 +248,35 @@ PyObject* encode_lists(PyObject* self, PyObject* const* args, Py_ssize_t num_arg
   return lists.release().ptr();
 }
 
+PyObject* pack(PyObject* self, PyObject* const* args, Py_ssize_t num_args) {
+  check_num_args("pack", num_args, 1, 5);
+  const Engine& engine = engine_of(self);
+  BatchOptions options;
+  options.wide_ids = true;
+  if (num_args >= 2) options.around = read_around(args[1]);
+  if (num_args >= 3) options.encode.max_tokens = read_max_tokens(args[2]);
+  if (num_args >= 4) options.max_batch_tokens = read_max_tokens(args[3], "max_batch_tokens");
+  if (num_args == 5) options.num_threads = read_size("num_threads", args[4], kMaxThreads);
+  Batch batch = run_batch(engine, Texts(args[0]), options);
+  const wordpiece::Buffer<std::int64_t>& ends = batch.cu_seqlens;
+  if (ends.back() > std::numeric_limits<std::int32_t>::max()) {
+    throw py::value_error("texts: expected fewer than 2^31 tokens, got " + std::to_string(ends.back()));
+  }
+  wordpiece::Buffer<std::int32_t> cu_seqlens;
+  cu_seqlens.reserve(ends.size());
+  std::int64_t longest = 0, previous = 0;
+  for (const std::int64_t end : ends) {
+    cu_seqlens.push_back(static_cast<std::int32_t>(end));
+    longest = std::max(longest, end - previous);
+    previous = end;
+  }
+  const auto num_ends = static_cast<py::ssize_t>(ends.size());
+  return py::make_tuple(to_numpy(std::move(batch.wide_ids), {static_cast<py::ssize_t>(previous)}),
+                        to_numpy(std::move(cu_seqlens), {num_ends}), longest)
+      .release()
+      .ptr();
+}
+
 template <PyObject* (*kFunction)(PyObject*, PyObject* const*, Py_ssize_t)>
 void bind_fast(py::class_<Engine>& cls, const char* name, const char* doc) {
   static PyMethodDef method{name, nullptr, METH_FASTCALL, doc};
@@ -258,7 +288,35 @@ void bind_fast(py::class_<Engine>& cls, const char* name, const char* doc) {
 
 }  // namespace
 
+// The place of every token in its sequence, of those that start where cu_seqlens says: 0, 1, 2, 0, 1, ...
+py::array_t<std::int64_t> sequence_positions(const py::object& cu_seqlens) {
+  if (!py::isinstance<py::array_t<std::int32_t, py::array::c_style>>(cu_seqlens)) {
+    raise_type("cu_seqlens", "a contiguous NumPy array of int32", cu_seqlens);
+  }
+  const auto ends = py::reinterpret_borrow<py::array_t<std::int32_t>>(cu_seqlens);
+  std::int32_t previous = 0;
+  for (py::ssize_t i = 0; i < ends.size(); ++i) {
+    const std::int32_t end = ends.data()[i];
+    if (end < previous || (i == 0 && end != 0)) {
+      throw py::value_error("cu_seqlens: expected offsets from 0 on that do not decrease, got " + std::to_string(end) +
+                            " at " + std::to_string(i));
+    }
+    previous = end;
+  }
+  wordpiece::Buffer<std::int64_t> positions;
+  std::int64_t* to = positions.room(static_cast<std::size_t>(previous));
+  for (py::ssize_t i = 1; i < ends.size(); ++i) {
+    const std::int64_t length = ends.data()[i] - ends.data()[i - 1];
+    for (std::int64_t k = 0; k < length; ++k) to[k] = k;
+    to += length;
+  }
+  positions.commit(static_cast<std::size_t>(previous));
+  return to_numpy(std::move(positions), {previous});
+}
+
 void bind_calls(py::class_<Engine>& engine) {
+  engine.def_static("sequence_positions", &sequence_positions, py::arg("cu_seqlens"),
+                    "The place of every token in its sequence (int64 [N]), of int32 [n + 1].");
   engine
       .def("encode", &encode, py::arg("texts"), py::kw_only(), py::arg("offsets") = false, py::arg("word_ids") = false,
            py::arg("num_threads") = 0, py::arg("dtype") = "int32", py::arg("around") = py::none(),
@@ -276,6 +334,9 @@ void bind_calls(py::class_<Engine>& engine) {
   bind_fast<encode_lists>(engine, "encode_lists",
                           "encode_lists($self, texts, around=None, max_tokens=None, num_threads=0, /)\n--\n\n"
                           "Ids of texts as a list for each; around=(cls, sep) are put before and behind them.");
+  bind_fast<pack>(engine, "pack",
+                  "pack($self, texts, around=None, max_tokens=None, max_batch_tokens=None, num_threads=0, /)\n--\n\n"
+                  "(input_ids int64 [N], cu_seqlens int32 [n + 1], max_seqlen) of the first texts that fit.");
 }
 
 }  // namespace bert_fast::bindings

@@ -114,6 +114,55 @@ std::vector<wp::TextView> views_of(const std::vector<std::string>& texts) {
   return views;
 }
 
+// A limit on all tokens: the texts up to it, whole, one at least; on any number of threads, whatever else is asked for.
+void check_limits(const wp::Tokenizer& tokenizer, const std::vector<wp::TextView>& texts,
+                  const std::vector<std::size_t>& limits) {
+  wp::Batch batch;
+  wp::BatchOptions options;
+  options.around = {true, kCls, kSep};
+  const Expected all = one_by_one(tokenizer, texts, options);
+  for (const std::size_t limit : limits) {
+    std::size_t count = 0;
+    while (count < texts.size() && (count == 0 || static_cast<std::size_t>(all.cu_seqlens[count + 1]) <= limit))
+      ++count;
+    const auto size = static_cast<std::ptrdiff_t>(all.cu_seqlens[count]);
+    Expected expected;
+    expected.ids.assign(all.ids.begin(), all.ids.begin() + size);
+    expected.offsets.assign(all.offsets.begin(), all.offsets.begin() + 2 * size);
+    expected.word_ids.assign(all.word_ids.begin(), all.word_ids.begin() + size);
+    expected.cu_seqlens.assign(all.cu_seqlens.begin(), all.cu_seqlens.begin() + static_cast<std::ptrdiff_t>(count) + 1);
+    options.max_batch_tokens = limit;
+    for (const std::size_t threads : {1, 3}) {
+      for (const int outputs : {0, 3, 4, 7}) {
+        options.num_threads = threads;
+        options.encode.offsets = (outputs & 1) != 0;
+        options.encode.word_ids = (outputs & 2) != 0;
+        options.wide_ids = (outputs & 4) != 0;
+        wp::encode_batch(tokenizer, texts.data(), texts.size(), options, batch);
+        check_batch(batch, expected, options);
+      }
+    }
+  }
+}
+
+void test_limits() {
+  const wp::Tokenizer tokenizer(wordpiece_test::views(kVocab), with_mask());
+  std::mt19937 random(9);
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < 3000; ++i) texts.push_back(make_text(random, random() % 40, true));
+  std::vector<std::size_t> limits = {0, 1, 2, 3, 50, 51, 1000, 20000, 20001, 1000000, static_cast<std::size_t>(-2)};
+  for (int i = 0; i < 20; ++i) limits.push_back(random() % 60000);
+  check_limits(tokenizer, views_of(texts), limits);
+  check_limits(tokenizer, {}, {0, 5});
+  // A text that is cut into parts, first, last and in between: it is whole, or not there.
+  const std::string giant = make_text(random, 60000, true);
+  for (const std::size_t place : {std::size_t{0}, std::size_t{100}, std::size_t{299}}) {
+    std::vector<std::string> some(texts.begin(), texts.begin() + 300);
+    some[place] = giant;
+    check_limits(tokenizer, views_of(some), {1, 100, 2000, 30000, 60000, 100000, 200000});
+  }
+}
+
 void test_short_texts() {
   const wp::Tokenizer tokenizer(wordpiece_test::views(kVocab), with_mask());
   std::mt19937 random(1);
@@ -242,6 +291,7 @@ void test_plan() {
 }  // namespace
 
 int main() {
+  test_limits();
   test_short_texts();
   test_long_texts();
   test_forms();

@@ -1,6 +1,7 @@
 // Every instruction set against naive loops, and the table of whole words.
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -180,6 +181,21 @@ void check_narrow(Random& random, std::size_t (*narrow)(const Unit*, std::size_t
   }
 }
 
+void test_widen() {
+  Random random(4);
+  for (std::size_t size = 0; size <= 70; ++size) {
+    std::vector<std::int32_t> ids(size);
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % (1U << 31));
+    if (size > 0) ids[random() % size] = std::numeric_limits<std::int32_t>::max();
+    const std::vector<std::int64_t> want(ids.begin(), ids.end());
+    for (const wp::Kernels* kernels : wp::available_kernels()) {
+      std::vector<std::int64_t> got(size, -1);
+      kernels->widen(ids.data(), size, got.data());
+      CHECK(got == want);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -191,5 +207,6 @@ int main() {
     check_narrow<std::uint16_t>(random, kernels->narrow16);
     check_narrow<std::uint32_t>(random, kernels->narrow32);
   }
+  test_widen();
   return wordpiece_test::report("wordpiece_kernels");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "wordpiece/dispatch.h"
 #include "wordpiece/pool.h"
 
 namespace bert_fast::wordpiece {
@@ -11,6 +12,8 @@ namespace {
 // Units that are encoded before they are joined, for each thread: what is joined is still in the cache, and little
 // memory holds tokens twice; but at the end of each round threads wait for the last one.
 constexpr std::size_t kUnitsPerRound = 32;
+// The same where max_batch_tokens may end the batch: what is encoded beyond it is lost.
+constexpr std::size_t kUnitsPerLimitedRound = 4;
 
 // Gives units their places, in order, rounds one after the other.
 class Placer {
@@ -45,7 +48,7 @@ void copy_shifted(const std::int32_t* from, std::size_t count, std::int32_t shif
 void place_ids(const Unit& unit, const Tokens& from, const BatchOptions& options, Batch& out) {
   const std::int32_t* ids = from.ids.data() + unit.first_token;
   if (options.wide_ids) {
-    std::copy_n(ids, unit.num_tokens, out.wide_ids.data() + unit.place);
+    kernels().widen(ids, unit.num_tokens, out.wide_ids.data() + unit.place);
   } else {
     copy_shifted(ids, unit.num_tokens, 0, out.tokens.ids.data() + unit.place);
   }
@@ -88,24 +91,37 @@ void reserve(const BatchOptions& options, std::size_t num_bytes, Batch& out) {
                   [&](auto& values, std::size_t per_token) { values.reserve(per_token * (num_bytes / 4 + 16)); });
 }
 
-// One thread, and ids as the tokenizer writes them: they are where they belong at once.
-void encode_in_place(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
-                     UnitPlanner& planner, Workspace& workspace, Batch& out) {
+bool is_limited(const BatchOptions& options) { return options.max_batch_tokens != BatchOptions{}.max_batch_tokens; }
+
+// How many texts are complete behind the last one of some units.
+std::size_t num_complete(const Unit& unit) { return unit.ends_text ? unit.last_text : unit.first_text; }
+
+// One thread, and ids as the tokenizer writes them: they are where they belong at once. Returns how many texts
+// there are.
+std::size_t encode_in_place(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
+                            UnitPlanner& planner, Workspace& workspace, Batch& out) {
   std::vector<Unit>& units = workspace.units;
   Placer placer;
+  std::size_t num_texts = 0;
   for (planner.next(1, units); !units.empty(); planner.next(1, units)) {
     encode_unit(tokenizer, texts, options.encode, options.around, workspace.arenas[0], out.tokens, units[0],
                 out.cu_seqlens.data());
     placer.place(units[0]);
     place_others(units[0], out.tokens, options, out);
+    num_texts = num_complete(units[0]);
+    if (num_texts > 0 && placer.num_tokens() > options.max_batch_tokens) break;
   }
+  return num_texts;
 }
 
-void encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
-                      std::size_t num_threads, UnitPlanner& planner, Workspace& workspace, Batch& out) {
-  const std::size_t units_per_round = num_threads == 1 ? 1 : num_threads * kUnitsPerRound;
+// The same for other outputs, and several threads.
+std::size_t encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
+                             std::size_t num_threads, UnitPlanner& planner, Workspace& workspace, Batch& out) {
+  const std::size_t units_per_round =
+      num_threads == 1 ? 1 : num_threads * (is_limited(options) ? kUnitsPerLimitedRound : kUnitsPerRound);
   std::vector<Unit>& units = workspace.units;
   Placer placer;
+  std::size_t num_texts = 0;
   for (planner.next(units_per_round, units); !units.empty(); planner.next(units_per_round, units)) {
     for (Arena& arena : workspace.arenas) arena.clear();
     parallel_for(units.size(), num_threads, [&](std::size_t index, std::size_t worker) {
@@ -132,7 +148,22 @@ void encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const B
         }
       }
     });
+    num_texts = num_complete(units.back());
+    if (num_texts > 0 && placer.num_tokens() > options.max_batch_tokens) break;
   }
+  return num_texts;
+}
+
+// Leaves out the texts at the end that exceed max_batch_tokens; `num_texts` are there.
+void cut_batch(const BatchOptions& options, std::size_t num_texts, Batch& out) {
+  const std::int64_t* ends = out.cu_seqlens.data();
+  if (num_texts > 1 && static_cast<std::size_t>(ends[num_texts]) > options.max_batch_tokens) {
+    const auto limit = static_cast<std::int64_t>(options.max_batch_tokens);
+    num_texts = static_cast<std::size_t>(std::upper_bound(ends + 2, ends + num_texts, limit) - ends) - 1;
+  }
+  const auto num_tokens = static_cast<std::size_t>(ends[num_texts]);
+  out.cu_seqlens.truncate(num_texts + 1);
+  for_each_output(options, out, [&](auto& values, std::size_t per_token) { values.truncate(per_token * num_tokens); });
 }
 
 }  // namespace
@@ -143,18 +174,17 @@ void encode_batch(const Tokenizer& tokenizer, const TextView* texts, std::size_t
   for (auto* values : {&out.wide_ids, &out.cu_seqlens}) values->clear();
   out.cu_seqlens.append(num_texts + 1, 0);
 
-  const std::size_t num_bytes = total_cost(texts, num_texts, options.encode.max_tokens);
-  const WorkPlan plan = plan_work(num_bytes, options.num_threads);
+  const std::size_t num_bytes = total_cost(texts, num_texts, options.encode.max_tokens, options.max_batch_tokens);
+  const WorkPlan plan = plan_work(num_bytes, options.num_threads, is_limited(options));
   UnitPlanner planner(tokenizer, texts, num_texts, options.encode, plan.unit_bytes, true);
   const Workspace::Lease workspace(plan.num_threads);
   const bool in_place = plan.num_threads == 1 && !options.wide_ids;
   // All in one round: what is needed is known before it is allocated.
   if (in_place || num_bytes > plan.num_threads * kUnitsPerRound * plan.unit_bytes) reserve(options, num_bytes, out);
-  if (in_place) {
-    encode_in_place(tokenizer, texts, options, planner, *workspace, out);
-  } else {
-    encode_in_rounds(tokenizer, texts, options, plan.num_threads, planner, *workspace, out);
-  }
+  cut_batch(options,
+            in_place ? encode_in_place(tokenizer, texts, options, planner, *workspace, out)
+                     : encode_in_rounds(tokenizer, texts, options, plan.num_threads, planner, *workspace, out),
+            out);
   for_each_output(options, out, [](auto& values, std::size_t) { values.shrink(); });
 }
 

@@ -1,6 +1,6 @@
-// The two inner loops of the tokenizer, once for every instruction set: finding words in ASCII, 64 bytes at a time, and
-// looking words up. Everything here is plain pointers: the files that implement it are compiled for instruction sets
-// that the machine may not have, so nothing in them may be shared with other files.
+// The inner loops of the tokenizer, once for every instruction set: finding words in ASCII, 64 bytes at a time, looking
+// words up, and copying. Everything here is plain pointers: the files that implement it are compiled for instruction
+// sets that the machine may not have, so nothing in them may be shared with other files.
 #pragma once
 
 #include <cstddef>
@@ -118,6 +118,9 @@ struct Kernels {
   // Copies characters of ASCII from the start of `text`, at most `size`; returns how many.
   std::size_t (*narrow16)(const std::uint16_t* text, std::size_t size, char* out);
   std::size_t (*narrow32)(const std::uint32_t* text, std::size_t size, char* out);
+
+  // Copies ids, which are not negative.
+  void (*widen)(const std::int32_t* ids, std::size_t size, std::int64_t* out);
 };
 
 const WordKernels& portable_word_kernels();

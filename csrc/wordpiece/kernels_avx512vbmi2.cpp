@@ -50,7 +50,7 @@ struct Isa {
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"avx512", bmi2_word_kernels, scan, narrow16, narrow32};
+constexpr Kernels kKernels = {"avx512", bmi2_word_kernels, scan, narrow16, narrow32, widen};
 
 }  // namespace
 

@@ -61,3 +61,8 @@ std::size_t narrow(const Unit* text, std::size_t size, char* out) {
 
 std::size_t narrow16(const std::uint16_t* text, std::size_t size, char* out) { return narrow(text, size, out); }
 std::size_t narrow32(const std::uint32_t* text, std::size_t size, char* out) { return narrow(text, size, out); }
+
+void widen(const std::int32_t* ids, std::size_t size, std::int64_t* out) {
+  // Without a sign, half the instructions where there is no AVX2.
+  for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::uint32_t>(ids[i]);
+}

@@ -57,7 +57,7 @@ struct Isa {
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"neon", portable_word_kernels, scan, narrow16, narrow32};
+constexpr Kernels kKernels = {"neon", portable_word_kernels, scan, narrow16, narrow32, widen};
 
 }  // namespace
 

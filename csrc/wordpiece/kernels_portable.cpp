@@ -39,7 +39,7 @@ struct Isa {
 
 #include "wordpiece/kernels_body.h"
 
-constexpr Kernels kKernels = {"portable", portable_word_kernels, scan, narrow16, narrow32};
+constexpr Kernels kKernels = {"portable", portable_word_kernels, scan, narrow16, narrow32, widen};
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "wordpiece/dispatch.h"
 #include "wordpiece/pool.h"
 #include "wordpiece/units.h"
 
@@ -75,10 +76,11 @@ class RowWriter {
   RowWriter(const RowOptions& options, std::size_t row, Rows& out)
       : ids_(out.input_ids.data() + row * out.width),
         types_(options.types ? out.token_type_ids.data() + row * out.width : nullptr),
-        mask_(options.mask ? out.attention_mask.data() + row * out.width : nullptr) {}
+        mask_(options.mask ? out.attention_mask.data() + row * out.width : nullptr),
+        widen_(kernels().widen) {}
 
   void text(const Piece& piece, std::int64_t type) {
-    std::copy_n(piece.ids, piece.size, ids_);
+    widen_(piece.ids, piece.size, ids_);
     advance(piece.size, type, 1);
   }
   void special(std::int32_t id, std::int64_t type) {
@@ -100,6 +102,7 @@ class RowWriter {
   std::int64_t* ids_;
   std::int64_t* types_;
   std::int64_t* mask_;
+  void (*widen_)(const std::int32_t*, std::size_t, std::int64_t*);
 };
 
 void write_row(const Row& row, const RowOptions& options, std::size_t index, Rows& out) {

@@ -67,20 +67,23 @@ void encode_part(const Tokenizer& tokenizer, TextView part, const EncodeOptions&
 
 }  // namespace
 
-std::size_t total_cost(const TextView* texts, std::size_t num_texts, std::size_t max_tokens) {
+std::size_t total_cost(const TextView* texts, std::size_t num_texts, std::size_t max_tokens,
+                       std::size_t max_batch_tokens) {
   std::size_t total = 0;
-  for (std::size_t i = 0; i < num_texts; ++i) total += cost_of(texts[i], max_tokens);
+  for (std::size_t i = 0; i < num_texts && total / kTokenBytes < max_batch_tokens; ++i) {
+    total += cost_of(texts[i], max_tokens);
+  }
   return total;
 }
 
-WorkPlan plan_work(std::size_t num_bytes, std::size_t num_threads) {
+WorkPlan plan_work(std::size_t num_bytes, std::size_t num_threads, bool is_limited) {
   if (num_threads == 0) {
     num_threads = num_bytes / kMinBytesPerThread;
     // Asking the system for its processors takes longer than encoding a sentence: only where it matters.
     if (num_threads > 1) num_threads = std::min(num_threads, available_processors());
   }
   num_threads = std::clamp<std::size_t>(num_threads, 1, kMaxThreads);
-  if (num_threads == 1) return {1, kMaxUnitBytes};
+  if (num_threads == 1 && !is_limited) return {1, kMaxUnitBytes};
   const std::size_t unit_bytes = std::clamp(num_bytes / num_threads / kUnitsPerThread, kMinUnitBytes, kMaxUnitBytes);
   return {std::max<std::size_t>(1, std::min(num_threads, num_bytes / unit_bytes)), unit_bytes};
 }

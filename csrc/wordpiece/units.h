@@ -65,16 +65,19 @@ class UnitPlanner {
   std::size_t begin_ = 0;  // of its next part
 };
 
-// About how many bytes are read of the texts if each has at most max_tokens tokens, and a few more for every text.
-std::size_t total_cost(const TextView* texts, std::size_t num_texts, std::size_t max_tokens);
+// About how many bytes are read of the texts if each has at most max_tokens tokens, and all of them at most
+// max_batch_tokens, and a few more for every text.
+std::size_t total_cost(const TextView* texts, std::size_t num_texts, std::size_t max_tokens,
+                       std::size_t max_batch_tokens = static_cast<std::size_t>(-1));
 
 // Threads for texts of that total_cost, and bytes for a unit. num_threads: 0 means as many as the calling thread has
-// processors and the work pays.
+// processors and the work pays. is_limited: there may be more texts than are wanted, so that units are small for one
+// thread, too.
 struct WorkPlan {
   std::size_t num_threads;
   std::size_t unit_bytes;
 };
-WorkPlan plan_work(std::size_t num_bytes, std::size_t num_threads);
+WorkPlan plan_work(std::size_t num_bytes, std::size_t num_threads, bool is_limited = false);
 
 // Memory of one worker; apart from the others' by more than a cache line.
 struct alignas(128) Arena {

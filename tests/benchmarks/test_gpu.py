@@ -284,7 +284,7 @@ def test_the_real_parts_from_end_to_end_on_a_cpu(
     # Wrong cases make `verify` fail.
     assert outcomes == {
         "verify": "failed", "ceilings": "ok", "compile": "ok", "prepare": "ok", "time": "ok", "peers": "ok",
-        "steps": "ok", "runs": "ok", "gemm": "ok", "tiles": "ok", "models": "ok",
+        "steps": "ok", "embedding": "ok", "runs": "ok", "gemm": "ok", "tiles": "ok", "models": "ok",
     }  # fmt: skip
     text = summary(recorder, lines, [])
     assert "cases: 4 red, 3 green" in text

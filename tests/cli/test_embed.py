@@ -165,7 +165,7 @@ def test_an_encoder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -
 
 
 # Groups of three texts, each recorded; the process kills itself when it is asked for the KILL_AT-th time for vectors,
-# or, "finish" and the like, when it is about to call that function.
+# or, "finish" and the like, when it is about to call that function, or, "torn", with half of a group's vectors written.
 KILLED = """
 import os, signal, sys
 import torch
@@ -189,6 +189,15 @@ def killing(call):
     return killed
 if at == "write_info": embedding_files.write_info = killing(embedding_files.write_info)
 if at == "finish": unfinished.UnfinishedVectors.finish = killing(unfinished.UnfinishedVectors.finish)
+if at == "remove": unfinished.UnfinishedVectors.remove = killing(unfinished.UnfinishedVectors.remove)
+add = unfinished.UnfinishedVectors.add
+def torn(self, vectors, *arguments):
+    if self.texts >= 6:
+        self._file.write(vectors.tobytes()[: vectors.nbytes // 2 + 1])
+        self._file.flush()
+        stop()
+    add(self, vectors, *arguments)
+if at == "torn": unfinished.UnfinishedVectors.add = torn
 if at == "record": unfinished.write_atomically = killing(unfinished.write_atomically)
 sys.exit(main.main(sys.argv[3:]))
 """
@@ -210,13 +219,19 @@ def write_texts(count: int) -> list[str]:
 
 @pytest.mark.parametrize("ending", ["npy", "parquet", "arrow"])
 def test_killed_and_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    """Three times, and at the end: the bytes are those of one run, and vectors those of the texts."""
+    """At the first group and at later ones, in the middle of a write, at each step of the end: the bytes are those of
+    one run, and vectors those of the texts.
+    """
     pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
     texts = write_texts(20)
     whole, output = f"whole.{ending}", f"out.{ending}"
     assert run_until(folder, "", "kill", "-o", whole).returncode == 0
-    ends = {"npy": ["1", "3", "record", "write_info"], "parquet": ["2", "2", "4", "finish"], "arrow": ["7", "finish"]}
+    ends = {
+        "npy": ["1", "3", "torn", "record", "write_info", "remove"],
+        "parquet": ["2", "torn", "4", "finish"],
+        "arrow": ["7", "remove"],
+    }
     for at in ends[ending]:
         assert run_until(folder, at, "kill", "-o", output, "--resume").returncode == -signal.SIGKILL
         assert Path(f"{output}.partial").is_dir()

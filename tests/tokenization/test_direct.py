@@ -110,6 +110,29 @@ def test_rows_like_the_reference() -> None:
 
 
 @needs_native
+def test_packed_like_the_reference() -> None:
+    """Every limit, on one thread and on several."""
+    rng = random.Random(5)
+    native, reference = make_native(SMALL_VOCAB), WordPiece(SMALL_VOCAB)
+    cut = 0
+    for _ in range(800):
+        texts = [
+            " ".join(rng.choices(("a", "b", "é", "x1", "zz"), k=rng.choice([0, 1, 5, 30])))
+            for _ in range(rng.choice([0, 1, 2, 7, 60]))
+        ]
+        around, limit = rng.choice([None, (101, 102)]), rng.choice([None, 0, 1, 4, 20])
+        most = rng.choice([None, 0, 1, 10, rng.randint(0, 700)])
+        want_ids, want_ends, want_longest = reference.pack(texts, around, limit, most)
+        for num_threads in (0, 1, 3):
+            ids, ends, longest = native.pack(texts, around, limit, most, num_threads)
+            assert (ids.dtype, ends.dtype, type(longest)) == (np.int64, np.int32, int)
+            assert np.array_equal(ids, want_ids), (texts, around, limit, most)
+            assert (ends.tolist(), longest) == (want_ends.tolist(), want_longest), (texts, around, limit, most)
+        cut += 1 < len(want_ends) <= len(texts)
+    assert 100 < cut < 700
+
+
+@needs_native
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -148,6 +171,10 @@ def test_bad_rows(options: dict[str, Any], error: type[Exception], message: str)
         ("encode_lists", (["a", 3],), r"texts\[1\]: expected str or bytes, got int"),
         ("encode_lists", ("a",), "texts: expected a sequence of str or bytes, got str"),
         ("encode_lists", (["a"], [1, 2]), "around: expected a tuple of two ints or None, got list"),
+        ("pack", (), "pack: expected 1 to 5 arguments, got 0"),
+        ("pack", (["a", 3],), r"texts\[1\]: expected str or bytes, got int"),
+        ("pack", (["a"], (1, 2), 1.5), "max_tokens: expected int, got float"),
+        ("pack", (["a"], (1, 2), None, "b"), "max_batch_tokens: expected int, got str"),
     ],
 )
 def test_bad_short_calls(method: str, arguments: tuple[Any, ...], message: str) -> None:

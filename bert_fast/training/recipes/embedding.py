@@ -20,7 +20,7 @@ from bert_fast.models.sentence_folder import TextEmbedding
 from bert_fast.models.shapes import check_sizes
 from bert_fast.tokenization import BertTokenizer, RaggedBatch
 
-__all__ = ["Embedder"]
+__all__ = ["Embedder", "batches_by_length"]
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,8 @@ class Embedder:
         """The vectors of texts that `tokenize` read, in their order: float32 [n, H]."""
         starts, lengths = ragged.cu_seqlens[:-1], np.diff(ragged.cu_seqlens)
         vectors = np.empty((len(lengths), self.model.config.hidden_size), np.float32)
-        # Longest first: texts of one batch are about as long, and memory is asked for once.
         with torch.inference_mode():
-            for rows in _batches(np.argsort(-lengths, kind="stable"), lengths, self.batch_tokens):
+            for rows in batches_by_length(lengths, self.batch_tokens):
                 vectors[rows] = self._vectors(ragged.ids, starts[rows], lengths[rows])
         return vectors
 
@@ -122,7 +121,6 @@ class Embedder:
         device = self.model.device
         hidden = self.model(
             input_ids=torch.from_numpy(ids[positions + np.repeat(starts, lengths)]).to(device),
-            position_ids=torch.from_numpy(positions).to(device),
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
             max_seqlen=int(lengths.max()),
         ).last_hidden_state  # [T, H]
@@ -141,8 +139,12 @@ def _check_place(device: Any, dtype: Any) -> None:
         raise ValueError(f"device: expected a device, got {reprlib.repr(device)} ({error})") from None
 
 
-def _batches(order: np.ndarray, lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """`order` in pieces whose lengths add up to `batch_tokens` at most, but for single texts that are longer."""
+def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Texts in batches, longest first: those of one are about as long, and memory is asked for once.
+
+    lengths (int [n]): tokens of every text; batch_tokens: of a batch at most, but for single texts that are longer.
+    """
+    order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(lengths[order])
     first = 0
     while first < len(order):

@@ -76,7 +76,11 @@ class CrossEncoder:
                 batch = self.tokenizer.pack(
                     [texts[row] for row in rows], [pairs[row] for row in rows], max_tokens=limit, max_length=longest
                 ).to(self.model.device)
-                found = self.model(**batch).logits[:, 0].float().cpu().numpy()
+                logits = self.model(  # which makes positions itself
+                    input_ids=batch.input_ids, token_type_ids=batch.token_type_ids, cu_seqlens=batch.cu_seqlens,
+                    max_seqlen=batch.max_seqlen,
+                ).logits  # fmt: skip
+                found = logits[:, 0].float().cpu().numpy()
                 scores[rows[: len(found)]] = found
                 done += len(found)
         return scores

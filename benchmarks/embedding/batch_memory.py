@@ -1,0 +1,83 @@
+"""Memory of a contrastive step of a large batch of short texts: how it grows with the batch.
+
+`losses.cached_backward` with `losses.in_batch_negatives` on pairs of texts of 8 tokens, 256 pairs at a time, dropout
+0.1: peak memory of a process of its own, beyond what it held after a step of 256 pairs. A whole matrix of scores would
+be 4 * B^2 bytes. A line through the last two sizes says what 65,536 pairs take.
+
+    python -m benchmarks.embedding.batch_memory SHAPE PAIRS     one measurement, as JSON
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.kit.record import ROOT
+
+PART = 256
+TOKENS = 8
+LARGE = 65536
+SIZES = {"tiny": (1024, 2048, 4096, 8192), "minilm": (512, 1024)}
+
+
+def measure(shape: str, num_pairs: int) -> int:
+    """Bytes that a step of so many pairs needs beyond one of `PART` pairs; of this process, once."""
+    import torch
+
+    from benchmarks.kit.bert import BY_NAME
+    from bert_fast import BertConfig, BertForTextEmbedding, losses
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = BertForTextEmbedding(BY_NAME[shape].config(BertConfig, vocab_size=1000)).train()
+    ids = torch.randint(5, 1000, (num_pairs, 2 * TOKENS))
+    cu_seqlens = torch.arange(2 * PART + 1, dtype=torch.int32) * TOKENS
+
+    def encode(part: torch.Tensor) -> torch.Tensor:
+        made = model(input_ids=part.flatten(), cu_seqlens=cu_seqlens[: 2 * len(part) + 1], max_seqlen=TOKENS)
+        return made.embeddings.unflatten(0, (-1, 2))
+
+    def step(count: int) -> None:
+        parts = ids[:count].split(PART)
+        losses.cached_backward(encode, parts, lambda made: losses.in_batch_negatives(made[:, 0], made[:, 1]))
+
+    step(PART)
+    before = _peak()
+    step(num_pairs)
+    return _peak() - before
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run_memory(shape: str, sizes: Sequence[int] | None = None) -> dict[str, Any]:
+    """Peaks of all sizes, bytes of a whole matrix of scores beside them, and what a line says of `LARGE` pairs."""
+    sizes = sizes or SIZES[shape]
+    peaks = []
+    for num_pairs in sizes:
+        command = [sys.executable, "-m", "benchmarks.embedding.batch_memory", shape, str(num_pairs)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command[1:])}: {done.stderr[-1500:]}")
+        peaks.append(json.loads(done.stdout.splitlines()[-1])["bytes"])
+    return {"case": f"batch_memory/{shape}", "pairs": list(sizes), "bytes": peaks, **extrapolated(sizes, peaks)}
+
+
+def extrapolated(sizes: Sequence[int], peaks: Sequence[int]) -> dict[str, Any]:
+    """Of the last two sizes: bytes a pair, and bytes of `LARGE` pairs beside those of their matrix of scores."""
+    slope = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
+    return {
+        "bytes_a_pair": round(slope, 1),
+        "large_pairs": LARGE,
+        "large_bytes": round(peaks[-1] + slope * (LARGE - sizes[-1])),
+        "large_matrix_bytes": 4 * LARGE**2,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"bytes": measure(sys.argv[1], int(sys.argv[2]))}))
