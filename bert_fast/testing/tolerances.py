@@ -180,7 +180,7 @@ ABSOLUTE: dict[str, float] = {
     "minilm_embeddings": 2e-5,
     # Embeddings of unit length and scores of sentence-transformers, fused and untouched: fp32 sums in another order.
     "sentence_embeddings": 1e-6,
-    # Losses, and entries of vectors of unit length, behind eight steps of AdamW, which begin with the signs of gradients:
+    # Losses, and entries of vectors of unit length, behind eight steps of AdamW, which begin with signs of gradients:
     # where these are near 0, rounding decides them.
     "short_run": 2e-3,
     # F1 on 400 held-out texts: twice what seeds of dropout alone change (0.926 to 0.957 for spam, 0.417 to 0.435).

@@ -34,7 +34,7 @@ def test_all_are_timed_on_a_device(cpu_run: CpuRun) -> None:
             assert set(line) >= FIELDS
             assert line["peak_bytes"] is None
             assert 0 < line["ms_p20"] <= line["ms"] <= line["ms_p80"]
-            assert line["texts_per_s"] * line["tokens_per_text"] == pytest.approx(line["real_tokens_per_s"], rel=0.01)
+            assert 0.99 < line["texts_per_s"] * line["tokens_per_text"] / line["real_tokens_per_s"] < 1.01, "rounded"
             assert f"{line['real_tokens_per_s']:12,.0f} tokens/s" in shown(line)
 
 

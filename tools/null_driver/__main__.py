@@ -83,8 +83,9 @@ def _time(name: str, precision: str, layers: int, kinds: list[str], only: str, r
 def _print_ratios(label: str, kind: str, ours: Times, theirs: Times) -> None:
     """Of the least times to transformers'."""
     of = {"forward": PARTS[:1], "both passes": PARTS[:2], "whole step": PARTS}
-    ratios = {name: sum(ours[part][0] for part in of[name]) / sum(theirs[part][0] for part in of[name]) for name in of}
-    print(f"  {kind} to transformers: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
+    least = {name: [sum(times[part][0] for part in parts) for times in (ours, theirs)] for name, parts in of.items()}
+    told = ", ".join(f"{name} {own / other:.2f}" for name, (own, other) in least.items())
+    print(f"  {kind} to transformers, {label}: {told}", flush=True)
 
 
 def _print_times(label: str, kind: str, parts: Times) -> None:
