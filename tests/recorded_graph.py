@@ -149,7 +149,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """`CapturedStep` and `EncoderGraphs` work on a CPU from here on."""
     monkeypatch.setattr(RecordedGraph, "all", [])
     monkeypatch.setattr(RecordedGraph, "num_replays", 0)
-    for module in (encoders, steps, distributed):
+    for module in (graphs, encoders, steps, distributed):
         monkeypatch.setattr(module, "check_device", lambda name, device: None)
     monkeypatch.setattr(gradients, "_is_capturing", lambda: bool(_capturing))
     monkeypatch.setattr(call, "_layout", _layout)
