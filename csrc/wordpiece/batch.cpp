@@ -98,7 +98,7 @@ std::size_t num_complete(const Unit& unit) { return unit.ends_text ? unit.last_t
 
 // One thread, and ids as the tokenizer writes them: they are where they belong at once. Returns how many texts
 // there are.
-std::size_t encode_in_place(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
+std::size_t encode_in_place(const TextTokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
                             UnitPlanner& planner, Workspace& workspace, Batch& out) {
   std::vector<Unit>& units = workspace.units;
   Placer placer;
@@ -115,7 +115,7 @@ std::size_t encode_in_place(const Tokenizer& tokenizer, const TextView* texts, c
 }
 
 // The same for other outputs, and several threads.
-std::size_t encode_in_rounds(const Tokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
+std::size_t encode_in_rounds(const TextTokenizer& tokenizer, const TextView* texts, const BatchOptions& options,
                              std::size_t num_threads, UnitPlanner& planner, Workspace& workspace, Batch& out) {
   const std::size_t units_per_round =
       num_threads == 1 ? 1 : num_threads * (is_limited(options) ? kUnitsPerLimitedRound : kUnitsPerRound);
@@ -168,7 +168,7 @@ void cut_batch(const BatchOptions& options, std::size_t num_texts, Batch& out) {
 
 }  // namespace
 
-void encode_batch(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
+void encode_batch(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
                   Batch& out) {
   for (auto* values : {&out.tokens.ids, &out.tokens.offsets, &out.tokens.word_ids}) values->clear();
   for (auto* values : {&out.wide_ids, &out.cu_seqlens}) values->clear();

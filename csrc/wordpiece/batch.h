@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "wordpiece/tokenizer.h"
+#include "wordpiece/text_tokenizer.h"
 #include "wordpiece/units.h"
 
 namespace bert_fast::wordpiece {
@@ -26,8 +26,8 @@ struct BatchOptions {
 
 // Tokens of all texts (that stay) in place of what `out` had; the result does not depend on the number of threads. Long
 // texts are cut at safe places and shared as well. Besides the result, memory is needed for the tokens of 2 MB of text
-// per thread. Throws what Tokenizer::encode throws, and std::bad_alloc; `out` holds no result then.
-void encode_batch(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
+// per thread. Throws what TextTokenizer::encode throws, and std::bad_alloc; `out` holds no result then.
+void encode_batch(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
                   Batch& out);
 
 }  // namespace bert_fast::wordpiece

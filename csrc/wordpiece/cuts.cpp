@@ -8,7 +8,7 @@ namespace bert_fast::wordpiece {
 namespace {
 
 template <typename Unit>
-std::size_t find_in_units(const Tokenizer& tokenizer, const TextView& text, std::size_t from, std::size_t to) {
+std::size_t find_in_units(const TextTokenizer& tokenizer, const TextView& text, std::size_t from, std::size_t to) {
   const Unit* units = static_cast<const Unit*>(text.data);
   const auto code_point = [&](std::size_t i) -> char32_t {
     const char32_t c = units[i];
@@ -20,7 +20,7 @@ std::size_t find_in_units(const Tokenizer& tokenizer, const TextView& text, std:
   return kNoCut;
 }
 
-std::size_t find_in_utf8(const Tokenizer& tokenizer, std::string_view text, std::size_t from, std::size_t to) {
+std::size_t find_in_utf8(const TextTokenizer& tokenizer, std::string_view text, std::size_t from, std::size_t to) {
   const auto starts_character = [&](std::size_t i) { return (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80; };
   // Length of the valid character at i, 0 if there is none.
   const auto character_size = [&](std::size_t i) {
@@ -45,7 +45,7 @@ std::size_t find_in_utf8(const Tokenizer& tokenizer, std::string_view text, std:
 
 }  // namespace
 
-std::size_t find_cut(const Tokenizer& tokenizer, const TextView& text, std::size_t from, std::size_t to) {
+std::size_t find_cut(const TextTokenizer& tokenizer, const TextView& text, std::size_t from, std::size_t to) {
   to = std::min(to, text.length);
   if (from >= to) return kNoCut;
   switch (text.form) {

@@ -28,7 +28,9 @@ struct Row {
   std::size_t num_text_tokens() const { return first.size + second.size; }
 };
 
-std::size_t num_special(const RowOptions& options, bool has_pair) { return !options.special ? 0 : has_pair ? 3 : 2; }
+std::size_t num_special(const RowOptions& options, bool has_pair) {
+  return !options.special ? 0 : has_pair ? 2 + options.pair_separators : 2;
+}
 
 // How many tokens of a text are looked at: one more than any row can hold tells that the text is too long.
 std::size_t tokens_needed(const RowOptions& options) {
@@ -111,9 +113,10 @@ void write_row(const Row& row, const RowOptions& options, std::size_t index, Row
   if (options.pad_left) writer.padding(out.width - length, options);
   if (options.special) writer.special(options.cls, 0);
   writer.text(row.first, 0);
-  if (options.special) writer.special(options.sep, 0);
-  writer.text(row.second, 1);
-  if (options.special && row.has_pair) writer.special(options.sep, 1);
+  const std::size_t separators = row.has_pair ? options.pair_separators : 1;
+  for (std::size_t i = 0; options.special && i < separators; ++i) writer.special(options.sep, 0);
+  writer.text(row.second, options.pair_type);
+  if (options.special && row.has_pair) writer.special(options.sep, options.pair_type);
   if (!options.pad_left) writer.padding(out.width - length, options);
 }
 
@@ -131,7 +134,7 @@ void allocate(const RowOptions& options, Rows& out) {
 }
 
 // All texts' tokens, in the arenas; ends[i + 1]: where text i ends within its unit.
-void encode_texts(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const EncodeOptions& wanted,
+void encode_texts(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const EncodeOptions& wanted,
                   const WorkPlan& plan, Workspace& workspace, Buffer<std::int64_t>& ends) {
   std::vector<Unit>& units = workspace.units;
   UnitPlanner(tokenizer, texts, num_texts, wanted, plan.unit_bytes, false).next(static_cast<std::size_t>(-1), units);
@@ -159,7 +162,7 @@ void for_each_text(const Workspace& workspace, const Buffer<std::int64_t>& ends,
 
 // Sets first_is_longer. Of texts that were both read as far as needed only, lengths are found by reading them whole;
 // such pairs are rare.
-void compare_lengths(const Tokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted,
+void compare_lengths(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted,
                      std::size_t num_threads, std::vector<Row>& rows) {
   struct Limited {
     Row* row;
@@ -183,7 +186,7 @@ void compare_lengths(const Tokenizer& tokenizer, const TextView* texts, const En
 
 }  // namespace
 
-bool encode_rows(const Tokenizer& tokenizer, const TextView* texts, const bool* has_pair, std::size_t num_rows,
+bool encode_rows(const TextTokenizer& tokenizer, const TextView* texts, const bool* has_pair, std::size_t num_rows,
                  const RowOptions& options, std::size_t num_threads, Rows& out) {
   std::vector<Row> rows(num_rows);
   std::size_t num_texts = num_rows;

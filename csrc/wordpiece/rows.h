@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "wordpiece/tokenizer.h"
+#include "wordpiece/text_tokenizer.h"
 
 namespace bert_fast::wordpiece {
 
@@ -19,8 +19,10 @@ struct RowOptions {
   std::int32_t cls = 0;
   std::int32_t sep = 0;
   std::int32_t pad = 0;
-  std::int32_t pad_type = 0;   // token_type_ids of padding
-  bool special = true;         // [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; without: A or A B
+  std::int32_t pad_type = 0;        // token_type_ids of padding
+  bool special = true;              // [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; without: A or A B
+  std::size_t pair_separators = 1;  // how many [SEP] stand between A and B
+  std::int32_t pair_type = 1;       // token_type_ids of B and the [SEP] behind it
   std::size_t max_length = 0;  // of a row, at least the number of its special tokens; 0: rows are not cut
   Truncation truncation = Truncation::kLongestFirst;
   bool truncate_left = false;   // cut off the start of texts, not the end
@@ -33,7 +35,7 @@ struct RowOptions {
 
 struct Rows {
   Buffer<std::int64_t> input_ids;       // [num_rows, width]
-  Buffer<std::int64_t> token_type_ids;  // the same, or empty; 1 for B and the [SEP] behind it
+  Buffer<std::int64_t> token_type_ids;  // the same, or empty; pair_type for B and the [SEP] behind it
   Buffer<std::int64_t> attention_mask;  // the same, or empty; 1 for all but padding
   std::size_t num_rows = 0;
   std::size_t width = 0;
@@ -45,7 +47,7 @@ struct Rows {
 //
 // False, and nothing in `out`, where this cannot be done: a row is longer than options.width, or the text that is to be
 // cut is too short for it (or missing). Throws what encode_batch throws.
-bool encode_rows(const Tokenizer& tokenizer, const TextView* texts, const bool* has_pair, std::size_t num_rows,
+bool encode_rows(const TextTokenizer& tokenizer, const TextView* texts, const bool* has_pair, std::size_t num_rows,
                  const RowOptions& options, std::size_t num_threads, Rows& out);
 
 }  // namespace bert_fast::wordpiece

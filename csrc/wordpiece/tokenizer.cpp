@@ -297,7 +297,7 @@ std::vector<Tokenizer::Word> Tokenizer::pre_tokenize(std::string_view utf8) {
   starts.push_back(utf8.size());
   std::vector<Word> words;
   split_words(chars, 0, chars.size(), [&](std::size_t start, std::size_t stop) {
-    words.push_back({utf8.substr(starts[start], starts[stop] - starts[start]), start, stop});
+    words.push_back({std::string(utf8.substr(starts[start], starts[stop] - starts[start])), start, stop});
   });
   return words;
 }

@@ -21,6 +21,7 @@
 #include "wordpiece/kernels.h"
 #include "wordpiece/normalizer.h"
 #include "wordpiece/text_encoder.h"
+#include "wordpiece/text_tokenizer.h"
 #include "wordpiece/utf8.h"
 #include "wordpiece/vocab.h"
 #include "wordpiece/word_sink.h"
@@ -39,42 +40,22 @@ struct TokenizerOptions {
   bool stage_by_stage = false;  // always take the slow way (for tests: both must agree)
 };
 
-struct EncodeOptions {
-  bool offsets = false;
-  bool word_ids = false;
-  std::size_t max_tokens = static_cast<std::size_t>(-1);  // of each text; what follows them is left out, often unread
-};
-
-// Memory that is reused from text to text; one per thread.
-struct Scratch {
-  std::string utf8;  // the text, where its own units do not serve
-  WorkArea area;
-  MarkRun marks;
-};
-
 // Immutable after construction; every method may be called from several threads at once.
-class Tokenizer {
+class Tokenizer final : public TextTokenizer {
  public:
   // `vocab` and its strings (valid UTF-8) are needed during construction only. Throws std::invalid_argument.
   Tokenizer(const std::vector<std::string_view>& vocab, TokenizerOptions options);
 
-  // Appends the tokens of one text. Adds no [CLS] or [SEP]. Offsets count from first_source (for a part of a longer
-  // text), word ids from 0. Throws std::length_error if the text has more units than an offset can count.
   void encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out,
-              std::uint32_t first_source = 0) const;
+              std::uint32_t first_source = 0) const override;
 
-  // Whether a text may be cut between these two code points, wherever they stand side by side, and its parts be encoded
-  // apart with the same result: behind whitespace, and between two ideographs.
-  bool can_cut(char32_t before, char32_t after) const;
+  // Behind whitespace, and between two ideographs.
+  bool can_cut(char32_t before, char32_t after) const override;
 
-  std::string normalize(std::string_view utf8) const;
+  std::string normalize(std::string_view utf8) const override;
 
-  struct Word {
-    std::string_view text;
-    std::size_t start;  // code points
-    std::size_t stop;
-  };
-  // Splits at whitespace and around punctuation; does not normalize. Views into `utf8`.
+  // Splits at whitespace and around punctuation.
+  std::vector<Word> split_words(std::string_view utf8) const override { return pre_tokenize(utf8); }
   static std::vector<Word> pre_tokenize(std::string_view utf8);
 
  private:

@@ -42,14 +42,14 @@ void push_special(std::int32_t id, const EncodeOptions& wanted, Tokens& out) {
 }
 
 // What a giant text needs besides its tokens is not kept.
-void encode_text(const Tokenizer& tokenizer, const TextView& text, const EncodeOptions& wanted, Arena& arena,
+void encode_text(const TextTokenizer& tokenizer, const TextView& text, const EncodeOptions& wanted, Arena& arena,
                  Tokens& out) {
   if (text.size_bytes() <= kKeptTextBytes) return tokenizer.encode(text, wanted, arena.scratch, out);
   Scratch scratch;
   tokenizer.encode(text, wanted, scratch, out);
 }
 
-void encode_part(const Tokenizer& tokenizer, TextView part, const EncodeOptions& wanted, Arena& arena, Tokens& out,
+void encode_part(const TextTokenizer& tokenizer, TextView part, const EncodeOptions& wanted, Arena& arena, Tokens& out,
                  Unit& unit) {
   const std::size_t first = out.ids.size();
   std::string repaired;
@@ -88,7 +88,7 @@ WorkPlan plan_work(std::size_t num_bytes, std::size_t num_threads, bool is_limit
   return {std::max<std::size_t>(1, std::min(num_threads, num_bytes / unit_bytes)), unit_bytes};
 }
 
-UnitPlanner::UnitPlanner(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts,
+UnitPlanner::UnitPlanner(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts,
                          const EncodeOptions& wanted, std::size_t unit_bytes, bool cut_long)
     : tokenizer_(tokenizer),
       texts_(texts),
@@ -165,7 +165,7 @@ Workspace::Lease::~Lease() {
   }
 }
 
-void encode_unit(const Tokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted, const Around& around,
+void encode_unit(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted, const Around& around,
                  Arena& arena, Tokens& out, Unit& unit, std::int64_t* ends) {
   unit.first_token = out.ids.size();
   for (std::size_t i = unit.first_text; i < unit.last_text; ++i) {

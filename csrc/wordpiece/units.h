@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "wordpiece/tokenizer.h"
+#include "wordpiece/text_tokenizer.h"
 
 namespace bert_fast::wordpiece {
 
@@ -45,7 +45,7 @@ struct Unit {
 class UnitPlanner {
  public:
   // cut_long: whether texts may be cut.
-  UnitPlanner(const Tokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const EncodeOptions& wanted,
+  UnitPlanner(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const EncodeOptions& wanted,
               std::size_t unit_bytes, bool cut_long);
 
   // Replaces `units` by the next ones, at most max_units; none: that was all.
@@ -55,7 +55,7 @@ class UnitPlanner {
   bool is_cut(const TextView& text) const;
   void plan_parts(std::size_t max_units, std::vector<Unit>& units);
 
-  const Tokenizer& tokenizer_;
+  const TextTokenizer& tokenizer_;
   const TextView* texts_;
   std::size_t num_texts_;
   EncodeOptions wanted_;
@@ -117,7 +117,7 @@ class Workspace {
 
 // Appends the tokens of a unit to `out`; offsets and word ids of a part count from its own start. ends[i + 1] becomes
 // the number of tokens of the unit up to the end of text i, for each text that ends in it.
-void encode_unit(const Tokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted, const Around& around,
+void encode_unit(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted, const Around& around,
                  Arena& arena, Tokens& out, Unit& unit, std::int64_t* ends);
 
 }  // namespace bert_fast::wordpiece

@@ -1,0 +1,182 @@
+#include "unigram/normalizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "unigram/graphemes.h"
+#include "wordpiece/unicode.h"
+#include "wordpiece/utf8.h"
+
+namespace bert_fast::unigram {
+namespace {
+
+constexpr std::size_t kMostClusterBytes = 5;  // what is looked up as a whole
+
+std::vector<char32_t> decode(std::string_view utf8) {
+  std::vector<char32_t> chars;
+  for (const char *p = utf8.data(), *end = p + utf8.size(); p < end;) chars.push_back(wordpiece::decode_utf8(p));
+  return chars;
+}
+
+std::size_t utf8_size(char32_t c) { return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; }
+
+// A character of the new text: how many characters of the old one it takes along is 1 - change (change 1: none).
+struct Change {
+  char32_t c;
+  std::ptrdiff_t change;
+};
+
+// Enters the replacement of `old_count` characters.
+void add_replacement(std::string_view replacement, std::size_t old_count, std::vector<Change>& changes) {
+  const std::size_t before = changes.size();
+  for (const char *p = replacement.data(), *end = p + replacement.size(); p < end;) {
+    changes.push_back({wordpiece::decode_utf8(p), 0});
+  }
+  const std::size_t new_count = changes.size() - before;
+  if (new_count > old_count) {
+    for (std::size_t i = changes.size() - (new_count - old_count); i < changes.size(); ++i) changes[i].change = 1;
+  } else if (new_count < old_count && !changes.empty()) {
+    changes.back().change -= static_cast<std::ptrdiff_t>(old_count - new_count);
+  }
+}
+
+MappedText apply_changes(const MappedText& text, const std::vector<Change>& changes, std::uint32_t first) {
+  MappedText out;
+  std::size_t at = 0;  // in the old text
+  for (const Change& each : changes) {
+    if (each.change > 0) {
+      out.push(each.c, at == 0 ? first : text.starts[at - 1], at == 0 ? first : text.stops[at - 1]);
+      continue;
+    }
+    out.push(each.c, text.starts[at], text.stops[at]);
+    at += static_cast<std::size_t>(1 - each.change);
+  }
+  return out;
+}
+
+MappedText replace_spaces(const MappedText& text, const std::vector<char32_t>& content, std::size_t least) {
+  MappedText out;
+  for (std::size_t i = 0, stop; i < text.size(); i = stop) {
+    for (stop = i; stop < text.size() && text.chars[stop] == ' ';) ++stop;
+    if (stop - i >= least) {
+      for (const char32_t c : content) out.push(c, text.starts[stop - 1], text.stops[stop - 1]);
+      continue;
+    }
+    stop = std::max(stop, i + 1);
+    for (std::size_t k = i; k < stop; ++k) out.push(text.chars[k], text.starts[k], text.stops[k]);
+  }
+  return out;
+}
+
+MappedText replace_text(const MappedText& text, const std::vector<char32_t>& pattern,
+                        const std::vector<char32_t>& content) {
+  MappedText out;
+  for (std::size_t i = 0; i < text.size();) {
+    if (text.size() - i >= pattern.size() &&
+        std::equal(pattern.begin(), pattern.end(), text.chars.begin() + static_cast<std::ptrdiff_t>(i))) {
+      i += pattern.size();
+      for (const char32_t c : content) out.push(c, text.starts[i - 1], text.stops[i - 1]);
+    } else {
+      out.push(text.chars[i], text.starts[i], text.stops[i]);
+      ++i;
+    }
+  }
+  return out;
+}
+
+void strip(const NormalizerStep& step, MappedText& text) {
+  std::size_t begin = 0, end = text.size();
+  while (step.left && begin < end && wordpiece::is_whitespace(text.chars[begin])) ++begin;
+  while (step.right && end > begin && wordpiece::is_whitespace(text.chars[end - 1])) --end;
+  text.keep(begin, end);
+}
+
+}  // namespace
+
+void MappedText::clear() {
+  chars.clear();
+  starts.clear();
+  stops.clear();
+}
+
+void MappedText::push(char32_t c, std::uint32_t start, std::uint32_t stop) {
+  chars.push_back(c);
+  starts.push_back(start);
+  stops.push_back(stop);
+}
+
+void MappedText::keep(std::size_t begin, std::size_t end) {
+  const auto cut = [&](auto& values) {
+    values.resize(end);
+    values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(begin));
+  };
+  cut(chars);
+  cut(starts);
+  cut(stops);
+}
+
+void Normalizer::apply(MappedText& text, std::uint32_t first) const {
+  for (const NormalizerStep& step : steps_) {
+    switch (step.kind) {
+      case NormalizerStep::Kind::kCharsmap:
+        replace_by_map(text, first);
+        break;
+      case NormalizerStep::Kind::kStrip:
+        strip(step, text);
+        break;
+      case NormalizerStep::Kind::kReplaceText:
+        text = replace_text(text, decode(step.pattern), decode(step.content));
+        break;
+      case NormalizerStep::Kind::kReplaceSpaces:
+        text = replace_spaces(text, decode(step.content), step.least);
+        break;
+    }
+  }
+}
+
+// Clusters of a few bytes as a whole; other ones, and those that the map does not know, one character at a time.
+void Normalizer::replace_by_map(MappedText& text, std::uint32_t first) const {
+  std::vector<Change> changes;
+  changes.reserve(text.size());
+  bool is_changed = false;
+  const auto replace = [&](std::string_view bytes, std::size_t count) {
+    const auto replacement = charsmap_.find(bytes);
+    if (!replacement) return false;
+    add_replacement(*replacement, count, changes);
+    is_changed = true;
+    return true;
+  };
+  std::string bytes;
+  for (std::size_t i = 0, stop; i < text.size(); i = stop) {
+    stop = i + cluster_size(text.chars.data() + i, text.size() - i);
+    std::size_t num_bytes = 0;
+    for (std::size_t k = i; k < stop && num_bytes <= kMostClusterBytes; ++k) num_bytes += utf8_size(text.chars[k]);
+    if (stop - i > 1 && num_bytes <= kMostClusterBytes) {
+      bytes.clear();
+      for (std::size_t k = i; k < stop; ++k) wordpiece::append_utf8(text.chars[k], bytes);
+      if (replace(bytes, stop - i)) continue;
+    }
+    for (std::size_t k = i; k < stop; ++k) {
+      bytes.clear();
+      wordpiece::append_utf8(text.chars[k], bytes);
+      if (!replace(bytes, 1)) changes.push_back({text.chars[k], 0});
+    }
+  }
+  if (is_changed) text = apply_changes(text, changes, first);
+}
+
+MappedText map_text(std::string_view utf8, std::uint32_t first) {
+  MappedText text;
+  for (const char *p = utf8.data(), *end = p + utf8.size(); p < end; ++first) {
+    text.push(wordpiece::decode_utf8(p), first, first + 1);
+  }
+  return text;
+}
+
+std::string to_utf8(const MappedText& text, std::size_t begin, std::size_t end) {
+  std::string utf8;
+  for (std::size_t i = begin; i < end; ++i) wordpiece::append_utf8(text.chars[i], utf8);
+  return utf8;
+}
+
+}  // namespace bert_fast::unigram

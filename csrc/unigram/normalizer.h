@@ -1,0 +1,67 @@
+// The steps by which a text becomes what the vocabulary is matched against, with where each character comes from.
+//
+// The characters of a text after a step, and for each the range of the original text that it stands for, are those of
+// Hugging Face `tokenizers`, its peculiarities included: a replacement that is longer than what it replaces takes its
+// range, one that is empty leaves none, and what is removed in front of all else shifts the ranges of what follows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "unigram/charsmap.h"
+
+namespace bert_fast::unigram {
+
+// Code points, and where they come from: code points [start, stop) of the original text.
+struct MappedText {
+  std::vector<char32_t> chars;
+  std::vector<std::uint32_t> starts;
+  std::vector<std::uint32_t> stops;
+
+  std::size_t size() const { return chars.size(); }
+  void clear();
+  void push(char32_t c, std::uint32_t start, std::uint32_t stop);
+  // The characters [begin, end) alone.
+  void keep(std::size_t begin, std::size_t end);
+};
+
+struct NormalizerStep {
+  enum class Kind {
+    kCharsmap,       // replaces by the character map
+    kStrip,          // removes whitespace at the ends
+    kReplaceText,    // puts `content` in the place of every `pattern`
+    kReplaceSpaces,  // puts `content` in the place of every run of at least `least` spaces
+  };
+  Kind kind = Kind::kStrip;
+  bool left = false;
+  bool right = false;
+  std::string pattern;  // UTF-8, not empty
+  std::string content;
+  std::size_t least = 2;
+};
+
+class Normalizer {
+ public:
+  Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps)
+      : charsmap_(std::move(charsmap)), steps_(std::move(steps)) {}
+
+  // In place. `first` is the number of the first code point of the original text.
+  void apply(MappedText& text, std::uint32_t first) const;
+
+  const std::vector<NormalizerStep>& steps() const { return steps_; }
+
+ private:
+  void replace_by_map(MappedText& text, std::uint32_t first) const;
+
+  Charsmap charsmap_;
+  std::vector<NormalizerStep> steps_;
+};
+
+// The code points of valid UTF-8, each its own range from `first` on.
+MappedText map_text(std::string_view utf8, std::uint32_t first);
+std::string to_utf8(const MappedText& text, std::size_t begin, std::size_t end);
+
+}  // namespace bert_fast::unigram
