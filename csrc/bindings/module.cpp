@@ -6,12 +6,14 @@
 namespace py = pybind11;
 
 void bind_wordpiece(py::module_& module);
+void bind_unigram(py::module_& module);
 void bind_cpu(py::module_& module);
 
 PYBIND11_MODULE(_native_main, module) {
-  module.doc() = "C++ core of bert_fast: WordPiece tokenizer, and the CPU routines of back-end \"torch\".";
+  module.doc() = "C++ core of bert_fast: WordPiece and Unigram tokenizers, and the CPU routines of back-end \"torch\".";
   module.attr("__version__") = BERT_FAST_VERSION;
   bind_wordpiece(module);
+  bind_unigram(module);
   bind_cpu(module);
 }
 

@@ -9,6 +9,7 @@
 
 #include "bindings/gil.h"
 #include "bindings/wordpiece_inputs.h"
+#include "wordpiece/tokenizer.h"
 #include "wordpiece/utf8.h"
 
 namespace bert_fast::bindings {
@@ -22,12 +23,17 @@ std::string item_name(const char* argument, py::ssize_t index) {
 }
 
 Engine& engine_of(py::handle self) {
-  static PyObject* const type = py::type::of<Engine>().release().ptr();  // looking it up costs 100 instructions
-  if (reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())) != type) raise_type("self", "WordPiece", self);
-  // The class is final, so there are no others, and instances have pybind11's simple layout.
-  auto* engine = static_cast<Engine*>(reinterpret_cast<py::detail::instance*>(self.ptr())->simple_value_holder[0]);
-  if (engine == nullptr) throw py::type_error("WordPiece: __init__() was not called");
-  return *engine;
+  // Looking types up costs 100 instructions.
+  static PyObject* const wordpiece_type = py::type::of<Engine>().release().ptr();
+  static PyObject* const unigram_type = py::type::of<UnigramEngine>().release().ptr();
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(self.ptr()));
+  if (type != wordpiece_type && type != unigram_type) raise_type("self", "WordPiece or Unigram", self);
+  // The classes are final, so there are no others, and instances have pybind11's simple layout.
+  void* const value = reinterpret_cast<py::detail::instance*>(self.ptr())->simple_value_holder[0];
+  if (value == nullptr) {
+    throw py::type_error((type == unigram_type ? "Unigram" : "WordPiece") + std::string(": __init__() was not called"));
+  }
+  return type == unigram_type ? *static_cast<UnigramEngine*>(value) : *static_cast<Engine*>(value);
 }
 
 void raise_type(const std::string& argument, const char* expected, py::handle actual) {
@@ -73,8 +79,6 @@ py::tuple own_items(const char* argument, const char* expected, py::handle seque
   return py::reinterpret_steal<py::tuple>(items);
 }
 
-namespace {
-
 std::vector<std::string_view> read_strings(const char* argument, const py::tuple& items) {
   std::vector<std::string_view> strings;
   strings.reserve(items.size());
@@ -84,6 +88,8 @@ std::vector<std::string_view> read_strings(const char* argument, const py::tuple
   }
   return strings;
 }
+
+namespace {
 
 // The lines of a vocab.txt, as bert_fast.tokenization.vocab reads them: they end with LF or CR LF and with nothing
 // else, and what follows the last LF is a line if it is not empty.
@@ -102,6 +108,8 @@ std::vector<std::string_view> split_lines(std::string_view bytes) {
   }
   return lines;
 }
+
+}  // namespace
 
 std::vector<AddedToken> read_added_tokens(py::handle tokens) {
   constexpr const char* kExpected = "a tuple (content, id, single_word, lstrip, rstrip, normalized)";
@@ -125,6 +133,8 @@ std::vector<AddedToken> read_added_tokens(py::handle tokens) {
   }
   return added;
 }
+
+namespace {
 
 // Arguments are taken as they come and checked here, so that messages name them (and do not print a vocabulary).
 std::unique_ptr<Engine> make_engine(py::handle vocab, py::handle unk_token, py::handle lowercase,
@@ -155,8 +165,10 @@ std::unique_ptr<Engine> make_engine(py::handle vocab, py::handle unk_token, py::
   // Ids of added tokens may be far apart: those beyond this many get a new int each time.
   const std::size_t num_shared_ints = tokens.size() + 4096;
   const WithoutGil released;
-  return std::make_unique<Engine>(tokens, std::move(options), num_shared_ints);
+  return std::make_unique<Engine>(std::make_unique<Tokenizer>(tokens, std::move(options)), num_shared_ints);
 }
+
+}  // namespace
 
 std::string_view single_text(py::handle text, std::string& storage) {
   if (!PyUnicode_Check(text.ptr())) raise_type("text", "str", text);
@@ -169,16 +181,15 @@ py::str normalize(py::handle self, py::handle text) {
 }
 
 py::list pre_tokenize(py::handle self, py::handle text) {
-  engine_of(self);
+  const Engine& engine = engine_of(self);
   std::string storage;
   py::list words;
-  for (const Tokenizer::Word& word : Tokenizer::pre_tokenize(single_text(text, storage))) {
+  for (const wordpiece::TextTokenizer::Word& word : engine.tokenizer.split_words(single_text(text, storage))) {
     words.append(py::make_tuple(py::str(word.text.data(), word.text.size()), py::make_tuple(word.start, word.stop)));
   }
   return words;
 }
 
-}  // namespace
 }  // namespace bert_fast::bindings
 
 void bind_wordpiece(pybind11::module_& module) {

@@ -7,26 +7,32 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "bindings/wordpiece_ints.h"
+#include "wordpiece/added_tokens.h"
 #include "wordpiece/buffer.h"
-#include "wordpiece/tokenizer.h"
+#include "wordpiece/text_tokenizer.h"
 
 namespace bert_fast::bindings {
 
 namespace py = pybind11;
 
-// The object behind `bert_fast._native.WordPiece`.
+// The object behind `bert_fast._native.WordPiece` and, as UnigramEngine, behind `bert_fast._native.Unigram`.
 struct Engine {
-  Engine(const std::vector<std::string_view>& vocab, wordpiece::TokenizerOptions options, std::size_t num_ids)
-      : tokenizer(vocab, std::move(options)), ints(num_ids) {}
+  Engine(std::unique_ptr<const wordpiece::TextTokenizer> owned, std::size_t num_ids)
+      : owner(std::move(owned)), tokenizer(*owner), ints(num_ids) {}
 
-  const wordpiece::Tokenizer tokenizer;
+  const std::unique_ptr<const wordpiece::TextTokenizer> owner;
+  const wordpiece::TextTokenizer& tokenizer;
   IntObjects ints;  // for lists
+};
+struct UnigramEngine : Engine {
+  using Engine::Engine;
 };
 
 // The engine of an object. Raises TypeError if it is of another class, or made by __new__ alone. To be used in place of
@@ -48,6 +54,11 @@ std::string_view read_str(const char* argument, py::handle object, py::ssize_t i
 // The items of a sequence, held by a tuple of our own: what another thread does to a list does not matter any more.
 py::tuple own_items(const char* argument, const char* expected, py::handle sequence);
 
+std::vector<std::string_view> read_strings(const char* argument, const py::tuple& items);
+std::vector<wordpiece::AddedToken> read_added_tokens(py::handle tokens);
+// UTF-8 of one text; `storage` is overwritten where its own bytes do not serve.
+std::string_view single_text(py::handle text, std::string& storage);
+
 // --- results
 // ----------------------------------------------------------------------------------------------------------
 
@@ -59,7 +70,12 @@ py::array_t<T> to_numpy(wordpiece::Buffer<T>&& values, std::vector<py::ssize_t> 
   return py::array_t<T>(std::move(shape), values.release(), owner);
 }
 
+// Methods that work on one string.
+py::str normalize(py::handle self, py::handle text);
+py::list pre_tokenize(py::handle self, py::handle text);
+
 // Adds the calls that turn texts into ids.
 void bind_calls(py::class_<Engine>& engine);
+void bind_calls(py::class_<UnigramEngine>& engine);
 
 }  // namespace bert_fast::bindings

@@ -119,7 +119,7 @@ const bool* read_has_pair(const py::object& object, std::size_t num_texts, std::
 py::object encode_rows(py::handle self, py::handle texts, py::handle around, py::handle pad, const py::object& has_pair,
                        py::handle pad_type, py::handle max_length, py::handle truncation, py::handle truncate_left,
                        py::handle width, py::handle multiple_of, py::handle pad_left, py::handle types, py::handle mask,
-                       py::handle num_threads) {
+                       py::handle num_threads, py::handle pair_separators, py::handle pair_type) {
   const Engine& engine = engine_of(self);
   constexpr long long kMaxWidth = PY_SSIZE_T_MAX / 64;
   RowOptions options;
@@ -129,6 +129,8 @@ py::object encode_rows(py::handle self, py::handle texts, py::handle around, py:
   options.sep = specials.sep;
   options.pad = static_cast<std::int32_t>(read_size("pad", pad, wordpiece::kMaxTokenId));
   options.pad_type = static_cast<std::int32_t>(read_size("pad_type", pad_type, wordpiece::kMaxTokenId));
+  options.pair_separators = read_size("pair_separators", pair_separators, 2);
+  options.pair_type = static_cast<std::int32_t>(read_size("pair_type", pair_type, 1));
   options.max_length = read_size("max_length", max_length, kMaxWidth);
   options.truncation = read_truncation(truncation);
   options.truncate_left = read_bool("truncate_left", truncate_left);
@@ -278,7 +280,7 @@ PyObject* pack(PyObject* self, PyObject* const* args, Py_ssize_t num_args) {
 }
 
 template <PyObject* (*kFunction)(PyObject*, PyObject* const*, Py_ssize_t)>
-void bind_fast(py::class_<Engine>& cls, const char* name, const char* doc) {
+void bind_fast(py::object& cls, const char* name, const char* doc) {
   static PyMethodDef method{name, nullptr, METH_FASTCALL, doc};
   method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&translating<kFunction>));
   PyObject* descriptor = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(cls.ptr()), &method);
@@ -314,7 +316,10 @@ py::array_t<std::int64_t> sequence_positions(const py::object& cu_seqlens) {
   return to_numpy(std::move(positions), {previous});
 }
 
-void bind_calls(py::class_<Engine>& engine) {
+namespace {
+
+template <typename Class>
+void bind_all(Class& engine) {
   engine.def_static("sequence_positions", &sequence_positions, py::arg("cu_seqlens"),
                     "The place of every token in its sequence (int64 [N]), of int32 [n + 1].");
   engine
@@ -326,7 +331,7 @@ void bind_calls(py::class_<Engine>& engine) {
            py::arg("has_pair") = py::none(), py::arg("pad_type") = 0, py::arg("max_length") = 0,
            py::arg("truncation") = "longest_first", py::arg("truncate_left") = false, py::arg("width") = 0,
            py::arg("multiple_of") = 0, py::arg("pad_left") = false, py::arg("types") = true, py::arg("mask") = true,
-           py::arg("num_threads") = 0,
+           py::arg("num_threads") = 0, py::arg("pair_separators") = 1, py::arg("pair_type") = 1,
            "(input_ids, token_type_ids or None, attention_mask or None), int64 [rows, width]; or None");
   bind_fast<encode_one>(engine, "encode_one",
                         "encode_one($self, text, around=None, max_tokens=None, /)\n--\n\n"
@@ -338,5 +343,10 @@ void bind_calls(py::class_<Engine>& engine) {
                   "pack($self, texts, around=None, max_tokens=None, max_batch_tokens=None, num_threads=0, /)\n--\n\n"
                   "(input_ids int64 [N], cu_seqlens int32 [n + 1], max_seqlen) of the first texts that fit.");
 }
+
+}  // namespace
+
+void bind_calls(py::class_<Engine>& engine) { bind_all(engine); }
+void bind_calls(py::class_<UnigramEngine>& engine) { bind_all(engine); }
 
 }  // namespace bert_fast::bindings

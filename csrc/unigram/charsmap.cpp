@@ -30,6 +30,10 @@ Charsmap::Charsmap(std::string_view bytes) {
   if (wordpiece::valid_utf8_prefix(replacements_) != replacements_.size()) {
     throw std::invalid_argument("charsmap: expected replacements in UTF-8");
   }
+  for (const std::uint32_t unit : units_) {
+    const std::size_t start = unit & 0x7FFFFFFF;
+    if (unit >> 31 != 0 && (start >= replacements_.size() || replacements_[start] == '\0')) removes_ = true;
+  }
 }
 
 std::optional<std::string_view> Charsmap::find(std::string_view text) const {

@@ -21,7 +21,8 @@ class Charsmap {
   // Throws std::invalid_argument.
   explicit Charsmap(std::string_view bytes);
 
-  bool empty() const { return units_.empty(); }
+  // Whether a key may be replaced by nothing.
+  bool removes() const { return removes_; }
 
   // What takes the place of the whole text if it begins with a key: the replacement of the shortest one. (This is what
   // Hugging Face `tokenizers` does; SentencePiece replaces the longest key and goes on behind it.) Valid UTF-8.
@@ -30,6 +31,7 @@ class Charsmap {
  private:
   std::vector<std::uint32_t> units_;
   std::string replacements_;
+  bool removes_ = false;
 };
 
 }  // namespace bert_fast::unigram

@@ -101,13 +101,8 @@ std::size_t cluster_size(const char32_t* chars, std::size_t size) {
   }
 }
 
-bool may_join(char32_t before, char32_t after) {
-  if (before < 0x80 && after < 0x80) return before == '\r' && after == '\n';
-  const std::uint8_t left = flags_of(before), right = flags_of(after);
-  if (((left | right) & kBreak) != 0) return false;
-  return (right & kContinue) != 0 || (left & kPrepend) != 0 || joins_syllable(before, after) ||
-         (before == kJoiner && (right & kPictograph) != 0) ||
-         ((left & (kLinker | kLinkerExtend)) != 0 && (right & kConsonant) != 0);
-}
+bool is_plain(char32_t c) { return flags_of(c) == 0 && hangul_of(c) == Hangul::kNone; }
+bool continues_cluster(char32_t c) { return (flags_of(c) & kContinue) != 0; }
+bool prepends(char32_t c) { return (flags_of(c) & kPrepend) != 0; }
 
 }  // namespace bert_fast::unigram

@@ -5,11 +5,16 @@
 
 namespace bert_fast::unigram {
 
-// How many of the characters, at least one, make the first cluster. Flags of two letters are not joined: each of them is
-// longer than what maps look up as a whole.
+// How many of the characters, at least one, make the first cluster. Flags of two letters are not joined: each of them
+// is longer than what maps look up as a whole.
 std::size_t cluster_size(const char32_t* chars, std::size_t size);
 
-// Whether a cluster may go on across the border between these two characters, whatever stands around them.
-bool may_join(char32_t before, char32_t after);
+// Whether the character never shares a cluster with one in front of it, and only with one that continues clusters
+// behind it.
+bool is_plain(char32_t c);
+// Whether the character shares a cluster with a plain one in front of it.
+bool continues_cluster(char32_t c);
+// Whether the character shares a cluster with what is behind it, whatever that is but a separator.
+bool prepends(char32_t c);
 
 }  // namespace bert_fast::unigram

@@ -115,6 +115,20 @@ void MappedText::keep(std::size_t begin, std::size_t end) {
   cut(stops);
 }
 
+Normalizer::Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps)
+    : charsmap_(std::move(charsmap)), steps_(std::move(steps)), plain_(0x110000 / 64) {
+  bool prepender_is_mapped = false;
+  for (char32_t c = 0; c < 0x110000; ++c) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    char bytes[4];
+    const auto found = charsmap_.find({bytes, wordpiece::encode_utf8(c, bytes)});
+    if (found && prepends(c)) prepender_is_mapped = true;
+    if (!found && unigram::is_plain(c)) plain_[c / 64] |= std::uint64_t{1} << c % 64;
+  }
+  removes_ = charsmap_.removes();
+  if (prepender_is_mapped) plain_.assign(plain_.size(), 0);  // it would take any character behind it along
+}
+
 void Normalizer::apply(MappedText& text, std::uint32_t first) const {
   for (const NormalizerStep& step : steps_) {
     switch (step.kind) {
@@ -148,6 +162,11 @@ void Normalizer::replace_by_map(MappedText& text, std::uint32_t first) const {
   };
   std::string bytes;
   for (std::size_t i = 0, stop; i < text.size(); i = stop) {
+    stop = i + 1;
+    if (is_plain(text.chars[i]) && (stop == text.size() || !continues_cluster(text.chars[stop]))) {
+      changes.push_back({text.chars[i], 0});
+      continue;
+    }
     stop = i + cluster_size(text.chars.data() + i, text.size() - i);
     std::size_t num_bytes = 0;
     for (std::size_t k = i; k < stop && num_bytes <= kMostClusterBytes; ++k) num_bytes += utf8_size(text.chars[k]);

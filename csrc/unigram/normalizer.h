@@ -45,19 +45,26 @@ struct NormalizerStep {
 
 class Normalizer {
  public:
-  Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps)
-      : charsmap_(std::move(charsmap)), steps_(std::move(steps)) {}
+  Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps);
 
   // In place. `first` is the number of the first code point of the original text.
   void apply(MappedText& text, std::uint32_t first) const;
 
   const std::vector<NormalizerStep>& steps() const { return steps_; }
 
+  // Whether the map leaves the character as it is where no character that continues clusters stands behind it,
+  // whatever stands in front of it.
+  bool is_plain(char32_t c) const { return (plain_[c / 64] >> c % 64 & 1) != 0; }
+  // Whether the map replaces anything by nothing.
+  bool removes() const { return removes_; }
+
  private:
   void replace_by_map(MappedText& text, std::uint32_t first) const;
 
   Charsmap charsmap_;
   std::vector<NormalizerStep> steps_;
+  std::vector<std::uint64_t> plain_;  // a bit for each code point
+  bool removes_ = false;
 };
 
 // The code points of valid UTF-8, each its own range from `first` on.

@@ -168,8 +168,8 @@ void cut_batch(const BatchOptions& options, std::size_t num_texts, Batch& out) {
 
 }  // namespace
 
-void encode_batch(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
-                  Batch& out) {
+void encode_batch(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts,
+                  const BatchOptions& options, Batch& out) {
   for (auto* values : {&out.tokens.ids, &out.tokens.offsets, &out.tokens.word_ids}) values->clear();
   for (auto* values : {&out.wide_ids, &out.cu_seqlens}) values->clear();
   out.cu_seqlens.append(num_texts + 1, 0);

@@ -27,7 +27,7 @@ struct BatchOptions {
 // Tokens of all texts (that stay) in place of what `out` had; the result does not depend on the number of threads. Long
 // texts are cut at safe places and shared as well. Besides the result, memory is needed for the tokens of 2 MB of text
 // per thread. Throws what TextTokenizer::encode throws, and std::bad_alloc; `out` holds no result then.
-void encode_batch(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const BatchOptions& options,
-                  Batch& out);
+void encode_batch(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts,
+                  const BatchOptions& options, Batch& out);
 
 }  // namespace bert_fast::wordpiece

@@ -10,9 +10,9 @@ namespace bert_fast::wordpiece {
 
 constexpr std::size_t kNoCut = static_cast<std::size_t>(-1);
 
-// The first place from `from` on and before `to` (units of the text's form, from >= 1) where TextTokenizer::can_cut allows
-// a cut; kNoCut if there is none. Reads about to - from units. In UTF-8 a cut has a valid character on both sides, so
-// the repair of invalid bytes finds the same parts on both sides of it.
+// The first place from `from` on and before `to` (units of the text's form, from >= 1) where TextTokenizer::can_cut
+// allows a cut; kNoCut if there is none. Reads about to - from units. In UTF-8 a cut has a valid character on both
+// sides, so the repair of invalid bytes finds the same parts on both sides of it.
 std::size_t find_cut(const TextTokenizer& tokenizer, const TextView& text, std::size_t from, std::size_t to);
 
 // The units [begin, end) of a text, as a text.

@@ -134,8 +134,8 @@ void allocate(const RowOptions& options, Rows& out) {
 }
 
 // All texts' tokens, in the arenas; ends[i + 1]: where text i ends within its unit.
-void encode_texts(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts, const EncodeOptions& wanted,
-                  const WorkPlan& plan, Workspace& workspace, Buffer<std::int64_t>& ends) {
+void encode_texts(const TextTokenizer& tokenizer, const TextView* texts, std::size_t num_texts,
+                  const EncodeOptions& wanted, const WorkPlan& plan, Workspace& workspace, Buffer<std::int64_t>& ends) {
   std::vector<Unit>& units = workspace.units;
   UnitPlanner(tokenizer, texts, num_texts, wanted, plan.unit_bytes, false).next(static_cast<std::size_t>(-1), units);
   ends.append(num_texts + 1, 0);

@@ -23,7 +23,7 @@ struct RowOptions {
   bool special = true;              // [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; without: A or A B
   std::size_t pair_separators = 1;  // how many [SEP] stand between A and B
   std::int32_t pair_type = 1;       // token_type_ids of B and the [SEP] behind it
-  std::size_t max_length = 0;  // of a row, at least the number of its special tokens; 0: rows are not cut
+  std::size_t max_length = 0;       // of a row, at least the number of its special tokens; 0: rows are not cut
   Truncation truncation = Truncation::kLongestFirst;
   bool truncate_left = false;   // cut off the start of texts, not the end
   std::size_t width = 0;        // of the matrices; 0: the longest row, rounded up to a multiple of multiple_of

@@ -47,6 +47,9 @@ class TextTokenizer {
   // apart with the same result.
   virtual bool can_cut(char32_t before, char32_t after) const = 0;
 
+  // Whether can_cut holds for what is wanted.
+  virtual bool cuts_texts(const EncodeOptions& /*wanted*/) const { return true; }
+
   // The text as the vocabulary is matched against it.
   virtual std::string normalize(std::string_view utf8) const = 0;
 

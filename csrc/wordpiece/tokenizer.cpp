@@ -115,7 +115,7 @@ struct PiecePlaces {
 
 // Calls word(start, stop) for each word of the code points: split at whitespace, around punctuation.
 template <typename Function>
-void split_words(const std::vector<char32_t>& chars, std::size_t start, std::size_t stop, Function word) {
+void for_each_word(const std::vector<char32_t>& chars, std::size_t start, std::size_t stop, Function word) {
   std::size_t begin = start;
   for (std::size_t i = start; i < stop; ++i) {
     const CharClass type = classify(chars[i]);
@@ -271,7 +271,7 @@ void Tokenizer::encode_normalized(const NormalizedText& text, WordSink<kOffsets>
   std::string word;
   std::vector<std::uint32_t> sources;
   FoundWords found;
-  split_words(text.chars, 0, text.size(), [&](std::size_t start, std::size_t stop) {
+  for_each_word(text.chars, 0, text.size(), [&](std::size_t start, std::size_t stop) {
     word.clear();
     sources.clear();
     for (std::size_t i = start; i < stop; ++i) {
@@ -296,7 +296,7 @@ std::vector<Tokenizer::Word> Tokenizer::pre_tokenize(std::string_view utf8) {
   }
   starts.push_back(utf8.size());
   std::vector<Word> words;
-  split_words(chars, 0, chars.size(), [&](std::size_t start, std::size_t stop) {
+  for_each_word(chars, 0, chars.size(), [&](std::size_t start, std::size_t stop) {
     words.push_back({std::string(utf8.substr(starts[start], starts[stop] - starts[start])), start, stop});
   });
   return words;

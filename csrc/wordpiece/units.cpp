@@ -95,7 +95,7 @@ UnitPlanner::UnitPlanner(const TextTokenizer& tokenizer, const TextView* texts, 
       num_texts_(num_texts),
       wanted_(wanted),
       unit_bytes_(unit_bytes),
-      cut_long_(cut_long) {}
+      cut_long_(cut_long && tokenizer.cuts_texts(wanted)) {}
 
 // A text has at most as many tokens as units: a limit from there on cuts nothing off, and parts need not know of it.
 // Texts that are too long for offsets are left whole, for the tokenizer to say so.
@@ -165,8 +165,8 @@ Workspace::Lease::~Lease() {
   }
 }
 
-void encode_unit(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted, const Around& around,
-                 Arena& arena, Tokens& out, Unit& unit, std::int64_t* ends) {
+void encode_unit(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted,
+                 const Around& around, Arena& arena, Tokens& out, Unit& unit, std::int64_t* ends) {
   unit.first_token = out.ids.size();
   for (std::size_t i = unit.first_text; i < unit.last_text; ++i) {
     if (around.on && unit.begin == 0) push_special(around.cls, wanted, out);

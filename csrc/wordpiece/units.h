@@ -117,7 +117,7 @@ class Workspace {
 
 // Appends the tokens of a unit to `out`; offsets and word ids of a part count from its own start. ends[i + 1] becomes
 // the number of tokens of the unit up to the end of text i, for each text that ends in it.
-void encode_unit(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted, const Around& around,
-                 Arena& arena, Tokens& out, Unit& unit, std::int64_t* ends);
+void encode_unit(const TextTokenizer& tokenizer, const TextView* texts, const EncodeOptions& wanted,
+                 const Around& around, Arena& arena, Tokens& out, Unit& unit, std::int64_t* ends);
 
 }  // namespace bert_fast::wordpiece

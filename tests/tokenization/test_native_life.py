@@ -95,7 +95,7 @@ def test_an_object_that_is_not_made_yet(name: str) -> None:
     engine.__init__(["[UNK]"])  # a second time: ignored
     call(engine, *CALLS[name])
     assert engine.encode_one("a") == [SMALL_VOCAB.index("a")]
-    with pytest.raises(TypeError, match=r"self: expected WordPiece, got int|'int' object"):
+    with pytest.raises(TypeError, match=r"self: expected WordPiece or Unigram, got int|'int' object"):
         call(5, *CALLS[name])
 
 

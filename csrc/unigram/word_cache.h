@@ -1,0 +1,66 @@
+// What short words became before: tokens of up to eight pieces, by the bytes of the word with the space in front of it.
+// One for each thread, shared by all tokenizers that it runs; of two words with the same place the later one stays.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace bert_fast::unigram {
+
+struct WordKey {
+  static constexpr std::size_t kMostBytes = 23;
+
+  std::uint64_t words[3] = {0, 0, 0};  // the bytes, zeros, and how many bytes there are in the last byte
+
+  WordKey() = default;
+  explicit WordKey(std::string_view word) {
+    std::memcpy(words, word.data(), word.size());
+    words[2] |= static_cast<std::uint64_t>(word.size()) << 56;  // the last byte where the first one comes first
+  }
+  bool operator==(const WordKey& other) const {
+    return ((words[0] ^ other.words[0]) | (words[1] ^ other.words[1]) | (words[2] ^ other.words[2])) == 0;
+  }
+  std::size_t hash(std::uint64_t serial) const {
+    const std::uint64_t mixed = (words[0] ^ serial) * 0x9E3779B97F4A7C15 ^ (words[1] + serial) * 0xC2B2AE3D27D4EB4F ^
+                                words[2] * 0x165667B19E3779F9;
+    return static_cast<std::size_t>((mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 >> 32);
+  }
+};
+
+class WordCache {
+ public:
+  static constexpr std::size_t kMostTokens = 8;
+  static constexpr std::size_t kEntries = 16384;  // 1 MB of 64 bytes each, and 384 KB of places
+
+  struct alignas(64) Entry {
+    WordKey key;
+    std::uint32_t serial = 0;  // 0: nothing is here
+    std::uint8_t num_tokens = 0;
+    std::uint8_t num_words = 0;
+    std::int32_t ids[kMostTokens];
+  };
+  // Of the tokens of an entry: code points from the start of the word, and which word each belongs to.
+  struct Places {
+    std::uint8_t starts[kMostTokens];
+    std::uint8_t stops[kMostTokens];
+    std::uint8_t words[kMostTokens];
+  };
+
+  WordCache() : entries_(kEntries), places_(kEntries) {}
+
+  std::size_t place_of(const WordKey& key, std::uint32_t serial) const { return key.hash(serial) % kEntries; }
+  bool holds(std::size_t place, const WordKey& key, std::uint32_t serial) const {
+    return entries_[place].serial == serial && entries_[place].key == key;
+  }
+  Entry& entry(std::size_t place) { return entries_[place]; }
+  Places& places(std::size_t place) { return places_[place]; }
+
+ private:
+  std::vector<Entry> entries_;
+  std::vector<Places> places_;
+};
+
+}  // namespace bert_fast::unigram
