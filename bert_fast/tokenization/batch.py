@@ -10,7 +10,7 @@ from bert_fast.tokenization.direct import Specials, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding, Encodings, FoundTokens
 from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.inputs import Inputs
-from bert_fast.tokenization.layout import Layout, Rows, arrange, plan_rows
+from bert_fast.tokenization.layout import Layout, PairForm, Rows, arrange, plan_rows
 from bert_fast.tokenization.options import Returned, Shape, padded_width
 from bert_fast.tokenization.padding import to_tensor
 
@@ -58,17 +58,22 @@ def encode_batch(
         if entries is not None:
             return BatchEncoding(entries, later_encodings(engine, lambda: inputs, shape, specials, token_of))
     segments = tokenize_segments(engine, inputs, returned.offsets_mapping)
-    if _is_plain(inputs, segments, shape, returned):
+    if _is_plain(inputs, segments, shape, returned, specials.pairs):
         return _encode_plain(engine, inputs, segments, shape, returned, specials, token_of)
     rows = plan_rows(
-        segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens, returned.overflowing_tokens
+        segments.cu_segments,
+        inputs.has_pair,
+        shape.truncation,
+        shape.add_special_tokens,
+        returned.overflowing_tokens,
+        specials.pairs,
     )
-    layout = _lay_out(rows, len(segments.ids), shape)
+    layout = _lay_out(rows, len(segments.ids), shape, specials.pairs)
     by_code = specials.by_code()
 
     flat = {"input_ids": layout.fill(segments.ids, by_code)}
     if returned.token_type_ids:
-        flat["token_type_ids"] = layout.lookup((specials.pad_token_type_id, 0, 0, 0, 1, 1))
+        flat["token_type_ids"] = layout.lookup(specials.types())
     if returned.attention_mask:
         flat["attention_mask"] = layout.lookup((0, 1, 1, 1, 1, 1))
     if returned.special_tokens_mask:
@@ -88,7 +93,7 @@ def encode_batch(
         return _found(layout, found)
 
     num_rows = len(rows.sample)
-    return BatchEncoding(data, Encodings(num_rows, find_tokens, by_code, specials.pad_token_type_id, token_of))
+    return BatchEncoding(data, Encodings(num_rows, find_tokens, by_code, specials.types(), token_of))
 
 
 def later_encodings(
@@ -113,33 +118,35 @@ def later_encodings(
 
         def find_tokens() -> FoundTokens:
             segments = tokenize_segments(engine, inputs, True)
-            rows = plan_rows(segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens)
-            return _found(_lay_out(rows, len(segments.ids), shape), segments)
+            rows = plan_rows(
+                segments.cu_segments, inputs.has_pair, shape.truncation, shape.add_special_tokens, pairs=specials.pairs
+            )
+            return _found(_lay_out(rows, len(segments.ids), shape, specials.pairs), segments)
 
         num_rows = len(inputs.has_pair)
-        return Encodings(num_rows, find_tokens, specials.by_code(), specials.pad_token_type_id, token_of)
+        return Encodings(num_rows, find_tokens, specials.by_code(), specials.types(), token_of)
 
     return make
 
 
-def _lay_out(rows: Rows, num_tokens: int, shape: Shape) -> Layout:
+def _lay_out(rows: Rows, num_tokens: int, shape: Shape, pairs: PairForm) -> Layout:
     # Overflowing rows do not widen the batch: only those of special tokens alone are shorter than their overflow.
     is_main = np.diff(rows.sample, prepend=-1) > 0
     text_lengths = rows.length[is_main].sum(axis=1)
     if shape.add_special_tokens:
-        text_lengths = text_lengths + 2 + rows.has_pair[is_main]
+        text_lengths = text_lengths + np.where(rows.has_pair[is_main], pairs.num_special(True), pairs.num_special(False))
     width = padded_width(int(text_lengths.max(initial=0)), shape.padding, shape.max_length, shape.pad_to_multiple_of)
-    return arrange(rows, num_tokens, shape.add_special_tokens, width, shape.padding_side)
+    return arrange(rows, num_tokens, shape.add_special_tokens, width, shape.padding_side, pairs)
 
 
-def _is_plain(inputs: Inputs, segments: Segments, shape: Shape, returned: Returned) -> bool:
+def _is_plain(inputs: Inputs, segments: Segments, shape: Shape, returned: Returned, pairs: PairForm) -> bool:
     """Whether this is one text or pair that is neither cut nor padded, for lists and without extras."""
     if inputs.is_batched or returned.tensors or returned.offsets_mapping or returned.overflowing_tokens:
         return False
     if shape.padding == "max_length" or (shape.padding == "longest" and shape.pad_to_multiple_of):
         return False
     cut = shape.truncation
-    return cut is None or (len(segments.ids) + 3 <= cut.max_length and not cut.stride)
+    return cut is None or (len(segments.ids) + pairs.num_special(True) <= cut.max_length and not cut.stride)
 
 
 def _encode_plain(
@@ -156,17 +163,18 @@ def _encode_plain(
     ids: list[int] = segments.ids.tolist()
     first, second, around = ids[:boundary], ids[boundary:], int(shape.add_special_tokens)
     cls, sep = ([token_id] * around for token_id in specials.around)
-    sep_b = sep if len(segments.cu_segments) == 3 else []
-    data: dict[str, Any] = {"input_ids": cls + first + sep + second + sep_b}
+    has_pair = len(segments.cu_segments) == 3
+    sep_a, sep_b = (sep * specials.pairs.num_separators, sep) if has_pair else (sep, [])
+    data: dict[str, Any] = {"input_ids": cls + first + sep_a + second + sep_b}
     length = len(data["input_ids"])
     if returned.token_type_ids:
         num_second = len(second) + len(sep_b)
-        data["token_type_ids"] = [0] * (length - num_second) + [1] * num_second
+        data["token_type_ids"] = [0] * (length - num_second) + [specials.pairs.type_id] * num_second
     if returned.attention_mask:
         data["attention_mask"] = [1] * length
     if returned.special_tokens_mask:
-        mark = [1] * around
-        data["special_tokens_mask"] = mark + [0] * len(first) + mark + [0] * len(second) + [1] * len(sep_b)
+        marks = [1] * len(cls), [1] * len(sep_a), [1] * len(sep_b)
+        data["special_tokens_mask"] = marks[0] + [0] * len(first) + marks[1] + [0] * len(second) + marks[2]
     if returned.length:
         data["length"] = [length]
 

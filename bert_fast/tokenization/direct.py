@@ -5,18 +5,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_fast.tokenization.engine import Engine
-from bert_fast.tokenization.layout import Truncation
+from bert_fast.tokenization.layout import BERT_PAIRS, PairForm, Truncation
 from bert_fast.tokenization.options import Returned, Shape, padded_width
 
 __all__ = ["Specials", "direct_lists", "direct_rows", "list_entries"]
 
 
 class Specials(NamedTuple):
-    """Ids of the tokens that are put around the text, and the type id of padding."""
+    """Ids of the tokens that are put around the text, the type id of padding, and the form of pairs."""
 
     pad_id: int
     around: tuple[int, int]  # [CLS], [SEP]
     pad_token_type_id: int
+    pairs: PairForm = BERT_PAIRS
+
+    def types(self) -> tuple[int, ...]:
+        """Type ids by `Code`."""
+        return self.pairs.types(self.pad_token_type_id)
 
     def by_code(self) -> tuple[int, ...]:
         """Ids by `Code`; the entries of A and B are never used."""
@@ -87,7 +92,8 @@ def direct_rows(
     if shape.padding == "max_length" and not shape.max_length:
         return None
     cut = shape.truncation
-    if cut is not None and (cut.stride or cut.max_length < (2 if has_pair is None else 3) * shape.add_special_tokens):
+    num_special = specials.pairs.num_special(has_pair is not None) * shape.add_special_tokens
+    if cut is not None and (cut.stride or cut.max_length < num_special):
         return None
     if cut is not None and cut.max_length == 0:
         return None
@@ -106,6 +112,7 @@ def direct_rows(
             pad_left=shape.padding_side == "left",
             types=returned.token_type_ids,
             mask=returned.attention_mask,
+            **_pair_options(specials.pairs),
         )
     except (TypeError, ValueError):  # as above
         return None
@@ -124,3 +131,8 @@ def direct_rows(
 def _keeps_the_start(cut: Truncation) -> bool:
     """Whether a single text that is too long just loses its end."""
     return cut.side == "right" and not cut.stride and cut.strategy != "only_second"
+
+
+def _pair_options(pairs: PairForm) -> dict[str, int]:
+    """Arguments of the engine; none where it is BERT's form, which all engines have."""
+    return {} if pairs is BERT_PAIRS else {"pair_separators": pairs.num_separators, "pair_type": pairs.type_id}

@@ -101,7 +101,7 @@ class Encodings(Sequence[Encoding]):
         find_tokens: returns where each token is, and ids, offsets and word ids of all segments, flat; called at most
             once.
         special: ids by `Code`, for what is not text.
-        pad_token_type_id: type id of padding.
+        types: type ids by `Code`.
         token_of: token string of an id.
     """
 
@@ -110,13 +110,13 @@ class Encodings(Sequence[Encoding]):
         num_rows: int,
         find_tokens: Callable[[], FoundTokens],
         special: tuple[int, ...],
-        pad_token_type_id: int,
+        types: tuple[int, ...],
         token_of: Callable[[int], str],
     ) -> None:
         self._num_rows = num_rows
         self._find_tokens: Callable[[], FoundTokens] | None = find_tokens
         self._special = special
-        self._pad_token_type_id = pad_token_type_id
+        self._types = types
         self._token_of: Callable[[int], str] | None = token_of
         self._found: tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]] | None = None
 
@@ -149,7 +149,7 @@ class Encodings(Sequence[Encoding]):
                 "offsets": layout.fill(offsets, (0,) * 6),
                 "word_ids": layout.fill(word_ids, (-1,) * 6),
                 "sequence_ids": layout.lookup((-1, -1, 0, -1, 1, -1)),
-                "type_ids": layout.lookup((self._pad_token_type_id, 0, 0, 0, 1, 1)),
+                "type_ids": layout.lookup(self._types),
                 "attention_mask": layout.lookup((0, 1, 1, 1, 1, 1)),
                 "special_tokens_mask": layout.lookup((1, 1, 0, 1, 0, 1)),
             }

@@ -4,7 +4,7 @@ The engine returns the ids of all segments in one flat array. A row of the resul
 
     [left padding] [CLS] A [SEP] B [SEP] [right padding]
 
-with A and B contiguous pieces of that array. `Layout.codes` says for every position of every row which of these it is;
+(XLM-R has two [SEP] between A and B) with A and B contiguous pieces of that array. `Layout.codes` says for every position of every row which of these it is;
 everything else (type ids, masks, sequence ids) is a table lookup in it, so no Python object exists per token.
 
 Worked example, segments [7 8 9] and [5], one pair, padded to 8:
@@ -19,7 +19,7 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["Code", "Layout", "Truncation", "arrange", "plan_rows"]
+__all__ = ["BERT_PAIRS", "Code", "Layout", "PairForm", "Truncation", "arrange", "plan_rows"]
 
 
 class Code(IntEnum):
@@ -34,6 +34,30 @@ class Code(IntEnum):
 
 
 _IS_TEXT = np.array([False, False, True, False, True, False])
+
+
+@dataclass(frozen=True)
+class PairForm:
+    """What differs between models in a row of two texts.
+
+    Args:
+        num_separators: how many [SEP] stand between A and B.
+        type_id: token_type_ids of B and the [SEP] behind it.
+    """
+
+    num_separators: int = 1
+    type_id: int = 1
+
+    def num_special(self, pair: bool) -> int:
+        """How many special tokens a row has."""
+        return 2 + self.num_separators if pair else 2
+
+    def types(self, padding: int) -> tuple[int, ...]:
+        """token_type_ids by `Code`."""
+        return padding, 0, 0, 0, self.type_id, self.type_id
+
+
+BERT_PAIRS = PairForm()
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,7 @@ def plan_rows(
     truncation: Truncation | None,
     add_special_tokens: bool = True,
     overflow: bool = False,
+    pairs: PairForm = BERT_PAIRS,
 ) -> Rows:
     """Truncates as the Rust library does, and cuts what is left over into windows if `overflow`.
 
@@ -84,6 +109,7 @@ def plan_rows(
         truncation: None cuts nothing.
         add_special_tokens: whether room must be left for them.
         overflow: whether what is cut off becomes further rows.
+        pairs: what rows of two texts look like.
 
     Raises:
         ValueError: max_length leaves no room for the special tokens, stride is not smaller than what a window can
@@ -97,7 +123,9 @@ def plan_rows(
     sample = np.arange(len(has_pair), dtype=np.int64)
     if truncation is None:
         return Rows(sample, start, length, has_pair)
-    num_special = np.where(has_pair, 3, 2) if add_special_tokens else np.zeros(len(has_pair), dtype=np.int64)
+    num_special = np.zeros(len(has_pair), dtype=np.int64)
+    if add_special_tokens:
+        num_special = np.where(has_pair, pairs.num_special(True), pairs.num_special(False))
     _check_room(truncation, has_pair, num_special)
     kept = _kept_lengths(length, has_pair, truncation.max_length - num_special, truncation.strategy)
     is_cut = (kept < length).any(axis=1)
@@ -249,7 +277,12 @@ class Layout:
 
 
 def arrange(
-    rows: Rows, num_tokens: int, add_special_tokens: bool = True, width: int = 0, padding_side: str = "right"
+    rows: Rows,
+    num_tokens: int,
+    add_special_tokens: bool = True,
+    width: int = 0,
+    padding_side: str = "right",
+    pairs: PairForm = BERT_PAIRS,
 ) -> Layout:
     """Lays out the rows, each padded to `width` positions (longer rows stay as they are).
 
@@ -259,10 +292,12 @@ def arrange(
         add_special_tokens: whether [CLS] and [SEP] are put around the segments.
         width: length to pad to; 0 pads nothing.
         padding_side: "right" or "left".
+        pairs: what rows of two texts look like.
     """
     num_rows = len(rows.sample)
     counts = np.zeros((num_rows, 7), dtype=np.int64)  # left padding, CLS, A, SEP, B, SEP, right padding
-    counts[:, 1] = counts[:, 3] = int(add_special_tokens)
+    counts[:, 1] = int(add_special_tokens)
+    counts[:, 3] = np.where(rows.has_pair, pairs.num_separators, 1) * int(add_special_tokens)
     counts[:, 2], counts[:, 4] = rows.length[:, 0], rows.length[:, 1]
     counts[:, 5] = rows.has_pair & add_special_tokens
     counts[:, 6 if padding_side == "right" else 0] = np.maximum(0, width - counts.sum(axis=1))

@@ -65,14 +65,15 @@ def pack_inputs(
         ValueError: not even the first sequence fits.
     """
     ids, cu_segments, _, _ = engine.encode(inputs.strings)
-    layout = arrange(plan_rows(cu_segments, inputs.has_pair, shape.truncation), len(ids))
+    pairs = specials.pairs
+    layout = arrange(plan_rows(cu_segments, inputs.has_pair, shape.truncation, pairs=pairs), len(ids), pairs=pairs)
     starts = layout.row_starts
     count = len(starts) - 1
     if max_tokens is not None:
         count = int(np.searchsorted(starts, max_tokens, side="right")) - 1
         if count == 0 and len(starts) > 1:
             raise _too_long(starts, max_tokens)
-    input_ids, type_ids = layout.fill(ids, specials.by_code()), layout.lookup((0, 0, 0, 0, 1, 1))
+    input_ids, type_ids = layout.fill(ids, specials.by_code()), layout.lookup(pairs.types(0))
     cu_seqlens, num_tokens = starts[: count + 1], starts[count]
     longest = int(np.diff(cu_seqlens).max(initial=0))
     return _batch(input_ids[:num_tokens], type_ids[:num_tokens], cu_seqlens.astype(np.int32), longest)

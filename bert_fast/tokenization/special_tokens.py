@@ -2,11 +2,12 @@
 
 import copy
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.arguments import check_flags, members, plain, shown
 from bert_fast.tokenization.engine import Engine, make_engine
+from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 from bert_fast.tokenization.vocab import Vocabulary
 
 __all__ = ["NAMED_TOKENS", "TokenTable"]
@@ -51,6 +52,8 @@ class TokenTable:
     `bos_token`, `eos_token`, `unk_token`, `sep_token`, `pad_token`, `cls_token`, `mask_token` and the same names with
     `_id` are attributes; the tokens can be set to any token of the vocabulary or to None.
     """
+
+    _pairs: ClassVar[PairForm] = BERT_PAIRS
 
     bos_token, bos_token_id = _named_token("bos_token"), _named_token_id("bos_token")
     eos_token, eos_token_id = _named_token("eos_token"), _named_token_id("eos_token")
@@ -303,9 +306,9 @@ class TokenTable:
     # Sequences with special tokens.
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """How many special tokens a text (2) or a pair of texts (3) gets."""
+        """How many special tokens a text (2) or a pair of texts (3; 4 with two separators) gets."""
         check_flags(pair=pair)
-        return 3 if pair else 2
+        return self._pairs.num_special(bool(pair))
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
@@ -313,14 +316,19 @@ class TokenTable:
         """[CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
         cls_id, sep_id = self._id_of_named("cls_token"), self._id_of_named("sep_token")
         first = [cls_id, *members("token_ids_0", token_ids_0), sep_id]
-        return first if token_ids_1 is None else [*first, *members("token_ids_1", token_ids_1), sep_id]
+        if token_ids_1 is None:
+            return first
+        return [*first, *[sep_id] * (self._pairs.num_separators - 1), *members("token_ids_1", token_ids_1), sep_id]
 
     def create_token_type_ids_from_sequences(
         self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
     ) -> list[int]:
-        """0 for [CLS] A [SEP], 1 for B [SEP]."""
+        """0 for [CLS] A [SEP], 1 for B [SEP] (0 where the model knows no types)."""
         first = [0] * (len(members("token_ids_0", token_ids_0)) + 2)
-        return first if token_ids_1 is None else first + [1] * (len(members("token_ids_1", token_ids_1)) + 1)
+        if token_ids_1 is None:
+            return first
+        second = [self._pairs.type_id] * (len(members("token_ids_1", token_ids_1)) + 1)
+        return first + [0] * (self._pairs.num_separators - 1) + second
 
     def get_special_tokens_mask(
         self,
@@ -346,7 +354,9 @@ class TokenTable:
             except (OverflowError, RuntimeError, TypeError, ValueError):
                 raise TypeError(f"token_ids_0: expected a list of ints, got {shown(ids)}") from None
         first = [1, *[0] * len(members("token_ids_0", token_ids_0)), 1]
-        return first if token_ids_1 is None else [*first, *[0] * len(members("token_ids_1", token_ids_1)), 1]
+        if token_ids_1 is None:
+            return first
+        return [*first, *[1] * (self._pairs.num_separators - 1), *[0] * len(members("token_ids_1", token_ids_1)), 1]
 
     # Engines are immutable and cannot be pickled: copies share them, other processes build their own.
 
@@ -419,15 +429,19 @@ class TokenTable:
         # Of contents that are equal after normalization the first wins: special ones, then the lowest id.
         in_order = sorted(self._added.items(), key=lambda item: (not item[1].special, item[0]))
         try:
-            return make_engine(
-                self._vocabulary.source,
-                unk_token=self._named["unk_token"],
-                added_tokens=[token.for_engine(token_id) for token_id, token in in_order],
-                **self._engine_options,
-            )
+            return self._make_engine([token.for_engine(token_id) for token_id, token in in_order])
         except (TypeError, ValueError) as error:
             option, _, rest = str(error).partition(":")
             if option not in _CONSTRUCTOR_NAMES:
                 raise
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{_CONSTRUCTOR_NAMES[option]}:{rest}") from None
+
+    def _make_engine(self, added_tokens: list[tuple[Any, ...]]) -> Engine:
+        """The engine of the vocabulary and the options."""
+        return make_engine(
+            self._vocabulary.source,
+            unk_token=self._named["unk_token"],
+            added_tokens=added_tokens,
+            **self._engine_options,
+        )

@@ -130,7 +130,7 @@ class UnpaddedTokenizer(StoredTokenizer):
             count = min(total, 2 * count)
 
     def _specials(self) -> Specials:
-        return Specials(self._pad_id, self._around, self.pad_token_type_id)
+        return Specials(self._pad_id, self._around, self.pad_token_type_id, self._pairs)
 
     def _shape(
         self,
