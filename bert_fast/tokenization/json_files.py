@@ -12,13 +12,18 @@ from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 __all__ = [
     "CONFIG_KINDS",
     "ID",
+    "LIST",
     "MODEL_KINDS",
     "NORMALIZER_KINDS",
     "OBJECT",
+    "SWITCH",
+    "TEXT",
     "TEXT_OR_NULL",
     "TOKENIZER_KINDS",
+    "Kind",
     "check_kinds",
     "read_json_object",
+    "type_of",
 ]
 
 
@@ -121,6 +126,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def type_of(part: Mapping[str, Any]) -> str:
+    """What a part of a tokenizer.json says that it is, for messages."""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) and kind.isidentifier() else reprlib.repr(kind)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
