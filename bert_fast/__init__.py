@@ -21,7 +21,7 @@ from bert_fast.models import (
     BertPreTrainedModel,
 )
 from bert_fast.ops import repad, unpad
-from bert_fast.tokenization import BertTokenizer, RaggedBatch
+from bert_fast.tokenization import BertTokenizer, RaggedBatch, XLMRobertaTokenizer
 from bert_fast.warming import warm_up
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "CheckpointError",
     "PackedCollator",
     "RaggedBatch",
+    "XLMRobertaTokenizer",
     "__version__",
     "explain",
     "fuse",

@@ -1,10 +1,11 @@
-"""The Python face of the C++ WordPiece core."""
+"""The Python face of the C++ tokenizers: WordPiece and Unigram."""
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.encoding import BatchEncoding, CharSpan, Encoding, TokenSpan
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.tokenization.ragged import RaggedBatch
 from bert_fast.tokenization.tokenizer import BertTokenizer
+from bert_fast.tokenization.xlm_roberta import XLMRobertaTokenizer
 
 __all__ = [
     "AddedToken",
@@ -15,4 +16,5 @@ __all__ = [
     "PackedBatch",
     "RaggedBatch",
     "TokenSpan",
+    "XLMRobertaTokenizer",
 ]

@@ -134,7 +134,9 @@ def _lay_out(rows: Rows, num_tokens: int, shape: Shape, pairs: PairForm) -> Layo
     is_main = np.diff(rows.sample, prepend=-1) > 0
     text_lengths = rows.length[is_main].sum(axis=1)
     if shape.add_special_tokens:
-        text_lengths = text_lengths + np.where(rows.has_pair[is_main], pairs.num_special(True), pairs.num_special(False))
+        text_lengths = text_lengths + np.where(
+            rows.has_pair[is_main], pairs.num_special(True), pairs.num_special(False)
+        )
     width = padded_width(int(text_lengths.max(initial=0)), shape.padding, shape.max_length, shape.pad_to_multiple_of)
     return arrange(rows, num_tokens, shape.add_special_tokens, width, shape.padding_side, pairs)
 

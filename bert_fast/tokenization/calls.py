@@ -1,17 +1,19 @@
 """The part of the tokenizer that is called: texts to ids, masks, offsets and word ids, whatever the model is."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_fast.tokenization.arguments import check_flags, strings
+from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.arguments import check_flags, members, strings
 from bert_fast.tokenization.batch import encode_batch, later_encodings
 from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
 from bert_fast.tokenization.inputs import Inputs, column_inputs, is_column, own_texts, parse_inputs
-from bert_fast.tokenization.options import Returned, Shape, check_int, check_side, tensor_kind
+from bert_fast.tokenization.options import NO_LIMIT, Returned, Shape, check_int, check_side, tensor_kind
 from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
+from bert_fast.tokenization.vocab import Vocabulary
 
 __all__ = ["CalledTokenizer"]
 
@@ -36,7 +38,46 @@ _ASSIGNED: dict[str, Callable[[str, Any], Any]] = {
 
 
 class CalledTokenizer(UnpaddedTokenizer):
-    """The part of the tokenizer that is called, with the names that calls had before, and `pad`."""
+    """The part of the tokenizer that is called, with the names that calls had before, and `pad`.
+
+    `extra` are lists of special tokens without names of their own, by the arguments that hold them.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        named: Mapping[str, Any],
+        extra: Mapping[str, Sequence[Any] | None],
+        added: Mapping[int, AddedToken],
+        engine_options: dict[str, Any],
+        *,
+        model_max_length: float | None,
+        padding_side: str,
+        truncation_side: str,
+        model_input_names: Sequence[str],
+        clean_up_tokenization_spaces: bool,
+        pad_token_type_id: int,
+        name_or_path: str,
+    ) -> None:
+        if not isinstance(name_or_path, str):
+            raise TypeError(f"name_or_path: expected a str, got {type(name_or_path).__name__}")
+        self.model_max_length = NO_LIMIT if model_max_length is None else model_max_length  # type: ignore[assignment]
+        self.padding_side = padding_side
+        self.truncation_side = truncation_side
+        self.model_input_names = strings("model_input_names", model_input_names)
+        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
+        self.pad_token_type_id = pad_token_type_id
+        self.name_or_path = name_or_path
+        self.deprecation_warnings: dict[str, bool] = {}  # data collators of transformers look for it
+        self._config: dict[str, Any] = {}  # keys of tokenizer_config.json that mean nothing here, kept for saving
+        chosen: list[Any] = []
+        for name, tokens in extra.items():
+            if tokens is not None:
+                tokens = members(name, tokens)
+                for token in tokens:
+                    AddedToken.from_any(token, True, name)  # which names what is none
+                chosen = chosen or tokens
+        super().__init__(vocabulary, named, chosen, added, engine_options)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

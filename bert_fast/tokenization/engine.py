@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from bert_fast import native
+from bert_fast.errors import BackendError
 
-__all__ = ["Engine", "implementation", "make_engine"]
+__all__ = ["Engine", "implementation", "make_engine", "make_unigram"]
 
 
 class Engine(Protocol):
@@ -76,6 +77,20 @@ class Engine(Protocol):
 def make_engine(vocab: Sequence[str] | bytes, **options: Any) -> Engine:
     """A WordPiece over `vocab`; options as those of `bert_fast.reference.wordpiece.WordPiece`."""
     engine: Engine = implementation()(vocab, **options)
+    return engine
+
+
+def make_unigram(vocab: Sequence[str], **options: Any) -> Engine:
+    """A Unigram over the pieces of `vocab`; options as those of `bert_fast._native.Unigram`.
+
+    Raises:
+        BackendError: the C++ extension is not there, which has no substitute.
+    """
+    module = native.load()
+    if module is None or not hasattr(module, "Unigram"):
+        reason = native.unavailable_reason() or "the extension was built without it; build it again"
+        raise BackendError(f"a Unigram tokenizer needs the C++ extension: {reason}")
+    engine: Engine = module.Unigram(vocab, **options)
     return engine
 
 

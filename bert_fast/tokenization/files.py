@@ -7,7 +7,7 @@ added_tokens.json), then tokenizer.json, then defaults. The vocabulary is that o
 import functools
 import json
 import os
-import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,17 @@ from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.json_files import (
     CONFIG_KINDS,
     ID,
-    MODEL_KINDS,
-    NORMALIZER_KINDS,
     OBJECT,
     TEXT_OR_NULL,
-    TOKENIZER_KINDS,
     check_kinds,
     read_json_object,
 )
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
-from bert_fast.tokenization.vocab import open_vocab, vocab_from_mapping, vocab_to_text
 
-__all__ = ["as_path", "read_tokenizer", "tokenizer_json", "write_tokenizer"]
+__all__ = ["as_path", "read_added_tokens", "read_padding_side", "read_tokenizer", "write_tokenizer"]
+
+Read = tuple[dict[str, Any], dict[int, AddedToken]]
+Reader = Callable[[Path], Read]
 
 VOCAB_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
@@ -57,23 +56,23 @@ def as_path(name: str, value: Any) -> Path:
     return path
 
 
-def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, AddedToken]]:
-    """Reads a directory, a vocab.txt or a tokenizer.json.
+def read_tokenizer(path: str | os.PathLike[str], read_json: Reader, read_vocabulary: Reader) -> Read:
+    """Reads a directory, a tokenizer.json (by `read_json`) or another file with a vocabulary (by `read_vocabulary`).
 
     Returns:
-        Arguments for the constructor, `vocab` among them, with keys of configuration files that it does not
+        Arguments for the constructor, those that the readers give and keys of configuration files that it does not
         know; the added tokens by id. The truncation and padding that a tokenizer.json carries are not applied to calls
         (as in transformers); only the padding side is taken over.
 
     Raises:
         FileNotFoundError: nothing there, or neither vocab.txt nor tokenizer.json in the directory.
-        ValueError: a file is not what its name says, or holds a tokenizer that is not BERT's.
+        ValueError: a file is not what its name says, or holds a tokenizer of another class.
     """
     path = as_path("pretrained_model_name_or_path", path)
     if path.is_file():
         if path.suffix == ".json":
-            return _read_tokenizer_json(path)
-        return {"vocab": open_vocab(path)}, {}
+            return read_json(path)
+        return read_vocabulary(path)
     if not path.is_dir():
         raise FileNotFoundError(
             f"there is no directory or file {path}; models are not fetched from the network by name"
@@ -81,9 +80,9 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
     options: dict[str, Any]
     added: dict[int, AddedToken]
     if (path / TOKENIZER_FILE).is_file():
-        options, added = _read_tokenizer_json(path / TOKENIZER_FILE)
+        options, added = read_json(path / TOKENIZER_FILE)
     elif (path / VOCAB_FILE).is_file():
-        options, added = {"vocab": open_vocab(path / VOCAB_FILE)}, {}
+        options, added = read_vocabulary(path / VOCAB_FILE)
     else:
         raise FileNotFoundError(f"{path} holds neither {TOKENIZER_FILE} nor {VOCAB_FILE}")
     config = read_json_object(path / CONFIG_FILE)
@@ -103,148 +102,45 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[i
     check_kinds(path / ADDED_TOKENS_FILE, older_added, dict.fromkeys(older_added, ID))
     for token, token_id in older_added.items():
         added.setdefault(token_id, AddedToken.from_any(token, token in named, ADDED_TOKENS_FILE))
-    return {**options, **config, "vocab": options["vocab"]}, added
+    source = {name: options[name] for name in ("vocab", "tokenizer_file") if name in options}
+    return {**options, **config, **source}, added
 
 
-def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
-    state = read_json_object(path)
-    check_kinds(path, state, TOKENIZER_KINDS)
-    model = state.get("model") or {}
-    # Older files leave the type out; only WordPiece has max_input_chars_per_word and a mapping as vocabulary.
-    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
-        raise ValueError(f"{path}: expected a WordPiece model, got {_type_of(model)}")
-    check_kinds(path, model, MODEL_KINDS, "model: ")
+def read_added_tokens(path: Path, state: dict[str, Any]) -> dict[int, AddedToken]:
+    """The added tokens of a tokenizer.json, by id.
+
+    Raises:
+        ValueError: one is damaged; the message names its place.
+    """
     added = {}
     for index, entry in enumerate(state.get("added_tokens") or []):
         name = f"added_tokens[{index}]"
         check_kinds(path, {name: entry}, {name: OBJECT})
         check_kinds(path, {"id": None, **entry}, {"id": ID}, f"{name}: ")
         added[entry["id"]] = AddedToken.from_any(entry, False, f"{path}: {name}")
-    try:
-        options: dict[str, Any] = {"vocab": vocab_from_mapping(model["vocab"])}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    for key in ("unk_token", "max_input_chars_per_word", "continuing_subword_prefix"):
-        if model.get(key) is not None:
-            options[key] = model[key]
-    options.update(_read_normalizer(path, state.get("normalizer")))
-    pre_tokenizer = _type_of(state.get("pre_tokenizer") or {})
-    if pre_tokenizer != "BertPreTokenizer":
-        raise ValueError(f"{path}: expected the pre-tokenizer BertPreTokenizer, got {pre_tokenizer}")
-    options.update(_read_post_processor(path, state.get("post_processor")))
+    return added
+
+
+def read_padding_side(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """The argument padding_side, where a tokenizer.json has one."""
     padding = state.get("padding") or {}
     check_kinds(path, padding, {"direction": TEXT_OR_NULL}, "padding: ")
-    if padding.get("direction"):
-        options["padding_side"] = padding["direction"].lower()
-    return options, added
-
-
-def _read_normalizer(path: Path, normalizer: dict[str, Any] | None) -> dict[str, Any]:
-    kind = _type_of(normalizer or {})
-    if normalizer is None or kind != "BertNormalizer":
-        raise ValueError(f"{path}: expected the normalizer BertNormalizer, got {kind}")
-    check_kinds(path, normalizer, NORMALIZER_KINDS, "normalizer: ")
-    names = {
-        "do_lower_case": "lowercase",
-        "strip_accents": "strip_accents",
-        "tokenize_chinese_chars": "handle_chinese_chars",
-        "clean_text": "clean_text",
-    }
-    return {option: normalizer[key] for option, key in names.items() if key in normalizer}
-
-
-def _read_post_processor(path: Path, processor: dict[str, Any] | None) -> dict[str, Any]:
-    """The names of [CLS] and [SEP], from either form in which the library writes BERT's template."""
-    if processor is None:
-        return {}
-    try:
-        if processor.get("type") == "BertProcessing":
-            names = {"cls_token": processor["cls"][0], "sep_token": processor["sep"][0]}
-        else:
-            ((first, cls),), ((second, _),), ((third, sep),) = (piece.items() for piece in processor["single"])
-            if [first, second, third] != ["SpecialToken", "Sequence", "SpecialToken"]:
-                raise KeyError(first)
-            names = {"cls_token": cls["id"], "sep_token": sep["id"]}
-        if all(isinstance(name, str) for name in names.values()):
-            return names
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        pass
-    kind = _type_of(processor)
-    raise ValueError(f"{path}: expected a post-processor that makes [CLS] A [SEP], got {kind}")
-
-
-def _type_of(part: dict[str, Any]) -> str:
-    """What a part of a tokenizer.json says that it is, for messages."""
-    kind = part.get("type")
-    return kind if isinstance(kind, str) and kind.isidentifier() else reprlib.repr(kind)
+    return {"padding_side": padding["direction"].lower()} if padding.get("direction") else {}
 
 
 def _content(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def tokenizer_json(
-    vocab: list[str], added: dict[int, AddedToken], engine_options: dict[str, Any], special: dict[str, tuple[str, int]]
-) -> dict[str, Any]:
-    """The state that `tokenizers.Tokenizer.from_file` reads, without truncation and padding.
-
-    Args:
-        vocab: tokens by id.
-        added: added tokens by id.
-        engine_options: arguments of the engine's constructor.
-        special: "cls_token" and "sep_token" -> (content, id); "unk_token" likewise.
-    """
-    (cls, cls_id), (sep, sep_id) = special["cls_token"], special["sep_token"]
-
-    def token(content: str, type_id: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": content, "type_id": type_id}}
-
-    def text(name: str, type_id: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": type_id}}
-
-    single = [token(cls, 0), text("A", 0), token(sep, 0)]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": token_id, **entry.as_dict()} for token_id, entry in sorted(added.items())],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": engine_options["clean_text"],
-            "handle_chinese_chars": engine_options["handle_chinese_chars"],
-            "strip_accents": engine_options["strip_accents"],
-            "lowercase": engine_options["lowercase"],
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, text("B", 1), token(sep, 1)],
-            "special_tokens": {
-                content: {"id": content, "ids": [token_id], "tokens": [content]}
-                for content, token_id in ((cls, cls_id), (sep, sep_id))
-            },
-        },
-        "decoder": {"type": "WordPiece", "prefix": engine_options["continuing_prefix"], "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": special["unk_token"][0],
-            "continuing_subword_prefix": engine_options["continuing_prefix"],
-            "max_input_chars_per_word": engine_options["max_word_chars"],
-            "vocab": {entry: token_id for token_id, entry in enumerate(vocab)},
-        },
-    }
-
-
 def write_tokenizer(
     directory: str | os.PathLike[str],
-    vocab: list[str],
+    own: dict[str, str],
     state: dict[str, Any],
     config: dict[str, Any],
     special_tokens: dict[str, Any],
     prefix: str = "",
 ) -> tuple[str, ...]:
-    """Writes vocab.txt, tokenizer.json, special_tokens_map.json and tokenizer_config.json, each atomically.
+    """Writes `own` files (by name), tokenizer.json, special_tokens_map.json and tokenizer_config.json, each atomically.
 
     Raises:
         NotADirectoryError: `directory` is a file.
@@ -255,7 +151,7 @@ def write_tokenizer(
         raise NotADirectoryError(f"save_directory: {directory} is a file")
     directory.mkdir(parents=True, exist_ok=True)
     contents = {
-        VOCAB_FILE: vocab_to_text(vocab),
+        **own,
         TOKENIZER_FILE: json.dumps(state, ensure_ascii=False, indent=2),
         SPECIAL_TOKENS_FILE: json.dumps(special_tokens, ensure_ascii=False, indent=2),
         CONFIG_FILE: json.dumps(config, ensure_ascii=False, indent=2, sort_keys=True),

@@ -9,6 +9,7 @@ from bert_fast.tokenization.layout import Truncation
 __all__ = [
     "LARGE_LENGTH",
     "MOST_TOKENS",
+    "NO_LIMIT",
     "Returned",
     "Shape",
     "check_int",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 LARGE_LENGTH = int(1e20)  # a model_max_length above this means "no limit" (transformers stores 1e30)
+NO_LIMIT = int(1e30)
 
 MOST_TOKENS = 2**62  # a max_length above it cuts nothing either, and fits into no int64
 _MOST_WIDTH = 2**31 - 1  # of padded rows

@@ -2,20 +2,20 @@
 
 import inspect
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_fast.files import write_atomically
+from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.decode import TokenDecoder
-from bert_fast.tokenization.files import VOCAB_FILE, as_path, read_tokenizer, tokenizer_json, write_tokenizer
+from bert_fast.tokenization.files import read_tokenizer, write_tokenizer
 from bert_fast.tokenization.options import LARGE_LENGTH
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
-from bert_fast.tokenization.vocab import vocab_to_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["StoredTokenizer"]
+__all__ = ["StoredTokenizer", "prefix_of"]
 
 # Arguments of transformers' from_pretrained that say where and how to fetch; nothing is fetched here.
 _FETCHING = {
@@ -36,10 +36,6 @@ class StoredTokenizer(TokenDecoder):
     """
 
     _config: dict[str, Any]
-    do_lower_case: bool
-    strip_accents: bool | None
-    tokenize_chinese_chars: bool
-    never_split: list[str]
     padding_side: str
     truncation_side: str
     model_input_names: list[str]
@@ -64,7 +60,7 @@ class StoredTokenizer(TokenDecoder):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> "Self":
-        """Reads a directory (tokenizer.json or vocab.txt, tokenizer_config.json, ...), a vocab.txt or a tokenizer.json.
+        """Reads a directory (tokenizer.json, tokenizer_config.json, ...) or a tokenizer.json; a BERT, also a vocab.txt.
 
         Args:
             pretrained_model_name_or_path: a path; nothing is fetched from the network.
@@ -74,7 +70,7 @@ class StoredTokenizer(TokenDecoder):
             FileNotFoundError, ValueError: see `bert_fast.tokenization.files.read_tokenizer`.
             TypeError: an option that the constructor does not know.
         """
-        arguments, added = read_tokenizer(pretrained_model_name_or_path)
+        arguments, added = read_tokenizer(pretrained_model_name_or_path, cls._read_json, cls._read_vocabulary)
         known = inspect.signature(cls.__init__).parameters.keys() - {"self", "vocab_file"}
         config = {key: arguments.pop(key) for key in list(arguments) if key not in known}
         given = {key: value for key, value in options.items() if key not in _FETCHING}
@@ -92,7 +88,7 @@ class StoredTokenizer(TokenDecoder):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None, **ignored: Any
     ) -> tuple[str, ...]:
-        """Writes vocab.txt, tokenizer.json, special_tokens_map.json and tokenizer_config.json; returns their paths.
+        """Writes tokenizer.json, special_tokens_map.json, tokenizer_config.json, a BERT also vocab.txt; returns the paths.
 
         transformers and tokenizers open the directory with the same behaviour, except that they know no `never_split`.
         Each file is written under a temporary name and renamed.
@@ -109,8 +105,7 @@ class StoredTokenizer(TokenDecoder):
         check_flags(push_to_hub=ignored.get("push_to_hub"))
         if ignored.get("push_to_hub"):
             raise ValueError("push_to_hub: nothing is uploaded from here; save, then upload the directory")
-        prefix = _prefix(filename_prefix)
-        vocab = self._vocabulary.tokens
+        prefix = prefix_of(filename_prefix)
         names: dict[str, Any] = dict(self.special_tokens_map)
         if self._extra:
             names["additional_special_tokens"] = self.extra_special_tokens
@@ -118,39 +113,49 @@ class StoredTokenizer(TokenDecoder):
             **self._config,
             **dict.fromkeys(NAMED_TOKENS[2:]),
             **self.special_tokens_map,
-            "tokenizer_class": "BertTokenizer",
             "added_tokens_decoder": {str(key): token.as_dict() for key, token in self.added_tokens_decoder.items()},
-            "do_lower_case": self.do_lower_case,
-            "strip_accents": self.strip_accents,
-            "tokenize_chinese_chars": self.tokenize_chinese_chars,
-            "never_split": self.never_split or None,
             "model_max_length": self.model_max_length,
             "padding_side": self.padding_side,
             "truncation_side": self.truncation_side,
             "model_input_names": self.model_input_names,
             "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,
             "pad_token_type_id": self.pad_token_type_id,
+            **self._own_config(),
         }
         if self._extra:
             config["additional_special_tokens"] = self.extra_special_tokens  # the name that transformers 4 knows too
-        return write_tokenizer(save_directory, vocab, self.as_json(), config, names, prefix)
+        return write_tokenizer(save_directory, self._own_files(), self.as_json(), config, names, prefix)
+
+    # What classes of tokenizers have.
 
     def as_json(self) -> dict[str, Any]:
-        """What tokenizer.json holds of it: all that decides which ids a text has, but for `never_split`."""
-        special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
-        return tokenizer_json(self._vocabulary.tokens, self._added, self._engine_options, special)
+        """What tokenizer.json holds of it."""
+        raise NotImplementedError
 
-    def save_vocabulary(self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None) -> tuple[str]:
-        """Writes vocab.txt into an existing directory; returns its path."""
-        directory = as_path("save_directory", save_directory)
-        if not directory.is_dir():
-            raise NotADirectoryError(f"save_directory: there is no directory {save_directory}")
-        path = directory / as_path("filename_prefix", f"{_prefix(filename_prefix)}{VOCAB_FILE}")
-        write_atomically(path, lambda temporary: temporary.write_bytes(vocab_to_text(self._vocabulary.tokens).encode()))
-        return (str(path),)
+    def _own_files(self) -> dict[str, str]:
+        """Name -> content of files besides the JSON ones."""
+        raise NotImplementedError
+
+    def _own_config(self) -> dict[str, Any]:
+        """Keys of tokenizer_config.json that only this class has."""
+        raise NotImplementedError
+
+    @classmethod
+    def _read_json(cls, path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
+        """Arguments for the constructor, and added tokens by id, from a tokenizer.json."""
+        raise NotImplementedError
+
+    @classmethod
+    def _read_vocabulary(cls, path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
+        """The same from a vocab.txt.
+
+        Raises:
+            ValueError: the class has no such file.
+        """
+        raise NotImplementedError
 
 
-def _prefix(filename_prefix: Any) -> str:
+def prefix_of(filename_prefix: Any) -> str:
     """What names of files start with."""
     if not isinstance(filename_prefix, str | None):
         raise TypeError(f"filename_prefix: expected a str or None, got {type(filename_prefix).__name__}")

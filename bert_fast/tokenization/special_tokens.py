@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.arguments import check_flags, members, plain, shown
@@ -53,7 +53,7 @@ class TokenTable:
     `_id` are attributes; the tokens can be set to any token of the vocabulary or to None.
     """
 
-    _pairs: ClassVar[PairForm] = BERT_PAIRS
+    _pairs: PairForm = BERT_PAIRS
 
     bos_token, bos_token_id = _named_token("bos_token"), _named_token_id("bos_token")
     eos_token, eos_token_id = _named_token("eos_token"), _named_token_id("eos_token")

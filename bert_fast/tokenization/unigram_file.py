@@ -143,9 +143,8 @@ def _read_pre_tokenizer(path: Path, pre_tokenizer: Any) -> dict[str, Any]:
     parts = list(_parts(path, "pre_tokenizer", pre_tokenizer, "pretokenizers"))
     kinds = [type_of(part) for _, part in parts]
     if kinds not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
-        raise ValueError(
-            f"{path}: pre_tokenizer: expected Metaspace, or WhitespaceSplit and Metaspace, got {', '.join(kinds) or None}"
-        )
+        found = ", ".join(kinds) or None
+        raise ValueError(f"{path}: pre_tokenizer: expected Metaspace, or WhitespaceSplit and Metaspace, got {found}")
     name, metaspace = parts[-1]
     options = _metaspace(path, name, metaspace)
     return {"whitespace_split": len(parts) == 2, **options, "split": metaspace.get("split") is not False}

@@ -1,11 +1,11 @@
-"""The C++ Unigram core and the same tokenizer in Hugging Face `tokenizers`, both of one tokenizer.json; vocabularies."""
+"""The C++ Unigram core and the same tokenizer in Hugging Face `tokenizers`, both of one tokenizer.json."""
 
 import functools
 import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bert_fast.tokenization.unigram_file import read_unigram
 
@@ -104,7 +104,12 @@ def make_state(
             },
         },
         "decoder": metaspace(),
-        "model": {"type": "Unigram", "unk_id": 3, "vocab": [list(piece) for piece in vocab], "byte_fallback": byte_fallback},
+        "model": {
+            "type": "Unigram",
+            "unk_id": 3,
+            "vocab": [list(piece) for piece in vocab],
+            "byte_fallback": byte_fallback,
+        },
     }
 
 
