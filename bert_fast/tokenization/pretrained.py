@@ -88,7 +88,7 @@ class StoredTokenizer(TokenDecoder):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None, **ignored: Any
     ) -> tuple[str, ...]:
-        """Writes tokenizer.json, special_tokens_map.json, tokenizer_config.json, a BERT also vocab.txt; returns the paths.
+        """Writes tokenizer.json, special_tokens_map.json, tokenizer_config.json, a BERT also vocab.txt; returns paths.
 
         transformers and tokenizers open the directory with the same behaviour, except that they know no `never_split`.
         Each file is written under a temporary name and renamed.
