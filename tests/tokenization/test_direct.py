@@ -23,7 +23,7 @@ from .test_call import SENTENCES, random_call
 def the_long_way(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> Any:
     """The result of a call, or its error, where the engine makes neither lists nor matrices."""
     with monkeypatch.context() as patch:
-        for name in ("tokenizer.direct_lists", "tokenizer.direct_rows", "batch.direct_rows"):
+        for name in ("calls.direct_lists", "calls.direct_rows", "batch.direct_rows"):
             patch.setattr(f"bert_fast.tokenization.{name}", lambda *_: None)
         return outcome(call)
 
