@@ -17,4 +17,7 @@ bool continues_cluster(char32_t c);
 // Whether the character shares a cluster with what is behind it, whatever that is but a separator.
 bool prepends(char32_t c);
 
+// Whether the character shares a cluster with nothing (but "\r" with "\n").
+bool breaks_clusters(char32_t c);
+
 }  // namespace bert_fast::unigram

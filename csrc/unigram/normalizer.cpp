@@ -120,13 +120,29 @@ Normalizer::Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps)
   bool prepender_is_mapped = false;
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
-    char bytes[4];
-    const auto found = charsmap_.find({bytes, wordpiece::encode_utf8(c, bytes)});
+    const auto found = replacement_of(c);
     if (found && prepends(c)) prepender_is_mapped = true;
     if (!found && unigram::is_plain(c)) plain_[c / 64] |= std::uint64_t{1} << c % 64;
   }
   removes_ = charsmap_.removes();
   if (prepender_is_mapped) plain_.assign(plain_.size(), 0);  // it would take any character behind it along
+}
+
+std::optional<std::string_view> Normalizer::replacement_of(char32_t c) const {
+  char bytes[4];
+  return charsmap_.find({bytes, wordpiece::encode_utf8(c, bytes)});
+}
+
+bool Normalizer::joins(char32_t c) const {
+  std::string bytes;
+  for (char32_t next = 0; next < 0x110000; ++next) {
+    if (!continues_cluster(next) && !(c == '\r' && next == '\n')) continue;
+    bytes.clear();
+    wordpiece::append_utf8(c, bytes);
+    wordpiece::append_utf8(next, bytes);
+    if (charsmap_.find(bytes)) return true;
+  }
+  return false;
 }
 
 void Normalizer::apply(MappedText& text, std::uint32_t first) const {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,10 @@ class Normalizer {
   // Whether the map leaves the character as it is where no character that continues clusters stands behind it,
   // whatever stands in front of it.
   bool is_plain(char32_t c) const { return (plain_[c / 64] >> c % 64 & 1) != 0; }
+  // What the map puts in the place of the character where it is looked up alone; none: it stays.
+  std::optional<std::string_view> replacement_of(char32_t c) const;
+  // Whether the map replaces the character together with one that continues its cluster, or as "\r\n".
+  bool joins(char32_t c) const;
   // Whether the map replaces anything by nothing.
   bool removes() const { return removes_; }
 

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 
+#include "unigram/graphemes.h"
+#include "unigram/word_cache.h"
 #include "wordpiece/unicode.h"
 #include "wordpiece/utf8.h"
 
@@ -19,18 +22,8 @@ std::uint32_t next_serial() {
   return serial;
 }
 
-// What a thread keeps from text to text.
-struct Memory {
-  Model::Lattice lattice;
-  std::string word;
-  std::vector<std::uint32_t> places;  // of each byte of a word: the character that it belongs to
-  WordCache cache;
-};
-
-Memory& memory() {
-  thread_local Memory mine;
-  return mine;
-}
+constexpr std::size_t kKeptWordBytes = 1 << 16;  // what longer words need is not kept
+constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
 
 std::vector<AddedToken> raw_ones(const std::vector<AddedToken>& tokens) {
   std::vector<AddedToken> raw;
@@ -88,6 +81,26 @@ struct Place {
 
 }  // namespace
 
+// What a thread keeps from text to text.
+struct Tokenizer::Memory {
+  Model::Lattice lattice;
+  std::string word;
+  std::vector<std::uint32_t> places;  // of each byte of a word: the character that it belongs to
+  Tokens found;
+  WordCache cache;
+
+  void forget_words() {
+    lattice = {};
+    word = {};
+    places = {};
+  }
+};
+
+Tokenizer::Memory& Tokenizer::memory() {
+  thread_local Memory mine;
+  return mine;
+}
+
 // Where tokens are written to.
 class Tokenizer::Sink {
  public:
@@ -110,11 +123,19 @@ class Tokenizer::Sink {
     if (wanted_.word_ids) out_.word_ids.push_back(word_);
   }
   void finish_word() { ++word_; }
-  void finish_words(std::int32_t count) { word_ += count; }
-  void token_of_word(std::int32_t id, std::uint32_t start, std::uint32_t stop, std::int32_t word) {
-    word_ += word;
-    token(id, start, stop);
-    word_ -= word;
+  // What is kept of a word that starts at this code point.
+  void known_word(const WordCache::Entry& entry, const WordCache::Places& places, std::uint32_t start) {
+    if (!wants_places()) {
+      std::memcpy(out_.ids.room(WordCache::kMostTokens), entry.ids, sizeof(entry.ids));
+      out_.ids.commit(entry.num_tokens);
+      return;
+    }
+    const std::int32_t first_word = word_;
+    for (std::size_t i = 0; i < entry.num_tokens; ++i) {
+      word_ = first_word + places.words[i];
+      token(entry.ids[i], start + places.starts[i], start + places.stops[i]);
+    }
+    word_ = first_word + entry.num_words;
   }
 
  private:
@@ -132,17 +153,31 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, const std::vect
       normalized_tokens_(normalized_ones(options_.added_tokens, normalizer_)),
       serial_(next_serial()) {
   wordpiece::append_utf8(options_.replacement, prefix_);
-  for (char32_t c = 0x21; c < 0x7F; ++c) plain_ascii_[c] = normalizer_.is_plain(c);
+  for (unsigned char c = 0x21; c < 0x7F; ++c) plain_ascii_[c] = normalizer_.is_plain(c);
   can_cut_ = options_.prepend == Prepend::kAlways && options_.split && is_local(options_, prefix_) &&
-             normalizer_.is_plain(' ') && normalized_tokens_.empty();
+             normalized_tokens_.empty();
   // A cut must not go through an added token, nor through the whitespace that one takes along from behind.
   for (const AddedToken& token : options_.added_tokens) {
-    if (token.rstrip || token.content.find(' ') != std::string::npos) can_cut_ = false;
+    const auto has_space = [](std::string_view content) {
+      for (const char *p = content.data(), *end = p + content.size(); p < end;) {
+        if (wordpiece::is_whitespace(wordpiece::decode_utf8(p))) return true;
+      }
+      return false;
+    };
+    if (token.rstrip || has_space(token.content)) can_cut_ = false;
+  }
+  // In front of a space, and of whitespace that becomes one or separates words itself.
+  for (unsigned char c = 0; can_cut_ && c < 0x80; ++c) {
+    if (c != ' ' && !(wordpiece::is_whitespace(c) && breaks_clusters(c))) continue;
+    const auto becomes = normalizer_.replacement_of(c);
+    spaces_[c] = becomes ? *becomes == " " : !normalizer_.joins(c) && (c == ' ' || options_.whitespace_split);
   }
 }
 
+bool Tokenizer::is_plain_letter(char32_t c) const { return normalizer_.is_plain(c) && !wordpiece::is_whitespace(c); }
+
 bool Tokenizer::can_cut(char32_t before, char32_t after) const {
-  return can_cut_ && after == ' ' && normalizer_.is_plain(before) && !wordpiece::is_whitespace(before);
+  return can_cut_ && after < 0x80 && spaces_[after] && is_plain_letter(before);
 }
 
 // What is removed in front of a text shifts all its offsets, behind cuts as well.
@@ -187,21 +222,37 @@ void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratc
   out.word_ids.truncate(out.ids.size());
 }
 
+// Whether a text may be cut in front of this byte, which is not the first one.
+bool Tokenizer::is_border(std::string_view text, std::size_t at) const {
+  const auto byte = static_cast<unsigned char>(text[at]);
+  if (byte >= 0x80 || !spaces_[byte]) return false;
+  const auto before = static_cast<unsigned char>(text[at - 1]);
+  if (before < 0x80) return plain_ascii_[before];
+  std::size_t start = at - 1;
+  while ((static_cast<unsigned char>(text[start]) & 0xC0) == 0x80) --start;
+  const char* p = text.data() + start;
+  return is_plain_letter(wordpiece::decode_utf8(p));
+}
+
 // The next place from `from` on (which is at least 1) where the text may be cut.
 std::size_t Tokenizer::find_word_end(std::string_view text, std::size_t from) const {
-  for (std::size_t i = from;; ++i) {
-    i = text.find(' ', i);
-    if (i == std::string_view::npos) return text.size();
-    const auto before = static_cast<unsigned char>(text[i - 1]);
-    if (before < 0x80) {
-      if (plain_ascii_[before]) return i;
+  constexpr std::uint64_t kOnes = 0x0101010101010101;
+  std::size_t i = from;
+  while (i + 8 <= text.size()) {
+    std::uint64_t bytes;
+    std::memcpy(&bytes, text.data() + i, 8);
+    // The highest bit of the bytes up to a space; above the lowest of them it may be set for others, too.
+    const std::uint64_t low = (bytes - 0x21 * kOnes) & ~bytes & (0x80 * kOnes);
+    if (low == 0) {
+      i += 8;
       continue;
     }
-    std::size_t start = i - 1;
-    while ((static_cast<unsigned char>(text[start]) & 0xC0) == 0x80) --start;
-    const char* p = text.data() + start;
-    if (can_cut(wordpiece::decode_utf8(p), ' ')) return i;
+    i += static_cast<std::size_t>(__builtin_ctzll(low)) / 8;
+    if (is_border(text, i)) return i;
+    ++i;
   }
+  while (i < text.size() && !is_border(text, i)) ++i;
+  return i;
 }
 
 // A text without added tokens, word by word, each with what stands in front of it.
@@ -211,78 +262,101 @@ void Tokenizer::encode_words(std::string_view text, std::uint32_t first_source, 
     const char* p = text.data();
     if (!normalizer_.is_plain(wordpiece::decode_utf8(p))) return encode_whole(text, first_source, sink);
   }
-  WordCache& cache = memory().cache;
+  Memory& mine = memory();
+  WordCache& cache = mine.cache;
   const auto serial = static_cast<std::uint32_t>(serial_);
   for (std::size_t at = 0, end; at < text.size() && sink.num_tokens() < max_tokens; at = end) {
     end = find_word_end(text, at + 1);
     const std::string_view word = text.substr(at, end - at);
-    const bool is_short = word.size() <= WordKey::kMostBytes;
-    const WordKey key = is_short ? WordKey(word) : WordKey();
-    const std::size_t place = cache.place_of(key, serial);
-    if (is_short && cache.holds(place, key, serial)) {
-      const WordCache::Entry& entry = cache.entry(place);
-      if (!sink.wants_places()) {
-        sink.out().ids.append(entry.ids, entry.num_tokens);
-      } else {
-        const WordCache::Places& places = cache.places(place);
-        for (std::size_t i = 0; i < entry.num_tokens; ++i) {
-          sink.token_of_word(entry.ids[i], first_source + places.starts[i], first_source + places.stops[i],
-                             places.words[i]);
-        }
-        sink.finish_words(entry.num_words);
-      }
+    if (word.size() > WordKey::kMostBytes) {
+      encode_new_word(word, first_source, sink);
+      if (word.size() > kKeptWordBytes) mine.forget_words();
     } else {
-      Tokens found;
-      const EncodeOptions all = {true, true};
-      Sink apart(all, found);
-      if (!encode_plain_word(word, 0, apart)) encode_whole(word, 0, apart);
-      for (std::size_t i = 0; i < found.ids.size(); ++i) {
-        sink.token_of_word(found.ids[i], first_source + static_cast<std::uint32_t>(found.offsets[2 * i]),
-                           first_source + static_cast<std::uint32_t>(found.offsets[2 * i + 1]), found.word_ids[i]);
-      }
-      sink.finish_words(apart.num_words());
-      if (is_short && found.ids.size() <= WordCache::kMostTokens) {
-        WordCache::Entry& entry = cache.entry(place);
-        WordCache::Places& places = cache.places(place);
-        entry.key = key;
-        entry.serial = serial;
-        entry.num_tokens = static_cast<std::uint8_t>(found.ids.size());
-        entry.num_words = static_cast<std::uint8_t>(apart.num_words());
-        for (std::size_t i = 0; i < found.ids.size(); ++i) {
-          entry.ids[i] = found.ids[i];
-          places.starts[i] = static_cast<std::uint8_t>(found.offsets[2 * i]);
-          places.stops[i] = static_cast<std::uint8_t>(found.offsets[2 * i + 1]);
-          places.words[i] = static_cast<std::uint8_t>(found.word_ids[i]);
+      const WordKey key = at + sizeof(WordKey) <= text.size() ? WordKey(word.data(), word.size()) : WordKey(word);
+      std::size_t place = WordCache::place_of(key, serial);
+      if (!cache.holds(place, key, serial)) {
+        const bool is_second = cache.holds(place + 1, key, serial);
+        if (is_second) {
+          ++place;
+        } else if (!learn_word(word, key, place, mine)) {
+          encode_new_word(word, first_source, sink);
+          place = kNowhere;
         }
       }
+      if (place != kNowhere) sink.known_word(cache.entry(place), cache.places(place), first_source);
     }
     if (sink.wants_offsets()) first_source += static_cast<std::uint32_t>(wordpiece::count_code_points(word));
   }
 }
 
-// A word of plain ASCII behind at most one space; false if it is something else.
+void Tokenizer::encode_new_word(std::string_view word, std::uint32_t first_source, Sink& sink) const {
+  if (!encode_plain_word(word, first_source, sink)) encode_whole(word, first_source, sink);
+}
+
+// Enters a word into the cache; false if it has too many tokens.
+bool Tokenizer::learn_word(std::string_view word, const WordKey& key, std::size_t place, Memory& mine) const {
+  Tokens& found = mine.found;
+  found.ids.clear();
+  found.offsets.clear();
+  found.word_ids.clear();
+  constexpr EncodeOptions kAll = {true, true};
+  Sink sink(kAll, found);
+  encode_new_word(word, 0, sink);
+  const std::size_t size = found.ids.size();
+  if (size > WordCache::kMostTokens) return false;
+  mine.cache.push_back(place);
+  WordCache::Entry& entry = mine.cache.entry(place);
+  WordCache::Places& places = mine.cache.places(place);
+  entry.key = key;
+  entry.serial = static_cast<std::uint32_t>(serial_);
+  entry.num_tokens = static_cast<std::uint8_t>(size);
+  entry.num_words = static_cast<std::uint8_t>(sink.num_words());
+  for (std::size_t i = 0; i < size; ++i) {
+    entry.ids[i] = found.ids[i];
+    places.starts[i] = static_cast<std::uint8_t>(found.offsets[2 * i]);
+    places.stops[i] = static_cast<std::uint8_t>(found.offsets[2 * i + 1]);
+    places.words[i] = static_cast<std::uint8_t>(found.word_ids[i]);
+  }
+  return true;
+}
+
+// A word of characters that normalization leaves as they are, behind at most one space; false if it is something else.
 bool Tokenizer::encode_plain_word(std::string_view text, std::uint32_t first_source, Sink& sink) const {
-  const std::size_t begin = text[0] == ' ' ? 1 : 0;
+  const auto first = static_cast<unsigned char>(text[0]);
+  const std::size_t begin = first < 0x80 && spaces_[first] ? 1 : 0;
   if (begin == text.size()) return false;
-  for (std::size_t i = begin; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte >= 0x80 || !plain_ascii_[byte] || byte == options_.replacement) return false;
+  bool is_ascii = true;
+  for (const char *p = text.data() + begin, *end = text.data() + text.size(); p < end;) {
+    const auto byte = static_cast<unsigned char>(*p);
+    if (byte < 0x80) {
+      if (!plain_ascii_[byte] || byte == options_.replacement) return false;
+      ++p;
+    } else {
+      const char32_t c = wordpiece::decode_utf8(p);
+      if (!is_plain_letter(c) || c == options_.replacement) return false;
+      is_ascii = false;
+    }
   }
   Memory& mine = memory();
   mine.word = prefix_;
   mine.word += text.substr(begin);
   model_.split(mine.word, mine.lattice);
   // The prefix stands for the space where that is kept, else for the first letter.
-  const bool keeps_space = begin == 1 && !options_.whitespace_split;
-  const auto place = [&](std::size_t byte, bool is_stop) -> std::uint32_t {
-    if (byte >= prefix_.size() + (is_stop ? 1 : 0)) {
-      return first_source + static_cast<std::uint32_t>(begin + byte - prefix_.size());
-    }
-    const std::size_t prefix_place = keeps_space ? 0 : begin;
-    return first_source + static_cast<std::uint32_t>(prefix_place + (is_stop ? 1 : 0));
+  const std::size_t prefix_place = begin == 1 && !options_.whitespace_split ? 0 : begin;
+  const auto count = [&](std::size_t from, std::size_t to) {
+    return is_ascii ? to - from : wordpiece::count_code_points(std::string_view(mine.word).substr(from, to - from));
   };
+  std::size_t byte = prefix_.size(), chars = begin;  // as far as characters were counted
   for (const Model::Piece& piece : mine.lattice.pieces) {
-    sink.token(piece.id, place(piece.start, false), place(piece.stop, true));
+    std::size_t start = prefix_place, stop = prefix_place + 1;
+    if (piece.start >= prefix_.size()) {
+      chars += count(byte, piece.start);
+      byte = piece.start;
+      start = chars;
+    }
+    if (piece.stop > prefix_.size()) stop = chars + count(byte, piece.stop);
+    sink.token(piece.id, first_source + static_cast<std::uint32_t>(start),
+               first_source + static_cast<std::uint32_t>(stop));
   }
   sink.finish_word();
   return true;

@@ -56,10 +56,17 @@ class Tokenizer final : public wordpiece::TextTokenizer {
 
  private:
   class Sink;
+  struct Memory;
+  static Memory& memory();
+
+  bool is_plain_letter(char32_t c) const;
+  bool is_border(std::string_view text, std::size_t at) const;
   void encode_words(std::string_view text, std::uint32_t first_source, std::size_t max_tokens, Sink& sink) const;
   void encode_whole(std::string_view text, std::uint32_t first_source, Sink& sink) const;
   void encode_normalized(const MappedText& text, std::size_t begin, std::size_t end, Sink& sink) const;
   void encode_word(const MappedText& text, std::size_t begin, std::size_t end, Sink& sink) const;
+  void encode_new_word(std::string_view word, std::uint32_t first_source, Sink& sink) const;
+  bool learn_word(std::string_view word, const WordKey& key, std::size_t place, Memory& mine) const;
   bool encode_plain_word(std::string_view text, std::uint32_t first_source, Sink& sink) const;
   std::size_t find_word_end(std::string_view text, std::size_t from) const;
 
@@ -70,6 +77,7 @@ class Tokenizer final : public wordpiece::TextTokenizer {
   wordpiece::AddedTokenFinder normalized_tokens_;
   std::string prefix_;          // the replacement as UTF-8
   bool plain_ascii_[128] = {};  // characters of words that stay what they are
+  bool spaces_[128] = {};       // whitespace in front of which texts may be cut, behind a character that stays
   bool can_cut_ = false;
   std::uint64_t serial_;  // of this tokenizer among all, for caches
 };

@@ -1,5 +1,6 @@
 // What short words became before: tokens of up to eight pieces, by the bytes of the word with the space in front of it.
-// One for each thread, shared by all tokenizers that it runs; of two words with the same place the later one stays.
+// One for each thread, shared by all tokenizers that it runs. A word has two places; the one that came last is looked
+// at first, and of three words with the same places the first one goes.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +19,19 @@ struct WordKey {
   WordKey() = default;
   explicit WordKey(std::string_view word) {
     std::memcpy(words, word.data(), word.size());
-    words[2] |= static_cast<std::uint64_t>(word.size()) << 56;  // the last byte where the first one comes first
+    finish(word.size());
   }
+  // The first `size` of 24 bytes that can be read.
+  WordKey(const char* bytes, std::size_t size) {
+    static constexpr unsigned char kMasks[48] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+                                                 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
+    std::uint64_t masks[3];
+    std::memcpy(masks, kMasks + 24 - size, sizeof(masks));
+    std::memcpy(words, bytes, sizeof(words));
+    for (int i = 0; i < 3; ++i) words[i] &= masks[i];
+    finish(size);
+  }
+
   bool operator==(const WordKey& other) const {
     return ((words[0] ^ other.words[0]) | (words[1] ^ other.words[1]) | (words[2] ^ other.words[2])) == 0;
   }
@@ -28,12 +40,18 @@ struct WordKey {
                                 words[2] * 0x165667B19E3779F9;
     return static_cast<std::size_t>((mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 >> 32);
   }
+
+ private:
+  void finish(std::size_t size) {
+    // Into the byte that comes last where the first one comes first.
+    words[2] |= static_cast<std::uint64_t>(size) << 56;
+  }
 };
 
 class WordCache {
  public:
   static constexpr std::size_t kMostTokens = 8;
-  static constexpr std::size_t kEntries = 16384;  // 1 MB of 64 bytes each, and 384 KB of places
+  static constexpr std::size_t kSets = 16384;  // of two words of 64 bytes: 2 MB, and 768 KB of places
 
   struct alignas(64) Entry {
     WordKey key;
@@ -49,11 +67,20 @@ class WordCache {
     std::uint8_t words[kMostTokens];
   };
 
-  WordCache() : entries_(kEntries), places_(kEntries) {}
+  WordCache() : entries_(2 * kSets), places_(2 * kSets) {}
 
-  std::size_t place_of(const WordKey& key, std::uint32_t serial) const { return key.hash(serial) % kEntries; }
+  // The first of the two places of a word.
+  static std::size_t place_of(const WordKey& key, std::uint32_t serial) { return 2 * (key.hash(serial) % kSets); }
   bool holds(std::size_t place, const WordKey& key, std::uint32_t serial) const {
     return entries_[place].serial == serial && entries_[place].key == key;
+  }
+  const Entry& entry(std::size_t place) const { return entries_[place]; }
+  const Places& places(std::size_t place) const { return places_[place]; }
+
+  // Makes room at the first place.
+  void push_back(std::size_t place) {
+    entries_[place + 1] = entries_[place];
+    places_[place + 1] = places_[place];
   }
   Entry& entry(std::size_t place) { return entries_[place]; }
   Places& places(std::size_t place) { return places_[place]; }
