@@ -23,7 +23,7 @@ std::uint32_t next_serial() {
 }
 
 constexpr std::size_t kKeptWordBytes = 1 << 16;  // what longer words need is not kept
-constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+constexpr std::size_t kAhead = 16;               // words that are looked for before the first of them is looked up
 
 std::vector<AddedToken> raw_ones(const std::vector<AddedToken>& tokens) {
   std::vector<AddedToken> raw;
@@ -265,27 +265,38 @@ void Tokenizer::encode_words(std::string_view text, std::uint32_t first_source, 
   Memory& mine = memory();
   WordCache& cache = mine.cache;
   const auto serial = static_cast<std::uint32_t>(serial_);
-  for (std::size_t at = 0, end; at < text.size() && sink.num_tokens() < max_tokens; at = end) {
-    end = find_word_end(text, at + 1);
-    const std::string_view word = text.substr(at, end - at);
-    if (word.size() > WordKey::kMostBytes) {
-      encode_new_word(word, first_source, sink);
-      if (word.size() > kKeptWordBytes) mine.forget_words();
-    } else {
-      const WordKey key = at + sizeof(WordKey) <= text.size() ? WordKey(word.data(), word.size()) : WordKey(word);
-      std::size_t place = WordCache::place_of(key, serial);
-      if (!cache.holds(place, key, serial)) {
-        const bool is_second = cache.holds(place + 1, key, serial);
-        if (is_second) {
-          ++place;
-        } else if (!learn_word(word, key, place, mine)) {
-          encode_new_word(word, first_source, sink);
-          place = kNowhere;
-        }
+  struct Ahead {
+    std::string_view word;
+    WordKey key;
+    std::size_t place = 0;
+  };
+  Ahead ahead[kAhead];  // words whose places in the cache are on their way
+  for (std::size_t at = 0; at < text.size() && sink.num_tokens() < max_tokens;) {
+    std::size_t count = 0;
+    for (; count < kAhead && at < text.size(); ++count) {
+      Ahead& next = ahead[count];
+      const std::size_t end = find_word_end(text, at + 1);
+      next.word = text.substr(at, end - at);
+      if (next.word.size() <= WordKey::kMostBytes) {
+        next.key =
+            at + sizeof(WordKey) <= text.size() ? WordKey(text.data() + at, next.word.size()) : WordKey(next.word);
+        next.place = WordCache::place_of(next.key, serial);
+        cache.prefetch(next.place);
       }
-      if (place != kNowhere) sink.known_word(cache.entry(place), cache.places(place), first_source);
+      at = end;
     }
-    if (sink.wants_offsets()) first_source += static_cast<std::uint32_t>(wordpiece::count_code_points(word));
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& [word, key, place] = ahead[i];
+      if (word.size() > WordKey::kMostBytes) {
+        encode_new_word(word, first_source, sink);
+        if (word.size() > kKeptWordBytes) mine.forget_words();
+      } else if (cache.holds(place, key, serial) || learn_word(word, key, place, mine)) {
+        sink.known_word(cache.entry(place), cache.places(place), first_source);
+      } else {
+        encode_new_word(word, first_source, sink);
+      }
+      if (sink.wants_offsets()) first_source += static_cast<std::uint32_t>(wordpiece::count_code_points(word));
+    }
   }
 }
 
@@ -293,8 +304,12 @@ void Tokenizer::encode_new_word(std::string_view word, std::uint32_t first_sourc
   if (!encode_plain_word(word, first_source, sink)) encode_whole(word, first_source, sink);
 }
 
-// Enters a word into the cache; false if it has too many tokens.
+// Enters a word that is not at the first of its places there; false if it has too many tokens.
 bool Tokenizer::learn_word(std::string_view word, const WordKey& key, std::size_t place, Memory& mine) const {
+  if (mine.cache.holds(place + 1, key, static_cast<std::uint32_t>(serial_))) {
+    mine.cache.swap(place);
+    return true;
+  }
   Tokens& found = mine.found;
   found.ids.clear();
   found.offsets.clear();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace bert_fast::unigram {
@@ -82,6 +83,12 @@ class WordCache {
     entries_[place + 1] = entries_[place];
     places_[place + 1] = places_[place];
   }
+  // Exchanges what stands at the two places.
+  void swap(std::size_t place) {
+    std::swap(entries_[place], entries_[place + 1]);
+    std::swap(places_[place], places_[place + 1]);
+  }
+  void prefetch(std::size_t place) const { __builtin_prefetch(entries_.data() + place); }
   Entry& entry(std::size_t place) { return entries_[place]; }
   Places& places(std::size_t place) { return places_[place]; }
 
