@@ -12,11 +12,14 @@ length and bytes, arrays a uint64 count, a uint8 width in bytes and little-endia
     max_word_chars, number of added tokens (arrays of one); each: content, array of id and four switches
     vocabulary: array of ends, then one string of all tokens; texts: the same, UTF-8 with or without broken bytes
     tokens: array of ends by text, ids, offsets (two a token, in code points), word ids
+
+What is before the texts is WordPiece's own; unigram_fuzz_file.py has another `Format`.
 """
 
 import argparse
 import array
 import concurrent.futures
+import functools
 import gc
 import hashlib
 import itertools
@@ -32,7 +35,7 @@ import numpy as np
 
 from . import fuzz_grammar, native_core
 from .fuzz_grammar import Setting, make_settings, make_texts
-from .native_core import make_native, tokenizers
+from .native_core import tokenizers
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -60,18 +63,29 @@ class Block(NamedTuple):
         return self.ids[part].tolist(), pairs, self.word_ids[part].tolist()
 
 
-def file_key(num_texts: int = NUM_TEXTS) -> bytes:
+class Format(NamedTuple):
+    """A kind of tokenizer: its settings, and how a file holds them."""
+
+    magic: bytes
+    modules: tuple[Any, ...]  # that decide what is in a file, besides this one
+    plan_blocks: Callable[[int, int], list[tuple[Setting, list[bytes] | int]]]
+    write_setting: Callable[[Setting], bytes]
+    read_setting: Callable[[BinaryIO], Setting]
+
+
+def file_key(num_texts: int, form: Format) -> bytes:
     """Changes with whatever decides what a file holds."""
-    sources = [Path(str(module.__file__)).read_bytes() for module in (fuzz_grammar, native_core)]
+    sources = [Path(str(module.__file__)).read_bytes() for module in form.modules]
     sources += [Path(__file__).read_bytes(), str(num_texts).encode(), str(DATA.is_dir()).encode()]
     return hashlib.sha256(b"".join(sources) + tokenizers.__version__.encode()).hexdigest().encode()
 
 
-def is_current(path: Path, num_texts: int = NUM_TEXTS) -> bool:
+def is_current(path: Path, num_texts: int = NUM_TEXTS, form: Format | None = None) -> bool:
     """Whether the file is there and what `write_file` would write."""
+    form = form or WORDPIECE
     if not path.is_file():
         return False
-    start = MAGIC + _string(file_key(num_texts))
+    start = form.magic + write_string(file_key(num_texts, form))
     with open(path, "rb") as file:
         return file.read(len(start)) == start
 
@@ -158,45 +172,58 @@ def library_results(setting: Setting, texts: Sequence[bytes]) -> tuple[np.ndarra
     return np.array(ends), *(np.frombuffer(values, np.uint32) for values in (ids, offsets, word_ids))
 
 
-def make_block(plan: tuple[Setting, list[bytes] | int]) -> bytes:
+def write_setting(setting: Setting) -> bytes:
+    options = dict.fromkeys(SWITCHES, True) | setting.options
+    if options["strip_accents"] is None or "strip_accents" not in setting.options:
+        options["strip_accents"] = options["lowercase"]
+    parts = [write_string(setting.name.encode()), write_string(setting.prefix.encode())]
+    parts.append(bytes(bool(options[name]) for name in SWITCHES))
+    parts += [write_array([setting.options.get("max_word_chars", 100)])]
+    return b"".join([*parts, *write_added(setting), *write_strings([token.encode() for token in setting.vocab])])
+
+
+def write_added(setting: Setting) -> list[bytes]:
+    """The number of added tokens, and each of them."""
+    added = setting.options.get("added_tokens", ())
+    parts = [write_array([len(added)])]
+    for content, *numbers in added:
+        parts += [write_string(content.encode()), write_array([int(number) for number in numbers])]
+    return parts
+
+
+def make_block(plan: tuple[Setting, list[bytes] | int], form: Format | None = None) -> bytes:
     """The bytes of a block with these texts, or with that many of the grammar."""
     setting, texts = plan
     if isinstance(texts, int):
         texts = list(make_texts(setting, texts, SEED))
-    options = dict.fromkeys(SWITCHES, True) | setting.options
-    if options["strip_accents"] is None or "strip_accents" not in setting.options:
-        options["strip_accents"] = options["lowercase"]
-    added = setting.options.get("added_tokens", ())
-    parts = [_string(setting.name.encode()), _string(setting.prefix.encode())]
-    parts.append(bytes(bool(options[name]) for name in SWITCHES))
-    parts += [_array([setting.options.get("max_word_chars", 100)]), _array([len(added)])]
-    for content, *numbers in added:
-        parts += [_string(content.encode()), _array([int(number) for number in numbers])]
-    for strings in ([token.encode() for token in setting.vocab], texts):
-        parts += [_array(np.cumsum([len(string) for string in strings])), _string(b"".join(strings))]
-    parts += [_array(values) for values in library_results(setting, texts)]
-    return b"".join(parts)
+    parts = [(form or WORDPIECE).write_setting(setting), *write_strings(texts)]
+    return b"".join([*parts, *(write_array(values) for values in library_results(setting, texts))])
 
 
-def _string(value: bytes) -> bytes:
+def write_strings(strings: Sequence[bytes]) -> list[bytes]:
+    return [write_array(np.cumsum([len(string) for string in strings])), write_string(b"".join(strings))]
+
+
+def write_string(value: bytes) -> bytes:
     return struct.pack("<I", len(value)) + value
 
 
-def _array(values: Any) -> bytes:
+def write_array(values: Any) -> bytes:
     numbers = np.asarray(values, np.uint64)
     width = 2 if numbers.size == 0 or numbers.max() < 1 << 16 else 4
     return struct.pack("<QB", len(numbers), width) + numbers.astype(f"<u{width}").tobytes()
 
 
-def write_file(path: Path, num_texts: int = NUM_TEXTS, processes: int = 1) -> None:
+def write_file(path: Path, num_texts: int = NUM_TEXTS, processes: int = 1, form: Format | None = None) -> None:
     """Writes the file, atomically."""
-    plans = plan_blocks(num_texts, SEED)
+    form = form or WORDPIECE
+    plans = form.plan_blocks(num_texts, SEED)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     with open(unfinished, "wb") as file, concurrent.futures.ProcessPoolExecutor(processes) as pool:
-        file.write(MAGIC + _string(file_key(num_texts)))
+        file.write(form.magic + write_string(file_key(num_texts, form)))
         make: Callable[..., Any] = pool.map if processes > 1 else map
-        for block in make(make_block, plans):
+        for block in make(functools.partial(make_block, form=form), plans):
             file.write(block)
     os.replace(unfinished, path)
 
@@ -204,43 +231,50 @@ def write_file(path: Path, num_texts: int = NUM_TEXTS, processes: int = 1) -> No
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_blocks(path: Path) -> Iterator[Block]:
+def read_blocks(path: Path, form: Format | None = None) -> Iterator[Block]:
+    form = form or WORDPIECE
     with open(path, "rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError(f"{path}: expected a file that starts with {MAGIC!r}")
-        _read_string(file)
+        if file.read(len(form.magic)) != form.magic:
+            raise ValueError(f"{path}: expected a file that starts with {form.magic!r}")
+        read_string(file)
         while file.peek(1):
-            yield _read_block(file)
+            setting, texts = form.read_setting(file), read_strings(file)
+            ends, ids, offsets, word_ids = (read_array(file) for _ in range(4))
+            yield Block(setting, texts, ends, ids, offsets.reshape(-1, 2), word_ids)
 
 
-def _read_block(file: BinaryIO) -> Block:
-    name, prefix = _read_string(file).decode(), _read_string(file).decode()
+def read_setting(file: BinaryIO) -> Setting:
+    name, prefix = read_string(file).decode(), read_string(file).decode()
     options: dict[str, Any] = {"continuing_prefix": prefix}
     options |= {switch: bool(value) for switch, value in zip(SWITCHES, file.read(4), strict=True)}
-    options["max_word_chars"] = int(_read_array(file)[0])
+    options["max_word_chars"] = int(read_array(file)[0])
+    added = read_added(file)
+    return Setting(name, [token.decode() for token in read_strings(file)], options | {"added_tokens": added})
+
+
+def read_added(file: BinaryIO) -> list[tuple[Any, ...]]:
     added = []
-    for _ in range(int(_read_array(file)[0])):
-        content, numbers = _read_string(file).decode(), _read_array(file).tolist()
+    for _ in range(int(read_array(file)[0])):
+        content, numbers = read_string(file).decode(), read_array(file).tolist()
         added.append((content, numbers[0], *map(bool, numbers[1:])))
-    vocab = [token.decode() for token in _read_strings(file)]
-    texts = _read_strings(file)
-    ends, ids, offsets, word_ids = (_read_array(file) for _ in range(4))
-    setting = Setting(name, vocab, options | {"added_tokens": added})
-    return Block(setting, texts, ends, ids, offsets.reshape(-1, 2), word_ids)
+    return added
 
 
-def _read_string(file: BinaryIO) -> bytes:
+WORDPIECE = Format(MAGIC, (fuzz_grammar, native_core), plan_blocks, write_setting, read_setting)
+
+
+def read_string(file: BinaryIO) -> bytes:
     (size,) = struct.unpack("<I", file.read(4))
     return file.read(size)
 
 
-def _read_strings(file: BinaryIO) -> list[bytes]:
-    ends = _read_array(file).tolist()
-    blob = _read_string(file)
+def read_strings(file: BinaryIO) -> list[bytes]:
+    ends = read_array(file).tolist()
+    blob = read_string(file)
     return [blob[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
-def _read_array(file: BinaryIO) -> np.ndarray:
+def read_array(file: BinaryIO) -> np.ndarray:
     count, width = struct.unpack("<QB", file.read(9))
     return np.frombuffer(file.read(count * width), f"<u{width}").astype(np.int64)
 
@@ -277,14 +311,14 @@ def shrink(text: Any, fails: Callable[[Any], bool]) -> Any:
 
 def explain(setting: Setting, text: str | bytes) -> str:
     """The smallest text on which our tokenizer and the library differ, with what both say."""
-    ours, library = make_native(setting.vocab, **setting.options), setting.make_library()
+    ours, library = setting.make_ours(), setting.make_library()
 
     def differs(part: Any) -> bool:
         want = library_result(library, part)
         return our_result(ours, part) != want or ours.encode([part])[0].tolist() != want[0]
 
     smallest = shrink(text, differs)
-    shown = f"{setting.name}: {setting.options}, {len(setting.vocab)} tokens\ntext     {smallest!a}"
+    shown = f"{setting.name}: {setting.options!r:.2000}, {len(setting.vocab)} tokens\ntext     {smallest!a}"
     if not differs(smallest):
         shown += "\nalone it gives what the library does; it differed beside others"
     return f"{shown}\nours     {our_result(ours, smallest)}\nexpected {library_result(library, smallest)}"
@@ -296,7 +330,7 @@ def find_difference(block: Block, num_threads: int = 1) -> str | None:
     The texts are encoded as str, in whichever form Python keeps them, with offsets and word ids, and once more as UTF-8
     bytes for the ids alone.
     """
-    ours = make_native(block.setting.vocab, **block.setting.options)
+    ours = block.setting.make_ours()
     texts = [text.decode(errors="replace") for text in block.texts]
     ids, cu_seqlens, offsets, word_ids = ours.encode(texts, offsets=True, word_ids=True, num_threads=num_threads)
     plain_ids, plain_ends, no_offsets, no_word_ids = ours.encode(block.texts, num_threads=num_threads)
@@ -316,10 +350,10 @@ def find_difference(block: Block, num_threads: int = 1) -> str | None:
     raise AssertionError("arrays differ and no text does")
 
 
-def check_file(path: Path, some: bool = False) -> tuple[int, list[str]]:
+def check_file(path: Path, some: bool = False, form: Format | None = None) -> tuple[int, list[str]]:
     """The number of texts compared and up to five differences. some: every sixth block, and all with seams."""
     count, found = 0, []
-    for k, block in enumerate(read_blocks(path)):
+    for k, block in enumerate(read_blocks(path, form)):
         if some and k % 6 and "seams" not in block.setting.name:
             continue
         count += len(block.texts)
@@ -330,7 +364,7 @@ def check_file(path: Path, some: bool = False) -> tuple[int, list[str]]:
     return count, found
 
 
-def main() -> int:
+def main(form: Format | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("write", "check"))
     parser.add_argument("file", type=Path)
@@ -338,14 +372,14 @@ def main() -> int:
     parser.add_argument("--some", action="store_true", help="check: a part of the blocks")
     arguments = parser.parse_args()
     if arguments.command == "check":
-        count, found = check_file(arguments.file, arguments.some)
+        count, found = check_file(arguments.file, arguments.some, form)
         print("\n".join([*found, f"{count} texts, {'DIFFERENCES' if found else 'no difference'}"]))
         return 1 if found else 0
-    if is_current(arguments.file, arguments.texts):
+    if is_current(arguments.file, arguments.texts, form):
         print("the file is there")
         return 0
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core instead
-    write_file(arguments.file, arguments.texts, os.cpu_count() or 1)
+    write_file(arguments.file, arguments.texts, os.cpu_count() or 1, form)
     print(f"{arguments.file.stat().st_size / 1e6:.0f} MB")
     return 0
 

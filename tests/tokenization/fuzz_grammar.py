@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .native_core import make_hugging_face, read_vocab
+from .native_core import make_hugging_face, make_native, read_vocab
 
 VOCABULARIES = ("bert-base-uncased", "bert-base-cased", "bert-base-chinese", "bert-base-multilingual-cased")
 
@@ -100,6 +100,9 @@ class Setting:
 
     def make_library(self) -> Any:
         return make_hugging_face(self.vocab, **self.options)
+
+    def make_ours(self) -> Any:
+        return make_native(self.vocab, **self.options)
 
 
 def any_code_point(rng: random.Random) -> str:
