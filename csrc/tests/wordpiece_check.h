@@ -50,7 +50,7 @@ inline std::vector<std::string_view> views(const std::vector<std::string>& strin
 
 inline wp::TextView utf8_view(std::string_view text) { return {text.data(), text.size(), Form::kUtf8}; }
 
-inline wp::Tokens encode(const wp::Tokenizer& tokenizer, const wp::TextView& text,
+inline wp::Tokens encode(const wp::TextTokenizer& tokenizer, const wp::TextView& text,
                          const wp::EncodeOptions& wanted = {true, true}, std::uint32_t first_source = 0) {
   wp::Scratch scratch;
   wp::Tokens tokens;
@@ -58,7 +58,7 @@ inline wp::Tokens encode(const wp::Tokenizer& tokenizer, const wp::TextView& tex
   return tokens;
 }
 
-inline wp::Tokens encode(const wp::Tokenizer& tokenizer, std::string_view text) {
+inline wp::Tokens encode(const wp::TextTokenizer& tokenizer, std::string_view text) {
   return encode(tokenizer, utf8_view(text));
 }
 
@@ -67,7 +67,7 @@ inline bool equal(const wp::Tokens& a, const wp::Tokens& b) {
 }
 
 // All texts through the pool of threads.
-inline void encode_all(const wp::Tokenizer& tokenizer, const std::vector<wp::TextView>& texts,
+inline void encode_all(const wp::TextTokenizer& tokenizer, const std::vector<wp::TextView>& texts,
                        const wp::EncodeOptions& wanted, std::size_t num_threads, wp::Batch& out) {
   wp::BatchOptions options;
   options.encode = wanted;
