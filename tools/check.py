@@ -1,8 +1,9 @@
 """Runs the project's checks one after another and ends with one line that sums them up.
 
-    .venv/bin/python tools/check.py [lint] [cpp] [names] [python] [interpreter] [sanitize] [gpu]
+    .venv/bin/python tools/check.py [lint] [cpp] [names] [python] [interpreter] [sanitize] [unigram]
+                                      [gpu]
 
-Without arguments all run but the last two.
+Without arguments all run but the last three.
 
     lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
@@ -14,6 +15,9 @@ Without arguments all run but the last two.
     sanitize     the Python extension under the address and undefined-behaviour sanitizers, driven by the tests of ops,
                  back-ends and tokenizer: a module of its own in build/sanitized-module, which needs GCC. An hour of one
                  core
+    unigram      a million texts, every code point and all real texts with the tokens that Hugging Face `tokenizers`
+                 makes of them by Unigram models (build/fuzz, written first): the C++ core under both sanitizers, and
+                 the module
     gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
 
 After cpp, python and interpreter, `python -m tools.suite_counts compare` fails if fewer tests ran than are on record.
@@ -35,9 +39,10 @@ SANITIZE_DIR = ROOT / "build" / "sanitize"
 THREAD_DIR = ROOT / "build" / "thread"
 MODULE_DIR = ROOT / "build" / "sanitized-module"  # tools/sanitized/sitecustomize.py looks for it there
 FUZZ_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # the Python tests look for it there, too
+UNIGRAM_FILE = ROOT / "build" / "fuzz" / "unigram.bin"  # likewise
 REPORT_DIR = ROOT / "build" / "test_reports"  # tools/suite_counts.py looks for them there
 CPP_TESTS = ("-DBERT_FAST_MODULE=OFF", "-DBERT_FAST_TESTS=ON")
-THREAD_TESTS = tuple(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api"))
+THREAD_TESTS = ("unigram_identity", *(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api")))
 SANITIZED_TESTS = ("ops", "aten", "tokenization")
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
@@ -162,6 +167,28 @@ def interpreter() -> list[Outcome]:
     )
 
 
+def unigram() -> list[Outcome]:
+    module = [sys.executable, "-m", "tests.tokenization.unigram_fuzz_file"]
+    test = "unigram_identity"
+    build = {
+        f"{name} {step}": command
+        for name, folder, sanitizer in (("C++", SANITIZE_DIR, "address"), ("threads", THREAD_DIR, "thread"))
+        for step, command in (
+            ("configure", _configure(folder, sanitizer, *CPP_TESTS)),
+            ("build", [_tool("cmake"), "--build", str(folder), "-j", str(JOBS), "-t", test]),
+        )
+    }
+    return _run_until_failure(
+        {
+            **build,
+            "texts write": [*module, "write", str(UNIGRAM_FILE)],
+            "texts module": [*module, "check", str(UNIGRAM_FILE)],
+            "texts address": [str(SANITIZE_DIR / test), str(UNIGRAM_FILE)],
+            "texts threads": [str(THREAD_DIR / test), str(UNIGRAM_FILE), *NOT_FOR_THREADS],
+        }
+    )
+
+
 def gpu() -> list[Outcome]:
     return [_run("GPU", [sys.executable, "-m", "benchmarks.gpu"])]
 
@@ -189,9 +216,9 @@ def sanitize() -> list[Outcome]:
 
 CHECKS = {
     "lint": lint, "cpp": cpp, "names": names, "python": python, "interpreter": interpreter, "sanitize": sanitize,
-    "gpu": gpu,
+    "unigram": unigram, "gpu": gpu,
 }  # fmt: skip
-NOT_BY_DEFAULT = {"sanitize", "gpu"}
+NOT_BY_DEFAULT = {"sanitize", "unigram", "gpu"}
 
 
 def _tool(name: str) -> str:
@@ -222,7 +249,7 @@ def _run(name: str, command: list[str], environment: dict[str, str] | None = Non
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all but the last two"
+        "checks", nargs="*", metavar="check", help=f"{', '.join(CHECKS)}; default: all but the last three"
     )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.checks if name not in CHECKS]

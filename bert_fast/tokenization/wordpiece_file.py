@@ -29,7 +29,8 @@ def read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToke
     model = state.get("model") or {}
     # Older files leave the type out; only WordPiece has max_input_chars_per_word and a mapping as vocabulary.
     if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
-        raise ValueError(f"{path}: expected a WordPiece model, got {type_of(model)}")
+        hint = "; XLMRobertaTokenizer reads it" if model.get("type") == "Unigram" else ""
+        raise ValueError(f"{path}: expected a WordPiece model, got {type_of(model)}{hint}")
     check_kinds(path, model, MODEL_KINDS, "model: ")
     added = read_added_tokens(path, state)
     try:

@@ -26,8 +26,17 @@ from typing import Any, BinaryIO
 from bert_fast.tokenization.unigram_file import read_unigram
 
 from . import charsmap, fuzz_file, fuzz_grammar, native_core, unigram_core
-from .fuzz_file import Format, read_added, read_array, read_string, read_strings
-from .fuzz_file import write_added, write_array, write_string, write_strings
+from .fuzz_file import (
+    Format,
+    read_added,
+    read_array,
+    read_string,
+    read_strings,
+    write_added,
+    write_array,
+    write_string,
+    write_strings,
+)
 from .fuzz_grammar import SCRIPTS, Setting, script_word
 from .unigram_core import MARK, SPECIAL, Piece, added_token, forms, make_engine, make_library, make_state
 

@@ -62,6 +62,9 @@ def test_texts_are_written_where_the_tests_look_for_them() -> None:
     source = (check.ROOT / "tests" / "tokenization" / "fuzz_file.py").read_text(encoding="utf-8")
     assert check.FUZZ_FILE.relative_to(check.ROOT).parts == ("build", "fuzz", "wordpiece.bin")
     assert 'FULL_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"' in source
+    source = (check.ROOT / "tests" / "tokenization" / "unigram_fuzz_file.py").read_text(encoding="utf-8")
+    assert check.UNIGRAM_FILE.relative_to(check.ROOT).parts == ("build", "fuzz", "unigram.bin")
+    assert 'FULL_FILE = fuzz_file.ROOT / "build" / "fuzz" / "unigram.bin"' in source
 
 
 def test_sanitized_module_is_the_one_that_python_imports() -> None:
