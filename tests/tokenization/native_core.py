@@ -59,7 +59,7 @@ def assert_same(ours: Any, theirs: Any, texts: Sequence[str], batch_size: int = 
         plain_ids, plain_cu_seqlens, no_offsets, no_word_ids = ours.encode(batch)
         assert np.array_equal(ids, plain_ids) and np.array_equal(cu_seqlens, plain_cu_seqlens)
         assert no_offsets is None and no_word_ids is None
-        for k, encoding in enumerate(theirs.encode_batch(batch)):
+        for k, encoding in enumerate(theirs.encode_batch(batch, add_special_tokens=False)):
             part = slice(cu_seqlens[k], cu_seqlens[k + 1])
             got = ids[part].tolist(), [tuple(pair) for pair in offsets[part].tolist()], word_ids[part].tolist()
             assert got == (encoding.ids, encoding.offsets, encoding.word_ids), repr(batch[k][:500])

@@ -48,11 +48,11 @@ NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_tok
 NAMED |= {"cls_token": "<s>", "mask_token": "<mask>"}
 
 
-def same(ours: Any, theirs: Any) -> None:
+def same(ours: Any, theirs: Any, type_ids: bool = True) -> None:
     """As for BERT; but the library calls an unknown token by the text that it was."""
     state = state_of()
     names = [piece for piece, _ in state["model"]["vocab"]] + ["covid", "x-ray"]
-    test_call.same(ours, theirs, names.__getitem__)
+    test_call.same(ours, theirs, names.__getitem__, type_ids)
 
 
 def state_of(form: str = "xlm-r", **edits: Any) -> dict[str, Any]:
@@ -90,7 +90,8 @@ def test_random_calls(form: str, theirs: Callable[..., Any]) -> None:
         except ValueError as error:
             refused.append(str(error))
             continue
-        same(result, other(text, pair, **options))
+        # Of further windows the library gives B another type than the template.
+        same(result, other(text, pair, **options), type_ids=not options["return_overflowing_tokens"])
         agreed += 1
     assert agreed > 150
     assert all("max_length" in reason or "stride" in reason or "truncat" in reason for reason in refused)
@@ -124,9 +125,9 @@ def test_type_ids_and_separators_are_those_of_the_template(theirs: Callable[...,
 
 def test_methods(theirs: Callable[..., Any]) -> None:
     mine, other = XLMRobertaTokenizer(state_of()), theirs(state_of())
-    text, pair = "Hello the <mask>, words", "x 天气"
+    text, pair = "Hello the <mask>, word", "x 天气"
     assert mine.encode(text, pair) == other.encode(text, pair)
-    assert mine.tokenize(text) == [*other.tokenize(text)[:4], "<mask>", *other.tokenize(text)[5:]]  # without its space
+    assert mine.tokenize(text) == [token.strip() for token in other.tokenize(text)]  # <mask> without its space
     ids = mine.encode(text, pair)
     for skip in (False, True):
         assert mine.decode(ids, skip_special_tokens=skip) == other.decode(ids, skip_special_tokens=skip)
@@ -206,7 +207,7 @@ def bad_states() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "no model", {"model": None}, "expected a Unigram model, got None"
     yield "no unk", {"model": model | {"unk_id": None}}, "model: unk_id: expected an integer"
     yield "far unk", {"model": model | {"unk_id": 99999}}, "model: unk_id: expected the id of one of the"
-    twice, endless = [["a", 0.0], ["a", -1.0]], [*model["vocab"], ["z", float("inf")]]
+    twice, endless = [["a", 0.0], ["a", -1.0]], [*model["vocab"], ["zz", float("inf")]]
     yield "twice", {"model": model | {"vocab": twice, "unk_id": 0}}, r"vocab\[1\]: the piece 'a' stands at 0 already"
     yield "no score", {"model": model | {"vocab": [["a"]]}}, r"model: vocab\[0\]: expected a piece and its score"
     yield "endless", {"model": model | {"vocab": endless}}, r"scores\[\d+\]: expected a finite number"

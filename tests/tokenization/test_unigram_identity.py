@@ -1,0 +1,144 @@
+"""The C++ Unigram core against Hugging Face `tokenizers`: fuzzed texts, code points, real texts.
+
+The check `unigram` of the check runner writes a million texts with the library's tokens to a file; where that is there,
+it is read. Without it a small file of the same grammar is made here.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from . import fuzz_file, unigram_fuzz_file
+from .charsmap import encoded
+from .native_core import assert_same, needs_native, read_books, read_corpus
+from .unigram_core import MARK, Piece, forms, make_engine, make_library, make_state, trained_pieces
+from .unigram_fuzz_file import UNIGRAM, every_code_point, fuzzed_settings, make_setting
+
+pytestmark = needs_native
+
+LETTERS: list[Piece] = [(c, -5.0 - ord(c) % 3) for c in "abcdefgh"] + [(MARK, -2.0), (MARK + "a", -3.0)]
+
+
+def split(engine: Any, text: str) -> list[int]:
+    return engine.encode_one(text)
+
+
+@pytest.fixture(scope="module")
+def texts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if fuzz_file.is_current(unigram_fuzz_file.FULL_FILE, form=UNIGRAM):
+        return unigram_fuzz_file.FULL_FILE
+    path = tmp_path_factory.mktemp("fuzz") / "some.bin"
+    fuzz_file.write_file(path, num_texts=20_000, form=UNIGRAM)
+    return path
+
+
+def test_every_text(texts_file: Path) -> None:
+    count, found = fuzz_file.check_file(texts_file, form=UNIGRAM)
+    assert not found, "\n".join(found)
+    assert count >= (1_000_000 if texts_file == unigram_fuzz_file.FULL_FILE else 20_000)
+
+
+def test_code_points() -> None:
+    """Every seventh in words and beside others; those of the check runner's file are all."""
+    for setting, texts in every_code_point():
+        assert_same(setting.make_ours(), setting.make_library(), [text.decode() for text in texts[::7]])
+
+
+@pytest.mark.parametrize("form", ["xlm-r", "bge-m3"])
+def test_real_texts(form: str, shared_data: Path) -> None:
+    state = make_state(trained_pieces(shared_data), forms()[form])
+    texts = [*read_corpus(shared_data)[::12], *read_books(shared_data)[::25]]
+    assert len(texts) > 2500
+    assert_same(make_engine(state), make_library(state), texts)
+
+
+def test_long_texts_are_cut_for_threads(shared_data: Path) -> None:
+    """Several threads give what one gives, also where a map removes characters and offsets are asked for."""
+    text = " ".join(read_corpus(shared_data)[::30]) + "\n\n" + "\n".join(read_books(shared_data)[:1500])
+    for name in ("xlm-r", "bge-m3"):
+        ours = make_engine(make_state(trained_pieces(shared_data), forms()[name]))
+        for wanted in ({}, {"offsets": True, "word_ids": True}):
+            one, four = (ours.encode([text, "a"], num_threads=threads, **wanted) for threads in (1, 4))
+            assert len(one[0]) > 100_000
+            for a, b in zip(one, four, strict=True):
+                assert (a is None and b is None) or np.array_equal(a, b)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "want"),
+    [
+        pytest.param([("ab", -3.0), ("a", -1.0), ("b", -1.5)], "ab", ["a", "b"], id="the greater sum wins"),
+        pytest.param([("ab", -2.5), ("a", -1.0), ("b", -1.5)], "ab", ["ab"], id="of equal sums the longer last piece"),
+        pytest.param([("aa", -1.0), ("a", -1.0)], "aaa", ["a", "aa"], id="of equal ways the first found"),
+        pytest.param([("ab", -30.0), ("a", -1.0)], "ab", ["ab"], id="unknown: ten below the least"),
+        pytest.param([("a", -1.0)], "xyaz", ["<unk>", "a", "<unk>"], id="unknown ones side by side are one"),
+        pytest.param([("xy", -1.0), ("a", -1.0)], "axy", ["a", "xy"], id="of unknown letters one piece"),
+    ],
+)
+def test_best_way(pieces: list[Piece], text: str, want: list[str]) -> None:
+    state = make_state([(MARK, -1.0), *pieces], forms()["bare"] | {"pre_tokenizer": never()})
+    names = [piece for piece, _ in state["model"]["vocab"]]
+    assert make_library(state).encode(text, add_special_tokens=False).ids == split(make_engine(state), text)
+    assert [names[token] for token in split(make_engine(state), text)] == want
+
+
+def never() -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "never", "split": True}
+
+
+def test_bytes_of_unknown_text() -> None:
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    complete = [*LETTERS, *((name, -9.0) for name in names)]
+    lacking = [(name, score) for name, score in complete if name != "<0xC3>"]
+    for pieces, is_complete in ((complete, True), (lacking, False)):
+        state = make_state(pieces, forms()["xlm-r"], byte_fallback=True)
+        ours, library = make_engine(state), make_library(state)
+        assert_same(ours, library, ["aéb", "é", "€😀 a", "ß", "ab\u0301"])
+        assert (3 in split(ours, "é")) is not is_complete  # <unk> where a byte has no token
+
+
+# --- the character map ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param({b"ab": "x", b"abc": "y", b"a": "z"}, id="the shortest key"),
+        pytest.param({b"a": "", b" ": ""}, id="removed"),
+        pytest.param({"é".encode(): "e\u0301", "e\u0301".encode(): "é"}, id="composed"),
+        pytest.param({" \u0301".encode(): "b", "\n\u0301".encode(): "c"}, id="a space with a mark"),
+        pytest.param({b"\r\n": "b", b"\t": "a", b"\n": " a"}, id="line ends"),
+        pytest.param({"\u0600".encode(): "a", "\u0600a".encode(): "b"}, id="a prepended mark"),
+        pytest.param({b"a": "bcdefgh", "中".encode(): " "}, id="longer and spaces"),
+    ],
+)
+def test_maps(rules: dict[bytes, str]) -> None:
+    parts = ["a", "b", "c", "é", "e\u0301", " ", "  ", "\u0301", "\r\n", "\r", "\n", "\t", "\u0600", "中", MARK]
+    rng = random.Random(str(rules))
+    texts = ["".join(rng.choices(parts, k=rng.randint(0, 9))) for _ in range(1500)]
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": encoded(rules)}
+    for name in ("xlm-r", "bge-m3"):
+        form = {**forms()[name]}
+        inner = form["normalizer"]
+        form["normalizer"] = charsmap if inner["type"] == "Precompiled" else {
+            **inner, "normalizers": [charsmap, *inner["normalizers"][1:]]
+        }  # fmt: skip
+        state = make_state(LETTERS, form)
+        ours, library = make_engine(state), make_library(state)
+        assert_same(ours, library, texts)
+        assert_same(make_engine(state, whole_texts=True), library, texts[:300])
+        assert ours.normalize("aé\u0301") == library.normalizer.normalize_str("aé\u0301")
+
+
+def test_settings_have_what_they_say() -> None:
+    settings = {setting.name: setting for setting in fuzzed_settings(7)}
+    assert len(settings) == 5 * len(forms())
+    assert any(setting.broken for setting in settings.values())
+    again = make_setting("again", settings["xlm-r, bytes, added tokens"].state)
+    assert len(again.options["added_tokens"]) > 5
