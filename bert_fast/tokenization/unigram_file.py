@@ -6,6 +6,7 @@ around it, Metaspace with or without WhitespaceSplit before it, the template of 
 
 import base64
 import binascii
+import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,8 +93,25 @@ def _read_vocab(path: Path, entries: list[Any]) -> tuple[list[str], list[float]]
         if pieces.setdefault(entry[0], place) != place:
             first = pieces[entry[0]]
             raise ValueError(f"{path}: model: vocab[{place}]: the piece {entry[0]!r:.80} stands at {first} already")
-        scores.append(float(entry[1]))
+        scores.append(_as_read(float(entry[1])))
     return list(pieces), scores
+
+
+def _as_read(score: float) -> float:
+    """What the library's JSON reader makes of this number, written with as few digits as tell it from others.
+
+    The digits are taken for an integer and divided by a power of ten, and each of the two is rounded; the last bit may
+    differ from the number's, and with it which of two ways with equal sums of scores is the better one.
+    """
+    if not math.isfinite(score):
+        return score
+    digits, _, exponent = repr(abs(score)).partition("e")
+    whole, _, decimals = digits.partition(".")
+    value, power = float(int(whole + decimals)), int(exponent or 0) - len(decimals)
+    if power < -308:
+        value, power = value / 1e308, power + 308
+    value = value * float(f"1e{power}") if power >= 0 else value / float(f"1e{-power}")
+    return math.copysign(value, score)
 
 
 def _read_normalizer(path: Path, normalizer: Any) -> tuple[bytes, tuple[tuple[Any, ...], ...]]:

@@ -67,7 +67,7 @@ class Format(NamedTuple):
     """A kind of tokenizer: its settings, and how a file holds them."""
 
     magic: bytes
-    modules: tuple[Any, ...]  # that decide what is in a file, besides this one
+    sources: tuple[str, ...]  # files that decide what is in one, besides this module
     plan_blocks: Callable[[int, int], list[tuple[Setting, list[bytes] | int]]]
     write_setting: Callable[[Setting], bytes]
     read_setting: Callable[[BinaryIO], Setting]
@@ -75,7 +75,7 @@ class Format(NamedTuple):
 
 def file_key(num_texts: int, form: Format) -> bytes:
     """Changes with whatever decides what a file holds."""
-    sources = [Path(str(module.__file__)).read_bytes() for module in form.modules]
+    sources = [Path(source).read_bytes() for source in form.sources]
     sources += [Path(__file__).read_bytes(), str(num_texts).encode(), str(DATA.is_dir()).encode()]
     return hashlib.sha256(b"".join(sources) + tokenizers.__version__.encode()).hexdigest().encode()
 
@@ -260,7 +260,7 @@ def read_added(file: BinaryIO) -> list[tuple[Any, ...]]:
     return added
 
 
-WORDPIECE = Format(MAGIC, (fuzz_grammar, native_core), plan_blocks, write_setting, read_setting)
+WORDPIECE = Format(MAGIC, (fuzz_grammar.__file__, native_core.__file__), plan_blocks, write_setting, read_setting)
 
 
 def read_string(file: BinaryIO) -> bytes:

@@ -88,6 +88,22 @@ def test_best_way(pieces: list[Piece], text: str, want: list[str]) -> None:
     assert [names[token] for token in split(make_engine(state), text)] == want
 
 
+def test_equal_sums_are_rounded_alike() -> None:
+    """Scores of many digits, of which the library's JSON reader makes its own doubles: their last bits decide."""
+    rng = random.Random(3)
+    decided = 0
+    for _ in range(150):
+        scores = [-rng.uniform(1, 12) * 10.0 ** rng.choice((0, 0, 0, -3, -9, 3)) for _ in range(3)]
+        pieces = list(zip(("a", "aa", MARK), scores, strict=True))
+        state = make_state(pieces, forms()["bare"] | {"pre_tokenizer": never()})
+        ours, library = make_engine(state), make_library(state)
+        texts = ["a" * size for size in range(1, 24)]
+        want = [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
+        assert [split(ours, text) for text in texts] == want, scores
+        decided += any(len(set(ids)) > 1 and ids != sorted(ids) for ids in want)
+    assert decided > 10
+
+
 def never() -> dict[str, Any]:
     return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "never", "split": True}
 

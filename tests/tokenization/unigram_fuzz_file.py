@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bert_fast.tokenization import unigram_file
 from bert_fast.tokenization.unigram_file import read_unigram
 
 from . import charsmap, fuzz_file, fuzz_grammar, native_core, unigram_core
@@ -217,8 +218,9 @@ def read_setting(file: BinaryIO) -> Setting:
     return make_setting(name, state)
 
 
-UNIGRAM = Format(MAGIC, (fuzz_grammar, native_core, unigram_core, charsmap, sys.modules[__name__]), plan_blocks,
-    write_setting, read_setting)  # fmt: skip
+_MODULES = (fuzz_grammar, native_core, unigram_core, charsmap, unigram_file)
+_SOURCES = (__file__, *(str(module.__file__) for module in _MODULES))
+UNIGRAM = Format(MAGIC, _SOURCES, plan_blocks, write_setting, read_setting)
 
 if __name__ == "__main__":
     sys.exit(fuzz_file.main(UNIGRAM))
