@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.tokenization.charsmap import charsmap
+from bert_fast.testing.charsmap import charsmap
 
 TABLES = Path(__file__).resolve().parent.parent / "csrc" / "unigram" / "grapheme_tables.inc"
 

@@ -14,6 +14,7 @@ Texts get [CLS] and [SEP], except from those who know of none (`HAS_NO_SPECIAL_T
 
 import functools
 import importlib.util
+import json
 import tempfile
 from collections.abc import Callable
 from importlib import metadata
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tokenizers.corpora import Vocabulary
+from benchmarks.tokenizers.corpora import UnigramVocabulary, Vocabulary
 
 Forms = dict[str, Callable[[Any], Any]]
 MAX_LENGTH = 512
@@ -56,9 +57,13 @@ def version(name: str) -> str:
 
 
 def _bert_fast(vocabulary: Vocabulary) -> Forms:
-    from bert_fast.tokenization import BertTokenizer
+    from bert_fast.tokenization import BertTokenizer, XLMRobertaTokenizer
 
-    tokenizer = BertTokenizer(vocabulary.path, do_lower_case=vocabulary.lowercase, model_max_length=None)
+    tokenizer: BertTokenizer | XLMRobertaTokenizer
+    if isinstance(vocabulary, UnigramVocabulary):
+        tokenizer = XLMRobertaTokenizer(json.loads(tokenizer_json(vocabulary)))
+    else:
+        tokenizer = BertTokenizer(vocabulary.path, do_lower_case=vocabulary.lowercase, model_max_length=None)
     ragged = tokenizer.encode_ragged
     padding = dict(padding="max_length", truncation=True, max_length=MAX_LENGTH, return_tensors="np")
 
@@ -98,6 +103,8 @@ def tokenizer_json(vocabulary: Vocabulary) -> str:
     """The tokenizer.json that transformers would save for a vocabulary."""
     if vocabulary in _provided:
         return _provided[vocabulary]
+    if isinstance(vocabulary, UnigramVocabulary):
+        return vocabulary.tokenizer_json()
     import tokenizers
     from tokenizers.processors import TemplateProcessing
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.kit.record import DATA
+from benchmarks.tokenizers import unigram
 
 DOCUMENT_BYTES = 2000
 LONG_BYTES = 250_000
@@ -30,9 +31,24 @@ class Vocabulary:
         return DATA / "vocab" / self.name / "vocab.txt"
 
 
+@dataclass(frozen=True)
+class UnigramVocabulary(Vocabulary):
+    """One made of the texts; see unigram.py."""
+
+    @property
+    def path(self) -> Path:
+        """ValueError: there are scores beside the tokens, which no vocab.txt holds."""
+        raise ValueError("no vocab.txt of a Unigram model")
+
+    def tokenizer_json(self) -> str:
+        """Trained where it is not there yet."""
+        return unigram.tokenizer_json([*_books()[::4], *_lines(*_languages_files())[::4]])
+
+
 UNCASED = Vocabulary("bert-base-uncased", lowercase=True)
 CASED = Vocabulary("bert-base-cased", lowercase=False)
 CHINESE = Vocabulary("bert-base-chinese", lowercase=True)
+XLM_R = UnigramVocabulary("16,000 pieces", lowercase=False)
 MULTILINGUAL = Vocabulary("bert-base-multilingual-cased", lowercase=False)
 
 
@@ -113,12 +129,16 @@ def _chinese() -> list[str]:
     return list(pieces(_lines("text_zh/wiki_zh_cmrc2018_dev.txt"), DOCUMENT_BYTES, ""))
 
 
-def _languages() -> list[str]:
+def _languages_files() -> list[str]:
     folder = DATA / "text_multilingual" / "udhr"
     names = sorted(str(path.relative_to(DATA)) for path in folder.glob("*.txt"))
     if not names:
         raise FileNotFoundError(f"{folder}: no texts")
-    return [text for name in names for text in pieces(_lines(name), DOCUMENT_BYTES)]
+    return names
+
+
+def _languages() -> list[str]:
+    return [text for name in _languages_files() for text in pieces(_lines(name), DOCUMENT_BYTES)]
 
 
 def _code() -> list[str]:
@@ -151,6 +171,8 @@ CORPORA = {
         Corpus("en_128", "English, 128 bytes", UNCASED, lambda: list(dict.fromkeys(_paragraphs(128)))),
         Corpus("zh_docs", "Chinese Wikipedia, 2 KB", CHINESE, _chinese),
         Corpus("multi_docs", "99 languages, 2 KB, multilingual cased", MULTILINGUAL, _languages),
+        Corpus("xlmr_en", "English books, 2 KB, Unigram", XLM_R, lambda: list(pieces(_books(), DOCUMENT_BYTES))),
+        Corpus("xlmr_multi", "99 languages, 2 KB, Unigram", XLM_R, _languages),
         Corpus("code_docs", "Python source, 2 KB", UNCASED, _code, after="en_docs"),
         Corpus("tweets", "tweets and comments with emoji", UNCASED, _social, after="en_docs"),
     )

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_fast.testing.charsmap import encoded
+
 from . import fuzz_file, unigram_fuzz_file
-from .charsmap import encoded
 from .native_core import assert_same, needs_native, read_books, read_corpus
 from .unigram_core import MARK, Piece, forms, make_engine, make_library, make_state, trained_pieces
 from .unigram_fuzz_file import UNIGRAM, every_code_point, fuzzed_settings, make_setting

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_fast.testing.charsmap import encoded, nfkc_map
 from bert_fast.tokenization.unigram_file import read_unigram
 
-from .charsmap import encoded, nfkc_map
 from .native_core import module, read_books, read_corpus, tokenizers
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

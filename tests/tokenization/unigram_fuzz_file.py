@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bert_fast.testing import charsmap
 from bert_fast.tokenization import unigram_file
 from bert_fast.tokenization.unigram_file import read_unigram
 
-from . import charsmap, fuzz_file, fuzz_grammar, native_core, unigram_core
+from . import fuzz_file, fuzz_grammar, native_core, unigram_core
 from .fuzz_file import (
     Format,
     read_added,
