@@ -1,7 +1,7 @@
 """A vocabulary of XLM-R's kind, trained on the texts by Hugging Face `tokenizers`, as no package brings a real one.
 
-Its form is that of XLM-R: SentencePiece's character map, WhitespaceSplit and Metaspace, <s> A </s>. With 16,000 pieces it
-is smaller than XLM-R's 250,002, and its texts are those that it was trained on: words are fewer pieces than elsewhere.
+Its form is that of XLM-R: SentencePiece's character map, WhitespaceSplit and Metaspace, <s> A </s>. Its 16,000 pieces
+are fewer than XLM-R's 250,002, and its texts are those that it was trained on: words are fewer pieces than elsewhere.
 """
 
 import json
