@@ -61,7 +61,7 @@ class CalledTokenizer(UnpaddedTokenizer):
     ) -> None:
         if not isinstance(name_or_path, str):
             raise TypeError(f"name_or_path: expected a str, got {type(name_or_path).__name__}")
-        self.model_max_length = NO_LIMIT if model_max_length is None else model_max_length  # type: ignore[assignment]
+        self.model_max_length = NO_LIMIT if model_max_length is None else model_max_length
         self.padding_side = padding_side
         self.truncation_side = truncation_side
         self.model_input_names = strings("model_input_names", model_input_names)

@@ -102,7 +102,7 @@ def read_tokenizer(path: str | os.PathLike[str], read_json: Reader, read_vocabul
     check_kinds(path / ADDED_TOKENS_FILE, older_added, dict.fromkeys(older_added, ID))
     for token, token_id in older_added.items():
         added.setdefault(token_id, AddedToken.from_any(token, token in named, ADDED_TOKENS_FILE))
-    source = {name: options[name] for name in ("vocab", "tokenizer_file") if name in options}
+    source: dict[str, Any] = {name: options[name] for name in ("vocab", "tokenizer_file") if name in options}
     return {**options, **config, **source}, added
 
 
