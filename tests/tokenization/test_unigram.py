@@ -173,6 +173,7 @@ def test_ragged_and_packed_are_the_rows_of_a_call() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:a row has")
 def test_what_is_saved_is_read_alike(tmp_path: Path, theirs: Callable[..., Any]) -> None:
     mine = XLMRobertaTokenizer(state_of("bge-m3"), model_max_length=24, padding_side="left")
     mine.add_tokens(["covid"])

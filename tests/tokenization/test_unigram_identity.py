@@ -4,6 +4,7 @@ The check `unigram` of the check runner writes a million texts with the library'
 it is read. Without it a small file of the same grammar is made here.
 """
 
+import base64
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_fast.testing.charsmap import encoded
+from bert_fast.testing.charsmap import charsmap, encoded
 
 from . import fuzz_file, unigram_fuzz_file
 from .native_core import assert_same, needs_native, read_books, read_corpus
@@ -139,18 +140,40 @@ def test_maps(rules: dict[bytes, str]) -> None:
     parts = ["a", "b", "c", "é", "e\u0301", " ", "  ", "\u0301", "\r\n", "\r", "\n", "\t", "\u0600", "中", MARK]
     rng = random.Random(str(rules))
     texts = ["".join(rng.choices(parts, k=rng.randint(0, 9))) for _ in range(1500)]
-    charsmap = {"type": "Precompiled", "precompiled_charsmap": encoded(rules)}
+    precompiled = {"type": "Precompiled", "precompiled_charsmap": encoded(rules)}
     for name in ("xlm-r", "bge-m3"):
         form = {**forms()[name]}
         inner = form["normalizer"]
-        form["normalizer"] = charsmap if inner["type"] == "Precompiled" else {
-            **inner, "normalizers": [charsmap, *inner["normalizers"][1:]]
+        form["normalizer"] = precompiled if inner["type"] == "Precompiled" else {
+            **inner, "normalizers": [precompiled, *inner["normalizers"][1:]]
         }  # fmt: skip
         state = make_state(LETTERS, form)
         ours, library = make_engine(state), make_library(state)
         assert_same(ours, library, texts)
         assert_same(make_engine(state, whole_texts=True), library, texts[:300])
         assert ours.normalize("aé\u0301") == library.normalizer.normalize_str("aé\u0301")
+
+
+def test_damaged_maps_do_no_harm() -> None:
+    """A map with changed bytes is refused, or replaces something else by valid text."""
+    rng = random.Random(11)
+    whole = charsmap({b"a": "bc", b"ab": "d", "é".encode(): "e", "中".encode(): " ", b"\n": " "})
+    refused = 0
+    for _ in range(25):
+        damaged = bytearray(whole)
+        for _ in range(rng.randint(1, 40)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        if rng.random() < 0.3:
+            del damaged[rng.randint(1, len(damaged)) :]
+        rules = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(damaged)).decode()}
+        try:
+            ours = make_engine(make_state(LETTERS, forms()["xlm-r"] | {"normalizer": rules}))
+        except ValueError as error:
+            refused += str(error).startswith("charsmap: expected")
+            continue
+        assert ours.normalize("abc é\n中 a").encode()
+        ours.encode(["abc é\n中 a\u0301" * 9], offsets=True, word_ids=True)
+    assert 0 < refused < 25
 
 
 def test_settings_have_what_they_say() -> None:
