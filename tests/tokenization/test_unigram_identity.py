@@ -16,7 +16,7 @@ from bert_fast.testing.charsmap import charsmap, encoded
 
 from . import fuzz_file, unigram_fuzz_file
 from .native_core import assert_same, needs_native, read_books, read_corpus
-from .unigram_core import MARK, Piece, forms, make_engine, make_library, make_state, trained_pieces
+from .unigram_core import MARK, Piece, added_token, forms, make_engine, make_library, make_state, trained_pieces
 from .unigram_fuzz_file import UNIGRAM, every_code_point, fuzzed_settings, make_setting
 
 pytestmark = needs_native
@@ -57,16 +57,33 @@ def test_real_texts(form: str, shared_data: Path) -> None:
     assert_same(make_engine(state), make_library(state), texts)
 
 
-def test_long_texts_are_cut_for_threads(shared_data: Path) -> None:
-    """Several threads give what one gives, also where a map removes characters and offsets are asked for."""
+def same_from_threads(ours: Any, text: str) -> int:
+    """Several threads give what one gives; how many tokens these are."""
+    for wanted in ({}, {"offsets": True, "word_ids": True}):
+        one, four = (ours.encode([text, "a"], num_threads=threads, **wanted) for threads in (1, 4))
+        for a, b in zip(one, four, strict=True):
+            assert (a is None and b is None) or np.array_equal(a, b)
+    return len(one[0])
+
+
+@pytest.mark.parametrize("form", ["xlm-r", "bge-m3"])
+def test_long_texts_are_cut_for_threads(form: str, shared_data: Path) -> None:
+    """Also where the map removes characters in front of all, which shifts the offsets of the whole text."""
     text = " ".join(read_corpus(shared_data)[::30]) + "\n\n" + "\n".join(read_books(shared_data)[:1500])
-    for name in ("xlm-r", "bge-m3"):
-        ours = make_engine(make_state(trained_pieces(shared_data), forms()[name]))
-        for wanted in ({}, {"offsets": True, "word_ids": True}):
-            one, four = (ours.encode([text, "a"], num_threads=threads, **wanted) for threads in (1, 4))
-            assert len(one[0]) > 100_000
-            for a, b in zip(one, four, strict=True):
-                assert (a is None and b is None) or np.array_equal(a, b)
+    ours = make_engine(make_state(trained_pieces(shared_data), forms()[form]))
+    for start in ("", "\x01\u200b"):
+        assert same_from_threads(ours, start + text) > 100_000
+
+
+def test_no_cut_goes_through_an_added_token() -> None:
+    """Nor between one and the whitespace that it takes along from behind."""
+    for token in (added_token("a b", 15, special=False), added_token("<r>", 15, rstrip=True)):
+        state = make_state(LETTERS, forms()["xlm-r"])
+        assert len(state["model"]["vocab"]) == 15
+        state["added_tokens"].append(token)
+        ours = make_engine(state)
+        assert same_from_threads(ours, "a b <r> " * 20_000) > 40_000
+        assert_same(ours, make_library(state), ["a b <r> " * 40])
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
