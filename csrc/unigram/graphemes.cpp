@@ -104,6 +104,5 @@ std::size_t cluster_size(const char32_t* chars, std::size_t size) {
 bool is_plain(char32_t c) { return flags_of(c) == 0 && hangul_of(c) == Hangul::kNone; }
 bool continues_cluster(char32_t c) { return (flags_of(c) & kContinue) != 0; }
 bool breaks_clusters(char32_t c) { return (flags_of(c) & kBreak) != 0; }
-bool prepends(char32_t c) { return (flags_of(c) & kPrepend) != 0; }
 
 }  // namespace bert_fast::unigram

@@ -14,8 +14,6 @@ std::size_t cluster_size(const char32_t* chars, std::size_t size);
 bool is_plain(char32_t c);
 // Whether the character shares a cluster with a plain one in front of it.
 bool continues_cluster(char32_t c);
-// Whether the character shares a cluster with what is behind it, whatever that is but a separator.
-bool prepends(char32_t c);
 
 // Whether the character shares a cluster with nothing (but "\r" with "\n").
 bool breaks_clusters(char32_t c);

@@ -117,15 +117,12 @@ void MappedText::keep(std::size_t begin, std::size_t end) {
 
 Normalizer::Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps)
     : charsmap_(std::move(charsmap)), steps_(std::move(steps)), plain_(0x110000 / 64) {
-  bool prepender_is_mapped = false;
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
     const auto found = replacement_of(c);
-    if (found && prepends(c)) prepender_is_mapped = true;
     if (!found && unigram::is_plain(c)) plain_[c / 64] |= std::uint64_t{1} << c % 64;
   }
   removes_ = charsmap_.removes();
-  if (prepender_is_mapped) plain_.assign(plain_.size(), 0);  // it would take any character behind it along
 }
 
 std::optional<std::string_view> Normalizer::replacement_of(char32_t c) const {

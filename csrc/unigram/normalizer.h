@@ -53,8 +53,8 @@ class Normalizer {
 
   const std::vector<NormalizerStep>& steps() const { return steps_; }
 
-  // Whether the map leaves the character as it is where no character that continues clusters stands behind it,
-  // whatever stands in front of it.
+  // Whether the map leaves the character as it is where no character that continues clusters stands behind it, and
+  // none that takes it along (which is no plain one) in front of it.
   bool is_plain(char32_t c) const { return (plain_[c / 64] >> c % 64 & 1) != 0; }
   // What the map puts in the place of the character where it is looked up alone; none: it stays.
   std::optional<std::string_view> replacement_of(char32_t c) const;

@@ -36,9 +36,9 @@ struct WordKey {
   bool operator==(const WordKey& other) const {
     return ((words[0] ^ other.words[0]) | (words[1] ^ other.words[1]) | (words[2] ^ other.words[2])) == 0;
   }
-  std::size_t hash(std::uint64_t serial) const {
-    const std::uint64_t mixed = (words[0] ^ serial) * 0x9E3779B97F4A7C15 ^ (words[1] + serial) * 0xC2B2AE3D27D4EB4F ^
-                                words[2] * 0x165667B19E3779F9;
+  std::size_t hash() const {
+    const std::uint64_t mixed =
+        words[0] * 0x9E3779B97F4A7C15 ^ words[1] * 0xC2B2AE3D27D4EB4F ^ words[2] * 0x165667B19E3779F9;
     return static_cast<std::size_t>((mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 >> 32);
   }
 
@@ -71,7 +71,7 @@ class WordCache {
   WordCache() : entries_(2 * kSets), places_(2 * kSets) {}
 
   // The first of the two places of a word.
-  static std::size_t place_of(const WordKey& key, std::uint32_t serial) { return 2 * (key.hash(serial) % kSets); }
+  static std::size_t place_of(const WordKey& key) { return 2 * (key.hash() % kSets); }
   bool holds(std::size_t place, const WordKey& key, std::uint32_t serial) const {
     return entries_[place].serial == serial && entries_[place].key == key;
   }

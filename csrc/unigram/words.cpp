@@ -79,7 +79,7 @@ void Tokenizer::encode_words(std::string_view text, std::uint32_t first_source, 
       if (next.word.size() <= WordKey::kMostBytes) {
         next.key =
             at + sizeof(WordKey) <= text.size() ? WordKey(text.data() + at, next.word.size()) : WordKey(next.word);
-        next.place = WordCache::place_of(next.key, serial);
+        next.place = WordCache::place_of(next.key);
         cache.prefetch(next.place);
       }
       at = end;

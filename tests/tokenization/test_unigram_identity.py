@@ -78,12 +78,21 @@ def test_long_texts_are_cut_for_threads(form: str, shared_data: Path) -> None:
 def test_no_cut_goes_through_an_added_token() -> None:
     """Nor between one and the whitespace that it takes along from behind."""
     for token in (added_token("a b", 15, special=False), added_token("<r>", 15, rstrip=True)):
-        state = make_state(LETTERS, forms()["xlm-r"])
+        state = make_state(LETTERS, forms()["bare"])
         assert len(state["model"]["vocab"]) == 15
         state["added_tokens"].append(token)
         ours = make_engine(state)
-        assert same_from_threads(ours, "a b <r> " * 20_000) > 40_000
-        assert_same(ours, make_library(state), ["a b <r> " * 40])
+        assert same_from_threads(ours, "a b c <r>  " * 60_000) > 100_000
+        assert_same(ours, make_library(state), ["a b c <r>  " * 40])
+
+
+def test_tokenizers_of_one_thread_do_not_mix_their_words() -> None:
+    """They share a cache, in which some of these words meet."""
+    words = [format(number, "b").replace("0", "a").replace("1", "b") for number in range(1 << 16)]
+    states = [make_state(pieces, forms()["xlm-r"]) for pieces in (LETTERS, LETTERS[::-1])]
+    for state in states:
+        found, right = (make_engine(state, whole_texts=whole).encode(words)[0] for whole in (False, True))
+        assert np.array_equal(found, right)
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
