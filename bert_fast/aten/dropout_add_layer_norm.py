@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bert_fast.aten._native import dropout_arguments, routines
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
-from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm, output_suffices
+from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm, output_suffices
 
 __all__ = ["dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd"]
 
@@ -20,7 +20,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
         x, residual, weight, bias = x.contiguous(), residual.contiguous(), weight.contiguous(), bias.contiguous()
         x_bias = None if x_bias is None else x_bias.contiguous()
         coords = None if coords is None else coords.contiguous()
-        y, h = torch.empty_like(x), None if saves == "output" else torch.empty_like(x)
+        y, h = torch.empty_like(x), None if saves in ("output", AGAIN) else torch.empty_like(x)
         mean, rstd = x.new_empty(num_tokens), x.new_empty(num_tokens)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_fwd(
@@ -37,8 +37,10 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
     # A sum that is not kept need not be rounded either.
     h = residual + x if chosen == "input" else _wide(residual) + x
     y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
-    if chosen == "output":
-        h = None if saves == "output" else x.new_empty(x.shape)
+    if saves in ("output", AGAIN):
+        h = None
+    elif chosen == "output":
+        h = x.new_empty(x.shape)
     return y.to(x.dtype), h, mean.squeeze(-1), rstd.squeeze(-1)
 
 
@@ -107,8 +109,8 @@ def _layer_norm_backward(
 
 
 def _choose(saves: str, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> str:
-    """Either "input" or "output". On a GPU, where looking would mean waiting, "device" always keeps h."""
-    if saves != "device":
+    """Either "input" or "output". On a GPU, where looking would mean waiting, n is always from h."""
+    if saves not in ("device", AGAIN):
         return saves
     return "output" if weight.device.type == "cpu" and output_suffices(weight, bias, dtype) else "input"
 

@@ -171,12 +171,12 @@ class Recorder(TorchDispatchMode):
         ready = plan.ready(operands, plain)
         if ready is None:  # by Triton, or in the interpreter
             reads = [slot for slot in places if slot is not None]
-            self._steps.append(_Noted(_launch_of_tensors(plan, grid, places, plain, marked), reads, [], "launch"))
+            self._steps.append(_Noted(_launch_of_tensors(plan, grid, places, plain, marked), reads, [], plan.what))
             return
         windows = [places[place] for place, _, _ in ready.windows]
         at = [None if slot is None else (slot, 0) if slot in windows else self._base[slot] for slot in places]
         reads = [one[0] for one in at if one is not None]
-        self._steps.append(_Noted(_launch_of_addresses(ready, grid, at, plain, marked), reads, [], "launch"))
+        self._steps.append(_Noted(_launch_of_addresses(ready, grid, at, plain, marked), reads, [], plan.what))
 
     def spoil(self) -> None:
         """Something was done that a tape cannot do again."""

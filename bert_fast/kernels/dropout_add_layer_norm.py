@@ -49,6 +49,7 @@ from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout_add_layer_norm import (
+    AGAIN,
     MAX_WEIGHT,
     MIN_WEIGHT,
     SAVES,
@@ -324,6 +325,7 @@ def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
 
 def _chosen(saves: str, config: LaunchConfig) -> str:
     """What a call that says `saves` does in this configuration, forward and backward."""
+    saves = "device" if saves == AGAIN else saves
     return "input" if saves == "device" and config.keeps_h else saves
 
 
@@ -353,11 +355,11 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
 
     x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; copied where neighbouring columns are not neighbours.
     """
-    assert a.saves in SAVES
+    assert a.saves in (*SAVES, AGAIN)
     x, residual = unit_stride(a.x), unit_stride(a.residual)
     num_rows, hidden_size = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    h = y.new_empty(0) if a.saves == "output" else torch.empty_like(y)
+    h = y.new_empty(0) if a.saves in ("output", AGAIN) else torch.empty_like(y)
     mean = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
     if num_rows == 0:
@@ -370,7 +372,9 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
         (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),),
         (
             x, residual, x_bias if x_bias is None else x_bias.contiguous(), a.weight.contiguous(), a.bias.contiguous(),
-            seed, coords, y, h, mean, rstd,
+            seed, coords, y,
+            y if a.saves == AGAIN else h,  # where it is stored, to be rounded: then by the thread that stores y there
+            mean, rstd,
         ),
         (*strides, 0, num_rows, a.eps, scale, drop_max, a.site),
     )  # fmt: skip
@@ -402,7 +406,7 @@ def dropout_add_layer_norm_bwd(
     a: DropoutAddLayerNorm, dy: Tensor, y: Tensor | None, h: Tensor | None, mean: Tensor | None, rstd: Tensor
 ) -> dict[str, Tensor]:
     """Launches the backward kernel and the sum over its programs: gradients by name, as the reference's."""
-    assert a.saves in SAVES
+    assert a.saves in (*SAVES, AGAIN)
     dy, weight = unit_stride(dy), a.weight
     num_rows, hidden_size = dy.shape
     seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bert_fast.kernels._column_sums import launched_together
 from bert_fast.kernels._gemm import settings
+from bert_fast.kernels._norm_inputs import norm_inputs
 from bert_fast.kernels._tape import Taped
 from bert_fast.kernels.attention import attention_bwd, attention_fwd
 from bert_fast.kernels.dropout_add_layer_norm import dropout_add_layer_norm_bwd, dropout_add_layer_norm_fwd
@@ -23,6 +24,7 @@ __all__ = ["encoder_layer_bwd", "encoder_layer_fwd"]
 _OPS = LayerOps(
     qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
     dropout_add_layer_norm_fwd, dropout_add_layer_norm_bwd, mlp_fwd, mlp_bwd, one_tensor,
+    norm_inputs,
 )  # fmt: skip
 _FIELDS = EncoderLayer._fields
 _PARAMETERS = slice(_FIELDS.index("query_weight"), _FIELDS.index("norm_bias") + 1)

@@ -22,6 +22,8 @@ What backward reads `n` from is the argument `saves`:
     "device"  one or the other, by `output_suffices`, decided where the tensors are, alike in both passes; h is
               allocated, but holds something only where the output does not suffice. For devices whose weights the host
               cannot look at without waiting, and for graphs, whose allocations may not depend on data.
+    "again"   as "device", but forward returns no h: an op that this one is a part of computes it again, from what it
+              keeps for its other parts, and gives it to backward. Statistics are those of "device".
 
 Source: Ba et al. 2016 (arXiv:1607.06450), section 3; BERT's use of it: Devlin et al. 2019 (arXiv:1810.04805), A.2;
 recovering n from y: DeepSpeed's `normalize_invertible`, NVIDIA apex's `memory_efficient`.
@@ -39,6 +41,7 @@ from torch import Tensor
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 
 __all__ = [
+    "AGAIN",
     "MAX_WEIGHT",
     "MIN_WEIGHT",
     "SAVES",
@@ -50,6 +53,7 @@ __all__ = [
 ]
 
 SAVES = ("input", "output", "device")
+AGAIN = "again"  # what an op that consists of others may say, see above
 
 # The limits within which n can be read from y. y is rounded by |y| u, u half a unit of its dtype, so n errs by
 # u (|n| + |bias / weight|); plain torch, which rounds h, errs by u |n| and more. docs/kernels has the measurements.
@@ -109,9 +113,9 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
     """LayerNorm(residual + dropout(x + x_bias)) and what its backward needs.
 
     Returns: y (Tensor [T, H], dtype of x); h, of the same kind, None where it is known before that the output is read
-        instead (saves is "output"); mean, rstd (Tensor [T], fp32, fp64 for fp64 inputs).
+        instead (saves is "output") and where it is computed again; mean, rstd (Tensor [T], fp32, fp64 for fp64 inputs).
     """
-    assert a.saves in SAVES
+    assert a.saves in (*SAVES, AGAIN)
     x, work = a.x, _work_dtype(a.x)
     branch = x.to(work) if a.x_bias is None else x.to(work) + a.x_bias.to(work)
     exact_h = a.residual.to(work) + _dropout(branch, a)
@@ -126,7 +130,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
     centred = h - mean[:, None]
     rstd = torch.rsqrt(centred.square().mean(dim=1) + a.eps)
     y = centred * rstd[:, None] * a.weight.to(work) + a.bias.to(work)
-    return y.to(x.dtype), stored_h, mean, rstd
+    return y.to(x.dtype), None if a.saves == AGAIN else stored_h, mean, rstd
 
 
 def dropout_add_layer_norm_bwd(
@@ -165,8 +169,8 @@ def _normalised(
     dtype: torch.dtype,
 ) -> Tensor:
     """n [T, H], from y or from h; weight and bias in the dtype of the computation."""
-    assert saves in SAVES
-    if saves == "device":
+    assert saves in (*SAVES, AGAIN)
+    if saves in ("device", AGAIN):
         args = (y, h, mean, rstd, weight, bias)
         from_y, from_h = (_normalised(*args, choice, dtype) for choice in ("output", "input"))
         return torch.where(output_suffices(weight, bias, dtype), from_y, from_h)
