@@ -31,10 +31,11 @@ from bert_fast.kernels.dropout_add_layer_norm import _output_suffices
 from bert_fast.reference.dropout_add_layer_norm import AGAIN
 from bert_fast.reference.encoder_layer import EncoderLayer, Saved
 
-__all__ = ["norm_inputs"]
+__all__ = ["PROGRAMS", "norm_inputs"]
 
 # Tensor cores at about half their rate, with what every chip has; it is not what a layer usually waits for.
 _BLOCK_M, _BLOCK_N, _BLOCK_K, _WARPS, _STAGES = 64, 64, 32, 4, 3
+PROGRAMS = 3  # that a multiprocessor holds at once
 _NOTHING = (None,) * 7
 _VECTOR = tl.constexpr(8)  # neighbouring columns of half precision whose random bits are one draw
 
@@ -167,7 +168,7 @@ def norm_inputs(a: EncoderLayer, s: Saved, wants_attention: bool) -> tuple[Tenso
     width = a.attention_output_weight.shape[1]
     num_tiles = ceil_div(num_rows, _BLOCK_M) * ceil_div(hidden, _BLOCK_N)
     _plan(hidden, width, wide, a.hidden_act, drops_attention, drops)(
-        (persistent_programs(num_tiles, 2, z.device),),
+        (persistent_programs(num_tiles, PROGRAMS, z.device),),
         operands,
         (
             0 if x is None else x.stride(0), num_rows, attention[3], attention[2], a.attention_site, scale, drop_max,

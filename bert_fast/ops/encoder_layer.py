@@ -192,7 +192,8 @@ _op = define(
     backward=f"dy y? {' '.join(f'{name}?' for name in (*Saved._fields, *_OF_CALL))} x? query_weight key_weight "
     "value_weight attention_output_weight attention_output_bias? attention_norm_weight attention_norm_bias up_weight "
     "down_weight down_bias? norm_weight norm_bias max_seqlen_q max_seqlen_k num_heads causal hidden_act "
-    "probabilities_dropout_p attention_dropout_p dropout_p probabilities_site attention_site site attention_saves saves keeps",
+    "probabilities_dropout_p attention_dropout_p dropout_p probabilities_site attention_site site "
+    "attention_saves saves keeps",
     gradients="x? qkv_weight? qkv_bias? attention_output_weight? attention_output_bias? attention_norm_weight? "
     "attention_norm_bias? up_weight? up_bias? down_weight? down_bias norm_weight norm_bias",
     joined={
