@@ -187,7 +187,9 @@ class LayerOps(NamedTuple):
         """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'."""
         s: Any = Saved(*saved)
         before_mlp = wants & BEFORE_MLP
-        attention_h, h = (self.norm_inputs or self._norm_inputs)(a, s, bool(before_mlp))
+        attention_h, h = s.attention_h, s.h
+        if AGAIN in (a.attention_saves, a.saves):
+            attention_h, h = (self.norm_inputs or self._norm_inputs)(a, s, bool(before_mlp))
         made = self.dropout_add_layer_norm_bwd(a.output(None, None), dy, y, h, s.mean, s.rstd)
         del h
         gradients = {"down_bias": made["x_bias"], "norm_weight": made["weight"], "norm_bias": made["bias"]}
