@@ -239,6 +239,7 @@ def test_memory_goes_with_its_last_use(tape):  # type: ignore[no-untyped-def]
 class Scaling:
     """A plan and its compiled kernel in one: a fp32 vector times a number, by addresses."""
 
+    what = "launch"
     windows: tuple[Any, ...] = ()
     is_elsewhere = False
 
