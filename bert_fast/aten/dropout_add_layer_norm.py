@@ -10,7 +10,7 @@ from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNor
 __all__ = ["dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd"]
 
 
-def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
     x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves = a
     chosen = _choose(saves, weight, bias, x.dtype)
@@ -29,7 +29,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
             rstd.data_ptr(), num_tokens, hidden_size, eps, 0 if coords is None else coords.data_ptr(), key, site,
             threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
-        return y, h, mean, rstd
+        return y, h, None if saves == AGAIN else mean, rstd
     if x_bias is not None:
         x = (x + x_bias).to(x.dtype)  # parameters may be fp32 beside half-precision activations
     if dropout_p > 0.0 and num_tokens:
@@ -37,7 +37,9 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
     # A sum that is not kept need not be rounded either.
     h = residual + x if chosen == "input" else _wide(residual) + x
     y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
-    if saves in ("output", AGAIN):
+    if saves == AGAIN:
+        return y.to(x.dtype), None, None, rstd.squeeze(-1)
+    if saves == "output":
         h = None
     elif chosen == "output":
         h = x.new_empty(x.shape)
@@ -52,6 +54,8 @@ def dropout_add_layer_norm_bwd(
     from_output = _choose(saves, weight, bias, dy.dtype) == "output"
     kept = y if from_output else h
     assert kept is not None
+    if mean is None and not from_output:
+        mean = _wide(kept).mean(1)
     lib = routines(dy, kept, rstd, weight, bias)
     num_tokens, hidden_size = dy.shape
     _check_length("weight", weight, hidden_size)

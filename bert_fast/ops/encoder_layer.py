@@ -164,10 +164,10 @@ def _needed(
     return needed | {"seed", "coords_q"} if is_named else needed
 
 
-_READ_OF_NORM = {"input": ("h", "mean"), "output": ("y",), "device": ("h", "mean", "y"), AGAIN: ("mean", "y")}
+_READ_OF_NORM = {"input": ("h", "mean"), "output": ("y",), "device": ("h", "mean", "y"), AGAIN: ("y",)}
 _READ_OF_ATTENTION_NORM = {
     "input": ("attention_h", "attention_mean"), "output": ("z",), "device": ("attention_h", "attention_mean", "z"),
-    AGAIN: ("attention_mean", "z"),
+    AGAIN: ("z",),
 }  # fmt: skip
 _WITH_A_CHOICE = frozenset((*Saved._fields, *_OF_CALL, "x", "y", "attention_output_bias", "down_bias"))
 _DEVICE_TWICE = ("device", "device")
@@ -181,7 +181,9 @@ _MADE: dict[str, Callable[[EncoderLayer], bool]] = dict.fromkeys(Saved._fields, 
     "q": lambda a: a.keeps and a.rows is not None,
     "kv": lambda a: a.keeps and a.rows is not None,
     "attention_h": lambda a: a.keeps and a.attention_saves not in ("output", AGAIN),
+    "attention_mean": lambda a: a.keeps and a.attention_saves != AGAIN,
     "h": lambda a: a.keeps and a.saves not in ("output", AGAIN),
+    "mean": lambda a: a.keeps and a.saves != AGAIN,
 }
 
 _op = define(

@@ -133,7 +133,7 @@ class Saved(NamedTuple):
     lse: Tensor | None  # [A, M], S
     z: Tensor | None  # [M, H]: the MLP's input
     attention_h: Tensor | None  # [M, H]: LayerNorm's input, None where its output serves or it is computed again
-    attention_mean: Tensor | None  # [M], S
+    attention_mean: Tensor | None  # [M], S, None where attention_h is computed again
     attention_rstd: Tensor | None
     pre: Tensor | None  # [M, I]: the MLP's pre-activation
     h: Tensor | None
