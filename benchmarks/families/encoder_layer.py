@@ -172,5 +172,5 @@ def _computed_again(
     of_names |= dict.fromkeys(("attention_output_bias", "down_bias", "attention_norm_weight"), vector)
     of_names |= dict.fromkeys(("attention_norm_bias", "norm_weight", "norm_bias"), vector)
     kept: dict[str, Any] = dict.fromkeys(Saved._fields) | dict.fromkeys(("out", "z"), hidden) | {"pre": wide}
-    kept |= dict.fromkeys(("attention_mean", "attention_rstd", "mean", "rstd"), numbers)
+    kept |= dict.fromkeys(("attention_rstd", "rstd"), numbers)
     return EncoderLayer(**of_names), Saved(**kept)

@@ -23,7 +23,14 @@ import triton.language as tl
 from torch import Tensor, empty_like
 
 from bert_fast.kernels._activations import activation
-from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs, unit_stride
+from bert_fast.kernels._launch import (
+    architecture,
+    ceil_div,
+    dropout_arguments,
+    persistent_programs,
+    register_limit,
+    unit_stride,
+)
 from bert_fast.kernels._launch_plan import LaunchPlan
 from bert_fast.kernels._math import keep_values, split_seed
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS
@@ -36,6 +43,7 @@ __all__ = ["PROGRAMS", "norm_inputs"]
 # Tensor cores at about half their rate, with what every chip has; it is not what a layer usually waits for.
 _BLOCK_M, _BLOCK_N, _BLOCK_K, _WARPS, _STAGES = 64, 64, 32, 4, 3
 PROGRAMS = 3  # that a multiprocessor holds at once
+_REGISTERS = {"sm_120": 168}  # its compiler spills to make room for a fourth; 168 leave three
 _NOTHING = (None,) * 7
 _VECTOR = tl.constexpr(8)  # neighbouring columns of half precision whose random bits are one draw
 
@@ -109,7 +117,12 @@ def _norm_inputs_kernel(
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(hidden: int, width: int, wide: int, hidden_act: str, drops_attention: bool, drops: bool) -> LaunchPlan:
+def _plan(
+    hidden: int, width: int, wide: int, hidden_act: str, drops_attention: bool, drops: bool, chip: str, converts: bool
+) -> LaunchPlan:
+    # Activations that meet weights as they are loaded stay in registers: products in flight would read them while
+    # Triton 3.6 and 3.7 overwrite them (triton#9433). In one stage each product is waited for.
+    num_stages = 1 if chip == "sm_90" and not converts else _STAGES
     plan = LaunchPlan(
         _norm_inputs_kernel,
         N_COLS=hidden,
@@ -123,7 +136,8 @@ def _plan(hidden: int, width: int, wide: int, hidden_act: str, drops_attention: 
         BLOCK_N=_BLOCK_N,
         BLOCK_K=_BLOCK_K,
         num_warps=_WARPS,
-        num_stages=_STAGES,
+        num_stages=num_stages,
+        **register_limit(_REGISTERS.get(chip, 0), chip),
         enable_fp_fusion=True,  # residual + branch * scale, as in the kernel of LayerNorm
     )
     plan.what = "operator"  # what it writes to is new: parameters can still be rounded together
@@ -167,7 +181,8 @@ def norm_inputs(a: EncoderLayer, s: Saved, wants_attention: bool) -> tuple[Tenso
     )  # fmt: skip
     width = a.attention_output_weight.shape[1]
     num_tiles = ceil_div(num_rows, _BLOCK_M) * ceil_div(hidden, _BLOCK_N)
-    _plan(hidden, width, wide, a.hidden_act, drops_attention, drops)(
+    chip, converts = architecture(z.device), a.down_weight.dtype != z.dtype
+    _plan(hidden, width, wide, a.hidden_act, drops_attention, drops, chip, converts)(
         (persistent_programs(num_tiles, PROGRAMS, z.device),),
         operands,
         (

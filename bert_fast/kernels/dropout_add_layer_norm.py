@@ -17,8 +17,9 @@ Bytes moved per row, with elements of e bytes (the floor, and what the kernels d
     backward  reads dy, y, rstd, coords: 2 H e + 12; writes dx, dresidual: 2 H e (H e without dropout)
     backward, once per program: 12 H bytes of partial sums written, and read again by the second stage
     where backward reads h: forward writes h, H e more; backward reads h in place of y, and mean, 4 more
-Saved: y (the output itself), rstd; or h, mean, rstd; "again" neither h nor mean, which backward is given and takes. `saves` as in the reference; "device", what the op asks for on a
-GPU, is decided by every program from weight and bias, with the same answer. Recomputed: n; the mask, from the seed.
+Saved: y (the output itself), rstd; or h, mean, rstd; with "again" neither h, which backward is given, nor mean, which
+it computes. `saves` as in the reference; "device", what the op asks for on a GPU, is decided by every program from
+weight and bias, with the same answer. Recomputed: n; the mask, from the seed.
 Precision: loads are widened to fp32 at once; statistics, sums and all arithmetic are fp32; outputs round once. Where h
 is stored, statistics are those of h as stored.
 Determinism: no atomics; partial sums are added in a fixed order that depends on T and the device alone.

@@ -22,9 +22,9 @@ What backward reads `n` from is the argument `saves`:
     "device"  one or the other, by `output_suffices`, decided where the tensors are, alike in both passes; h is
               allocated, but holds something only where the output does not suffice. For devices whose weights the host
               cannot look at without waiting, and for graphs, whose allocations may not depend on data.
-    "again"   as "device", but forward returns neither h nor mean: an op that this one is a part of computes h again, from
-              what it keeps for its other parts, and gives it to backward, which takes its mean. Statistics are those of
-              "device".
+    "again"   as "device", but forward returns neither h nor mean: an op that this one is a part of computes h again,
+              from what it keeps for its other parts, and gives it to backward, which computes its mean. Statistics are
+              those of "device".
 
 Source: Ba et al. 2016 (arXiv:1607.06450), section 3; BERT's use of it: Devlin et al. 2019 (arXiv:1810.04805), A.2;
 recovering n from y: DeepSpeed's `normalize_invertible`, NVIDIA apex's `memory_efficient`.
@@ -143,7 +143,8 @@ def dropout_add_layer_norm_bwd(
     """Gradients by name, from what forward saved and the replayed mask.
 
     dy (Tensor [T, H], dtype of y): gradient of y. y: not read, may be None, if saves is "input"; h and mean if it is
-        "output"; mean, if it is "again". Parameters must be those of forward; x, residual, x_bias and eps are not read, may be None.
+        "output"; mean, if it is "again". Parameters must be those of forward; x, residual, x_bias and eps are not
+        read, may be None.
     Returns: x, residual (Tensor [T, H], dtype of dy; the very same tensor when dropout_p is 0); x_bias, weight, bias
         (Tensor [H], dtype of weight).
     """
