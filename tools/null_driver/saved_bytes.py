@@ -48,7 +48,7 @@ def render(saved: list[tuple[str, Tensor]]) -> str:
         "[a driver that runs nothing](null_driver.md); a test compares",
         f"it with a fresh one. The same layer in bf16, as one op: {total / saved[0][1].nbytes:.3f} H elements a token. "
         "Names are those of",
-        "`reference/encoder_layer.py`. Inputs of LayerNorms are not kept "
+        "`reference/encoder_layer.py`. Inputs and means of LayerNorms are not kept "
         "([decision 19](decisions/0019-inputs-of-layer-norms.md)).", "",
         "| what | shape | dtype | MiB |", "| --- | --- | --- | ---: |",
     ]  # fmt: skip
