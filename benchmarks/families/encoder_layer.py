@@ -29,15 +29,17 @@ def cases() -> Iterator[KernelCase]:
 
 
 def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base."""
+    """BERT-base; also with inputs of LayerNorms that backward has to compute again."""
     for dropout_p in (0.0, 0.1):
         yield _case(4096, 128, bert.BASE, torch.bfloat16, dropout_p)
+    yield _case(4096, 128, bert.BASE, torch.bfloat16, 0.1, hides_inputs=True)
 
 
 def small_cases() -> Iterator[KernelCase]:
-    """A few rows."""
+    """A few rows; also with inputs of LayerNorms that backward has to compute again."""
     for dtype in (torch.float32, torch.bfloat16):
         yield _case(36, 12, bert.TINY, dtype, 0.1)
+    yield _case(36, 12, bert.TINY, torch.bfloat16, 0.1, hides_inputs=True)
 
 
 def cpu_cases() -> Iterator[KernelCase]:
@@ -46,18 +48,36 @@ def cpu_cases() -> Iterator[KernelCase]:
     yield _case(1, 1, bert.TINY, torch.float32, 0.0)
 
 
-def _case(num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float) -> KernelCase:
+def _case(
+    num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float, hides_inputs: bool = False
+) -> KernelCase:
     return KernelCase(
-        "encoder_layer", f"{num_tokens // length}x{length}x{size.hidden}", dtype, f"p{dropout_p}",
-        lambda device: make(num_tokens, length, size, dtype, dropout_p, device),
+        "encoder_layer", f"{num_tokens // length}x{length}x{size.hidden}", dtype,
+        f"p{dropout_p}" + (" weight 0" if hides_inputs else ""),
+        lambda device: make(num_tokens, length, size, dtype, dropout_p, device, hides_inputs=hides_inputs),
     )  # fmt: skip
 
 
 def make(
-    num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float, device: torch.device
+    num_tokens: int,
+    length: int,
+    size: bert.Size,
+    dtype: torch.dtype,
+    dropout_p: float,
+    device: torch.device,
+    *,
+    hides_inputs: bool = False,
 ) -> Problem:
-    """[T, H] to [T, H]; eager is what PyTorch's users write, with its fused attention."""
+    """[T, H] to [T, H]; eager is what PyTorch's users write, with its fused attention.
+
+    hides_inputs: a column of both LayerNorms has weight 0, so that their outputs do not give their inputs back.
+    """
     layer = _layer(size, dtype, dropout_p, device)
+    if hides_inputs:
+        with torch.no_grad():
+            for module in layer.modules():
+                if isinstance(module, nn.LayerNorm):
+                    module.weight[0] = 0.0
     packing = Packing.full(num_tokens // length, length, device)
     call = Call(packing, torch.tensor([7], device=device) if dropout_p else None)
     x = bert.normal(num_tokens, size.hidden, dtype=dtype, device=device).requires_grad_()
