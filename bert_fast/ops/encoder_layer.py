@@ -55,8 +55,8 @@ def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
     saves = what_is_saved(x, *of_attention), what_is_saved(x, *of_mlp)
     keeps = torch.is_grad_enabled() and _any_requires_grad(*given[:17])
     # Where backward goes through the whole layer, it keeps all that the LayerNorms' inputs are computed from.
-    is_computed_again = saves == _DEVICE_TWICE and given[17] is None and _computes_again(x.device, x.dtype, backend)
-    if is_computed_again and (not keeps or _any_requires_grad(*given[:7])):
+    has_all = not keeps or (given[17] is None and _any_requires_grad(*given[:7]))
+    if has_all and saves == _DEVICE_TWICE and _computes_again(x.device, x.dtype, backend):
         saves = AGAIN, AGAIN
     if are_plain(_not_parameters(given)) and not _profiler_enabled():
         return _op.around(keeps, *given, *saves, keeps, backend)[0]
