@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,14 +218,24 @@ def test_a_run_learns_and_leaves_a_model_for_search(folder: Path, table: Path, t
         trained.read([{"query": "a", "positive": "b"}])
 
 
-def test_parts_train_the_same_model_bit_for_bit(folder: Path, table: Path, tmp_path: Path) -> None:
-    """All activations at once or those of 48 texts: the texts of a batch are one part either way."""
-    for name, size in (("whole", None), ("parts", 48)):
-        config = BertConfig.from_pretrained(folder)
-        assert config.hidden_dropout_prob == 0.1
+def test_parts_train_the_same_model_bit_for_bit(
+    folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoded again in backward, or with all activations kept; a batch of one part is that of no parts."""
+    assert BertConfig.from_pretrained(folder).hidden_dropout_prob == 0.1
+    calls: list[bool] = []
+
+    def kept(encode: Callable[[], Any], **options: Any) -> Any:
+        calls.append(True)
+        return encode()
+
+    for name, size in (("no parts", None), ("one part", 48), ("again", 20), ("kept", 20)):
+        if name == "kept":
+            monkeypatch.setattr("bert_fast.models.text_embedding.checkpoint", kept)
         run(settings(folder, table, tmp_path / name, negatives=["negative"], epochs=1, part_size=size), quiet=True)
-    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
-    assert weights[0] == weights[1]
+    weights = {path.name: (path / "model" / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
+    assert weights["again"] == weights["kept"] and weights["no parts"] == weights["one part"]
+    assert len(calls) > 5
 
 
 def test_no_text_to_learn_from_is_one_to_judge_by(folder: Path, table: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class EmbedSettings(FinetuneSettings):
     similarity: Literal["cosine", "dot"] = "cosine"  # of vectors, in the loss
     scale: float = 20.0  # of similarities, 1 / temperature
     symmetric: bool = False  # documents look for their queries, too
-    part_size: int | None = None  # texts whose activations are in memory at a time, at a third more work
+    part_size: int | None = None  # texts whose activations are in memory at a time, at up to a third more work
     max_length: int = 128  # tokens of a text; longer ones are cut
 
     def __post_init__(self) -> None:
