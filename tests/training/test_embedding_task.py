@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from bert_fast.data.embedding import EmbeddingSource
 from bert_fast.models import BertForTextEmbedding
 from bert_fast.testing.tolerances import ABSOLUTE
 from bert_fast.training.config import SettingsError
-from bert_fast.training.recipes import run
+from bert_fast.training.recipes import plan_text, run
 from bert_fast.training.recipes.inference import TrainedModel
 from bert_fast.training.recipes.settings import Settings
 from bert_fast.training.retrieval import rankings, retrieval_metrics
@@ -291,6 +292,36 @@ def test_what_is_refused_before_the_first_step(
     with pytest.raises(SettingsError, match=message):
         run(settings(folder, table, tmp_path / "run", **values), quiet=True)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_what_is_said_before_the_first_step(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a run and by what it would do: duplicates, texts that are cut, a batch of one; not where there is no harm."""
+    path = tmp_path / "rows.jsonl"
+    table = [{"query": f"what is {noun}", "positive": f"the {noun} it", "negative": "not it"} for noun in NOUNS[:9]]
+    table[7]["positive"], table[4]["positive"] = table[2]["positive"], "the " * 30
+    path.write_text("".join(json.dumps(row) + "\n" for row in table))
+    values = {"valid_share": None, "batch_size": 8, "epochs": 1}
+    said = [
+        f"{path}: 2 rows share a query or a positive with others, directly or through others, and are no negatives of "
+        f"them; the first: {path}: line 8, of the group of {path}: line 3",
+        f"{path}: 1 texts have more than 16 tokens and are cut; the first: {path}: line 5, column 'positive', "
+        "32 tokens",
+    ]
+    alone = "batches: 1 of 2 in the first epoch have one example, which nothing is compared with; the first: query"
+    planned = plan_text(settings(folder, path, tmp_path / "plan", **values)).splitlines()
+    notes = [line.removeprefix("note").strip() for line in planned if line.startswith("note")]
+    assert notes[:2] == said and len(notes) == 3 and notes[2].startswith(f"{alone} 'what is thing")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(settings(folder, path, tmp_path / "run", **values))
+    assert [str(one.message) for one in caught if one.filename.endswith("runs.py")] == notes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(settings(folder, path, tmp_path / "quiet", **values), quiet=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in table[:3]))
+    for values in ({"batch_size": 3}, {"batch_size": 2, "negatives": ["negative"]}):
+        more = {"valid_share": None, "epochs": 1}
+        assert "note" not in plan_text(settings(folder, path, tmp_path / "plan", **more, **values))
 
 
 def test_rows_say_what_is_found_first() -> None:
