@@ -21,6 +21,7 @@ from bert_fast.demo.saved_bytes import SavedStorage, saved_storages
 
 GOAL = 0.35  # of what the eager layer keeps, at 512 tokens
 PAGE = ROOT / "docs" / "saved_bytes.md"
+OF_GPU = "## On a GPU"  # begins what `tools.null_driver.saved_bytes` writes
 _MIB = 2**20
 
 
@@ -131,7 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
     size = options.shape, options.batch_size, options.length
     lists = layer_lists(*size)
     if options.write:
-        PAGE.write_text(page(lists, *size), encoding="utf-8")
+        _, heading, of_gpu = PAGE.read_text(encoding="utf-8").partition(OF_GPU) if PAGE.exists() else ("", "", "")
+        PAGE.write_text(page(lists, *size) + (f"\n{heading}{of_gpu}" if heading else ""), encoding="utf-8")
     print(render(lists, *size), end="")
     return 0 if share(lists) <= GOAL else 1
 

@@ -224,6 +224,9 @@ def _labels(head: str, config: Any, words: Tensor, keep: Tensor) -> dict[str, Te
 
 def _run(model: Any, inputs: dict[str, Any], is_training: bool, autocast_dtype: torch.dtype | None) -> None:
     """Forward, in training backward too; what they compute is forgotten."""
+    if not is_training and "labels" in inputs and getattr(model.config, "is_decoder", False):
+        # Without labels it fills a cache, and a layer that does runs op by op.
+        _run(model, {name: t for name, t in inputs.items() if name != "labels"}, False, autocast_dtype)
     if not is_training and inputs["input_ids"].numel() > _MANY_SCORES and _takes(model, "output_logits"):
         inputs["output_logits"] = False  # of the vocabulary, for each token: nobody keeps as many
     device_type = inputs["input_ids"].device.type

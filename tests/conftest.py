@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bert_fast.env import SETTINGS
+from bert_fast.testing.interpreter import spare_repetition
 
 with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
@@ -30,6 +31,8 @@ def pytest_configure() -> None:
     with contextlib.suppress(ValueError):  # not in the main thread
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+    if SETTINGS.triton_interpret:
+        spare_repetition()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,15 +21,19 @@ Without arguments all run but the last three.
     gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
 
 After cpp, python and interpreter, `python -m tools.suite_counts compare` fails if fewer tests ran than are on record.
-Every check runs even when an earlier one failed; the exit status is 1 if any did.
+Every check runs even when an earlier one failed; the exit status is 1 if any did. Commands of one core run two at a
+time, each with its output in one piece when it ends.
 """
 
 import argparse
+import io
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +51,7 @@ SANITIZED_TESTS = ("ops", "aten", "tokenization")
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
+OUTPUT = threading.Lock()
 WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}  # two processes share two cores
 
 # Set by a user for other runs; here they would change what is tested.
@@ -69,43 +74,38 @@ def lint() -> list[Outcome]:
     folders = (ROOT / "csrc", ROOT / "tools")
     cpp_files = sorted(str(p) for one in folders for p in one.rglob("*") if p.suffix in {".c", ".cpp", ".h"})
     commands = {
+        "mypy": [sys.executable, "-m", "mypy"],
         "ruff check": [_tool("ruff"), "check"],
         "ruff format": [_tool("ruff"), "format", "--check"],
-        "mypy": [sys.executable, "-m", "mypy"],
         "clang-format": [_tool("clang-format"), "--dry-run", "-Werror", *cpp_files],
         "documentation": [sys.executable, "tools/build_docs.py", "--check"],
     }
-    return [_run(name, command) for name, command in commands.items()]
+    return _run_together(*({name: command} for name, command in commands.items()))
 
 
 def cpp() -> list[Outcome]:
-    write_texts = [sys.executable, "-m", "tests.tokenization.fuzz_file", "write", str(FUZZ_FILE)]
-    identity = "wordpiece_identity"
     REPORT_DIR.mkdir(parents=True, exist_ok=True)
-    return [
-        *_run_until_failure(
-            {
-                "C++ configure": _configure(SANITIZE_DIR, "address", *CPP_TESTS),
-                "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
-                "C++ tests": [*_ctest(SANITIZE_DIR), "--output-junit", str(REPORT_DIR / "cpp.xml")],
-                "C++ counts": _counts("cpp"),
-            }
-        ),
-        *_run_until_failure(
-            {
-                "threads configure": _configure(THREAD_DIR, "thread", *CPP_TESTS),
-                "threads build": [_tool("cmake"), "--build", str(THREAD_DIR), "-j", str(JOBS), "-t", *THREAD_TESTS],
-                "threads tests": [*_ctest(THREAD_DIR), "-R", f"^({'|'.join(THREAD_TESTS)})$"],
-            }
-        ),
-        *_run_until_failure(
-            {
-                "texts write": write_texts,
-                "texts address": [str(SANITIZE_DIR / identity), str(FUZZ_FILE)],
-                "texts threads": [str(THREAD_DIR / identity), str(FUZZ_FILE), *NOT_FOR_THREADS],
-            }
-        ),
-    ]
+    outcomes = _run_together(
+        {
+            "C++ configure": _configure(SANITIZE_DIR, "address", *CPP_TESTS),
+            "C++ build": [_tool("cmake"), "--build", str(SANITIZE_DIR), "-j", str(JOBS)],
+            "C++ tests": [*_ctest(SANITIZE_DIR), "--output-junit", str(REPORT_DIR / "cpp.xml")],
+            "C++ counts": _counts("cpp"),
+        },
+        {"texts write": [sys.executable, "-m", "tests.tokenization.fuzz_file", "write", str(FUZZ_FILE)]},
+        {
+            "threads configure": _configure(THREAD_DIR, "thread", *CPP_TESTS),
+            "threads build": [_tool("cmake"), "--build", str(THREAD_DIR), "-j", str(JOBS), "-t", *THREAD_TESTS],
+            "threads tests": [*_ctest(THREAD_DIR), "-R", f"^({'|'.join(THREAD_TESTS)})$"],
+        },
+    )
+    succeeded = {outcome.name for outcome in outcomes if outcome.status == 0}
+    identity = "wordpiece_identity"
+    texts = {
+        "C++ build": {"texts address": [str(SANITIZE_DIR / identity), str(FUZZ_FILE)]},
+        "threads build": {"texts threads": [str(THREAD_DIR / identity), str(FUZZ_FILE), *NOT_FOR_THREADS]},
+    }
+    return outcomes + _run_together(*(row for build, row in texts.items() if {"texts write", build} <= succeeded))
 
 
 def _configure(folder: Path, sanitizer: str, *options: str) -> list[str]:
@@ -128,10 +128,20 @@ def _ctest(folder: Path) -> list[str]:
     return [_tool("ctest"), "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-j", str(JOBS)]
 
 
-def _run_until_failure(commands: dict[str, list[str]], environment: dict[str, str] | None = None) -> list[Outcome]:
+def _run_together(*rows: dict[str, list[str]]) -> list[Outcome]:
+    """Rows of commands side by side, as many as there are cores, each until one fails; outcomes in the order given."""
+    with ThreadPoolExecutor(JOBS) as cores:
+        return [
+            outcome for done in cores.map(lambda row: _run_until_failure(row, whole=True), rows) for outcome in done
+        ]
+
+
+def _run_until_failure(
+    commands: dict[str, list[str]], environment: dict[str, str] | None = None, *, whole: bool = False
+) -> list[Outcome]:
     outcomes = []
     for name, command in commands.items():
-        outcomes.append(_run(name, command, environment))
+        outcomes.append(_run(name, command, environment, whole=whole))
         if outcomes[-1].status != 0:
             break
     return outcomes
@@ -229,19 +239,25 @@ def _tool(name: str) -> str:
     return found
 
 
-def _run(name: str, command: list[str], environment: dict[str, str] | None = None) -> Outcome:
-    """Runs a command at the project's root, its output shown as it comes."""
+def _run(name: str, command: list[str], environment: dict[str, str] | None = None, *, whole: bool = False) -> Outcome:
+    """Runs a command at the project's root, its output shown as it comes or, where others run beside it, at its end."""
     shown = command if len(command) <= 12 else [*command[:12], "..."]
-    print(f"\n== {name}: {' '.join(shown)}", flush=True)
     env = {key: value for key, value in os.environ.items() if key not in CLEARED_VARIABLES} | (environment or {})
+    output = io.BytesIO() if whole else sys.stdout.buffer
+    output.write(f"\n== {name}: {' '.join(shown)}\n".encode())
+    output.flush()
     start = time.monotonic()
     last_line = b""
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         while chunk := process.stdout.read1():  # by what is there, not by line: pytest's dots appear at once
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+            output.write(chunk)
+            output.flush()
             last_line = (last_line + chunk)[-4096:]
+    if isinstance(output, io.BytesIO):
+        with OUTPUT:
+            sys.stdout.buffer.write(output.getvalue())
+            sys.stdout.buffer.flush()
     lines = last_line.decode(errors="replace").strip().splitlines()
     return Outcome(name, process.returncode, time.monotonic() - start, lines[-1].strip("= ") if lines else "")
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
-from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
+from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm
 
 __all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
 
@@ -120,13 +120,16 @@ def aot_cases() -> Iterator[AotCase]:
 
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     # Parameters are mostly in fp32, as under autocast.
-    shapes = [(h, dtype, fp32) for h in (384, 768, 1024) for dtype in (fp32, fp16, bf16)]
-    shapes += [(768, bf16, bf16)]
-    shapes += [(h, dtype, fp32) for h in (2048, 4096, 8192) for dtype in (fp32, bf16)]
+    shapes = [(h, dtype, fp32, "device") for h in (384, 768, 1024) for dtype in (fp32, fp16, bf16)]
+    shapes += [(768, bf16, bf16, "device")]
+    shapes += [(h, dtype, fp32, "device") for h in (2048, 4096, 8192) for dtype in (fp32, bf16)]
+    # As a whole layer launches them.
+    shapes += [(h, dtype, fp32, AGAIN) for h in (384, 768, 1024) for dtype in (fp16, bf16)]
+    shapes += [(768, bf16, bf16, AGAIN)]
     num_tokens = 64
     seed = torch.zeros(1, dtype=torch.int64)
     coords = torch.zeros(num_tokens, 2, dtype=torch.int32)
-    for hidden_size, dtype, parameter_dtype in shapes:
+    for hidden_size, dtype, parameter_dtype, saves in shapes:
         config = family.launch_config(hidden_size, dtype)
         for p in (0.0, 0.1):
 
@@ -135,14 +138,18 @@ def aot_cases() -> Iterator[AotCase]:
                 dtype: torch.dtype = dtype,
                 parameters: torch.dtype = parameter_dtype,
                 p: float = p,
+                saves: str = saves,
             ) -> None:
                 x, weight = torch.zeros(num_tokens, h, dtype=dtype), torch.zeros(h, dtype=parameters)
                 masks = (p, seed, coords, 1) if p else (p, None, None, 1)
-                a = DropoutAddLayerNorm(x, x, weight, weight, weight, EPS, *masks, "device")
-                family.dropout_add_layer_norm_bwd(a, x, *family.dropout_add_layer_norm_fwd(a))
+                a = DropoutAddLayerNorm(x, x, weight, weight, weight, EPS, *masks, saves)
+                y, h_kept, mean, rstd = family.dropout_add_layer_norm_fwd(a)
+                family.dropout_add_layer_norm_bwd(a, x, y, x if saves == AGAIN else h_kept, mean, rstd)
 
             yield AotCase(
-                f"H={hidden_size} {dtype_name(dtype)}" + (" parameters bf16" if parameter_dtype == bf16 else ""),
+                f"H={hidden_size} {dtype_name(dtype)}"
+                + (" parameters bf16" if parameter_dtype == bf16 else "")
+                + (" in a layer" if saves == AGAIN else ""),
                 p > 0,
                 launch,
                 {

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from bert_fast.aten._native import dropout_arguments, routines
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
-from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm, output_suffices
+from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm, output_suffices
 
 __all__ = ["dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd"]
 
 
-def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""
     x, residual, x_bias, weight, bias, eps, dropout_p, seed, coords, site, saves = a
     chosen = _choose(saves, weight, bias, x.dtype)
@@ -20,7 +20,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
         x, residual, weight, bias = x.contiguous(), residual.contiguous(), weight.contiguous(), bias.contiguous()
         x_bias = None if x_bias is None else x_bias.contiguous()
         coords = None if coords is None else coords.contiguous()
-        y, h = torch.empty_like(x), None if saves == "output" else torch.empty_like(x)
+        y, h = torch.empty_like(x), None if saves in ("output", AGAIN) else torch.empty_like(x)
         mean, rstd = x.new_empty(num_tokens), x.new_empty(num_tokens)
         key, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         lib.dropout_add_layer_norm_fwd(
@@ -29,7 +29,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
             rstd.data_ptr(), num_tokens, hidden_size, eps, 0 if coords is None else coords.data_ptr(), key, site,
             threshold, scale, torch.get_num_threads(),
         )  # fmt: skip
-        return y, h, mean, rstd
+        return y, h, None if saves == AGAIN else mean, rstd
     if x_bias is not None:
         x = (x + x_bias).to(x.dtype)  # parameters may be fp32 beside half-precision activations
     if dropout_p > 0.0 and num_tokens:
@@ -37,8 +37,12 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
     # A sum that is not kept need not be rounded either.
     h = residual + x if chosen == "input" else _wide(residual) + x
     y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
-    if chosen == "output":
-        h = None if saves == "output" else x.new_empty(x.shape)
+    if saves == AGAIN:
+        return y.to(x.dtype), None, None, rstd.squeeze(-1)
+    if saves == "output":
+        h = None
+    elif chosen == "output":
+        h = x.new_empty(x.shape)
     return y.to(x.dtype), h, mean.squeeze(-1), rstd.squeeze(-1)
 
 
@@ -50,6 +54,8 @@ def dropout_add_layer_norm_bwd(
     from_output = _choose(saves, weight, bias, dy.dtype) == "output"
     kept = y if from_output else h
     assert kept is not None
+    if mean is None and not from_output:
+        mean = _wide(kept).mean(1)
     lib = routines(dy, kept, rstd, weight, bias)
     num_tokens, hidden_size = dy.shape
     _check_length("weight", weight, hidden_size)
@@ -107,8 +113,8 @@ def _layer_norm_backward(
 
 
 def _choose(saves: str, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> str:
-    """Either "input" or "output". On a GPU, where looking would mean waiting, "device" always keeps h."""
-    if saves != "device":
+    """Either "input" or "output". On a GPU, where looking would mean waiting, n is always from h."""
+    if saves not in ("device", AGAIN):
         return saves
     return "output" if weight.device.type == "cpu" and output_suffices(weight, bias, dtype) else "input"
 

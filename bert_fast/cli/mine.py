@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus", nargs="+", default=[], metavar="FILE", help="further texts, as embed takes them; held in memory"
     )
     parser.add_argument(
+        "--index",
+        metavar="PATH",
+        help="what embed wrote of the files of --corpus, in their order: they are not embedded again",
+    )
+    parser.add_argument(
         "--format", choices=["auto", *FORMATS], default="auto", help="of --corpus; default: by the ending of each name"
     )
     parser.add_argument("--field", default="text", metavar="NAME", help="of --corpus; default: %(default)s")
@@ -96,11 +101,17 @@ def _mined(arguments: argparse.Namespace) -> "Mined":
     from bert_fast.training.recipes.embedding import Embedder
     from bert_fast.training.recipes.mining import Limits, mine, read_corpus
     from bert_fast.training.recipes.reranking import CrossEncoder
+    from bert_fast.training.recipes.search import Index
 
     if Path(arguments.output).suffix not in (".jsonl", ".ndjson"):
         raise ValueError(f"--output: expected a name that ends in .jsonl, got {arguments.output}")
     limits = Limits(arguments.first, arguments.depth, arguments.margin, arguments.relative_margin, arguments.max_score)
     limits.looked_at(arguments.count)
+    index = None
+    if arguments.index is not None:
+        if not arguments.corpus:
+            raise ValueError("--index: expected --corpus beside it, the texts that were embedded, got none")
+        index = Index(arguments.index)
     how = {
         "device": find_device(arguments.device),
         "dtype": {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[arguments.precision],
@@ -110,9 +121,17 @@ def _mined(arguments: argparse.Namespace) -> "Mined":
     teacher = None
     if arguments.teacher is not None:
         teacher = loaded(lambda: CrossEncoder.from_pretrained(arguments.teacher, **how))
-    corpus = read_corpus(arguments.corpus, arguments.format, arguments.field) if arguments.corpus else []
+    if index is not None:
+        index.check_model(embedder)  # before files are read
+        if index.info is None:
+            note = f"{arguments.index}.json is not there: whether the vectors are of this model is not known"
+            print(printable(f"bert-fast mine: {note}; queries are embedded as its files say"), file=sys.stderr)
+    corpus = []
+    if arguments.corpus:
+        errors = "strict" if index is None else "replace"  # embed has judged them
+        corpus = read_corpus(arguments.corpus, arguments.format, arguments.field, errors)
     return mine(
-        embedder, arguments.rows, corpus, count=arguments.count, limits=limits, query=arguments.query,
+        embedder, arguments.rows, corpus, index=index, count=arguments.count, limits=limits, query=arguments.query,
         positive=arguments.positive, teacher=teacher,
     )  # fmt: skip
 

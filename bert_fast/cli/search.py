@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -109,15 +108,10 @@ class _Search:
         """The model, seen to be that of the index; it treats queries as the texts were treated."""
         from bert_fast.training.recipes.embedding import Embedder
 
-        arguments, info = self._arguments, self._index.info
-        embedder = Embedder.from_pretrained(
-            arguments.model, device=device, dtype=dtype, batch_tokens=arguments.batch_tokens
+        arguments = self._arguments
+        return self._index.fitted(
+            Embedder.from_pretrained(arguments.model, device=device, dtype=dtype, batch_tokens=arguments.batch_tokens)
         )
-        self._index.check_model(embedder)
-        if info is None:
-            return embedder
-        pooling: Any = info.pooling  # checked by Embedder
-        return replace(embedder, pooling=pooling, normalize=info.normalize, max_length=info.max_length)
 
     def _load_reranker(self, device: Any, dtype: Any) -> "CrossEncoder":
         from bert_fast.training.recipes.reranking import CrossEncoder

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -54,6 +54,7 @@ class EmbeddingSource:
         sequences: the texts of example 0, of example 1, ...: n * C sequences.
         groups (int64 [n, C]): of every text, from 0; a negative that is nobody's positive has one of its own.
         scores (fp32 [n] or None): of query and positive, or by how much the positive is above the negative.
+        notes: what was done about rows that share a text, and texts that are too long, with the first one's place.
     """
 
     tokenizer: BertTokenizer
@@ -61,6 +62,7 @@ class EmbeddingSource:
     sequences: Sequences
     groups: np.ndarray
     scores: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -112,7 +114,10 @@ class EmbeddingSource:
                     raise SourceError(f"{table.place(row)}: column {column!r}: expected a negative, got the positive")
         flat = [text for row in zip(*texts, strict=True) for text in row]
         sequences = Sequences.cached(cache_dir, tokenizer, flat, None, max_length)
-        return cls(tokenizer, texts, sequences, text_groups(texts), _scores(table, score, loss))
+        too_long = () if max_length is None else _too_long(tokenizer, table, columns, flat, sequences, max_length)
+        groups = text_groups(texts)
+        notes = (*(_shared(table, groups) if loss == "in_batch" else ()), *too_long)
+        return cls(tokenizer, texts, sequences, groups, _scores(table, score, loss), notes)
 
     @property
     def num_texts(self) -> int:
@@ -173,6 +178,34 @@ def _texts(table: Table, column: str) -> list[str]:
         if not text.strip():
             raise SourceError(f"{table.place(row)}: column {column!r}: expected a text, got {text!r}")
     return texts
+
+
+def _shared(table: Table, groups: np.ndarray) -> Iterator[str]:
+    """Says that rows belong together, and which are the first."""
+    _, first, of_row, count = np.unique(groups[:, 0], return_index=True, return_inverse=True, return_counts=True)
+    together = np.flatnonzero(count[of_row] > 1)
+    if len(together):
+        row = next(row for row in together.tolist() if first[of_row[row]] != row)
+        yield (
+            f"{table.name}: {len(together):,} rows share a query or a positive with others, directly or through "
+            f"others, and are no negatives of them; the first: {table.place(row)}, of the group of "
+            f"{table.place(int(first[of_row[row]]))}"
+        )
+
+
+def _too_long(
+    tokenizer: BertTokenizer, table: Table, columns: list[str], flat: list[str], sequences: Sequences, max_length: int
+) -> Iterator[str]:
+    """Says that texts were cut, and which is the first. Those that came out as long as may be are counted again."""
+    full = np.flatnonzero(np.diff(sequences.boundaries) >= max_length)
+    lengths = np.diff(tokenizer.encode_ragged([flat[place] for place in full]).cu_seqlens)
+    longer = np.flatnonzero(lengths > max_length)
+    if len(longer):
+        row, column = divmod(int(full[longer[0]]), len(columns))
+        yield (
+            f"{table.name}: {len(longer):,} texts have more than {max_length} tokens and are cut; the first: "
+            f"{table.place(row)}, column {columns[column]!r}, {lengths[longer[0]]:,} tokens"
+        )
 
 
 def _scores(table: Table, column: str | None, loss: str) -> np.ndarray | None:

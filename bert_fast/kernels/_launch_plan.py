@@ -68,6 +68,9 @@ class LaunchPlan:
     descriptors, None for the others. constants: its `tl.constexpr` arguments and the options of the launch.
     """
 
+    # For tapes: a "launch" may write to whatever it is given; to an "operator" all that is older is to be read.
+    what = "launch"
+
     def __init__(self, kernel: Any, windows: tuple[Window, ...] = (), **constants: Any) -> None:
         self._kernel = kernel
         self._windows = windows

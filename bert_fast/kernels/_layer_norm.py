@@ -9,7 +9,13 @@ import triton.language as tl
 
 from bert_fast.kernels._math import add_pairs
 
-__all__ = ["layer_norm_backward", "normalise", "store_of_rows"]
+__all__ = ["layer_norm_backward", "mean_of_rows", "normalise", "store_of_rows"]
+
+
+@triton.jit
+def mean_of_rows(h, N_COLS: tl.constexpr):
+    """[1, ROWS, 1]: the means of rows h, which are 0 behind the last column."""
+    return tl.sum(tl.sum(h, 0, keep_dims=True), 2, keep_dims=True) / N_COLS
 
 
 @triton.jit
@@ -19,7 +25,7 @@ def normalise(h, mask_col, eps, N_COLS: tl.constexpr):
     h must be 0 outside mask_col (bool [CHUNKS, 1, CHUNK_COLS]); so is h - mean there.
     """
     # Two passes over registers: E[h^2] - E[h]^2 would cancel where the mean is large.
-    mean = tl.sum(tl.sum(h, 0, keep_dims=True), 2, keep_dims=True) / N_COLS
+    mean = mean_of_rows(h, N_COLS)
     centred = tl.where(mask_col, h - mean, 0.0)
     variance = tl.sum(tl.sum(centred * centred, 0, keep_dims=True), 2, keep_dims=True) / N_COLS
     return centred, mean, tl.rsqrt(variance + eps)

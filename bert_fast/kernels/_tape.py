@@ -21,42 +21,26 @@ are looked at.
 
 import functools
 import operator
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.kernels import _launch_plan
+from bert_fast.kernels._tape_recorder import Number, Recorder, Tape
+from bert_fast.remembered import Remembered
 
 __all__ = ["Taped"]
 
 _ALIGNMENT = 16  # bytes; what launchers and Triton choose by
-_kind_of = operator.attrgetter("dtype", "shape")
+_form_of = operator.attrgetter("dtype", "shape")
+_is_none = functools.partial(operator.is_, None)
 _MAX_TAPES = 256
 _SIGHTS = 24  # calls of a kind that run as they stand before one is noted
 _IDLE, _PROBES = 256, 16  # after so many calls without a replay one of so many is looked at
-_aten = torch.ops.aten
-_TO_COPY = _aten._to_copy.default
-_EMPTY = {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default}
-# What costs less to call than PyTorch's overloads, with the same arguments.
-_CALLS: dict[Any, Callable[..., Any]] = {
-    _aten.mm.default: torch.mm, _aten.addmm.default: torch.addmm, _aten.t.default: Tensor.t,
-    _aten.view.default: Tensor.view, _aten.add_.Tensor: Tensor.add_,
-}  # fmt: skip
-# What depends on values, or on more than its arguments.
-_NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
-
-Slots = list[Any]
-_Step = Callable[[Slots, tuple[int, ...]], None]
-
-
-class _Number(int):
-    """A number that another call may have another value of."""
-
-    place: int
+_Group = tuple[Tensor | None, ...]
 
 
 class Taped:
@@ -64,31 +48,50 @@ class Taped:
 
     function: takes the values one by one and returns a tuple of tensors and None, or a dictionary of tensors. It asks
     the device by PyTorch's operators and launch plans alone. slots: places of numbers that only launches are given.
-    settings: what else the function looks at.
+    settings: what else the function looks at. lasting: places of tensors that come again and again, as parameters do.
+    helpers: of these, the tensors that the function will find by itself.
     """
 
     def __init__(
-        self, function: Callable[..., Any], slots: Sequence[int] = (), settings: Callable[[], tuple[Any, ...]] = tuple
+        self,
+        function: Callable[..., Any],
+        slots: Sequence[int] = (),
+        settings: Callable[[], tuple[Any, ...]] = tuple,
+        *,
+        lasting: slice = slice(0, 0),
+        helpers: Callable[[_Group], _Group] = lambda group: (),
     ) -> None:
         self._function, self._settings = function, settings
-        self._slots = tuple(slots)
+        self._slots, self._lasting, self._helpers = tuple(slots), lasting, helpers
+        self._num_lasting = lasting.stop - lasting.start
         # How often a kind of call was seen, then its tape; None for those that cannot be replayed.
-        self._tapes: dict[Any, _Tape | int | None] = {}
+        self._tapes: dict[Any, Tape | int | None] = {}
         self._idle = 0  # calls since the last one that was replayed
+        self._kinds: dict[tuple[Any, ...], int] = {}  # of lasting tensors, numbered
+        self._look_at = Remembered(self._look, by_address=True)
 
-    def __call__(self, values: tuple[Any, ...], helpers: tuple[Tensor | None, ...] = ()) -> Any:
-        """What the function returns. helpers: tensors that it will find by itself."""
+    def __call__(self, values: tuple[Any, ...]) -> Any:
+        """What the function returns."""
         self._idle += 1
         if (self._idle > _IDLE and self._idle % _PROBES) or _launch_plan.is_watched():
             return self._function(*values)
-        inputs = [one for one in (*values, *helpers) if isinstance(one, Tensor)]
+        lasting, others = values[self._lasting], [*values]
+        others[self._lasting] = ()
+        kind, references = self._look_at(lasting)
+        helpers = [one if one is None else one() for one in references]
+        if torch.is_grad_enabled() or [*map(_is_none, helpers)] != [*map(_is_none, references)]:
+            helpers = [*self._helpers(lasting)]
+        tensors = [one for one in others if isinstance(one, Tensor)]
+        inputs = [one for one in (*tensors, *lasting, *helpers) if one is not None]
         device = inputs[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):  # prepared launches leave it as it is
-                return self(values, helpers)
-        key = self._key(values, inputs, helpers)
+                return self(values)
+        if not {*map(id, tensors)}.isdisjoint(map(id, (*lasting, *helpers))):
+            return self._function(*values)
+        key = self._key(kind, others, tensors, helpers, device)
         tape = self._tapes.get(key, 0)
-        if type(tape) is _Tape:
+        if type(tape) is Tape:
             self._idle = 0
             return tape.run(inputs, tuple([values[place] for place in self._slots]))
         if type(tape) is not int or tape < _SIGHTS:
@@ -100,10 +103,10 @@ class Taped:
         self._tapes[key] = None  # for good, if it raises
         marked = list(values)
         for index, place in enumerate(self._slots):
-            marked[place] = _Number(values[place])
+            marked[place] = Number(values[place])
             marked[place].place = index
         try:
-            with _Recorder(inputs) as recorder:
+            with Recorder(inputs) as recorder:
                 made = self._function(*marked)
         except torch.OutOfMemoryError:  # with a smaller model or batch beside it, there may be enough
             self._tapes[key] = tape
@@ -111,340 +114,31 @@ class Taped:
         self._tapes[key] = recorder.tape(made)
         return made
 
-    def _key(self, values: tuple[Any, ...], inputs: list[Tensor], helpers: tuple[Tensor | None, ...]) -> Any:
-        first: dict[int, int] = {}
-        which = [first.setdefault(id(one), place) for place, one in enumerate(inputs)]
-        rest = [None if isinstance(one, Tensor) else one for one in values]  # a key keeps no memory
+    def _key(
+        self, kind: int, others: list[Any], tensors: list[Tensor], helpers: list[Tensor | None], device: int
+    ) -> tuple[Any, ...]:
+        rest = [Tensor if isinstance(one, Tensor) else one for one in others]  # a key keeps no memory
         for place in self._slots:
-            rest[place] = None
-        addresses = [*map(Tensor.data_ptr, inputs)]
-        if functools.reduce(operator.or_, addresses) % _ALIGNMENT:
-            rest += [address % _ALIGNMENT for address in addresses]
+            rest[place if place < self._lasting.start else place - self._num_lasting] = None
         return (
-            *which, *map(_kind_of, inputs), *map(Tensor.stride, inputs), *rest, *[one is None for one in helpers],
-            inputs[0].get_device(), torch.is_inference_mode_enabled(), *self._settings(),
+            kind, *rest, *_kind_of(tensors), *[one is None for one in helpers], device,
+            torch.is_inference_mode_enabled(), *self._settings(),
         )  # fmt: skip
 
-
-class _Tape:
-    """Steps on slots: the inputs come first, then what steps make."""
-
-    def __init__(self, steps: list[tuple[_Step, tuple[int, ...]]], num_made: int, outputs: Any) -> None:
-        self._steps = steps
-        self._room = [None] * num_made
-        self._outputs = outputs  # slots, -1 for None, in a tuple or a dictionary
-
-    def run(self, inputs: list[Tensor], numbers: tuple[int, ...]) -> Any:
-        slots: Slots = [*inputs, *self._room]
-        for step, last_used in self._steps:
-            step(slots, numbers)
-            for slot in last_used:
-                slots[slot] = None
-        if isinstance(self._outputs, dict):
-            return {name: slots[slot] for name, slot in self._outputs.items()}
-        return tuple([None if slot < 0 else slots[slot] for slot in self._outputs])
+    def _look(self, lasting: _Group) -> tuple[int, list[Any]]:
+        """A number that is the same for all that are alike, and weak references to their helpers."""
+        kind = (*[one is None for one in lasting], *_kind_of([one for one in lasting if one is not None]))
+        references = [None if one is None else weakref.ref(one) for one in self._helpers(lasting)]
+        return self._kinds.setdefault(kind, len(self._kinds)), references
 
 
-class _Noted:
-    """A step while it is noted: which slots it reads and makes."""
-
-    def __init__(self, run: _Step, reads: list[int], makes: list[int], what: str = "operator") -> None:
-        """what: "operator", "mutation" (of what it reads), "view", "memory", "cast" (by itself) or "launch"."""
-        self.run, self.reads, self.makes, self.what = run, reads, makes, what
-
-
-class _Recorder(TorchDispatchMode):
-    """Notes all that one thread asks of the device."""
-
-    def __init__(self, inputs: list[Tensor]) -> None:
-        super().__init__()
-        self._alive: list[Tensor] = []  # so that no other tensor gets the name of one of these
-        self._slots: dict[int, int] = {}
-        self._base: list[tuple[int, int]] = []  # of every slot: the slot whose memory it is in, and bytes from there
-        self._steps: list[_Noted] = []
-        self._is_spoilt = self._is_paused = False
-        for one in inputs:
-            self._new_slot(one)
-        self._num_inputs = len(self._base)
-
-    def _new_slot(self, tensor: Tensor, base: int | None = None) -> int:
-        slot = len(self._base)
-        self._alive.append(tensor)
-        self._slots.setdefault(id(tensor), slot)
-        if base is None:
-            self._base.append((slot, 0))
-        else:
-            root, offset = self._base[base]
-            self._base.append((root, offset + tensor.data_ptr() - self._alive[base].data_ptr()))
-        return slot
-
-    def _slot_of(self, tensor: Tensor) -> int:
-        slot = self._slots.get(id(tensor))
-        if slot is None:  # from elsewhere: another call would have to find it again
-            self._is_spoilt = True
-            return 0
-        return slot
-
-    def __enter__(self) -> "_Recorder":
-        _launch_plan.recorders[threading.get_ident()] = self
-        return super().__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        _launch_plan.recorders.pop(threading.get_ident(), None)
-        super().__exit__(*exception)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        if self._is_paused:
-            return made
-        if not _NEVER.isdisjoint(func.tags):
-            self._is_spoilt = True
-        if not self._is_spoilt:
-            self._note_operator(func, args, kwargs, made)
-        return made
-
-    def _note_operator(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
-        if func in _EMPTY and made.is_contiguous():
-            slot = self._new_slot(made)
-            self._steps.append(_Noted(_empty(slot, made), [], [slot], "memory"))
-            return
-        if any(isinstance(one, Tensor) for one in kwargs.values() if one is not kwargs.get("out")):
-            self._is_spoilt = True
-            return
-        reads: list[int] = []
-
-        def pattern(value: Any) -> tuple[int, Any]:
-            """0 and a constant, 1 and a slot, 2 and a list of slots."""
-            if isinstance(value, Tensor):
-                reads.append(self._slot_of(value))
-                return 1, reads[-1]
-            if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
-                slots = [self._slot_of(one) for one in value if isinstance(one, Tensor)]
-                if len(slots) < len(value):
-                    self._is_spoilt = True
-                reads.extend(slots)
-                return 2, slots
-            return 0, value
-
-        patterns = [pattern(one) for one in args]
-        of_kwargs = {name: pattern(one) for name, one in kwargs.items()}
-        outputs = [made] if isinstance(made, Tensor) else list(made) if isinstance(made, tuple | list) else [None]
-        if self._is_spoilt or not all(isinstance(one, Tensor) for one in outputs):
-            self._is_spoilt = True
-            return
-        is_view = func.is_view
-        makes = []
-        for one in outputs:
-            known = self._slots.get(id(one))
-            makes.append(self._new_slot(one, reads[0] if is_view else None) if known is None else known)
-        if is_view and len(outputs) == 1 and _are_alike(made, self._alive[reads[0]]):
-            self._slots[id(made)] = reads[0]
-            return
-        step = _operator(_CALLS.get(func, func), patterns, of_kwargs, makes, isinstance(made, Tensor))
-        what = "view" if is_view else "mutation" if func._schema.is_mutable else "operator"
-        if func is _TO_COPY and of_kwargs.keys() == {"dtype"} and made.is_contiguous():
-            what = "cast"
-        self._steps.append(_Noted(step, reads, makes, what))
-
-    def note_launch(
-        self, plan: Any, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
-    ) -> None:
-        """Makes a launch, and notes it. numbers: some perhaps of the class that `Taped` marks slots with."""
-        marked = [(index, one.place) for index, one in enumerate(numbers) if type(one) is _Number]
-        plain = tuple([int(one) if type(one) is _Number else one for one in numbers])
-        self._is_paused = True  # the interpreter has tensors of its own
-        del _launch_plan.recorders[threading.get_ident()]
-        plan(grid, operands, plain)
-        _launch_plan.recorders[threading.get_ident()] = self
-        self._is_paused = False
-        places = [None if one is None else self._slot_of(one) for one in operands]
-        if self._is_spoilt:
-            return
-        ready = plan.ready(operands, plain)
-        if ready is None:  # by Triton, or in the interpreter
-            reads = [slot for slot in places if slot is not None]
-            self._steps.append(_Noted(_launch_of_tensors(plan, grid, places, plain, marked), reads, [], "launch"))
-            return
-        windows = [places[place] for place, _, _ in ready.windows]
-        at = [None if slot is None else (slot, 0) if slot in windows else self._base[slot] for slot in places]
-        reads = [one[0] for one in at if one is not None]
-        self._steps.append(_Noted(_launch_of_addresses(ready, grid, at, plain, marked), reads, [], "launch"))
-
-    def spoil(self) -> None:
-        """Something was done that a tape cannot do again."""
-        self._is_spoilt = True
-
-    def tape(self, made: Any) -> "_Tape | None":
-        """The tape of a call that returned this; None if it cannot be replayed."""
-        returned = made.values() if isinstance(made, dict) else made
-        outputs = [-1 if one is None else self._slot_of(one) for one in returned]
-        if self._is_spoilt:
-            return None
-        self._cast_together()
-        # Memory like that of a tensor that stays is had for less.
-        stays = {slot for slot in outputs if slot >= 0}.union(range(self._num_inputs))
-        like: dict[Any, int] = {}
-        for slot in range(self._num_inputs):
-            self._offer(like, slot)
-        for step in self._steps:
-            if step.what == "memory":
-                (slot,) = step.makes
-                model = like.get(_form_of(self._alive[slot]))
-                if model is not None:
-                    step.run, step.reads = _empty_like(slot, model), [model]
-            for slot in step.makes:
-                if slot in stays:
-                    self._offer(like, slot)
-        # Backwards: a view that nobody reads is left out, and what is read for the last time goes.
-        needed = {slot for slot in outputs if slot >= 0}
-        steps: list[tuple[_Step, tuple[int, ...]]] = []
-        for step in reversed(self._steps):
-            if step.what == "view" and needed.isdisjoint(step.makes):
-                continue
-            used = {*step.reads, *step.makes}
-            steps.append((step.run, tuple(slot for slot in used - needed if slot >= self._num_inputs)))
-            needed |= used
-        num_made = len(self._base) - self._num_inputs
-        kept = dict(zip(made, outputs, strict=True)) if isinstance(made, dict) else outputs
-        return _Tape(steps[::-1], num_made, kept)
-
-    def _cast_together(self) -> None:
-        """Makes one step of the casts of inputs that nothing may have written to, where the first of them was."""
-        casts: list[_Noted] = []
-        written: set[int] = set()  # storages, perhaps: a launch may write wherever it is given an address
-        for step in self._steps:
-            storages = {self._alive[slot].untyped_storage().data_ptr() for slot in step.reads}
-            if step.what == "cast" and step.reads[0] < self._num_inputs and written.isdisjoint(storages):
-                casts.append(step)
-            elif step.what in ("launch", "mutation"):
-                written |= storages
-        if len(casts) < 2:
-            return
-        pairs = [(step.reads[0], step.makes[0], self._alive[step.makes[0]].dtype) for step in casts]
-        together = _Noted(_casts(pairs), [pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        self._steps[self._steps.index(casts[0])] = together
-        self._steps = [step for step in self._steps if step not in casts]
-
-    def _offer(self, like: dict[Any, int], slot: int) -> None:
-        tensor = self._alive[slot]
-        if tensor.is_contiguous() and type(tensor) is Tensor:
-            like.setdefault(_form_of(tensor), slot)
-
-
-def _form_of(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
-
-
-def _are_alike(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
-
-
-def _empty(slot: int, like: Tensor) -> _Step:
-    size, dtype, device, empty = tuple(like.shape), like.dtype, like.device, torch.empty
-
-    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        slots[slot] = empty(size, dtype=dtype, device=device)
-
-    return run
-
-
-def _empty_like(slot: int, model: int) -> _Step:
-    empty_like = torch.empty_like
-
-    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        slots[slot] = empty_like(slots[model])
-
-    return run
-
-
-def _casts(pairs: list[tuple[int, int, torch.dtype]]) -> _Step:
-    """pairs: (slot to read, slot to make, dtype)."""
-    empty_like, copy = torch.empty_like, torch._foreach_copy_
-
-    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        given = [slots[slot] for slot, _, _ in pairs]
-        made = [empty_like(slots[slot], dtype=dtype) for slot, _, dtype in pairs]
-        copy(made, given)
-        for (_, slot, _), one in zip(pairs, made, strict=True):
-            slots[slot] = one
-
-    return run
-
-
-def _operator(
-    call: Callable[..., Any],
-    patterns: list[tuple[int, Any]],
-    of_kwargs: dict[str, tuple[int, Any]],
-    makes: list[int],
-    is_one: bool,
-) -> _Step:
-    """A call of an operator with constants and slots in their places, and into slots."""
-    constants = [what if kind == 0 else None for kind, what in patterns]
-    places = [(place, what) for place, (kind, what) in enumerate(patterns) if kind == 1]
-    lists = [(place, what) for place, (kind, what) in enumerate(patterns) if kind == 2]
-    names = {name: what for name, (kind, what) in of_kwargs.items() if kind == 0}
-    out = [(name, what) for name, (kind, what) in of_kwargs.items() if kind == 1]
-
-    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        given, named = constants.copy(), names
-        for place, slot in places:
-            given[place] = slots[slot]
-        for place, several in lists:
-            given[place] = [slots[slot] for slot in several]
-        if out:
-            named = names | {name: slots[slot] for name, slot in out}
-        made = call(*given, **named)
-        if is_one:
-            slots[makes[0]] = made
-            return
-        for slot, one in zip(makes, made, strict=True):
-            slots[slot] = one
-
-    if of_kwargs or not is_one or len(places) < len(patterns) or len(places) not in (1, 2):
-        return run
-    first, second, made = places[0][1], places[-1][1], makes[0]
-
-    def run_on_one(slots: Slots, numbers: tuple[int, ...]) -> None:
-        slots[made] = call(slots[first])
-
-    def run_on_two(slots: Slots, numbers: tuple[int, ...]) -> None:
-        slots[made] = call(slots[first], slots[second])
-
-    return run_on_one if len(places) == 1 else run_on_two
-
-
-def _launch_of_addresses(
-    ready: Any,
-    grid: tuple[int, ...],
-    at: list[tuple[int, int] | None],
-    plain: tuple[Any, ...],
-    marked: list[tuple[int, int]],
-) -> _Step:
-    """at: slots and bytes from there."""
-    windows = [at[place][0] for place, _, _ in ready.windows]  # type: ignore[index]
-
-    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        addresses = [0 if one is None else slots[one[0]].data_ptr() + one[1] for one in at]
-        matrices = [slots[slot] for slot in windows] if windows else windows
-        if not ready.launch(grid, matrices, addresses, _filled(plain, marked, numbers) if marked else plain):
-            raise RuntimeError("a kernel was not launched: its device is not the current one")
-
-    return run
-
-
-def _launch_of_tensors(
-    plan: Any, grid: tuple[int, ...], places: list[int | None], plain: tuple[Any, ...], marked: list[tuple[int, int]]
-) -> _Step:
-    def run(slots: Slots, numbers: tuple[int, ...]) -> None:
-        plan(grid, tuple([None if slot is None else slots[slot] for slot in places]), _filled(plain, marked, numbers))
-
-    return run
-
-
-def _filled(plain: tuple[Any, ...], marked: list[tuple[int, int]], numbers: tuple[int, ...]) -> tuple[Any, ...]:
-    """The numbers of a launch with those of this call."""
-    given = list(plain)
-    for index, place in marked:
-        given[index] = numbers[place]
-    return tuple(given)
+def _kind_of(tensors: list[Tensor]) -> list[Any]:
+    """What makes tensors alike: which of them are the same, dtypes, shapes, strides, alignment."""
+    first: dict[int, int] = {}
+    kind: list[Any] = [first.setdefault(id(one), place) for place, one in enumerate(tensors)]
+    kind += map(_form_of, tensors)
+    kind += map(Tensor.stride, tensors)
+    addresses = [*map(Tensor.data_ptr, tensors)]
+    if functools.reduce(operator.or_, addresses, 0) % _ALIGNMENT:
+        kind += [address % _ALIGNMENT for address in addresses]
+    return kind

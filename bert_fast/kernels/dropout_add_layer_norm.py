@@ -17,8 +17,9 @@ Bytes moved per row, with elements of e bytes (the floor, and what the kernels d
     backward  reads dy, y, rstd, coords: 2 H e + 12; writes dx, dresidual: 2 H e (H e without dropout)
     backward, once per program: 12 H bytes of partial sums written, and read again by the second stage
     where backward reads h: forward writes h, H e more; backward reads h in place of y, and mean, 4 more
-Saved: y (the output itself), rstd; or h, mean, rstd. `saves` as in the reference; "device", what the op asks for on a
-GPU, is decided by every program from weight and bias, with the same answer. Recomputed: n; the mask, from the seed.
+Saved: y (the output itself), rstd; or h, mean, rstd; with "again" neither h, which backward is given, nor mean, which
+it computes. `saves` as in the reference; "device", what the op asks for on a GPU, is decided by every program from
+weight and bias, with the same answer. Recomputed: n; the mask, from the seed.
 Precision: loads are widened to fp32 at once; statistics, sums and all arithmetic are fp32; outputs round once. Where h
 is stored, statistics are those of h as stored.
 Determinism: no atomics; partial sums are added in a fixed order that depends on T and the device alone.
@@ -46,9 +47,10 @@ from bert_fast.kernels._launch import (
     unit_stride,
 )
 from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
-from bert_fast.kernels._layer_norm import layer_norm_backward, normalise, store_of_rows
+from bert_fast.kernels._layer_norm import layer_norm_backward, mean_of_rows, normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout_add_layer_norm import (
+    AGAIN,
     MAX_WEIGHT,
     MIN_WEIGHT,
     SAVES,
@@ -162,7 +164,8 @@ def _dropout_add_layer_norm_fwd_kernel(
         bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
         y = centred * rstd * weight + bias
         tl.store(row_major(y_ptr, row * N_COLS + col, N_COLS), y.to(y_ptr.dtype.element_ty), mask=mask)
-        store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
+        if mean_ptr is not None:
+            store_of_rows(mean_ptr, row, mean, mask_row, CHUNK_COLS // VECTOR)
         store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
 
 
@@ -245,7 +248,11 @@ def _dropout_add_layer_norm_bwd_kernel(
             else:
                 n = (kept - bias) * inverse
         else:
-            n = (kept - tl.load(mean_ptr + row, mask=mask_row, other=0.0)) * rstd
+            if mean_ptr is not None:
+                mean = tl.load(mean_ptr + row, mask=mask_row, other=0.0)
+            else:
+                mean = mean_of_rows(kept, N_COLS)
+            n = (kept - mean) * rstd
         # From cache: registers are for the sums. 1 in masked columns, where it divides.
         weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=1.0).to(tl.float32)
         # The selections tell the compiler that the sums of a chunk past the last column stay 0: it then gives them no
@@ -324,6 +331,7 @@ def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
 
 def _chosen(saves: str, config: LaunchConfig) -> str:
     """What a call that says `saves` does in this configuration, forward and backward."""
+    saves = "device" if saves == AGAIN else saves
     return "input" if saves == "device" and config.keeps_h else saves
 
 
@@ -348,18 +356,18 @@ def _forward(
     return plan, config, tuple(stride // stride_unit for stride in strides)
 
 
-def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Launches the forward kernel: (y, h, mean, rstd), as `reference.dropout_add_layer_norm`; h is empty for None.
 
     x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; copied where neighbouring columns are not neighbours.
     """
-    assert a.saves in SAVES
+    assert a.saves in (*SAVES, AGAIN)
     x, residual = unit_stride(a.x), unit_stride(a.residual)
     num_rows, hidden_size = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    h = y.new_empty(0) if a.saves == "output" else torch.empty_like(y)
-    mean = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    rstd = torch.empty_like(mean)
+    h = y.new_empty(0) if a.saves in ("output", AGAIN) else torch.empty_like(y)
+    rstd = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    mean = None if a.saves == AGAIN else torch.empty_like(rstd)
     if num_rows == 0:
         return y, h, mean, rstd
     seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
@@ -370,7 +378,9 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
         (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),),
         (
             x, residual, x_bias if x_bias is None else x_bias.contiguous(), a.weight.contiguous(), a.bias.contiguous(),
-            seed, coords, y, h, mean, rstd,
+            seed, coords, y,
+            y if a.saves == AGAIN else h,  # where it is stored, to be rounded: then by the thread that stores y there
+            mean, rstd,
         ),
         (*strides, 0, num_rows, a.eps, scale, drop_max, a.site),
     )  # fmt: skip
@@ -402,7 +412,7 @@ def dropout_add_layer_norm_bwd(
     a: DropoutAddLayerNorm, dy: Tensor, y: Tensor | None, h: Tensor | None, mean: Tensor | None, rstd: Tensor
 ) -> dict[str, Tensor]:
     """Launches the backward kernel and the sum over its programs: gradients by name, as the reference's."""
-    assert a.saves in SAVES
+    assert a.saves in (*SAVES, AGAIN)
     dy, weight = unit_stride(dy), a.weight
     num_rows, hidden_size = dy.shape
     seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
@@ -423,7 +433,7 @@ def dropout_add_layer_norm_bwd(
         (num_programs,),
         (
             dy, y, h,
-            rstd if mean is None else mean,  # not read if saves is "output"
+            rstd if mean is None and saves == "output" else mean,  # where it is not read
             rstd, weight.contiguous(), a.bias.contiguous(), seed, coords, dx if has_dropout else None, dresidual,
             partial,
         ),

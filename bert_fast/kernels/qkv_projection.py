@@ -15,6 +15,7 @@ from collections.abc import Set
 
 from torch import Tensor
 
+from bert_fast.kernels._column_sums import row_sums
 from bert_fast.kernels.linear import linear_bwd, linear_fwd
 from bert_fast.reference.linear import Linear
 from bert_fast.reference.qkv_projection import QkvProjection
@@ -33,4 +34,7 @@ def qkv_projection_bwd(
     a: QkvProjection, dqkv: Tensor, wants: Set[str], onto: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Gradients by name, as `reference.qkv_projection`."""
-    return linear_bwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), None), dqkv, wants, onto)
+    made = linear_bwd(Linear(a.x, one_tensor(a.wq, a.wk, a.wv), None), dqkv, wants - {"bias"}, onto)
+    if "bias" in wants:
+        made["bias"] = row_sums(dqkv, a.wq.dtype)
+    return made

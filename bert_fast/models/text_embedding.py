@@ -73,13 +73,13 @@ class BertForTextEmbedding(BertPreTrainedModel):
         """Embeddings [B, H], fp32; the arguments of `BertModel.forward` and:
 
         part_size (int): for packed input: so many sequences go through the encoder at a time, and once more, with the
-            same dropout, in backward: the activations of one part are in memory, whatever the size of the batch. The
-            gradients are, bit for bit, those of the same parts without it. One device sync where cu_seqlens is on a
-            GPU. Source: Gao et al. 2021 (arXiv:2101.06983).
+            same dropout, in backward, but for the last ones, which go back first: the activations of one part are in
+            memory, whatever the size of the batch. The gradients are, bit for bit, those of the same parts without it.
+            One device sync where cu_seqlens is on a GPU. Source: Gao et al. 2021 (arXiv:2101.06983).
         """
-        if part_size is not None:
-            parts = _parts(inputs, check_count("part_size", part_size, 1))
-            return TextEmbeddingOutput(torch.cat([self._part_again(part) for part in parts]))
+        if part_size is not None and (parts := [*_parts(inputs, check_count("part_size", part_size, 1))]):
+            *others, last = parts
+            return TextEmbeddingOutput(torch.cat([*(self._part(one, again=True) for one in others), self._part(last)]))
         embeddings, encoded = self._embed(inputs)
         return TextEmbeddingOutput(embeddings, encoded.hidden_states, encoded.attentions)
 
@@ -94,10 +94,10 @@ class BertForTextEmbedding(BertPreTrainedModel):
             embeddings = F.normalize(embeddings, dim=1)
         return embeddings, encoded
 
-    def _part_again(self, part: Inputs) -> Tensor:
-        """The embeddings of a part, which is encoded again in backward."""
+    def _part(self, part: Inputs, *, again: bool = False) -> Tensor:
+        """The embeddings of a part; again: it is encoded anew in backward, keeping nothing until then."""
         part["dropout_seed"] = draw_seed(part["input_ids"].device) if self.training else None
-        if not torch.is_grad_enabled():
+        if not (again and torch.is_grad_enabled()):
             return self._embed(part)[0]
         made: Tensor = checkpoint(
             lambda: self._embed(part)[0], use_reentrant=False, preserve_rng_state=False, determinism_check="none"

@@ -24,7 +24,7 @@ from bert_fast.ops._register import are_plain
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
 from bert_fast.ops.packing import check_offsets
-from bert_fast.reference.dropout_add_layer_norm import SAVES
+from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES
 from bert_fast.reference.encoder_layer import BEFORE_MLP, BEFORE_OUTPUT, OF_MLP, EncoderLayer, Saved
 
 __all__ = ["encoder_layer_of_model", "is_whole"]
@@ -54,9 +54,20 @@ def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
     x, of_attention, of_mlp = given[0], given[9:11], given[15:17]
     saves = what_is_saved(x, *of_attention), what_is_saved(x, *of_mlp)
     keeps = torch.is_grad_enabled() and _any_requires_grad(*given[:17])
+    # Where backward goes through the whole layer, it keeps all that the LayerNorms' inputs are computed from.
+    has_all = not keeps or (given[17] is None and _any_requires_grad(*given[:7]))
+    if has_all and saves == _DEVICE_TWICE and _computes_again(x.device, x.dtype, backend):
+        saves = AGAIN, AGAIN
     if are_plain(_not_parameters(given)) and not _profiler_enabled():
         return _op.around(keeps, *given, *saves, keeps, backend)[0]
     return _op(*given, *saves, keeps, backend)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _computes_again(device: torch.device, dtype: torch.dtype, request: str) -> bool:
+    """Whether the back-end has one launch that does it, and that does nothing where it is not needed."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return is_half and implementation("encoder_layer", OpSpec(device, dtype), request).backend == "triton"
 
 
 def _forward(module: ModuleType, a: EncoderLayer) -> Any:
@@ -92,14 +103,14 @@ def _check(a: EncoderLayer) -> None:
         check_given("seed", a.seed, getattr(a, f"{kind}_dropout_p") > 0.0)
     check_dropout_lengths("max_seqlen_k", a.max_seqlen_k, a.probabilities_dropout_p)
     for name in ("attention_saves", "saves"):
-        check_choice(name, getattr(a, name), SAVES)
+        check_choice(name, getattr(a, name), (*SAVES, AGAIN))
 
 
 def _check_backward(a: EncoderLayer, y: Tensor | None, *saved: Any) -> None:
     """Raises unless what backward reads is there."""
     *kept, wants = saved
     given = {**a._asdict(), **Saved(*kept)._asdict(), "y": y}
-    for name in sorted(_needed_by(a, wants) - {"rows", "sequence_order", "seed"}):
+    for name in sorted(_needed_by(a, wants) - _PERHAPS_NONE):
         check_given(name, given[name], is_needed=True)
 
 
@@ -107,6 +118,9 @@ def _backward(module: ModuleType, a: EncoderLayer, *given: Any) -> dict[str, Ten
     if not a.keeps:
         raise ValueError("keeps: expected True where gradients are wanted, got False")
     return module.encoder_layer_bwd(a, *given)
+
+
+_PERHAPS_NONE = {"rows", "sequence_order", "seed", "attention_output_bias", "down_bias"}
 
 
 def _needless(a: EncoderLayer, wants: Set[str]) -> Set[str]:
@@ -127,6 +141,8 @@ def _needed(
 ) -> Set[str]:  # fmt: skip
     """What backward reads of all that has a "?" there."""
     needed = {"rstd", *_READ_OF_NORM[saves]}
+    if saves == AGAIN:
+        needed |= {"pre", "z", "down_bias"}
     is_named = drops
     if not wants.isdisjoint(BEFORE_MLP | OF_MLP):
         needed.add("pre")
@@ -134,6 +150,8 @@ def _needed(
         needed.add("z")
     if not wants.isdisjoint(BEFORE_MLP):
         needed |= {"attention_rstd", *_READ_OF_ATTENTION_NORM[attention_saves]}
+        if attention_saves == AGAIN:
+            needed |= {"out", "x", "rows", "attention_output_bias"}
         is_named |= drops_attention
     if "attention_output_weight" in wants:
         needed.add("out")
@@ -146,11 +164,13 @@ def _needed(
     return needed | {"seed", "coords_q"} if is_named else needed
 
 
-_READ_OF_NORM = {"input": ("h", "mean"), "output": ("y",), "device": ("h", "mean", "y")}
+_READ_OF_NORM = {"input": ("h", "mean"), "output": ("y",), "device": ("h", "mean", "y"), AGAIN: ("y",)}
 _READ_OF_ATTENTION_NORM = {
     "input": ("attention_h", "attention_mean"), "output": ("z",), "device": ("attention_h", "attention_mean", "z"),
+    AGAIN: ("z",),
 }  # fmt: skip
-_WITH_A_CHOICE = frozenset((*Saved._fields, *_OF_CALL, "x", "y"))
+_WITH_A_CHOICE = frozenset((*Saved._fields, *_OF_CALL, "x", "y", "attention_output_bias", "down_bias"))
+_DEVICE_TWICE = ("device", "device")
 _OUTPUTS = {
     "y": "x M H", "qkv": "x T 3N", "q": "x M N", "kv": "x T 2N", "out": "x M N", "lse": "s num_heads M", "z": "x M H",
     "attention_h": "x M H", "attention_mean": "s M", "attention_rstd": "s M", "pre": "x M I", "h": "x M H",
@@ -160,8 +180,10 @@ _MADE: dict[str, Callable[[EncoderLayer], bool]] = dict.fromkeys(Saved._fields, 
     "qkv": lambda a: a.keeps and a.rows is None,
     "q": lambda a: a.keeps and a.rows is not None,
     "kv": lambda a: a.keeps and a.rows is not None,
-    "attention_h": lambda a: a.keeps and a.attention_saves != "output",
-    "h": lambda a: a.keeps and a.saves != "output",
+    "attention_h": lambda a: a.keeps and a.attention_saves not in ("output", AGAIN),
+    "attention_mean": lambda a: a.keeps and a.attention_saves != AGAIN,
+    "h": lambda a: a.keeps and a.saves not in ("output", AGAIN),
+    "mean": lambda a: a.keeps and a.saves != AGAIN,
 }
 
 _op = define(
@@ -170,9 +192,10 @@ _op = define(
     outputs=_OUTPUTS,
     makes=_MADE,
     backward=f"dy y? {' '.join(f'{name}?' for name in (*Saved._fields, *_OF_CALL))} x? query_weight key_weight "
-    "value_weight attention_output_weight attention_norm_weight attention_norm_bias up_weight down_weight norm_weight "
-    "norm_bias max_seqlen_q max_seqlen_k num_heads causal hidden_act probabilities_dropout_p attention_dropout_p "
-    "dropout_p probabilities_site attention_site site attention_saves saves keeps",
+    "value_weight attention_output_weight attention_output_bias? attention_norm_weight attention_norm_bias up_weight "
+    "down_weight down_bias? norm_weight norm_bias max_seqlen_q max_seqlen_k num_heads causal hidden_act "
+    "probabilities_dropout_p attention_dropout_p dropout_p probabilities_site attention_site site "
+    "attention_saves saves keeps",
     gradients="x? qkv_weight? qkv_bias? attention_output_weight? attention_output_bias? attention_norm_weight? "
     "attention_norm_bias? up_weight? up_bias? down_weight? down_bias norm_weight norm_bias",
     joined={

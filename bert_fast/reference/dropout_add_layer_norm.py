@@ -22,6 +22,9 @@ What backward reads `n` from is the argument `saves`:
     "device"  one or the other, by `output_suffices`, decided where the tensors are, alike in both passes; h is
               allocated, but holds something only where the output does not suffice. For devices whose weights the host
               cannot look at without waiting, and for graphs, whose allocations may not depend on data.
+    "again"   as "device", but forward returns neither h nor mean: an op that this one is a part of computes h again,
+              from what it keeps for its other parts, and gives it to backward, which computes its mean. Statistics are
+              those of "device".
 
 Source: Ba et al. 2016 (arXiv:1607.06450), section 3; BERT's use of it: Devlin et al. 2019 (arXiv:1810.04805), A.2;
 recovering n from y: DeepSpeed's `normalize_invertible`, NVIDIA apex's `memory_efficient`.
@@ -39,6 +42,7 @@ from torch import Tensor
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 
 __all__ = [
+    "AGAIN",
     "MAX_WEIGHT",
     "MIN_WEIGHT",
     "SAVES",
@@ -50,6 +54,7 @@ __all__ = [
 ]
 
 SAVES = ("input", "output", "device")
+AGAIN = "again"  # what an op that consists of others may say, see above
 
 # The limits within which n can be read from y. y is rounded by |y| u, u half a unit of its dtype, so n errs by
 # u (|n| + |bias / weight|); plain torch, which rounds h, errs by u |n| and more. docs/kernels has the measurements.
@@ -105,13 +110,14 @@ class DropoutAddLayerNorm(NamedTuple):
     saves: str  # one of SAVES, see above
 
 
-def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """LayerNorm(residual + dropout(x + x_bias)) and what its backward needs.
 
     Returns: y (Tensor [T, H], dtype of x); h, of the same kind, None where it is known before that the output is read
-        instead (saves is "output"); mean, rstd (Tensor [T], fp32, fp64 for fp64 inputs).
+        instead (saves is "output") and where it is computed again; mean, rstd (Tensor [T], fp32, fp64 for fp64 inputs),
+        mean too None where h is computed again.
     """
-    assert a.saves in SAVES
+    assert a.saves in (*SAVES, AGAIN)
     x, work = a.x, _work_dtype(a.x)
     branch = x.to(work) if a.x_bias is None else x.to(work) + a.x_bias.to(work)
     exact_h = a.residual.to(work) + _dropout(branch, a)
@@ -126,6 +132,8 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
     centred = h - mean[:, None]
     rstd = torch.rsqrt(centred.square().mean(dim=1) + a.eps)
     y = centred * rstd[:, None] * a.weight.to(work) + a.bias.to(work)
+    if a.saves == AGAIN:
+        return y.to(x.dtype), None, None, rstd
     return y.to(x.dtype), stored_h, mean, rstd
 
 
@@ -135,7 +143,8 @@ def dropout_add_layer_norm_bwd(
     """Gradients by name, from what forward saved and the replayed mask.
 
     dy (Tensor [T, H], dtype of y): gradient of y. y: not read, may be None, if saves is "input"; h and mean if it is
-        "output". Parameters must be those of forward; x, residual, x_bias and eps are not read, may be None.
+        "output"; mean, if it is "again". Parameters must be those of forward; x, residual, x_bias and eps are not
+        read, may be None.
     Returns: x, residual (Tensor [T, H], dtype of dy; the very same tensor when dropout_p is 0); x_bias, weight, bias
         (Tensor [H], dtype of weight).
     """
@@ -165,13 +174,14 @@ def _normalised(
     dtype: torch.dtype,
 ) -> Tensor:
     """n [T, H], from y or from h; weight and bias in the dtype of the computation."""
-    assert saves in SAVES
-    if saves == "device":
+    assert saves in (*SAVES, AGAIN)
+    if saves in ("device", AGAIN):
         args = (y, h, mean, rstd, weight, bias)
         from_y, from_h = (_normalised(*args, choice, dtype) for choice in ("output", "input"))
         return torch.where(output_suffices(weight, bias, dtype), from_y, from_h)
     if saves == "output":
         assert y is not None
         return (y.to(weight.dtype) - bias) / weight
-    assert h is not None and mean is not None
-    return (h.to(weight.dtype) - mean[:, None]) * rstd[:, None]
+    assert h is not None
+    wide_h = h.to(weight.dtype)
+    return (wide_h - (wide_h.mean(dim=1) if mean is None else mean)[:, None]) * rstd[:, None]

@@ -9,7 +9,9 @@ the first line's queries and in the second line, and y has as many rows.
 
 It is a composition of the ops `qkv_projection`, `linear`, `attention`, `dropout_add_layer_norm` and `mlp`, each as its
 own file says, and has their bits; `LayerOps` is the composition, for any back-end's ops. Backward is theirs in the
-other order; the two gradients that meet at x and at z are added up. Saved for backward: what these ops save.
+other order; the two gradients that meet at x and at z are added up. Saved for backward: what these ops save. Of a
+LayerNorm that `saves` "again" it is the output; where that does not suffice, backward computes the LayerNorm's input
+again, from x and attention's output, or from z and the pre-activation.
 Source: Devlin et al. 2019 (arXiv:1810.04805); Vaswani et al. 2017 (arXiv:1706.03762), section 3.
 """
 
@@ -20,14 +22,17 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bert_fast.reference.activations import activation_fwd
 from bert_fast.reference.attention import Attention, attention_bwd, attention_fwd
 from bert_fast.reference.dropout_add_layer_norm import (
+    AGAIN,
     DropoutAddLayerNorm,
     dropout_add_layer_norm_bwd,
     dropout_add_layer_norm_fwd,
 )
 from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 from bert_fast.reference.mlp import Mlp, mlp_bwd, mlp_fwd
+from bert_fast.reference.precision import wide
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 
 __all__ = [
@@ -78,7 +83,7 @@ class EncoderLayer(NamedTuple):
     site: int
     attention_eps: float  # of the two LayerNorms
     eps: float
-    attention_saves: str  # what their backward reads, see `dropout_add_layer_norm`
+    attention_saves: str  # what their backward reads, see `dropout_add_layer_norm`; "again" included
     saves: str
     keeps: bool  # whether what backward reads is returned
 
@@ -127,8 +132,8 @@ class Saved(NamedTuple):
     out: Tensor | None  # [M, N]: of attention
     lse: Tensor | None  # [A, M], S
     z: Tensor | None  # [M, H]: the MLP's input
-    attention_h: Tensor | None  # [M, H]: LayerNorm's input, None where its output serves
-    attention_mean: Tensor | None  # [M], S
+    attention_h: Tensor | None  # [M, H]: LayerNorm's input, None where its output serves or it is computed again
+    attention_mean: Tensor | None  # [M], S, None where attention_h is computed again
     attention_rstd: Tensor | None
     pre: Tensor | None  # [M, I]: the MLP's pre-activation
     h: Tensor | None
@@ -150,6 +155,8 @@ class LayerOps(NamedTuple):
     mlp_fwd: Callable[..., Any]
     mlp_bwd: Callable[..., Any]
     joined: Callable[..., Tensor]  # tensors one below the other, to be read
+    # (a, saved, whether attention's is wanted) -> (attention_h, h): as `_norm_inputs`, which serves where this is None
+    norm_inputs: Callable[..., tuple[Tensor | None, Tensor | None]] | None = None
 
     def forward(self, a: EncoderLayer) -> tuple[Tensor | None, ...]:
         """y (Tensor [M, H], dtype of x), then the fields of `Saved`."""
@@ -179,9 +186,13 @@ class LayerOps(NamedTuple):
     def backward(self, a: EncoderLayer, dy: Tensor, y: Tensor, *saved: Tensor, wants: Set[str]) -> dict[str, Tensor]:
         """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'."""
         s: Any = Saved(*saved)
-        made = self.dropout_add_layer_norm_bwd(a.output(None, None), dy, y, s.h, s.mean, s.rstd)
-        gradients = {"down_bias": made["x_bias"], "norm_weight": made["weight"], "norm_bias": made["bias"]}
         before_mlp = wants & BEFORE_MLP
+        attention_h, h = s.attention_h, s.h
+        if AGAIN in (a.attention_saves, a.saves):
+            attention_h, h = (self.norm_inputs or self._norm_inputs)(a, s, bool(before_mlp))
+        made = self.dropout_add_layer_norm_bwd(a.output(None, None), dy, y, h, s.mean, s.rstd)
+        del h
+        gradients = {"down_bias": made["x_bias"], "norm_weight": made["weight"], "norm_bias": made["bias"]}
         if before_mlp or not wants.isdisjoint(OF_MLP):
             of_mlp = (wants & OF_MLP) | ({"x"} if before_mlp else set())
             of_product = self.mlp_bwd(a.mlp(s.z), made["x"], s.pre, of_mlp, made["residual"] if before_mlp else None)
@@ -189,8 +200,9 @@ class LayerOps(NamedTuple):
             gradients |= of_product
         if before_mlp:
             made = self.dropout_add_layer_norm_bwd(
-                a.attention_output(None, None), dz, s.z, s.attention_h, s.attention_mean, s.attention_rstd
+                a.attention_output(None, None), dz, s.z, attention_h, s.attention_mean, s.attention_rstd
             )
+            del attention_h
             gradients |= {"attention_output_bias": made["x_bias"], "attention_norm_weight": made["weight"]}
             gradients["attention_norm_bias"] = made["bias"]
         before_output = wants & BEFORE_OUTPUT
@@ -208,6 +220,23 @@ class LayerOps(NamedTuple):
             for name, gradient in back(a, s, heads, dout, out, made["residual"], of_projection).items():
                 gradients["x" if name == "x" else f"qkv_{name}"] = gradient
         return gradients
+
+    def _norm_inputs(self, a: EncoderLayer, s: Saved, wants_attention: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The inputs of the two LayerNorms, as saved or computed again."""
+        attention_h, h = s.attention_h, s.h
+        if wants_attention and a.attention_saves == AGAIN:
+            product = self.linear_fwd(Linear(s.out, a.attention_output_weight, None))  # type: ignore[arg-type]
+            residual = a.x if a.rows is None else a.x.index_select(0, a.rows)
+            attention_h = self._sum(a.attention_output(product, residual))
+        if a.saves == AGAIN:
+            act = activation_fwd(wide(s.pre), a.hidden_act).to(s.pre.dtype)  # type: ignore[arg-type, union-attr]
+            h = self._sum(a.output(self.linear_fwd(Linear(act, a.down_weight, None)), s.z))
+        return attention_h, h
+
+    def _sum(self, a: DropoutAddLayerNorm) -> Tensor:
+        """What goes into LayerNorm; eps, which it does not depend on, is not there in backward."""
+        h: Tensor = self.dropout_add_layer_norm_fwd(a._replace(saves="input", eps=0.0))[1]
+        return h
 
     def _projection_bwd(
         self, a: EncoderLayer, s: Saved, heads: Any, dout: Tensor, out: Tensor, dresidual: Tensor, wants: Set[str]

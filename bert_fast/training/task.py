@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bert_fast.data.arguments import row_indices, whole_numbers
-from bert_fast.data.batches import Source
+from bert_fast.data.batches import Batches, Source
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["Predictions", "Task"]
@@ -128,6 +128,10 @@ class Task(ABC):
             ValueError: it cannot; the message names the setting.
         """
         return model
+
+    def notes(self, batches: Batches) -> list[str]:
+        """What should be known of the examples to learn from before the first step, a line each; batches: of them."""
+        return []
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """How many labels each part of the loss is the mean of, counted on the host: {part: number}.

@@ -63,9 +63,38 @@ def test_rows_that_are_left_out_are_named(models: dict[str, str], capsys: pytest
     assert row["query"] == "e f" and {row[f"negative_{k}"] for k in range(1, 8)} == {*CORPUS} - {"d e f"}
 
 
+def test_vectors_of_embed_are_not_made_again(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["x.txt", "x.jsonl"]
+    assert main.main(["embed", models["encoder"], *files, "-o", "v.npy", "--pooling", "cls", "--quiet"]) == 0
+    command = ["mine", models["encoder"], "rows.jsonl", "-o", "out.jsonl", "--corpus", *files, "--count", "2"]
+    capsys.readouterr()
+    assert main.main([*command, "--index", "v.npy"]) == 0
+    assert capsys.readouterr() == (f"out.jsonl: 2 rows with 2 negatives of {len(CORPUS)} texts\n", "")
+    found = read("out.jsonl")
+    assert found == mine(Embedder.from_pretrained(models["encoder"], pooling="cls"), ROWS, CORPUS, count=2).rows
+    Path("out.jsonl").unlink()
+    assert main.main([*command, "--index", "v.npy", "--corpus", "x.txt"]) == 1
+    said = "index: expected as many vectors as the corpus has texts, 5, got 9"
+    assert capsys.readouterr().err == f"bert-fast mine: {said}\n"
+    command[1] = models["cross"]
+    assert main.main([*command, "--index", "v.npy"]) == 1
+    error = capsys.readouterr().err
+    said = (
+        f"index: expected vectors of MODEL {models['cross']}, got ones of another model, {models['encoder']}: weights"
+    )
+    assert error.startswith(f"bert-fast mine: {said}") and error.count("\n") == 1 and not Path("out.jsonl").exists()
+    Path("v.npy.json").unlink()  # of this model, but pooled in another way than its files say
+    assert main.main([*command[:1], models["encoder"], *command[2:], "--index", "v.npy"]) == 1
+    error = capsys.readouterr().err
+    assert (
+        "whether the vectors are of this model is not known" in error and "index: row 0: expected the vector" in error
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["-o", "out.jsonl", "--index", "v.npy"], "--index: expected --corpus beside it"),
         (["-o", "out.tsv"], "--output: expected a name that ends in .jsonl, got out.tsv"),
         (["-o", "out.jsonl", "--query", "text"], "rows.jsonl: expected a column 'text'"),
         (["-o", "out.jsonl", "--corpus", "none.txt"], "none.txt"),
@@ -73,7 +102,7 @@ def test_rows_that_are_left_out_are_named(models: dict[str, str], capsys: pytest
         (["-o", "out.jsonl", "--depth", "2"], "depth: expected at least first"),
         (["-o", "out.jsonl", "--count", "50"], "rows.jsonl: expected at least one row with 50 negatives"),
     ],
-    ids=["output", "column", "corpus", "margin", "depth", "count"],
+    ids=["index", "output", "column", "corpus", "margin", "depth", "count"],
 )
 def test_problems(flags: list[str], message: str, models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["mine", models["encoder"], "rows.jsonl", *flags]) == 1

@@ -105,6 +105,30 @@ def test_scores_go_with_their_rows() -> None:
     assert source_digest(source) != source_digest(read(rows, negatives=()))
 
 
+def test_what_is_done_about_rows_is_noted() -> None:
+    """Rows that share texts, also by way of others; texts that are cut, with their lengths before."""
+    table = [
+        {"query": "a", "positive": "b"},
+        {"query": "c", "positive": "d"},
+        {"query": "e", "positive": "d f"},
+        {"query": "c", "positive": "d f"},
+        {"query": "f", "positive": "a b c d"},
+        {"query": "h", "positive": "h"},
+    ]
+    shared = (
+        "source: 3 rows share a query or a positive with others, directly or through others, and are no negatives of "
+        "them; the first: source[2], of the group of source[1]"
+    )
+    cut = "source: {} texts have more than {} tokens and are cut; the first: source[{}], column 'positive', {} tokens"
+    assert read(table, negatives=(), max_length=None).notes == (shared,)
+    assert read(table, negatives=(), max_length=6).notes == (shared,)
+    assert read(table, negatives=(), max_length=5).notes == (shared, cut.format(1, 5, 4, 6))
+    assert read(table, negatives=(), max_length=3).notes == (shared, cut.format(3, 3, 2, 4))
+    assert read(table[4:], negatives=(), max_length=6).notes == ()
+    near = [{**row, "near": 1} for row in table]
+    assert read(near, negatives=(), score="near", loss="cosent", max_length=5).notes == (cut.format(1, 5, 4, 6),)
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="expected different columns"):
         read(negatives=["positive"])

@@ -116,3 +116,29 @@ def test_another_thread_waits_for_nobody(module, launched):  # type: ignore[no-u
         thread.join()
         assert launched == [1] and not made[0][0].isnan().any()
     assert launched == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(1, 33), (255, 16), (256, 17), (1025, 15), (0, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_rows(module, shape, dtype):  # type: ignore[no-untyped-def]
+    rows = torch.randint(-8, 9, shape).to(dtype)  # whole numbers, whose sums fp32 holds in any order
+    made = module.row_sums(rows, torch.float32)
+    assert torch.equal(made, rows.double().sum(0).float())
+
+
+@pytest.mark.parametrize("num_tensors", [0, 1, 2, 3, 4])
+def test_rows_share_a_launch_with_two_or_three_others(module, num_tensors):  # type: ignore[no-untyped-def]
+    given, rows = partials(num_tensors), torch.randn(300, 80).half()[:, :50]
+    with module.launched_together():
+        sums = [module.column_sums(partial, torch.float32) for partial in given]
+        first, second = (module.row_sums(one, torch.float16) for one in (rows, -rows))
+        assert first.isnan().all(), "nothing is launched yet"
+    assert torch.equal(first, module.row_sums(rows, torch.float16)) and torch.equal(second, -first)
+    assert torch.equal(first, module.row_sums(rows.clone(), torch.float32).half()), "rounded once, whatever its strides"
+    for partial, made in zip(given, sums, strict=True):
+        assert all(map(torch.equal, made, module.column_sums(partial, torch.float32)))
+
+
+def test_rows_are_summed_in_fp32(module):  # type: ignore[no-untyped-def]
+    """Half precision would stop at 2,048 ones."""
+    assert module.row_sums(torch.ones(5000, 3).half(), torch.float32).tolist() == [5000.0] * 3

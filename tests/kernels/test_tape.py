@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_fast import backend
-from bert_fast.storage import join_memory
+from bert_fast.storage import join_memory, separate_memory
 from tests.kernels.test_encoder_layer import ALL, arguments, upstream
 
 pytestmark = pytest.mark.interpreter
@@ -117,6 +117,56 @@ def test_parameters_in_one_block_are_read_where_they_are(kernels):  # type: igno
     assert len(tapes_of(kernels._forward)) == 1
 
 
+def test_parameters_may_change_between_calls(kernels):  # type: ignore[no-untyped-def]
+    def look(what: str) -> None:
+        with torch.no_grad():
+            assert same(kernels.encoder_layer_fwd(a), kernels._OPS.forward(a)), what
+
+    kernels._forward._tapes.clear()
+    a = arguments(torch.float32)
+    parameters = [nn.Parameter(one) for one in a[1:17]]
+    a = a._replace(**dict(zip(a._fields[1:17], parameters, strict=True)))
+    changes = {
+        "nothing": lambda p: None,
+        "moved": lambda p: setattr(p, "data", p.data.clone()),
+        "other strides": lambda p: setattr(p, "data", torch.empty(p.shape[::-1]).t().copy_(p.data)),
+        "an odd address": lambda p: setattr(p, "data", torch.empty(p.numel() + 1)[1:].view_as(p).copy_(p.data)),
+        "other values": lambda p: p.data.mul_(0.5),
+    }
+    for name, change in changes.items():
+        for place in (0, 6, 10):
+            change(parameters[place])
+            for _ in range(3):
+                look(f"{name}, {place}")
+    join_memory(*parameters[0:6:2])
+    for _ in range(3):
+        look("joined")
+    separate_memory(*parameters[0:6:2])
+    for _ in range(3):
+        look("apart")
+
+
+def test_which_argument_is_missing_tells_calls_apart(tape):  # type: ignore[no-untyped-def]
+    def function(x: Tensor, a: Tensor | None, b: Tensor | None) -> tuple[Tensor, ...]:
+        return (x + a if b is None else x - b,)
+
+    taped, x, other = tape.Taped(function), torch.randn(3), torch.randn(3)
+    for _ in range(4):
+        for call in ((x, other, None), (x, None, other)):
+            assert same(taped(call), function(*call))
+
+
+def test_a_lasting_tensor_may_be_an_argument_beside(tape):  # type: ignore[no-untyped-def]
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return (x * w - v,)
+
+    taped = tape.Taped(function, lasting=slice(1, 3))
+    w, v = torch.randn(3), torch.randn(3)
+    for x in (torch.randn(3), w, v, torch.randn(3), w) * 4:
+        assert same(taped((x, w, v)), function(x, w, v))
+        assert same(taped((x, w, w)), function(x, w, w))
+
+
 def run(tape: Any, function: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> tuple[Any, list[Any]]:
     taped = tape.Taped(function, **options)
     return taped, [taped(call) for call in calls]
@@ -189,6 +239,7 @@ def test_memory_goes_with_its_last_use(tape):  # type: ignore[no-untyped-def]
 class Scaling:
     """A plan and its compiled kernel in one: a fp32 vector times a number, by addresses."""
 
+    what = "launch"
     windows: tuple[Any, ...] = ()
     is_elsewhere = False
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bert_fast
 from bert_fast import losses
 from bert_fast.testing.compare import assert_close_to_truth
 from tests.two_processes import WORLD_SIZE, run_two_processes
@@ -218,102 +217,6 @@ def test_two_processes_that_gather_are_one(work: Callable[[int], Any], tmp_path:
     torch.testing.assert_close(torch.cat([one["documents"] for one in found]), grads[1][places])
 
 
-# Gradients by parts
-
-
-def encoder(dropout: float) -> bert_fast.BertModel:
-    torch.manual_seed(3)
-    config = bert_fast.BertConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-    )  # fmt: skip
-    return bert_fast.BertModel(config).train()
-
-
-def batch(num_parts: int) -> list[Tensor]:
-    """Parts of pairs: ids [3, 2, L], in each part of another length."""
-    generator = torch.Generator().manual_seed(7)
-    return [torch.randint(5, 50, (3, 2, 4 + part), generator=generator) for part in range(num_parts)]
-
-
-def step(model: torch.nn.Module, parts: list[Any], scale: Tensor, is_cached: bool, **options: Any) -> dict[str, Any]:
-    """Loss, gradients, and what is drawn next."""
-
-    def encode(part: Tensor) -> Tensor:
-        return model(part.flatten(0, 1)).last_hidden_state.mean(1).view(len(part), 2, -1)
-
-    def loss(embeddings: Tensor) -> Tensor:
-        return losses.in_batch_negatives(embeddings[:, 0], embeddings[:, 1], scale=scale, symmetric=True, **options)
-
-    torch.manual_seed(11)
-    if is_cached:
-        value = losses.cached_backward(encode, parts, loss)
-    else:
-        value = loss(torch.cat([encode(part) for part in parts]))
-        value.backward()
-    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": value.detach(), "scale": scale.grad, "next": torch.rand(3), **named}
-
-
-def both(dropout: float, num_parts: int, **options: Any) -> list[dict[str, Any]]:
-    found = []
-    for is_cached in (False, True):
-        scale = torch.tensor(20.0, requires_grad=True)
-        found.append(step(encoder(dropout), batch(num_parts), scale, is_cached, **options))
-    return found
-
-
-def assert_same(found: list[dict[str, Any]]) -> None:
-    whole, cached = found
-    assert whole.keys() == cached.keys() and len(whole) > 30
-    for name, value in whole.items():
-        assert torch.equal(value, cached[name]), name
-
-
-@pytest.mark.parametrize("num_parts", [1, 2, 5])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_cached_gradients_are_those_of_the_whole_batch_to_the_last_bit(dropout: float, num_parts: int) -> None:
-    assert_same(both(dropout, num_parts))
-
-
-def cached_and_whole(rank: int) -> list[dict[str, Any]]:
-    return both(0.1, 3, gather=True)
-
-
-def test_cached_gradients_of_two_processes(tmp_path: Path) -> None:
-    for found in run_two_processes(cached_and_whole, tmp_path):
-        assert_same(found)
-
-
-def test_cached_gradients_add_to_what_is_there() -> None:
-    model, scale = encoder(0.0), torch.tensor(20.0, requires_grad=True)
-    once = {name: t.clone() for name, t in step(model, batch(2), scale, True).items()}
-    twice = step(model, batch(2), scale, True)
-    for name, value in once.items():
-        if name not in ("loss", "next"):
-            torch.testing.assert_close(twice[name], 2 * value, msg=name)
-
-
-def test_activations_of_one_part_at_a_time() -> None:
-    """Tensors kept for backward: of one part, whatever their number."""
-    kept: list[int] = []
-    model = encoder(0.1)
-
-    def encode(ids: Tensor) -> Tensor:
-        kept.append(0)
-
-        def pack(t: Tensor) -> Tensor:
-            kept[-1] += t.numel()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            return model(ids).last_hidden_state.mean(1)
-
-    parts = [part[:, side] for part in batch(4) for side in (0, 1)]
-    losses.cached_backward(encode, parts, lambda e: losses.in_batch_negatives(*e.chunk(2)))
-    assert len(kept) == 2 * len(parts) and not any(kept[: len(parts)]) and all(kept[len(parts) :])
-
-
 # Bad input
 
 
@@ -341,17 +244,3 @@ def test_bad_input(changes: dict[str, Any], said: str) -> None:
     inputs = {"queries": torch.ones(4, 8), "documents": torch.ones(4, 8)} | changes
     with pytest.raises((TypeError, ValueError), match=said):
         losses.in_batch_negatives(**inputs)
-
-
-def test_bad_parts() -> None:
-    with pytest.raises(ValueError, match="parts: expected at least one, got none"):
-        losses.cached_backward(lambda part: part, [], lambda e: e.sum())
-    weight = torch.ones(3, requires_grad=True)
-    parts = [torch.ones(2, 3), torch.ones(2, 3)]
-    with pytest.raises(ValueError, match=r"loss\(embeddings\): expected shape"):
-        losses.cached_backward(lambda part: part * weight, parts, lambda e: e.sum(1))
-    with pytest.raises(ValueError, match="expected a loss that depends on the embeddings"):
-        losses.cached_backward(lambda part: part * weight, parts, lambda e: (weight**2).sum())
-    sizes = iter((2, 2, 2, 1))
-    with pytest.raises(RuntimeError, match=r"expected \[2, 3\] again from part 0, got \[1, 3\]"):
-        losses.cached_backward(lambda part: part[: next(sizes)] * weight, parts, lambda e: e.sum())

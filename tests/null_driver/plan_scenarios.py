@@ -120,11 +120,11 @@ def tapes_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
             for _ in range(3):
                 found = of_step(step)
             tapes = sum(
-                isinstance(tape, _tape._Tape)
+                isinstance(tape, _tape.Tape)
                 for of in (encoder_layer._forward, encoder_layer._backward)
                 for tape in of._tapes.values()
             )
-            with mock.patch.object(Taped, "__call__", lambda taped, values, helpers=(): taped._function(*values)):
+            with mock.patch.object(Taped, "__call__", lambda taped, values: taped._function(*values)):
                 expected = of_step(step)
             if found != expected:
                 wrong.append(f"{name}, {batch}: {len(found)} and {len(expected)} launches")

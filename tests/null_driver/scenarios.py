@@ -22,6 +22,7 @@ from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
 from tools.null_driver import table
 from tools.null_driver.counting import counted_syncs
 from tools.null_driver.driver import NullDriver, start
+from tools.null_driver.saved_bytes import layer_list
 from tools.null_driver.steps import PARTS, Step, inputs_of, make_step
 
 # Batches that between them need every kernel: longest sequences of up to 32, 64, 128 and more tokens, each with padding
@@ -303,10 +304,18 @@ def resources(driver: NullDriver) -> list[dict[str, Any]]:
     return found
 
 
+def saved_bytes(driver: NullDriver) -> list[list[Any]]:
+    """What a layer of BERT-base keeps for backward in bf16 of 512 tokens: names, shapes, bytes."""
+    return [[name, list(tensor.shape), tensor.nbytes] for name, tensor in layer_list(1, 512)]
+
+
 SCENARIOS = (
     PLAN_SCENARIOS
     | REHEARSAL_SCENARIOS
-    | {one.__name__: one for one in (launches, shapes, warm_up, syncs, compilations, one_step, refusals, resources)}
+    | {
+        one.__name__: one
+        for one in (launches, shapes, warm_up, syncs, compilations, one_step, refusals, resources, saved_bytes)
+    }
 )
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tools.null_driver import build, table
 from tools.null_driver.device_answers import answer_for_gpu
+from tools.null_driver.saved_bytes import layer_list
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEARED = ("TRITON_INTERPRET", "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH")
@@ -39,6 +41,16 @@ def test_no_step_launches_more_than_was_written_down() -> None:
     assert found["risen"] == [], "python -m tools.null_driver --kernels shows what; --record writes it down"
     assert found["refusals"] == [0, ""]
     assert {row[0] for row in found["rows"]} <= set(table.read())
+
+
+def test_a_layer_keeps_what_it_keeps_on_the_cpu() -> None:
+    """In bf16. The page has the list."""
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
+    found, on_cpu = run("saved_bytes"), {name: tensor.nbytes for name, tensor in layer_list(1, 512)}
+    assert {name: nbytes for name, _, nbytes in found} == on_cpu
+    text = (ROOT / "docs" / "saved_bytes.md").read_text(encoding="utf-8").split("## On a GPU")[1]
+    rows = re.findall(r"\n\| (\w+) \|.*\| ([\d.]+) \|", text)
+    assert rows == [(name, f"{8 * nbytes / 2**20:.3f}") for name, _, nbytes in found], "the page is of 8 sequences"
 
 
 def test_lengths_compile_nothing_anew() -> None:
@@ -160,7 +172,7 @@ def test_triton_launches_what_is_new_and_what_somebody_looks_at() -> None:
 
 
 def test_plans_need_no_more_of_a_launcher_than_that_it_can_be_called() -> None:
-    assert run("other_launchers") == {"same": True, "launches": 28, "refusals": [0, ""]}
+    assert run("other_launchers") == {"same": True, "launches": 29, "refusals": [0, ""]}
 
 
 def test_gpu_answers() -> None:

@@ -324,7 +324,7 @@ def place(name: str) -> int:
         ("attention_dropout_p", 1.5, r"attention_dropout_p: expected a probability in \[0, 1\], got 1.5"),
         ("probabilities_site", -1, r"site: expected a number in \[0, 2\*\*31\), got -1"),
         ("seed", None, "seed: expected a Tensor, got None"),
-        ("saves", "all", "saves: expected one of input, output, device, got 'all'"),
+        ("saves", "all", "saves: expected one of input, output, device, again, got 'all'"),
         ("max_seqlen_q", 2, r"max_seqlen_q: expected at least the longest sequence \(7\), got 2"),
         ("down_weight", torch.zeros(24, 41), r"down_weight: expected shape \[24, 40\], got \[24, 41\]"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tools import check
 from tools.sanitized import python as sanitized
 
@@ -56,6 +57,58 @@ def test_unknown_check_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_the_rest_of_a_row_waits_for_what_it_needs() -> None:
     commands = {name: [sys.executable, "-c", code] for name, code in (("a", ""), ("b", "exit(3)"), ("c", ""))}
     assert [(run.name, run.status) for run in check._run_until_failure(commands)] == [("a", 0), ("b", 3)]
+
+
+def test_rows_run_side_by_side_and_show_their_output_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of two commands waits for the other's file between its lines; what follows a failure in its row is left."""
+    monkeypatch.setattr(check, "JOBS", 2)
+    wait = "i=0; until [ -e {other} ] || [ $i -ge {patience} ]; do sleep 0.1; i=$((i + 1)); done; [ -e {other} ]"
+
+    def meets(own: str, other: str, status: int) -> list[str]:
+        code = f"echo {own} begins; touch {own}; {wait.format(other=other, patience=int(10 * PATIENCE_S))} || exit 9"
+        return ["sh", "-c", f"cd '{tmp_path}'; {code}; echo {own} ends; exit {status}"]
+
+    runs = check._run_together(
+        {"first": meets("a", "b", 3), "left out": ["true"]},
+        {"second": meets("b", "a", 0), "third": ["sh", "-c", "echo c"]},
+    )
+    assert [(run.name, run.status, run.last_line) for run in runs] == [
+        ("first", 3, "a ends"), ("second", 0, "b ends"), ("third", 0, "c"),
+    ]  # fmt: skip
+    shown = capfd.readouterr().out
+    assert all(f"{name} begins\n{name} ends\n" in shown for name in "ab")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_texts_are_read_where_their_program_was_built(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build or the texts may fail: what needs them is left out, all else runs."""
+
+    def run(fails: str) -> list[str]:
+        begun = []
+
+        def made_up(name: str, *_: object, **__: object) -> check.Outcome:
+            begun.append(name)
+            return check.Outcome(name, int(name == fails), 0.0, "")
+
+        monkeypatch.setattr(check, "_run", made_up)
+        outcomes = check.cpp()
+        assert [run.name for run in outcomes if run.status] == ([fails] if fails else [])
+        assert sorted(begun) == sorted(outcome.name for outcome in outcomes)
+        return [outcome.name for outcome in outcomes]
+
+    monkeypatch.setattr(check, "JOBS", jobs)
+    built, threads = (
+        ["C++ configure", "C++ build", "C++ tests", "C++ counts"],
+        ["threads configure", "threads build", "threads tests"],
+    )
+    written, read = ["texts write"], ["texts address", "texts threads"]
+    assert run("") == [*built, *written, *threads, *read]
+    assert run("C++ build") == [*built[:2], *written, *threads, read[1]]
+    assert run("threads build") == [*built, *written, *threads[:2], read[0]]
+    assert run("texts write") == [*built, *written, *threads]
+    assert run("C++ tests") == [*built[:3], *written, *threads, *read]
 
 
 def test_texts_are_written_where_the_tests_look_for_them() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from bert_fast.data.embedding import EmbeddingSource
 from bert_fast.models import BertForTextEmbedding
 from bert_fast.testing.tolerances import ABSOLUTE
 from bert_fast.training.config import SettingsError
-from bert_fast.training.recipes import run
+from bert_fast.training.recipes import plan_text, run
 from bert_fast.training.recipes.inference import TrainedModel
 from bert_fast.training.recipes.settings import Settings
 from bert_fast.training.retrieval import rankings, retrieval_metrics
@@ -217,14 +219,24 @@ def test_a_run_learns_and_leaves_a_model_for_search(folder: Path, table: Path, t
         trained.read([{"query": "a", "positive": "b"}])
 
 
-def test_parts_train_the_same_model_bit_for_bit(folder: Path, table: Path, tmp_path: Path) -> None:
-    """All activations at once or those of 48 texts: the texts of a batch are one part either way."""
-    for name, size in (("whole", None), ("parts", 48)):
-        config = BertConfig.from_pretrained(folder)
-        assert config.hidden_dropout_prob == 0.1
+def test_parts_train_the_same_model_bit_for_bit(
+    folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoded again in backward, or with all activations kept; a batch of one part is that of no parts."""
+    assert BertConfig.from_pretrained(folder).hidden_dropout_prob == 0.1
+    calls: list[bool] = []
+
+    def kept(encode: Callable[[], Any], **options: Any) -> Any:
+        calls.append(True)
+        return encode()
+
+    for name, size in (("no parts", None), ("one part", 48), ("again", 20), ("kept", 20)):
+        if name == "kept":
+            monkeypatch.setattr("bert_fast.models.text_embedding.checkpoint", kept)
         run(settings(folder, table, tmp_path / name, negatives=["negative"], epochs=1, part_size=size), quiet=True)
-    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
-    assert weights[0] == weights[1]
+    weights = {path.name: (path / "model" / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
+    assert weights["again"] == weights["kept"] and weights["no parts"] == weights["one part"]
+    assert len(calls) > 5
 
 
 def test_no_text_to_learn_from_is_one_to_judge_by(folder: Path, table: Path, tmp_path: Path) -> None:
@@ -280,6 +292,36 @@ def test_what_is_refused_before_the_first_step(
     with pytest.raises(SettingsError, match=message):
         run(settings(folder, table, tmp_path / "run", **values), quiet=True)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_what_is_said_before_the_first_step(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a run and by what it would do: duplicates, texts that are cut, a batch of one; not where there is no harm."""
+    path = tmp_path / "rows.jsonl"
+    table = [{"query": f"what is {noun}", "positive": f"the {noun} it", "negative": "not it"} for noun in NOUNS[:9]]
+    table[7]["positive"], table[4]["positive"] = table[2]["positive"], "the " * 30
+    path.write_text("".join(json.dumps(row) + "\n" for row in table))
+    values = {"valid_share": None, "batch_size": 8, "epochs": 1}
+    said = [
+        f"{path}: 2 rows share a query or a positive with others, directly or through others, and are no negatives of "
+        f"them; the first: {path}: line 8, of the group of {path}: line 3",
+        f"{path}: 1 texts have more than 16 tokens and are cut; the first: {path}: line 5, column 'positive', "
+        "32 tokens",
+    ]
+    alone = "batches: 1 of 2 in the first epoch have one example, which nothing is compared with; the first: query"
+    planned = plan_text(settings(folder, path, tmp_path / "plan", **values)).splitlines()
+    notes = [line.removeprefix("note").strip() for line in planned if line.startswith("note")]
+    assert notes[:2] == said and len(notes) == 3 and notes[2].startswith(f"{alone} 'what is thing")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(settings(folder, path, tmp_path / "run", **values))
+    assert [str(one.message) for one in caught if one.filename.endswith("runs.py")] == notes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(settings(folder, path, tmp_path / "quiet", **values), quiet=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in table[:3]))
+    for values in ({"batch_size": 3}, {"batch_size": 2, "negatives": ["negative"]}):
+        more = {"valid_share": None, "epochs": 1}
+        assert "note" not in plan_text(settings(folder, path, tmp_path / "plan", **more, **values))
 
 
 def test_rows_say_what_is_found_first() -> None:

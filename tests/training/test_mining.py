@@ -1,6 +1,7 @@
 """Hard negatives: by brute force, as sentence-transformers mines them, what is left out, what is refused."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bert_fast import BertConfig, BertModel, BertTokenizer
 from bert_fast.errors import SourceError
 from bert_fast.models import BertForSequenceClassification
 from bert_fast.testing.tolerances import ABSOLUTE
-from bert_fast.training.recipes import CrossEncoder, Embedder, Limits, mine
+from bert_fast.training.recipes import CrossEncoder, Embedder, Index, Limits, embed_files, mine
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnop"]
 TEXTS = [" ".join(texts) for texts in itertools.combinations("abcdefghij", 3)]  # 120
@@ -146,6 +147,55 @@ def test_positives_of_others_are_a_corpus(embedder: Embedder) -> None:
     mined = mine(embedder, table, count=5)
     for number, row in enumerate(mined.rows):
         assert {*negatives(row)} == {f"k {text}" for text in TEXTS[:6]} - {table[number]["positive"]}
+
+
+def write_index(embedder: Embedder, corpus: list[str], folder: Path, ending: str = "npy") -> Index:
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in corpus))
+    embed_files(embedder, [folder / "corpus.jsonl"], folder / f"corpus.{ending}")
+    return Index(folder / f"corpus.{ending}", "dot")
+
+
+@pytest.mark.parametrize("ending", ["npy", "parquet"])
+@pytest.mark.parametrize("name", ["nearest", "all"])
+def test_an_index_gives_the_same_negatives(
+    name: str, ending: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a corpus with empty texts, with one text often, without some of the positives; embedded once."""
+    pytest.importorskip("pyarrow")
+    as_indexed = Embedder.from_pretrained(folder, pooling="max", normalize=True, max_length=5)
+    corpus = ["", *TEXTS[:40], " ", *[f" {TEXTS[2]}"] * 30, *TEXTS[43:], "", TEXTS[0]]
+    index, limits = write_index(as_indexed, corpus, tmp_path, ending), Limits(**LIMITS[name])
+    expected = mine(as_indexed, rows(), corpus, count=4, limits=limits)
+    tokenized: list[str] = []
+    tokenize = Embedder.tokenize
+
+    def noted(self: Embedder, texts: list[str]) -> Any:
+        tokenized.extend(texts)
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(Embedder, "tokenize", noted)
+    found = mine(Embedder.from_pretrained(folder), rows(), corpus, index=index, count=4, limits=limits)
+    assert found == expected and len(found.rows) > 4 and found.corpus == 119
+    # Queries, positives that are not in the corpus, and rows of the index that are looked at.
+    assert TEXTS[40] in tokenized and "p o n" in tokenized and TEXTS[2] not in tokenized
+    assert len(tokenized) <= 12 + 2 + 16
+
+
+def test_what_is_not_the_index_of_the_corpus(embedder: Embedder, folder: Path, tmp_path: Path) -> None:
+    index = write_index(embedder, TEXTS, tmp_path)
+    with pytest.raises(ValueError, match="index: expected as many vectors as the corpus has texts, 119, got 120"):
+        mine(embedder, rows(), TEXTS[1:], index=index)
+    said = "index: row 0: expected the vector of the text there in the corpus, 'h i j', got one of another text"
+    with pytest.raises(ValueError, match=said):
+        mine(embedder, rows(), TEXTS[::-1], index=index)
+    torch.manual_seed(9)
+    BertModel(embedder.model.config).save_pretrained(tmp_path / "other")
+    embedder.tokenizer.save_pretrained(tmp_path / "other")
+    other = Embedder.from_pretrained(tmp_path / "other")
+    with pytest.raises(
+        ValueError, match=f"index: expected vectors of MODEL .*other, got ones of another model, {folder}"
+    ):
+        mine(other, rows(), TEXTS, index=index)
 
 
 def test_a_teacher_scores_positive_and_negatives(embedder: Embedder) -> None:

@@ -53,6 +53,25 @@ def test_against_the_whole_matrix(tmp_path: Path, ending: str, similarity: Simil
         assert np.array_equal(scores, expected_scores)
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_some_rows_only(tmp_path: Path, ending: str) -> None:
+    draw = np.random.default_rng(5)
+    vectors, queries = (draw.standard_normal((count, 9)).astype(np.float32) for count in (211, 11))
+    index = Index(write(tmp_path / f"x.{ending}", vectors))
+    for kept in (range(0, 211, 3), range(100, 107), [210], []):
+        keep = np.isin(np.arange(211), kept)
+        expected_scores, expected_rows = whole(vectors[keep], queries, 10, "cosine")
+        for block_rows in (1, 100, 500):
+            scores, rows = search(index, queries, 10, keep=keep, block_rows=block_rows)
+            assert np.array_equal(scores, expected_scores)
+            assert np.array_equal(rows, np.flatnonzero(keep)[expected_rows])
+        assert np.array_equal(index.vectors_of(np.array(kept, np.int64)), vectors[keep])
+    with pytest.raises(ValueError, match=r"keep: expected shape \[211\], got \[210\]"):
+        search(index, queries, keep=np.ones(210, bool))
+    with pytest.raises(TypeError, match="keep: expected an array of bool, got int64"):
+        search(index, queries, keep=np.arange(211))
+
+
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_ties_go_by_row(tmp_path: Path, similarity: Similarity) -> None:
     """Whole numbers, many of them equal: every sum is exact."""

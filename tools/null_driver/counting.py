@@ -134,13 +134,13 @@ def _count(step: Step, driver: NullDriver) -> dict[str, Any]:
         found[part]["tensor maps"] = driver.num_tensor_maps
     for part in PARTS:
         step.prepare(part)
+        found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
+    for part in PARTS:  # last: what is remembered of tensors is looked at again where a mode is on, and after it
+        step.prepare(part)
         with _counted_operators() as operators:
             getattr(step, part)()
         found[part]["products"] = operators.products
         found[part]["small"] = dict(sorted((+operators.small).items()))
-    for part in PARTS:
-        step.prepare(part)
-        found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
     return found
 
 

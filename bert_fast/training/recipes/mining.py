@@ -6,6 +6,7 @@ Margins: Moreira et al. 2024 (arXiv:2407.15831), section 3, against answers that
 
 import math
 import os
+import reprlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from bert_fast.training.recipes.search import Index, search
 __all__ = ["Limits", "Mined", "mine", "read_corpus"]
 
 _WIDER = 10  # documents looked at for each that is wanted, where limits leave some out
+_ROWS_COMPARED, _SAME_VECTOR = 16, 0.98  # cosine of one text's vectors in two precisions; of two texts', it may be 0.9
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,15 @@ class Mined:
     corpus: int
 
 
-def read_corpus(files: Sequence[str | os.PathLike[str]], format: str = "auto", field: str = "text") -> list[str]:
-    """All texts of files as `bert-fast embed` takes them, without empty ones.
+def read_corpus(
+    files: Sequence[str | os.PathLike[str]], format: str = "auto", field: str = "text", errors: str = "strict"
+) -> list[str]:
+    """All texts of files as `bert-fast embed` takes them, empty ones too: text i is that of row i of an index.
 
     Raises: OSError, SourceError, ValueError: see `embed_files`.
     """
-    groups = read_groups(find_texts(files, format, field), ReadOptions(field))
-    texts = (group.text(place) for group in groups for place in range(len(group)))
-    return [text for text in texts if text.strip()]
+    groups = read_groups(find_texts(files, format, field), ReadOptions(field, errors))
+    return [group.text(place) for group in groups for place in range(len(group))]
 
 
 def mine(
@@ -111,6 +114,7 @@ def mine(
     rows: Any,
     corpus: Sequence[str] = (),
     *,
+    index: Index | None = None,
     count: int = 3,
     limits: Limits | None = None,
     query: str = "query",
@@ -120,12 +124,15 @@ def mine(
     """`count` hard negatives for every row, by exact search among the corpus and the positives of all rows.
 
     Rows with the same query, or the same positive, belong together, as for `EmbeddingSource`: no document of a query's
-    group is a negative of it, nor is the query itself. Texts that differ in spaces around them only are one.
+    group is a negative of it, nor is the query itself. Texts that differ in spaces around them only are one, and empty
+    ones are none.
 
     Args:
         embedder: makes the vectors.
         rows: a table of queries and positives: see `bert_fast.data.tables`.
-        corpus: further texts; all are in memory, with their vectors.
+        corpus: further texts; all are in memory, with their vectors where there is no index.
+        index: the vectors of the corpus, row i that of text i, which are not made again; all others are made as they
+            were (`Index.fitted`), and scores are cosines whatever its similarity is.
         count: of negatives.
         limits: which texts may be negatives; None: all that are not the query's.
         query: the column of queries.
@@ -135,7 +142,7 @@ def mine(
     Raises:
         SourceError: the table cannot be read, an entry of the two columns is no text, a column that is to be added is
             there already; with the row. No row gets as many negatives.
-        TypeError, ValueError: wrong arguments.
+        TypeError, ValueError: wrong arguments; an index of another model, or of other texts.
     """
     count, limits = check_count("count", count, 1), limits or Limits()
     depth = limits.looked_at(count)
@@ -149,9 +156,17 @@ def mine(
         if name in table.names:
             raise SourceError(f"{table.name}: expected no column {name!r}, which is to be added, got one")
     queries, positives = (_texts(table, column) for column in (query, positive))
-    corpus_of = {text.strip(): text for text in reversed([*corpus, *positives])}  # the first one of each stays
-    texts = [corpus_of[key] for key in dict.fromkeys(text.strip() for text in [*corpus, *positives])]
-    negatives = _nearest(embedder, queries, positives, texts, count, depth, limits)
+    row_of: dict[str, int] = {}  # of the first of texts that are one: texts, in this order
+    for row, text in enumerate([*corpus, *positives]):
+        if key := text.strip():
+            row_of.setdefault(key, row)
+    texts = [corpus[row] if row < len(corpus) else positives[row - len(corpus)] for row in row_of.values()]
+    if index is not None:
+        embedder = index.fitted(embedder)
+        _check_texts(index, embedder, corpus)
+    indexed = np.array([row for row in row_of.values() if index is not None and row < len(corpus)], np.int64)
+    searched = _Searched(embedder, texts, index, indexed)
+    negatives = _nearest(searched, queries, positives, count, depth, limits)
     found = [row for row in range(len(table)) if queries[row].strip() in negatives]
     if not found:
         raise SourceError(
@@ -177,12 +192,58 @@ def _texts(table: Table, column: str) -> list[str]:
     return texts
 
 
+def _check_texts(index: Index, embedder: Embedder, corpus: Sequence[str]) -> None:
+    """Sees that the vectors are those of the texts, as far as some of them tell."""
+    if len(corpus) != index.count:
+        raise ValueError(f"index: expected as many vectors as the corpus has texts, {len(corpus)}, got {index.count}")
+    rows = np.unique(np.linspace(0, index.count - 1, _ROWS_COMPARED).astype(np.int64)) if index.count else np.arange(0)
+    made = embedder.embed([corpus[row] for row in rows])
+    for row, one, other in zip(rows.tolist(), made, index.vectors_of(rows), strict=True):
+        if one.any() and _cosine(one, other) < _SAME_VECTOR:
+            raise ValueError(
+                f"index: row {row}: expected the vector of the text there in the corpus, {reprlib.repr(corpus[row])}, "
+                "got one of another text"
+            )
+
+
+class _Searched:
+    """Different texts with their vectors: of the first ones, rows of an index; of the others, made here."""
+
+    def __init__(self, embedder: Embedder, texts: list[str], index: Index | None, indexed: np.ndarray) -> None:
+        self.embedder, self.texts = embedder, texts
+        self._index, self._indexed = index, indexed
+        self._made = embedder.embed(texts[len(indexed) :])
+
+    def vectors_of(self, places: np.ndarray) -> np.ndarray:
+        """Vectors of some texts (places: int64 [n], ascending), [n, H]."""
+        first = int(np.searchsorted(places, len(self._indexed)))
+        made = self._made[places[first:] - len(self._indexed)]
+        if self._index is None:
+            return made
+        return np.concatenate([self._index.vectors_of(self._indexed[places[:first]]), made])
+
+    def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and places in `texts` [Q, k], as `search` gives them."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "made.npy"
+            np.save(path, self._made)
+            scores, places = search(Index(path), queries, top_k)
+        if self._index is None:
+            return scores, places
+        keep = np.zeros(self._index.count, bool)
+        keep[self._indexed] = True
+        of_index, rows = search(Index(self._index.path), queries, top_k, keep=keep)
+        scores = np.concatenate([of_index, scores], axis=1)
+        places = np.concatenate([np.searchsorted(self._indexed, rows), places + len(self._indexed)], axis=1)
+        best = np.lexsort((places, -scores))[:, :top_k]
+        return np.take_along_axis(scores, best, 1), np.take_along_axis(places, best, 1)
+
+
 def _nearest(
-    embedder: Embedder, queries: list[str], positives: list[str], texts: list[str], count: int, depth: int,
-    limits: Limits,
-) -> dict[str, list[int]]:  # fmt: skip
-    """The places in `texts` of the negatives of each query for which there are enough."""
-    place_of = {text.strip(): place for place, text in enumerate(texts)}
+    searched: _Searched, queries: list[str], positives: list[str], count: int, depth: int, limits: Limits
+) -> dict[str, list[int]]:
+    """The places in the texts of the negatives of each query for which there are enough."""
+    place_of = {text.strip(): place for place, text in enumerate(searched.texts)}
     pairs = [[text.strip() for text in column] for column in (queries, positives)]
     of_group: dict[int, set[int]] = {}
     own: dict[str, set[int]] = {}  # places of a query's positives
@@ -192,15 +253,14 @@ def _nearest(
         own.setdefault(asked, set()).add(place_of[answer])
         group_of[asked] = group
     different = list(own)
-    vectors, asked_vectors = embedder.embed(texts), embedder.embed(different)
+    asked_vectors = searched.embedder.embed(different)
     excluded = [of_group[group_of[asked]] | {place_of.get(asked, -1)} for asked in different]
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "corpus.npy"
-        np.save(path, vectors)
-        scores, places = search(Index(path), asked_vectors, depth + max(map(len, excluded)))
+    scores, places = searched.nearest(asked_vectors, depth + max(map(len, excluded)))
+    answers = np.unique([place_of[answer] for answer in pairs[1]])
+    vector_of = dict(zip(answers.tolist(), searched.vectors_of(answers), strict=True))
     found = {}
     for number, asked in enumerate(different):
-        lowest = min(_cosine(asked_vectors[number], vectors[place]) for place in own[asked])
+        lowest = min(_cosine(asked_vectors[number], vector_of[place]) for place in own[asked])
         highest, kept, seen = limits.highest(lowest), [], 0
         for score, place in zip(scores[number].tolist(), places[number].tolist(), strict=True):
             if place in excluded[number]:

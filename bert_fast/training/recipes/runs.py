@@ -2,6 +2,7 @@
 
 import dataclasses
 import textwrap
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def run(settings: Settings, *, resume: str = "auto", quiet: bool = False) -> Tra
         settings: of the run.
         resume: "auto" goes on where an earlier run of the same settings was, "must" raises if there was none, "never"
             if there was one.
-        quiet: nothing is shown on the terminal.
+        quiet: nothing is shown on the terminal, not even warnings of what `Task.notes` says.
 
     Returns: how it ended; of two phases, the last one begun.
 
@@ -77,6 +78,9 @@ def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingR
                 on_main(lock.acquire)
             parts = build(phase, longest=longest, tokens_dir=tokens_dir, on_main=on_main)
             trainer = _trainer(parts, quiet)
+            if trainer.is_main and not quiet:
+                for note in _notes(parts):
+                    warnings.warn(note, stacklevel=2)
             result = trainer.train(resume)
             if resume == "must":  # there is something to go on with, maybe not of every phase
                 resume = "auto"
@@ -86,6 +90,17 @@ def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingR
             _write_predictions(trainer, parts, phase.training.output_dir / "predictions")
     finally:
         lock.release()
+
+
+def _notes(parts: Parts) -> list[str]:
+    """What the task says before the first step."""
+    return parts.task.notes(_batches(parts))
+
+
+def _batches(parts: Parts) -> Batches:
+    train, config = parts.task.train, parts.settings.training
+    assert train is not None
+    return Batches(train, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed)
 
 
 def _write_predictions(trainer: Trainer, parts: Parts, directory: Path) -> None:
@@ -156,14 +171,13 @@ def _plan_lines(parts: Parts) -> list[str]:
         "activations come on top",
         f"writes       {config.output_dir}: checkpoints (the newest {config.keep_checkpoints}, and the best), "
         "metrics.jsonl, report.html, model, predictions",
+        *(f"note         {note}" for note in _notes(parts)),
     ]
 
 
 def _first_batch(parts: Parts) -> list[str]:
-    train, config = parts.task.train, parts.settings.training
+    train, indices = parts.task.train, _batches(parts).plan(0).indices(0)
     assert train is not None
-    batches = Batches(train, batch_size=config.batch_size, max_tokens=config.batch_tokens, seed=config.seed)
-    indices = batches.plan(0).indices(0)
     shown = [parts.task.describe(train, int(index)) for index in indices[:_SHOWN_EXAMPLES]]
     return [f"first batch  {len(indices)} examples; of them", *(textwrap.indent(_cut(text), "  ") for text in shown)]
 

@@ -9,6 +9,7 @@ The error of a product of n terms in fp32: Higham 2002, Accuracy and Stability o
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ __all__ = ["SIMILARITIES", "Index", "Similarity", "search"]
 Similarity = Literal["cosine", "dot"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot")
 _READERS: dict[str, Any] = {".npy": NpyVectors, ".parquet": ArrowVectors, ".arrow": ArrowVectors}
+_BLOCK_ROWS = 4096
 _QUERIES_AT_ONCE = 256
 _CANDIDATES_AT_ONCE = 1024
 _FP32_PRODUCTS = 1e37  # vectors whose lengths multiply to more are multiplied in fp64: no partial sum may overflow
@@ -82,6 +84,26 @@ class Index:
         if width != self.dimension:
             raise ValueError(f"index: expected vectors of {width} numbers, as {name} makes, got {self.dimension}")
 
+    def fitted(self, embedder: Embedder) -> Embedder:
+        """The embedder with the pooling, normalization and length that the vectors were made with, where it is known.
+
+        Raises:
+            ValueError: see `check_model`.
+        """
+        self.check_model(embedder)
+        if self.info is None:
+            return embedder
+        pooling: Any = self.info.pooling  # checked by Embedder
+        return replace(embedder, pooling=pooling, normalize=self.info.normalize, max_length=self.info.max_length)
+
+    def vectors_of(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of some rows (int64 [n], ascending), float32 [n, dimension]; the whole index is read once."""
+        found = np.empty((len(rows), self.dimension), np.float32)
+        for first, block in self.blocks(_BLOCK_ROWS):
+            part = slice(*np.searchsorted(rows, [first, first + len(block)]))
+            found[part] = block[rows[part] - first]
+        return found
+
     def blocks(self, block_rows: int) -> Iterator[tuple[int, np.ndarray]]:
         """(the row of the first, some vectors [n, dimension], fp32), n up to `block_rows`."""
         first = 0
@@ -90,17 +112,20 @@ class Index:
             first += len(vectors)
 
 
-def search(index: Index, queries: Any, top_k: int = 10, *, block_rows: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+def search(
+    index: Index, queries: Any, top_k: int = 10, *, keep: np.ndarray | None = None, block_rows: int = _BLOCK_ROWS
+) -> tuple[np.ndarray, np.ndarray]:
     """The vectors most similar to each query, best first; of equal scores the smaller row comes first.
 
     Args:
         index: what is searched, all of it.
         queries: vectors, floating-point array or Tensor [Q, dimension].
         top_k: how many; where the index has fewer, all.
+        keep: which rows are searched, bool [index.count]; None: all.
         block_rows: vectors that are read at a time; the result is the same for all values.
 
-    Returns: scores (float32 [Q, k]) and rows (int64 [Q, k]), with k = min(top_k, index.count). A score is rounded from
-        fp64; one beyond the range of fp32 is infinite.
+    Returns: scores (float32 [Q, k]) and rows (int64 [Q, k]), with k = min(top_k, rows that are searched). A score is
+        rounded from fp64; one beyond the range of fp32 is infinite.
 
     Raises:
         TypeError, ValueError: a wrong argument; a query or a vector with NaN or infinity, whose row is named.
@@ -110,12 +135,16 @@ def search(index: Index, queries: Any, top_k: int = 10, *, block_rows: int = 409
     top_k, block_rows = check_count("top_k", top_k, 1), check_count("block_rows", block_rows, 1)
     wanted = _checked_queries(queries, index.dimension)
     is_cosine = index.similarity == "cosine"
-    k = min(top_k, index.count)
+    k = min(top_k, index.count if keep is None else _checked_keep(keep, index.count))
     scores = np.full((len(wanted), k), -np.inf, np.float32)
     rows = np.full((len(wanted), k), np.iinfo(np.int64).max)  # behind all real rows
     lengths = _lengths("queries", wanted, 0)
     for first, block in index.blocks(block_rows):
         vector_lengths = _lengths(f"index: {index.path}", block, first)
+        places = np.arange(first, first + len(block))
+        if keep is not None:
+            places = places[keep[places]]
+            block, vector_lengths = block[places - first], vector_lengths[places - first]
         for start in range(0, len(wanted) if k else 0, _QUERIES_AT_ONCE):
             part = slice(start, start + _QUERIES_AT_ONCE)
             rough, margins = _rough_scores(wanted[part], lengths[part], block, vector_lengths, is_cosine)
@@ -124,8 +153,17 @@ def search(index: Index, queries: Any, top_k: int = 10, *, block_rows: int = 409
             for query in np.flatnonzero(may_enter.any(axis=1)):
                 found = _candidates(rough[query], np.flatnonzero(may_enter[query]), margins[query], k)
                 exact = _exact_scores(wanted[start + query], block, found, is_cosine)
-                _merge(scores[start + query], rows[start + query], exact, found + first)
+                _merge(scores[start + query], rows[start + query], exact, places[found])
     return scores, rows
+
+
+def _checked_keep(keep: Any, count: int) -> int:
+    """How many rows are kept."""
+    if not isinstance(keep, np.ndarray) or keep.dtype != bool:
+        raise TypeError(f"keep: expected an array of bool, got {getattr(keep, 'dtype', type(keep).__name__)}")
+    if keep.shape != (count,):
+        raise ValueError(f"keep: expected shape [{count}], got {list(keep.shape)}")
+    return int(keep.sum())
 
 
 def _checked_queries(queries: Any, dimension: int) -> np.ndarray:

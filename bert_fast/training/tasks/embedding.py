@@ -1,6 +1,7 @@
 """The task embed: vectors of texts, near to one another where the texts belong together."""
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bert_fast.data.batches import Source
+from bert_fast.data.batches import Batches, Source
 from bert_fast.data.embedding import EmbeddingLoss, EmbeddingSource
 from bert_fast.losses import contrastive, cosent, cosine_mse, in_batch_negatives, margin_mse, matryoshka, triplet
 from bert_fast.models import BertForTextEmbedding, BertPreTrainedModel
@@ -49,7 +50,7 @@ class EmbedSettings(FinetuneSettings):
     similarity: Literal["cosine", "dot"] = "cosine"  # of vectors, in the loss
     scale: float = 20.0  # of similarities, 1 / temperature
     symmetric: bool = False  # documents look for their queries, too
-    part_size: int | None = None  # texts whose activations are in memory at a time, at a third more work
+    part_size: int | None = None  # texts whose activations are in memory at a time, at up to a third more work
     max_length: int = 128  # tokens of a text; longer ones are cut
 
     def __post_init__(self) -> None:
@@ -196,6 +197,21 @@ class EmbeddingTask(Task):
         if self.dimensions is not None and max(self.dimensions) > most:
             raise ValueError(f"dimensions: expected at most the model's {most}, got {max(self.dimensions)}")
         return model
+
+    def notes(self, batches: Batches) -> list[str]:
+        """See `Task.notes`: rows that belong together, texts that are cut, batches in which nothing is compared."""
+        source = source_of_kind(EmbeddingSource, batches.source)
+        notes = list(source.notes)
+        if self.loss == "cosent" or (self.loss == "in_batch" and source.num_texts == 2):
+            plan = batches.plan(0)
+            alone = np.flatnonzero(np.diff(plan.cu_batches) == 1)
+            if len(alone):
+                query = source.texts[0][int(plan.indices(int(alone[0]))[0])]
+                notes.append(
+                    f"batches: {len(alone):,} of {len(plan):,} in the first epoch have one example, which nothing is "
+                    f"compared with; the first: query {reprlib.repr(query)}"
+                )
+        return notes
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """See `Task.label_counts`: one for a query, whose texts are several sequences."""
