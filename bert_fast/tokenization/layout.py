@@ -5,8 +5,8 @@ The engine returns the ids of all segments in one flat array. A row of the resul
     [left padding] [CLS] A [SEP] B [SEP] [right padding]
 
 (XLM-R has two [SEP] between A and B) with A and B contiguous pieces of that array. `Layout.codes` says for every
-position of every row which of these it is;
-everything else (type ids, masks, sequence ids) is a table lookup in it, so no Python object exists per token.
+position of every row which of these it is; everything else (type ids, masks, sequence ids) is a table lookup in it, so
+no Python object exists per token.
 
 Worked example, segments [7 8 9] and [5], one pair, padded to 8:
 
