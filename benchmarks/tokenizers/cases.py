@@ -61,6 +61,7 @@ _ORIGINS = (
 _PACKED = (
     Entrant("bert_fast", "bert_fast", "packed"),
     Entrant("bert_fast, arrays", "bert_fast", "arrays"),
+    Entrant("bert_fast, arrays of int64", "bert_fast", "int64_arrays"),
     Entrant("bert_fast, types and positions, too", "bert_fast", "entries"),
     Entrant("nanotoken", "nanotoken", "arrays"),
 )

@@ -3,6 +3,7 @@
 `load(name, vocabulary)` makes a fresh tokenizer and returns its forms, functions of a list of texts (of one text for
 "one"); a form that a tokenizer does not offer is missing:
     arrays   (ids [N], boundaries [n + 1]), NumPy arrays
+    int64_arrays   the same, with ids as wide as a model takes them
     padded   {"input_ids", "attention_mask", "token_type_ids"}, int64 [n, 512]; longer texts cut, shorter ones padded
     lists    a list of ints for each text
     one      a list of ints
@@ -77,6 +78,7 @@ def _bert_fast(vocabulary: Vocabulary) -> Forms:
 
     return {
         "arrays": lambda texts: ragged(texts)[:2],
+        "int64_arrays": lambda texts: ragged(texts, dtype="int64")[:2],
         "packed": packed,
         "entries": entries,
         "padded": lambda texts: tokenizer(texts, **padding),
