@@ -1,8 +1,9 @@
-"""transformers' modules inside a BertModel and a masked-LM head, with the packed computation beside their own.
+"""transformers' modules inside a model and a masked-LM head, with the packed computation beside their own.
 
 Called with `call=`, by the fused model on its packed path, they compute as bert_fast's modules do, on the parameters
 that they have; called without, they are what they were. What the packed computation reads beyond parameters is looked
-up at every call, so that dropout probabilities, activations and layers that somebody replaces count.
+up at every call, so that dropout probabilities, activations and layers that somebody replaces count. Names of parts are
+BERT's; where a family calls them otherwise, its record says how.
 
 `site` and `layer_index` are set where a model is fused: they say whose dropout masks these are.
 """
@@ -12,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.huggingface.fused import Fused
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform
@@ -28,17 +28,27 @@ from bert_fast.modules.fusable import is_watched
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.pooler import PackedPooler
-from bert_fast.ops.dropout import DropoutSite, dropout_site
+from bert_fast.ops.dropout import dropout_site
 
-__all__ = ["FusedContainer", "clear_sites", "set_sites"]
+__all__ = [
+    "FusedAttention",
+    "FusedContainer",
+    "FusedCrossAttention",
+    "FusedEmbeddings",
+    "FusedEncoder",
+    "FusedHolder",
+    "FusedIntermediate",
+    "FusedLayer",
+    "FusedOutput",
+    "FusedPooler",
+    "FusedPredictionHead",
+    "FusedPredictionTransform",
+    "FusedSelfAttention",
+    "FusedSelfOutput",
+    "clear_sites",
+    "set_sites",
+]
 
-_SITES = {  # module within a layer -> what it drops
-    "attention.self": DropoutSite.ATTENTION_PROBS,
-    "attention.output": DropoutSite.ATTENTION_OUTPUT,
-    "crossattention.self": DropoutSite.CROSS_ATTENTION_PROBS,
-    "crossattention.output": DropoutSite.CROSS_ATTENTION_OUTPUT,
-    "output": DropoutSite.MLP_OUTPUT,
-}
 # Modules that compute one of the fused activations -> its name. ACT2FN makes a new module at every look-up.
 _NAMES = {type(ACT2FN[name]): name for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")}
 
@@ -75,68 +85,60 @@ class _Heads(_Dropping):
         return self
 
 
-class FusedBertEmbeddings(_Dropping, PackedEmbeddings, hf.BertEmbeddings):
-    pass
+class FusedEmbeddings(_Dropping, PackedEmbeddings):
+    """Embeddings."""
 
 
-class FusedBertSelfAttention(_Heads, PackedSelfAttention, hf.BertSelfAttention):
-    pass
+class FusedSelfAttention(_Heads, PackedSelfAttention):
+    """Attention of tokens to each other."""
 
 
-if hasattr(hf, "BertSdpaSelfAttention"):  # transformers 4
-
-    class FusedBertSdpaSelfAttention(_Heads, PackedSelfAttention, hf.BertSdpaSelfAttention):
-        pass
+class FusedCrossAttention(_Heads, PackedCrossAttention):
+    """Attention to a memory."""
 
 
-if hasattr(hf, "BertCrossAttention"):  # transformers 5
-
-    class FusedBertCrossAttention(_Heads, PackedCrossAttention, hf.BertCrossAttention):
-        pass
+class FusedSelfOutput(_Dropping, PackedSelfOutput):
+    """What closes an attention."""
 
 
-class FusedBertSelfOutput(_Dropping, PackedSelfOutput, hf.BertSelfOutput):
-    pass
+class FusedAttention(FusedContainer, PackedAttention):
+    """An attention and what closes it."""
 
 
-class FusedBertAttention(FusedContainer, PackedAttention, hf.BertAttention):
-    pass
+class FusedIntermediate(FusedContainer, PackedIntermediate):
+    """The widening half of the MLP."""
 
-
-class FusedBertIntermediate(FusedContainer, PackedIntermediate, hf.BertIntermediate):
     hidden_act: Any = property(lambda self: _fused_name(self.intermediate_act_fn))
 
 
-class FusedBertOutput(_Dropping, PackedOutput, hf.BertOutput):
-    pass
+class FusedOutput(_Dropping, PackedOutput):
+    """The MLP and what closes it."""
 
 
-class FusedBertLayer(FusedContainer, PackedLayer, hf.BertLayer):
-    pass
+class FusedLayer(FusedContainer, PackedLayer):
+    """A layer."""
 
 
-class FusedBertEncoder(FusedContainer, PackedEncoder, hf.BertEncoder):
-    pass
+class FusedEncoder(FusedContainer, PackedEncoder):
+    """The stack of layers."""
 
 
-class FusedBertPooler(FusedContainer, PackedPooler, hf.BertPooler):
-    pass
+class FusedPooler(FusedContainer, PackedPooler):
+    """The pooled sequence."""
 
 
-class FusedBertPredictionHeadTransform(FusedContainer, PackedPredictionTransform, hf.BertPredictionHeadTransform):
+class FusedPredictionTransform(FusedContainer, PackedPredictionTransform):
+    """What comes before the scores of words."""
+
     hidden_act: Any = property(lambda self: _fused_name(self.transform_act_fn))
 
 
-class FusedBertLMPredictionHead(FusedContainer, PackedPredictionHead, hf.BertLMPredictionHead):
-    pass
+class FusedPredictionHead(FusedContainer, PackedPredictionHead):
+    """Scores of words."""
 
 
-class FusedBertOnlyMLMHead(FusedContainer, hf.BertOnlyMLMHead):
-    pass
-
-
-class FusedBertPreTrainingHeads(FusedContainer, hf.BertPreTrainingHeads):
-    pass
+class FusedHolder(FusedContainer):
+    """A module that only holds others."""
 
 
 def _is_alone(layer: nn.Module) -> bool:
@@ -152,11 +154,12 @@ def _fused_name(activation: Any) -> Any:
 
 
 def set_sites(encoder: nn.Module) -> None:
-    """Tells the containers in a BertEncoder which layer they are of, and which dropout masks are theirs."""
+    """Tells the containers in a fused encoder which layer they are of, and which dropout masks are theirs."""
+    sites = encoder.fused_family.sites  # type: ignore[union-attr]
     for index, layer in enumerate(encoder.layer):  # type: ignore[arg-type]
         for name, module in layer.named_modules():
-            if name in _SITES and isinstance(module, FusedContainer):
-                vars(module).update(layer_index=index, site=dropout_site(_SITES[name], index))
+            if name in sites and isinstance(module, FusedContainer):
+                vars(module).update(layer_index=index, site=dropout_site(sites[name], index))  # type: ignore[union-attr,index]
 
 
 def clear_sites(container: nn.Module) -> None:

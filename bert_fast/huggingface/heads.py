@@ -1,56 +1,37 @@
-"""transformers' models with a head on a fused BertModel; those that read little of its output have little computed."""
+"""transformers' models with a head on a pooled sequence; since they read little of it, little is computed."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-from transformers.models.bert import modeling_bert as hf
-
+from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.huggingface.fused import Fused
-from bert_fast.huggingface.models import IS_VERSION_4, is_fused_bert
+from bert_fast.huggingface.models import is_fused_model
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.modules.call import first_rows
 
-__all__ = [
-    "FusedBertForMultipleChoice",
-    "FusedBertForNextSentencePrediction",
-    "FusedBertForSequenceClassification",
-]
+__all__ = ["FusedForSequenceClassification", "FusedPooledHead"]
 
 
-class _PooledHead(Fused):
+class FusedPooledHead(Fused):
     """A head on the pooled sequence: of the last layer, only the first tokens' rows are computed."""
 
-    bert: Any
+    inner: Any
 
-    def _forward_pooled(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        # Nobody else looks at what the BertModel returns; and version 4 passes on no arguments but its own.
-        if is_fused_bert(self.bert) and not is_watched(self.bert) and not IS_VERSION_4:
-            kwargs["rows"] = first_rows
-        return forward(*args, **kwargs)
+    @classmethod
+    def forward_for(cls, original: Any) -> Callable[..., Any]:
+        """As transformers' own."""
+        theirs = original.forward
+
+        @functools.wraps(theirs)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # Nobody else looks at what the model returns; and version 4 passes on no arguments but its own.
+            if is_fused_model(self.inner) and not is_watched(self.inner) and not IS_VERSION_4:
+                kwargs["rows"] = first_rows
+            return theirs(self, *args, **kwargs)
+
+        return forward
 
 
-class FusedBertForSequenceClassification(_PooledHead, hf.BertForSequenceClassification):
+class FusedForSequenceClassification(FusedPooledHead):
     """Classes of texts, from pooled sequences."""
-
-    @functools.wraps(hf.BertForSequenceClassification.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        return self._forward_pooled(super().forward, *args, **kwargs)
-
-
-class FusedBertForMultipleChoice(_PooledHead, hf.BertForMultipleChoice):
-    """A choice among texts, from pooled sequences."""
-
-    @functools.wraps(hf.BertForMultipleChoice.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        return self._forward_pooled(super().forward, *args, **kwargs)
-
-
-class FusedBertForNextSentencePrediction(_PooledHead, hf.BertForNextSentencePrediction):
-    """Whether a text goes on, from pooled sequences."""
-
-    @functools.wraps(hf.BertForNextSentencePrediction.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        return self._forward_pooled(super().forward, *args, **kwargs)
