@@ -17,8 +17,7 @@ import copyreg
 import importlib
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import nn
 from bert_fast.huggingface.containers import FusedContainer, clear_sites, set_sites
 from bert_fast.huggingface.families import LIBRARIES
 from bert_fast.huggingface.family import Family
-from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.fused import Fused, part
 from bert_fast.huggingface.models import FusedModel
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.projections import JoinedProjections
@@ -111,11 +110,17 @@ def _attributes(family: Family, name: str, original: type, computing: Any) -> di
     attributes: dict[str, Any] = {"fused_family": family, "fused_original": original}
     if name in family.models:
         names["inner"] = family.inner
+        if family.padding_idx is not None:
+            names["numbers_behind"] = family.padding_idx
     forward = computing.forward_for(original)
     if forward is not None:
         attributes |= {"forward": forward, "fused_forward": forward}
     missing = dict.fromkeys(family.missing.get(name, ()))
-    return attributes | missing | {ours: property(attrgetter(theirs)) for ours, theirs in names.items()}
+    return attributes | missing | {ours: property(_getter(theirs)) for ours, theirs in names.items()}
+
+
+def _getter(path: str) -> Callable[[Any], Any]:
+    return lambda module: part(module, path)
 
 
 def _put(

@@ -45,6 +45,7 @@ __all__ = [
     "FusedPredictionTransform",
     "FusedSelfAttention",
     "FusedSelfOutput",
+    "FusedWordHead",
     "clear_sites",
     "set_sites",
 ]
@@ -135,6 +136,16 @@ class FusedPredictionTransform(FusedContainer, PackedPredictionTransform):
 
 class FusedPredictionHead(FusedContainer, PackedPredictionHead):
     """Scores of words."""
+
+
+class FusedWordHead(FusedContainer, PackedPredictionHead, PackedPredictionTransform):
+    """Scores of words, in one module with what comes before them."""
+
+    hidden_act = "gelu"
+
+    def transform(self, x: Tensor, *, call: Any = None) -> Tensor:
+        """[M, H] to [M, H]."""
+        return PackedPredictionTransform.forward_packed(self, x, call=call)
 
 
 class FusedHolder(FusedContainer):

@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_fast.huggingface.family import Family
 
-__all__ = ["Fused", "FusedAround", "runs"]
+__all__ = ["Fused", "FusedAround", "part", "runs"]
 
 
 class Fused:
@@ -31,6 +31,13 @@ class FusedAround(Fused):
     def reasons_around(self) -> Iterator[str]:
         """Why calls leave the packed path where the encoder itself does not."""
         raise NotImplementedError
+
+
+def part(module: Any, path: str) -> Any:
+    """What lies at a path of attributes; `operator.attrgetter`, which torch.compile cannot trace."""
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
 
 
 def runs(module: Any, computing: type[Fused]) -> bool:

@@ -6,17 +6,18 @@ from typing import Any
 
 from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.huggingface.fused import Fused
-from bert_fast.huggingface.models import is_fused_model
+from bert_fast.huggingface.models import first_column, is_fused_model
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.modules.call import first_rows
 
-__all__ = ["FusedForSequenceClassification", "FusedPooledHead"]
+__all__ = ["FusedFirstTokenHead", "FusedForSequenceClassification", "FusedPooledHead"]
 
 
 class FusedPooledHead(Fused):
     """A head on the pooled sequence: of the last layer, only the first tokens' rows are computed."""
 
     inner: Any
+    rows: Any = staticmethod(first_rows)
 
     @classmethod
     def forward_for(cls, original: Any) -> Callable[..., Any]:
@@ -27,7 +28,7 @@ class FusedPooledHead(Fused):
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             # Nobody else looks at what the model returns; and version 4 passes on no arguments but its own.
             if is_fused_model(self.inner) and not is_watched(self.inner) and not IS_VERSION_4:
-                kwargs["rows"] = first_rows
+                kwargs["rows"] = self.rows
             return theirs(self, *args, **kwargs)
 
         return forward
@@ -35,3 +36,9 @@ class FusedPooledHead(Fused):
 
 class FusedForSequenceClassification(FusedPooledHead):
     """Classes of texts, from pooled sequences."""
+
+
+class FusedFirstTokenHead(FusedForSequenceClassification):
+    """Classes of texts, by a head that reads the hidden state of the first token."""
+
+    rows = staticmethod(first_column)

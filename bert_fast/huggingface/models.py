@@ -13,7 +13,8 @@ from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
-from bert_fast.ops.packing import sent
+from bert_fast.modules.call import first_rows, first_tokens
+from bert_fast.ops.packing import Packing, sent
 
 __all__ = [
     "FusedModel",
@@ -21,6 +22,7 @@ __all__ = [
     "by_name",
     "chosen",
     "encode_arguments",
+    "first_column",
     "is_fused_model",
     "kept_tokens",
     "positional",
@@ -108,6 +110,8 @@ class FusedModel(Fused, PackedBertModel):
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)
         if encoded.rows is not None:
             hidden = encoded.hidden
+            if inputs.get("rows") is first_column:
+                hidden = first_tokens(encoded.packing, hidden, encoded.rows).unsqueeze(1)
         else:
             hidden = encoded.packing.unpack(encoded.hidden) if states is None else states[-1]
         states = chosen(states, setting(inputs, self.config, "output_hidden_states"))
@@ -122,6 +126,11 @@ class FusedModel(Fused, PackedBertModel):
             *(() if pooled is None and not IS_VERSION_4 else (pooled,)),
             *(() if states is None else (states,)),
         )
+
+
+def first_column(packing: Packing) -> Tensor:
+    """As `first_rows`, for who reads column 0 of the hidden states: [B, 1, H] is returned, of kept tokens."""
+    return first_rows(packing)
 
 
 def kept_tokens(inputs: Mapping[str, Any]) -> Tensor | None:

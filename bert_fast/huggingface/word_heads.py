@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MaskedLMOutput
 
+from bert_fast.huggingface.fused import part
 from bert_fast.huggingface.models import beside_tokens, encode_arguments, kept_tokens
 from bert_fast.huggingface.token_heads import TokenModel
 from bert_fast.models.heads import predict_words
@@ -27,7 +27,7 @@ class _WordModel(TokenModel):
         """(loss, scores, what the encoder made), see `predict_words`."""
         output_logits = inputs.get("output_logits")
         how["output_logits"] = True if output_logits is None else output_logits
-        head = attrgetter(self.fused_family.words)(self)
+        head = part(self, self.fused_family.words)
         return predict_words(self.inner, head, encode_arguments(inputs), labels, **how)
 
     def _parts(self) -> tuple[Any, ...]:

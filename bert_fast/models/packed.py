@@ -47,6 +47,7 @@ class PackedBertModel:
     pooler: Any
     training: bool
     dtype: Any
+    numbers_behind: int | None = None  # the padding id behind which positions are counted; None: by column
 
     def encode(
         self,
@@ -78,7 +79,9 @@ class PackedBertModel:
         check_flags(use_cache=use_cache, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         output_attentions = _flag(output_attentions, getattr(config, "output_attentions", False))
         output_hidden_states = _flag(output_hidden_states, getattr(config, "output_hidden_states", False))
-        tokens = read_tokens(config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids)
+        tokens = read_tokens(
+            config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids, self.numbers_behind
+        )
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens, dropout_seed)
         view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)

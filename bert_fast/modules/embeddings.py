@@ -22,7 +22,8 @@ _SITE = dropout_site(DropoutSite.EMBEDDING)
 class PackedEmbeddings:
     """The computation of BertEmbeddings, for any module that has its parts under these names.
 
-    With relative positions the position table has no part in it. A table that is more than its weight, or another
+    A row of padding in the position table gets no gradient, as in the table of words. With relative positions the
+    position table has no part in it. A table that is more than its weight, or another
     module in its place, is called with ids [T]; it needs no attributes of an `nn.Embedding`.
     """
 
@@ -76,6 +77,8 @@ class PackedEmbeddings:
         norm, dropout_p = self.LayerNorm, call.dropout_p(self)
         if is_plain_norm(norm) and is_plain_table(types) and (is_plain_table(positions) or not is_absolute):
             type_table, position_table = types.weight, positions.weight if is_absolute else None
+            if position_table is not None and positions.padding_idx is not None and torch.is_grad_enabled():
+                position_table = _WithoutRow.apply(position_table, positions.padding_idx)
             if _are_of_one_dtype(given, word_table, type_table, position_table):
                 return embedding_of_model(
                     Embedding(
@@ -107,6 +110,21 @@ class BertEmbeddings(PackedEmbeddings, nn.Module):
         self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout_p = config.hidden_dropout_prob
         self.position_embedding_type = config.position_embedding_type
+
+
+class _WithoutRow(torch.autograd.Function):
+    """A table as it is, whose gradient is 0 in one row."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, row: int) -> Tensor:
+        ctx.row = row
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, dtable: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        dtable = dtable.clone()
+        dtable[ctx.row] = 0.0
+        return dtable, None
 
 
 def is_plain_table(table: nn.Module) -> bool:

@@ -22,7 +22,8 @@ def make() -> Callable[..., nn.Module]:
 
     def make(name: str = "BertModel", dropout_p: float = 0.0, **config: Any) -> nn.Module:
         probabilities = {"hidden_dropout_prob": dropout_p, "attention_probs_dropout_prob": dropout_p}
-        model = getattr(transformers, name)(transformers.BertConfig(**{**SIZES, **probabilities, **config}))
+        cls = getattr(transformers, name)
+        model = cls(cls.config_class(**{**SIZES, **probabilities, **config}))
         randomize(model)
         return model.eval()
 
