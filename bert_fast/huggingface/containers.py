@@ -164,13 +164,13 @@ def _fused_name(activation: Any) -> Any:
     return activation if is_watched(activation) else _NAMES.get(type(activation), activation)
 
 
-def set_sites(encoder: nn.Module) -> None:
+def set_sites(encoder: Any) -> None:
     """Tells the containers in a fused encoder which layer they are of, and which dropout masks are theirs."""
-    sites = encoder.fused_family.sites  # type: ignore[union-attr]
-    for index, layer in enumerate(encoder.layer):  # type: ignore[arg-type]
+    sites = encoder.fused_family.sites
+    for index, layer in enumerate(encoder.layer):
         for name, module in layer.named_modules():
             if name in sites and isinstance(module, FusedContainer):
-                vars(module).update(layer_index=index, site=dropout_site(sites[name], index))  # type: ignore[union-attr,index]
+                vars(module).update(layer_index=index, site=dropout_site(sites[name], index))
 
 
 def clear_sites(container: nn.Module) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.huggingface.fused import Fused
-from bert_fast.huggingface.models import first_column, is_fused_model
+from bert_fast.huggingface.models import asking, first_column, is_fused_model
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.modules.call import first_rows
 
@@ -26,10 +26,13 @@ class FusedPooledHead(Fused):
 
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # Nobody else looks at what the model returns; and version 4 passes on no arguments but its own.
-            if is_fused_model(self.inner) and not is_watched(self.inner) and not IS_VERSION_4:
-                kwargs["rows"] = self.rows
-            return theirs(self, *args, **kwargs)
+            # Nobody else looks at what the model returns.
+            if not is_fused_model(self.inner) or is_watched(self.inner):
+                return theirs(self, *args, **kwargs)
+            if not IS_VERSION_4:
+                return theirs(self, *args, **kwargs, rows=self.rows)
+            with asking(self.inner, self.rows):  # it passes on no arguments but its own
+                return theirs(self, *args, **kwargs)
 
         return forward
 

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +15,12 @@ from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
-from bert_fast.modules.call import first_rows, first_tokens
+from bert_fast.modules.call import RowChoice, first_rows, first_tokens
 from bert_fast.ops.packing import Packing, sent
 
 __all__ = [
     "FusedModel",
+    "asking",
     "beside_tokens",
     "by_name",
     "chosen",
@@ -71,6 +74,8 @@ class FusedModel(Fused, PackedBertModel):
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = by_name(names, args, kwargs)
+            if IS_VERSION_4 and inputs is not None and (rows := _asked_rows(self)) is not None:
+                inputs["rows"] = rows
             if inputs is None or (found := reasons(self, inputs)):
                 found = ["the arguments do not fit the signature"] if inputs is None else found
                 return self._theirs(functools.partial(theirs, self), args, kwargs, inputs, found)
@@ -126,6 +131,24 @@ class FusedModel(Fused, PackedBertModel):
             *(() if pooled is None and not IS_VERSION_4 else (pooled,)),
             *(() if states is None else (states,)),
         )
+
+
+_asked: ContextVar[tuple[Any, RowChoice] | None] = ContextVar("_asked", default=None)
+
+
+@contextmanager
+def asking(model: Any, rows: RowChoice) -> Iterator[None]:
+    """Calls of a fused model in this block, and in this thread, are as if `rows` had been passed."""
+    token = _asked.set((model, rows))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def _asked_rows(model: Any) -> RowChoice | None:
+    asked = _asked.get()
+    return asked[1] if asked is not None and asked[0] is model else None
 
 
 def first_column(packing: Packing) -> Tensor:

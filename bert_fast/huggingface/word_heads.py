@@ -77,6 +77,8 @@ def _output_class(model: Any) -> Any:
 class FusedForCausalLM(_WordModel):
     """The loss is transformers' own, `loss_function`, save for packed input; padding neither is nor has a next word."""
 
+    loss_function: Any
+
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         # Beside labels nothing is cached.
         return super()._is_packed(inputs if inputs.get("labels") is None else {**inputs, "use_cache": False})

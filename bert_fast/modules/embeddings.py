@@ -121,7 +121,7 @@ class _WithoutRow(torch.autograd.Function):
         return table.view_as(table)
 
     @staticmethod
-    def backward(ctx: Any, dtable: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, dtable: Tensor) -> tuple[Tensor, None]:
         dtable = dtable.clone()
         dtable[ctx.row] = 0.0
         return dtable, None

@@ -8,7 +8,7 @@ from bert_fast.huggingface import fuse, why_not
 from bert_fast.models.positions import numbered_positions
 from bert_fast.ops.packing import Packing
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5")
 
 PADDING = 1
 create = transformers.models.roberta.modeling_roberta.RobertaEmbeddings.create_position_ids_from_input_ids
