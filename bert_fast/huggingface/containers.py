@@ -24,7 +24,7 @@ from bert_fast.modules.attention import (
 )
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
-from bert_fast.modules.fusable import is_watched
+from bert_fast.modules.fusable import activated_linear, is_watched, plain_linear
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.pooler import PackedPooler
@@ -43,6 +43,7 @@ __all__ = [
     "FusedPooler",
     "FusedPredictionHead",
     "FusedPredictionTransform",
+    "FusedReplacedTokens",
     "FusedSelfAttention",
     "FusedSelfOutput",
     "FusedWordHead",
@@ -146,6 +147,18 @@ class FusedWordHead(FusedContainer, PackedPredictionHead, PackedPredictionTransf
     def transform(self, x: Tensor, *, call: Any = None) -> Tensor:
         """[M, H] to [M, H]."""
         return PackedPredictionTransform.forward_packed(self, x, call=call)
+
+
+class FusedReplacedTokens(FusedContainer):
+    """Scores of tokens that were replaced."""
+
+    dense: nn.Linear
+    dense_prediction: nn.Linear
+
+    def forward_packed(self, x: Tensor, *, call: Any = None) -> Tensor:
+        """[T, H] to [T]."""
+        x = activated_linear(x, self.dense, _fused_name(self.activation))
+        return plain_linear(x, self.dense_prediction).squeeze(-1)
 
 
 class FusedHolder(FusedContainer):

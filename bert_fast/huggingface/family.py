@@ -28,12 +28,13 @@ class Family:
     inner: the attribute by which a model with a head holds the model without.
     models: classes of whole models -> what computes in their place; parts: those of the modules inside.
     names: of such a class, attributes that the computation reads -> what theirs are called, with dots for those of a
-        child; "" is the module itself.
+        child, and with "?" at the end where they may be missing, and then are None.
     missing: attributes that the computation reads, and theirs do not have: they are None.
     containers: names of the modules inside that must be fused, beside all members of lists.
     sites: modules within a layer -> what they drop.
-    words: the module, of a model that predicts words, which makes scores of hidden states; word_parts: those children
-        of the model which then are not called by transformers' forward.
+    words: where a model that predicts words has what makes scores of hidden states: under "head", or its parts, by the
+        names of `models.heads`, "transform" (or its parts) and "decoder". word_parts: those children of the model which
+        then are not called by transformers' forward.
     padding_idx: where the model keeps the id of padding, if positions count from behind it, and tokens that are no
         padding only; None: they count columns from 0.
     output: the class, of `transformers.modeling_outputs`, that a model without a head returns.
@@ -49,7 +50,7 @@ class Family:
     output: str
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    words: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
     word_parts: tuple[str, ...] = ()
     padding_idx: str | None = None
     unknown_arguments: frozenset[str] = frozenset()

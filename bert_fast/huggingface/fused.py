@@ -34,9 +34,12 @@ class FusedAround(Fused):
 
 
 def part(module: Any, path: str) -> Any:
-    """What lies at a path of attributes; `operator.attrgetter`, which torch.compile cannot trace."""
-    for name in path.split("."):
-        module = getattr(module, name)
+    """What lies at a path of attributes, as in `Family.names`.
+
+    Without the "?", it is `operator.attrgetter`, which torch.compile cannot trace.
+    """
+    for name in path.removesuffix("?").split("."):
+        module = getattr(module, name, None) if path.endswith("?") else getattr(module, name)
     return module
 
 

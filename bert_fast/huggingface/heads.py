@@ -10,7 +10,7 @@ from bert_fast.huggingface.models import asking, first_column, is_fused_model
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.modules.call import first_rows
 
-__all__ = ["FusedFirstTokenHead", "FusedForSequenceClassification", "FusedPooledHead"]
+__all__ = ["FusedFirstTokenHead", "FusedForSequenceClassification", "FusedPooledHead", "FusedSummaryHead"]
 
 
 class FusedPooledHead(Fused):
@@ -45,3 +45,10 @@ class FusedFirstTokenHead(FusedForSequenceClassification):
     """Classes of texts, by a head that reads the hidden state of the first token."""
 
     rows = staticmethod(first_column)
+
+
+class FusedSummaryHead(FusedPooledHead):
+    """A head on a summary of hidden states, which the configuration chooses: the first token's, or others."""
+
+    sequence_summary: Any
+    rows = property(lambda self: first_column if self.sequence_summary.summary_type == "first" else None)

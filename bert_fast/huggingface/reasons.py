@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.huggingface.fused import Fused
 from bert_fast.modules.fusable import is_watched as has_hooks
+from bert_fast.modules.pooler import PackedPooler
 
 __all__ = ["ARGUMENTS", "TRACED", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
 
@@ -117,7 +118,7 @@ def module_reasons(model: Any) -> Iterator[str]:
                     yield f"{prefix}{name}: a {type(child).__name__}, not nn.Dropout"
                 elif child.training and not model.training and child.p > 0.0:
                     yield f"{prefix}{name}: drops in evaluation"
-            elif name == "activation" and type(child) is not nn.Tanh:  # of the pooler
+            elif name == "activation" and isinstance(parent, PackedPooler) and type(child) is not nn.Tanh:
                 yield f"{prefix}{name}: a {type(child).__name__}, not nn.Tanh"
 
 

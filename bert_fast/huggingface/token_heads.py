@@ -6,6 +6,7 @@ transformers' own its labels are ignored and its scores replaced. The value of a
 """
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,8 +30,15 @@ from bert_fast.huggingface.reasons import is_watched, reasons, setting
 from bert_fast.models.heads import drop, predict_spans
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
 from bert_fast.models.packed import Encoded
+from bert_fast.modules.call import Call
 
-__all__ = ["FusedForQuestionAnswering", "FusedForTokenClassification", "TokenModel"]
+__all__ = [
+    "FusedDiscriminator",
+    "FusedForQuestionAnswering",
+    "FusedForTokenClassification",
+    "TokenModel",
+    "output_class",
+]
 
 _POSITIONS = ("start_positions", "end_positions")
 
@@ -91,7 +99,7 @@ class TokenModel(Fused):
         for name in ("logits", "prediction_logits"):
             scores = output.get(name)
             if scores is not None and scores.shape[:2] == kept.shape:
-                output[name] = scores.masked_fill(~kept.unsqueeze(-1), 0.0)
+                output[name] = scores.masked_fill(~kept.view(*kept.shape, *[1] * (scores.dim() - 2)), 0.0)
         return self._as_asked(output, inputs)
 
     def _counts(self, kept: Tensor) -> Tensor:
@@ -107,6 +115,12 @@ class TokenModel(Fused):
         return output if setting(inputs, self.config, "return_dict") else output.to_tuple()
 
 
+def output_class(model: Any) -> Any:
+    """The class of what a model of pre-training returns."""
+    original = model.fused_original
+    return getattr(sys.modules[original.__module__], f"{original.__name__}Output")
+
+
 class FusedForTokenClassification(TokenModel):
     """Labels of padding do not count, its scores are 0, and the loss where there is none is 0."""
 
@@ -120,6 +134,27 @@ class FusedForTokenClassification(TokenModel):
         logits = self.classifier(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed))
         loss = None if labels is None else class_loss(logits, pack_labels(labels, packing))
         return self._finish(TokenClassifierOutput, inputs, encoded, loss=loss, logits=packing.unpack(logits))
+
+
+class FusedDiscriminator(TokenModel):
+    """Which tokens were replaced (Clark et al. 2020): padding has no score and does not count."""
+
+    discriminator_predictions: Any
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (self.discriminator_predictions,)
+
+    def _packed(self, inputs: dict[str, Any]) -> Any:
+        encoded = self.inner.encode(**encode_arguments(inputs))
+        packing, labels = encoded.packing, inputs.get("labels")
+        logits = self.discriminator_predictions(encoded.hidden, call=Call(packing, encoded.seed))
+        loss = None
+        if labels is not None:
+            if torch.compiler.is_compiling() or len(logits):
+                loss = F.binary_cross_entropy_with_logits(logits, packing.pack(labels).float())
+            else:
+                loss = logits.sum()
+        return self._finish(output_class(self), inputs, encoded, loss=loss, logits=packing.unpack(logits))
 
 
 class FusedForQuestionAnswering(TokenModel):

@@ -1,6 +1,5 @@
 """transformers' models that predict words, on a fused one without a head: scores of kept tokens only, 0 on padding."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +9,8 @@ from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Mas
 
 from bert_fast.huggingface.fused import part
 from bert_fast.huggingface.models import beside_tokens, encode_arguments, kept_tokens
-from bert_fast.huggingface.token_heads import TokenModel
-from bert_fast.models.heads import predict_words
+from bert_fast.huggingface.token_heads import TokenModel, output_class
+from bert_fast.models.heads import PackedPredictionHead, predict_words
 from bert_fast.models.losses import IGNORE_INDEX, class_loss
 from bert_fast.models.packed import Encoded
 
@@ -27,7 +26,8 @@ class _WordModel(TokenModel):
         """(loss, scores, what the encoder made), see `predict_words`."""
         output_logits = inputs.get("output_logits")
         how["output_logits"] = True if output_logits is None else output_logits
-        head = part(self, self.fused_family.words)
+        words = self.fused_family.words
+        head = part(self, words["head"]) if "head" in words else _Apart(self, words)
         return predict_words(self.inner, head, encode_arguments(inputs), labels, **how)
 
     def _parts(self) -> tuple[Any, ...]:
@@ -38,6 +38,16 @@ class _WordModel(TokenModel):
 
     def _theirs(self, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
         return super()._theirs(forward, {name: value for name, value in inputs.items() if name != "output_logits"})
+
+
+class _Apart(PackedPredictionHead):
+    """Scores of words by parts that lie apart in a model."""
+
+    def __init__(self, model: Any, words: Mapping[str, str]) -> None:
+        self.transform = part(model, words["transform"])
+        self.decoder = part(model, words["decoder"])
+
+    __call__ = PackedPredictionHead.forward_packed
 
 
 def _are_all(logits_to_keep: Any) -> bool:
@@ -64,14 +74,9 @@ class FusedForPreTraining(_WordModel):
         if loss is not None and next_sentence_label is not None:
             loss = loss + class_loss(relationship, next_sentence_label.flatten(), "next_sentence_label")
         return self._finish(
-            _output_class(self), inputs, encoded, loss=loss, prediction_logits=scores,
+            output_class(self), inputs, encoded, loss=loss, prediction_logits=scores,
             seq_relationship_logits=relationship,
         )  # fmt: skip
-
-
-def _output_class(model: Any) -> Any:
-    original = model.fused_original
-    return getattr(sys.modules[original.__module__], f"{original.__name__}Output")
 
 
 class FusedForCausalLM(_WordModel):

@@ -12,6 +12,7 @@ from bert_fast.models.masks import behind, read_head_mask
 from bert_fast.models.reading import Tokens, read_cache, read_memory, read_tokens, read_view
 from bert_fast.modules.cache import KeyValueCache
 from bert_fast.modules.call import Call, RowChoice, first_tokens
+from bert_fast.modules.fusable import plain_linear
 from bert_fast.ops._attention_checks import check_dropout_lengths
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
@@ -48,6 +49,8 @@ class PackedBertModel:
     training: bool
     dtype: Any
     numbers_behind: int | None = None  # the padding id behind which positions are counted; None: by column
+    projection: Any = None  # a linear layer between embeddings and encoder
+    vector_size: int | None = None  # of embeddings; None: config.hidden_size
 
     def encode(
         self,
@@ -80,8 +83,9 @@ class PackedBertModel:
         output_attentions = _flag(output_attentions, getattr(config, "output_attentions", False))
         output_hidden_states = _flag(output_hidden_states, getattr(config, "output_hidden_states", False))
         tokens = read_tokens(
-            config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids, self.numbers_behind
-        )
+            config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids, self.numbers_behind,
+            self.vector_size,
+        )  # fmt: skip
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens, dropout_seed)
         view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)
@@ -108,6 +112,8 @@ class PackedBertModel:
             cross_attentions=[] if output_attentions and memory is not None else None,
         )
         hidden = self.embeddings(*tokens.packed(packing), call=call)
+        if self.projection is not None:
+            hidden = plain_linear(hidden, self.projection)
         chosen = None if rows is None else rows(packing)
         # What is shown or kept of the last layer is all of it.
         is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None

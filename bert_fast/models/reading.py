@@ -79,14 +79,18 @@ def read_tokens(
     token_type_ids: Tensor | None,
     position_ids: Tensor | None,
     padding_idx: int | None = None,
+    vector_size: int | None = None,
 ) -> Tokens:
-    """Checks that exactly one of ids and vectors came, and that types and positions fit; padding_idx as in `Tokens`."""
+    """Checks that exactly one of ids and vectors came, and that types and positions fit.
+
+    padding_idx as in `Tokens`; vector_size: of inputs_embeds, None: config.hidden_size.
+    """
     name, given = _given(input_ids, inputs_embeds)
     if inputs_embeds is None:
         check_dtype("input_ids", given, _INTEGERS)
         shape = tuple(given.shape)
     else:
-        check_inputs_embeds(given, config.hidden_size, dtype)
+        check_inputs_embeds(given, config.hidden_size if vector_size is None else vector_size, dtype)
         shape = tuple(given.shape[:-1])
     for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:

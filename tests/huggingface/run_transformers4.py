@@ -46,8 +46,8 @@ def _path(model: Any, tensors: dict[str, Any], flags: dict[str, Any]) -> str:
 
 def parity(case: Case, prefix: str = "Bert") -> str:
     """Every output and gradient; the path that the call took."""
-    case = families.of_family(prefix, case)
-    untouched = _model(families.class_name(prefix, case.model), case.full_config())
+    untouched = families.theirs(prefix, case, attn_implementation="eager")
+    randomize(untouched)
     fused = fuse(copy.deepcopy(untouched))
     tensors = case.tensors(torch.float32)
     path = _path(fused, tensors, case.flags)
@@ -111,8 +111,7 @@ def main(results_path: str) -> None:
         *(
             (f"parity: {prefix} {case.name}", parity_of_family, (prefix, case))
             for prefix in families.CONFIG
-            for case in TRANSFORMERS_5
-            if case.name in OF_FAMILIES and families.has(prefix, case.model)
+            for case in families.cases(prefix, (case for case in TRANSFORMERS_5 if case.name in OF_FAMILIES))
         ),
         ("patching", patching, ""),
         ("pruning", pruning, ""),

@@ -26,7 +26,9 @@ NAMES = (
     "BertForSequenceClassification", "BertForMultipleChoice", "BertForTokenClassification", "BertForQuestionAnswering",
     "RobertaModel", "RobertaForCausalLM", "RobertaForMaskedLM", "RobertaForMultipleChoice",
     "RobertaForQuestionAnswering", "RobertaForSequenceClassification", "RobertaForTokenClassification",
-    "XLMRobertaForMaskedLM", "CamembertForTokenClassification",
+    "XLMRobertaForMaskedLM", "CamembertForTokenClassification", "ElectraModel", "ElectraForCausalLM",
+    "ElectraForMaskedLM", "ElectraForMultipleChoice", "ElectraForPreTraining", "ElectraForQuestionAnswering",
+    "ElectraForSequenceClassification", "ElectraForTokenClassification",
 )  # fmt: skip
 
 

@@ -28,17 +28,16 @@ RUNS = [
         (prefix, case, dtype)
         for prefix in families.CONFIG
         for dtype in (torch.float32, torch.bfloat16)
-        for case in CASES
-        if families.has(prefix, case.model)
-        and (case.name in OF_ALIKE if prefix in families.ALIKE else not case.name.startswith("act "))
-        and (dtype is torch.float32 or (case.name in IN_BF16 and prefix not in families.ALIKE))
+        for case in families.cases(prefix, CASES)
+        if (case.name in OF_ALIKE if prefix in families.ALIKE else not case.name.startswith("act "))
+        # Not the causal loss alone: one number, whose error in bf16 is luck on either side.
+        and (dtype is torch.float32 or (case.name in IN_BF16[:-1] and prefix not in families.ALIKE))
     ),
 ]
 
 
 @pytest.mark.parametrize(("prefix", "case", "dtype"), RUNS, ids=lambda value: getattr(value, "name", None))
 def test_outputs_and_gradients(prefix: str, case: Case, dtype: torch.dtype) -> None:
-    case = families.of_family(prefix, case)
     untouched = families.theirs(prefix, case, attn_implementation="eager")
     randomize(untouched)
     untouched.to(dtype)
@@ -73,7 +72,8 @@ def test_a_family_drops_what_bert_drops(training: bool) -> None:
     """RoBERTa is BERT with positions of its own: with these given, outputs and gradients are the same bits."""
     case = Case("positions", inputs=("token_type_ids",), mask="holes")
     probabilities = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
-    bert, theirs = (families.theirs(prefix, case, **probabilities) for prefix in ("Bert", "Roberta"))
+    bert = families.theirs("Bert", case, **probabilities)
+    theirs = families.theirs("Roberta", case, **probabilities, pad_token_id=1)
     randomize(bert)
     theirs.load_state_dict(bert.state_dict())
     call = {**case.tensors(torch.float32), "dropout_seed": torch.tensor([5])}
@@ -107,7 +107,8 @@ def test_padding_is_exactly_zero(make, batch, name) -> None:
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForTokenClassification", "BertLMHeadModel",
                                   "BertForSequenceClassification", "BertForNextSentencePrediction", "RobertaModel",
                                   "RobertaForMaskedLM", "RobertaForSequenceClassification",
-                                  "RobertaForTokenClassification", "XLMRobertaForCausalLM"])  # fmt: skip
+                                  "RobertaForTokenClassification", "XLMRobertaForCausalLM", "ElectraForMaskedLM",
+                                  "ElectraForPreTraining"])  # fmt: skip
 def test_packed_input_gives_the_bits_of_padded(make, batch, name) -> None:
     model = fuse(make(name, is_decoder="LM" in name and "Masked" not in name, use_cache=False)).eval()
     batch["input_ids"][:, 3] = 1  # RoBERTa's padding, within the text
@@ -115,7 +116,7 @@ def test_packed_input_gives_the_bits_of_padded(make, batch, name) -> None:
     padded = model(batch["input_ids"], attention_mask=kept)[0]
     cu_seqlens = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
     packed = model(input_ids=batch["input_ids"][kept], cu_seqlens=cu_seqlens, max_seqlen=6)[0]
-    assert torch.equal(packed, padded if padded.dim() == 2 else padded[kept])
+    assert torch.equal(packed, padded[kept] if padded.shape[:2] == kept.shape else padded)
 
 
 def test_packed_input_has_no_slow_path(make) -> None:
@@ -140,7 +141,7 @@ def test_word_losses_of_packed_and_labelled_only(make, batch) -> None:
 
 @pytest.mark.parametrize(
     "name", ["BertForSequenceClassification", "BertForMultipleChoice", "BertForNextSentencePrediction",
-             "RobertaForSequenceClassification", "RobertaForMultipleChoice"]
+             "RobertaForSequenceClassification", "RobertaForMultipleChoice", "ElectraForMultipleChoice"]
 )  # fmt: skip
 def test_pooled_heads_compute_first_tokens_only(make, batch, name, monkeypatch) -> None:
     model = fuse(make(name)).eval()

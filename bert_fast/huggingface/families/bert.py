@@ -55,6 +55,6 @@ BERT = Family(
     containers=CONTAINERS | {"bert", "cls", "predictions", "transform"},
     sites=SITES,
     output="BaseModelOutputWithPoolingAndCrossAttentions",
-    words="cls.predictions",
+    words={"head": "cls.predictions"},
     word_parts=("cls",),
 )

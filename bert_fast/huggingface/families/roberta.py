@@ -31,7 +31,7 @@ ROBERTA = Family(
     containers=CONTAINERS | {"roberta", "lm_head"},
     sites=SITES,
     output="BaseModelOutputWithPoolingAndCrossAttentions",
-    words="lm_head",
+    words={"head": "lm_head"},
     word_parts=("lm_head",),
     padding_idx="embeddings.padding_idx",
 )
