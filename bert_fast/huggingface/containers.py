@@ -24,6 +24,7 @@ from bert_fast.modules.attention import (
 )
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
+from bert_fast.modules.flat_layer import PackedFlatLayer
 from bert_fast.modules.fusable import activated_linear, is_watched, plain_linear
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
@@ -36,6 +37,8 @@ __all__ = [
     "FusedCrossAttention",
     "FusedEmbeddings",
     "FusedEncoder",
+    "FusedFeedForward",
+    "FusedFlatLayer",
     "FusedHolder",
     "FusedIntermediate",
     "FusedLayer",
@@ -48,6 +51,7 @@ __all__ = [
     "FusedSelfOutput",
     "FusedWordHead",
     "clear_sites",
+    "fused_name",
     "set_sites",
 ]
 
@@ -110,7 +114,7 @@ class FusedAttention(FusedContainer, PackedAttention):
 class FusedIntermediate(FusedContainer, PackedIntermediate):
     """The widening half of the MLP."""
 
-    hidden_act: Any = property(lambda self: _fused_name(self.intermediate_act_fn))
+    hidden_act: Any = property(lambda self: fused_name(self.intermediate_act_fn))
 
 
 class FusedOutput(_Dropping, PackedOutput):
@@ -132,7 +136,7 @@ class FusedPooler(FusedContainer, PackedPooler):
 class FusedPredictionTransform(FusedContainer, PackedPredictionTransform):
     """What comes before the scores of words."""
 
-    hidden_act: Any = property(lambda self: _fused_name(self.transform_act_fn))
+    hidden_act: Any = property(lambda self: fused_name(self.transform_act_fn))
 
 
 class FusedPredictionHead(FusedContainer, PackedPredictionHead):
@@ -157,8 +161,18 @@ class FusedReplacedTokens(FusedContainer):
 
     def forward_packed(self, x: Tensor, *, call: Any = None) -> Tensor:
         """[T, H] to [T]."""
-        x = activated_linear(x, self.dense, _fused_name(self.activation))
+        x = activated_linear(x, self.dense, fused_name(self.activation))
         return plain_linear(x, self.dense_prediction).squeeze(-1)
+
+
+class FusedFlatLayer(FusedContainer, PackedFlatLayer):
+    """A layer of fewer modules."""
+
+
+class FusedFeedForward(_Dropping):
+    """The linear layers of an MLP, which a flat layer closes."""
+
+    hidden_act: Any = property(lambda self: fused_name(self.activation))
 
 
 class FusedHolder(FusedContainer):
@@ -172,7 +186,7 @@ def _is_alone(layer: nn.Module) -> bool:
     )
 
 
-def _fused_name(activation: Any) -> Any:
+def fused_name(activation: Any) -> Any:
     """The name of the activation that a module computes, for the fused op; the module where it must be called."""
     return activation if is_watched(activation) else _NAMES.get(type(activation), activation)
 

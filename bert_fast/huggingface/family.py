@@ -14,9 +14,9 @@ from bert_fast.ops.dropout import DropoutSite
 __all__ = ["IS_VERSION_4", "ONLY_IN_VERSION_4", "ONLY_IN_VERSION_5", "Family"]
 
 IS_VERSION_4 = int(transformers.__version__.split(".")[0]) < 5
-# Classes that only one version has, by the ends of their names.
-ONLY_IN_VERSION_4 = ("SdpaSelfAttention",)
-ONLY_IN_VERSION_5 = ("CrossAttention",)
+# Classes that only one version has, as records name them.
+ONLY_IN_VERSION_4 = ("*SdpaSelfAttention", "DistilBertSdpaAttention", "MultiHeadSelfAttention")
+ONLY_IN_VERSION_5 = ("*CrossAttention", "DistilBertSelfAttention")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Family:
     padding_idx: where the model keeps the id of padding, if positions count from behind it, and tokens that are no
         padding only; None: they count columns from 0.
     output: the class, of `transformers.modeling_outputs`, that a model without a head returns.
-    arguments: those of its forward that are not known here, or that it lacks: calls with them run transformers' code.
+    attention_dropout: what the configuration calls the probability.
+    unknown_arguments: of `reasons.ARGUMENTS`, those that its forward lacks: calls with them run transformers' code.
     """
 
     libraries: Mapping[str, str]
@@ -53,4 +54,5 @@ class Family:
     words: Mapping[str, str] = field(default_factory=dict)
     word_parts: tuple[str, ...] = ()
     padding_idx: str | None = None
+    attention_dropout: str = "attention_probs_dropout_prob"
     unknown_arguments: frozenset[str] = frozenset()

@@ -10,7 +10,13 @@ from bert_fast.huggingface.models import asking, first_column, is_fused_model
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.modules.call import first_rows
 
-__all__ = ["FusedFirstTokenHead", "FusedForSequenceClassification", "FusedPooledHead", "FusedSummaryHead"]
+__all__ = [
+    "FusedFirstTokenClassification",
+    "FusedFirstTokenHead",
+    "FusedForSequenceClassification",
+    "FusedPooledHead",
+    "FusedSummaryHead",
+]
 
 
 class FusedPooledHead(Fused):
@@ -41,10 +47,14 @@ class FusedForSequenceClassification(FusedPooledHead):
     """Classes of texts, from pooled sequences."""
 
 
-class FusedFirstTokenHead(FusedForSequenceClassification):
-    """Classes of texts, by a head that reads the hidden state of the first token."""
+class FusedFirstTokenHead(FusedPooledHead):
+    """A head that reads the hidden state of the first token."""
 
     rows = staticmethod(first_column)
+
+
+class FusedFirstTokenClassification(FusedFirstTokenHead, FusedForSequenceClassification):
+    """Classes of texts, from the hidden state of the first token."""
 
 
 class FusedSummaryHead(FusedPooledHead):

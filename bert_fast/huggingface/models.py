@@ -86,6 +86,10 @@ class FusedModel(Fused, PackedBertModel):
 
         return forward
 
+    def _attention_dropout_p(self) -> float:
+        p: float = getattr(self.config, self.fused_family.attention_dropout)
+        return p
+
     def _theirs(
         self, forward: Any, args: Any, kwargs: dict[str, Any], inputs: dict[str, Any] | None, found: list[str]
     ) -> Any:
@@ -125,10 +129,11 @@ class FusedModel(Fused, PackedBertModel):
             if pooled is not None:
                 fields["pooler_output"] = pooled
             return getattr(modeling_outputs, self.fused_family.output)(**fields)
-        # A pooled sequence that is not there is left out in version 5.
+        # A pooled sequence that is not there is left out in version 5, and where there never is one.
+        is_left_out = pooled is None and (not IS_VERSION_4 or self.fused_family.missing.get("*Model"))
         return (
             hidden,
-            *(() if pooled is None and not IS_VERSION_4 else (pooled,)),
+            *(() if is_left_out else (pooled,)),
             *(() if states is None else (states,)),
         )
 

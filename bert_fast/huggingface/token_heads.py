@@ -164,12 +164,16 @@ class FusedForQuestionAnswering(TokenModel):
     """
 
     qa_outputs: Any
+    _modules: dict[str, Any]
     own_arguments = _POSITIONS
 
     def _packed(self, inputs: dict[str, Any]) -> Any:
         encoded = self.inner.encode(**encode_arguments(inputs))
         positions = (inputs.get(name) for name in _POSITIONS)
-        loss, starts, ends = predict_spans(self.qa_outputs(encoded.hidden), encoded.packing, *positions)
+        hidden, dropout = encoded.hidden, self._modules.get("dropout")  # which few families have here
+        if dropout is not None:
+            hidden = drop(hidden, dropout.p if dropout.training else 0.0, encoded.packing.coords, encoded.seed)
+        loss, starts, ends = predict_spans(self.qa_outputs(hidden), encoded.packing, *positions)
         return self._finish(
             QuestionAnsweringModelOutput, inputs, encoded, loss=loss, start_logits=starts, end_logits=ends
         )

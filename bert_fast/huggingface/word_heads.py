@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MaskedLMOutput
 
+from bert_fast.huggingface.containers import fused_name
 from bert_fast.huggingface.fused import part
 from bert_fast.huggingface.models import beside_tokens, encode_arguments, kept_tokens
 from bert_fast.huggingface.token_heads import TokenModel, output_class
-from bert_fast.models.heads import PackedPredictionHead, predict_words
+from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform, predict_words
 from bert_fast.models.losses import IGNORE_INDEX, class_loss
 from bert_fast.models.packed import Encoded
 
@@ -40,12 +41,20 @@ class _WordModel(TokenModel):
         return super()._theirs(forward, {name: value for name, value in inputs.items() if name != "output_logits"})
 
 
-class _Apart(PackedPredictionHead):
+class _Apart(PackedPredictionHead, PackedPredictionTransform):
     """Scores of words by parts that lie apart in a model."""
 
     def __init__(self, model: Any, words: Mapping[str, str]) -> None:
-        self.transform = part(model, words["transform"])
-        self.decoder = part(model, words["decoder"])
+        for ours, theirs in words.items():
+            setattr(self, ours, part(model, theirs))
+        if "transform" not in words:
+            self.hidden_act = fused_name(self.activation)
+            self.transform = self._transformed
+
+    activation: Any
+
+    def _transformed(self, x: Tensor, *, call: Any = None) -> Tensor:
+        return PackedPredictionTransform.forward_packed(self, x, call=call)
 
     __call__ = PackedPredictionHead.forward_packed
 

@@ -92,7 +92,7 @@ class PackedBertModel:
         packing = view.packing
         if seed is not None:
             name = tokens.name if cu_seqlens is None else "max_seqlen"
-            check_dropout_lengths(name, packing.max_seqlen, config.attention_probs_dropout_prob)
+            check_dropout_lengths(name, packing.max_seqlen, self._attention_dropout_p())
         memory = read_memory(config, encoder_hidden_states, encoder_attention_mask, packing, cache, num_cached)
         keeps_cache = self._keeps_cache(use_cache, packing)
         if cache is None and keeps_cache:
@@ -137,6 +137,10 @@ class PackedBertModel:
         first = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
         return self.pooler(first, call=Call(encoded.packing, encoded.seed))
 
+    def _attention_dropout_p(self) -> float:
+        p: float = self.config.attention_probs_dropout_prob
+        return p
+
     def _seed(self, tokens: Tokens, dropout_seed: Tensor | None) -> Tensor | None:
         if dropout_seed is None:
             return draw_seed(tokens.device) if self.training else None
@@ -159,7 +163,7 @@ class PackedBertModel:
 
     def _keeps_cache(self, use_cache: bool | None, packing: Packing) -> bool:
         """Whether the call returns a cache: only a decoder's, and not where its layers run again in backward."""
-        if not self.config.is_decoder or (self.training and self.encoder.checkpoint_every):
+        if not getattr(self.config, "is_decoder", False) or (self.training and self.encoder.checkpoint_every):
             return False
         if packing.padded_shape is None:
             if use_cache:

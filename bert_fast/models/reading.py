@@ -168,7 +168,7 @@ def read_view(
         check_host_or_same("cu_seqlens", cu_seqlens, tokens.name, tokens)
         packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens.shape[0], tokens.device)
         _check_length("max_seqlen", packing.max_seqlen, config, tokens, packing.cu_seqlens)
-        return View(packing, None, None, config.is_decoder)
+        return View(packing, None, None, getattr(config, "is_decoder", False))
     if len(tokens.shape) != 2:
         raise ValueError(f"{tokens.name}: expected a padded batch [B, S], got shape {_full_shape(tokens)}")
     batch_size, length = tokens.shape
@@ -179,7 +179,7 @@ def read_view(
         "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads, tokens.device
     )
     keys = _packing(keep, batch_size, num_keys, tokens.device)
-    causal = config.is_decoder and bias is None
+    causal = getattr(config, "is_decoder", False) and bias is None
     if num_cached == 0:
         return View(keys, None, bias, causal)
     packing = _packing(None if keep is None else keep[:, num_cached:], batch_size, length, tokens.device)

@@ -13,8 +13,17 @@ CONFIG: dict[str, dict[str, Any]] = {
     "Roberta": {"pad_token_id": 1},
     "XLMRoberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "Camembert": {"pad_token_id": 2},
+    "DistilBert": {},
     "Electra": {"embedding_size": 20},
 }
+# Where a family's configuration calls something otherwise.
+_NAMES = {
+    "DistilBert": {
+        "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    }
+}  # fmt: skip
 ALIKE = ("XLMRoberta", "Camembert")  # their code is that of another family, under other names
 _SAME = {"BertLMHeadModel": "BertForCausalLM"}
 # Calls of classes that BERT has nothing like -> the class.
@@ -27,6 +36,9 @@ OWN_CASES = {
         Case("summary of means", "BertForMultipleChoice", {"summary_type": "mean"}, mask="none"),
     ]
 }
+
+
+ENCODERS = ("DistilBert",)  # without decoders, and without types
 
 
 def class_name(prefix: str, bert: str) -> str:
@@ -44,12 +56,26 @@ def cases(prefix: str, of_bert: Iterable[Case]) -> list[Case]:
         for case in of_bert
         if hasattr(transformers, class_name(prefix, case.model))
         and case.model != "BertForPreTraining"
+        and not case.config.get("is_decoder", False) & (prefix in ENCODERS)
         and not ("pad_token_id" in CONFIG[prefix] and "pad_token_id" in case.config)
     ]
-    return [replace(case, config={**CONFIG[prefix], **case.config}) for case in [*fitting, *OWN_CASES.get(prefix, [])]]
+    return [
+        replace(
+            case,
+            config={**CONFIG[prefix], **case.config},
+            inputs=tuple(name for name in case.inputs if name != "token_type_ids" or prefix not in ENCODERS),
+        )
+        for case in [*fitting, *OWN_CASES.get(prefix, [])]
+    ]
 
 
 def theirs(prefix: str, case: Case, **config: Any) -> Any:
     """A model of transformers for a case, in evaluation."""
     cls = getattr(transformers, _OWN.get(case.name, class_name(prefix, case.model)))
-    return cls(cls.config_class(**{**case.full_config(), **config})).eval()
+    return cls(configuration(cls, **{**case.full_config(), **config})).eval()
+
+
+def configuration(cls: Any, **values: Any) -> Any:
+    """A class's configuration from BERT's names."""
+    names = _NAMES.get(cls.__name__.split("For")[0].removesuffix("Model"), {})
+    return cls.config_class(**{names.get(name, name): value for name, value in values.items()})

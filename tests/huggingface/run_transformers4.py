@@ -112,6 +112,7 @@ def main(results_path: str) -> None:
             (f"parity: {prefix} {case.name}", parity_of_family, (prefix, case))
             for prefix in families.CONFIG
             for case in families.cases(prefix, (case for case in TRANSFORMERS_5 if case.name in OF_FAMILIES))
+            if prefix != "DistilBert" or "position_ids" not in case.inputs  # an argument of version 5
         ),
         ("patching", patching, ""),
         ("pruning", pruning, ""),

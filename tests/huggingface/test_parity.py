@@ -92,6 +92,45 @@ def test_a_family_drops_what_bert_drops(training: bool) -> None:
         assert torch.equal(value, results[1][name]), name
 
 
+_DISTILLED = {
+    "attention.self.query": "attention.q_lin", "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin", "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm", "intermediate.dense": "ffn.lin1", "output.dense": "ffn.lin2",
+    "output.LayerNorm": "output_layer_norm", "encoder.": "transformer.",
+}  # fmt: skip
+
+
+def test_distilbert_drops_what_bert_drops_but_behind_attention() -> None:
+    """BERT without types, which drops nothing there, gives the same bits."""
+    case = Case("distilled", mask="holes")
+    bert, theirs = (
+        families.theirs(prefix, case, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2)
+        for prefix in ("Bert", "DistilBert")
+    )
+    randomize(bert)
+    torch.nn.init.zeros_(bert.embeddings.token_type_embeddings.weight)
+    for layer in bert.encoder.layer:
+        layer.attention.output.dropout.p = 0.0
+
+    def renamed(name: str) -> str:
+        for ours, distilled in _DISTILLED.items():
+            name = name.replace(f".{ours}.", f".{distilled}.") if "." not in ours[-1] else name.replace(ours, distilled)
+        return name
+
+    state = {renamed(name): value for name, value in bert.state_dict().items()}
+    theirs.load_state_dict({name: state[name] for name in theirs.state_dict()})
+    call = {**case.tensors(torch.float32), "dropout_seed": torch.tensor([5])}
+    results = []
+    for model in (bert, theirs):
+        hidden = fuse(model).train()(**call).last_hidden_state
+        hidden.sin().sum().backward()
+        gradients = {renamed(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append({**gradients, "hidden": hidden})
+    assert results[0]["hidden"].any() and len(results[1]) > 30
+    for name, value in results[1].items():
+        assert torch.equal(value, results[0][name]), name
+
+
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForTokenClassification", "RobertaModel",
                                   "RobertaForMaskedLM", "RobertaForTokenClassification"])  # fmt: skip
 def test_padding_is_exactly_zero(make, batch, name) -> None:

@@ -15,7 +15,6 @@ PARTS = {
     "*Intermediate": containers.FusedIntermediate,
     "*Layer": containers.FusedLayer,
     "*Output": containers.FusedOutput,
-    "*SdpaSelfAttention": containers.FusedSelfAttention,
     "*SelfAttention": containers.FusedSelfAttention,
     "*SelfOutput": containers.FusedSelfOutput,
 }
@@ -46,6 +45,7 @@ BERT = Family(
     },
     parts={
         **PARTS,
+        "*SdpaSelfAttention": containers.FusedSelfAttention,
         "*LMPredictionHead": containers.FusedPredictionHead,
         "*OnlyMLMHead": containers.FusedHolder,
         "*Pooler": containers.FusedPooler,

@@ -19,7 +19,7 @@ ELECTRA = Family(
         "*ForMultipleChoice": heads.FusedSummaryHead,
         "*ForPreTraining": token_heads.FusedDiscriminator,
         "*ForQuestionAnswering": token_heads.FusedForQuestionAnswering,
-        "*ForSequenceClassification": heads.FusedFirstTokenHead,
+        "*ForSequenceClassification": heads.FusedFirstTokenClassification,
         "*ForTokenClassification": token_heads.FusedForTokenClassification,
     },
     parts={
