@@ -112,7 +112,7 @@ def _attributes(family: Family, name: str, original: type, computing: Any) -> di
         names["inner"] = family.inner
         if family.padding_idx is not None:
             names["numbers_behind"] = family.padding_idx
-    forward = computing.forward_for(original)
+    forward = computing.forward_for(original, family)
     if forward is not None:
         attributes |= {"forward": forward, "fused_forward": forward}
     missing = dict.fromkeys(family.missing.get(name, ()))

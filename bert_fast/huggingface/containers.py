@@ -9,6 +9,7 @@ BERT's; where a family calls them otherwise, its record says how.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,9 +23,10 @@ from bert_fast.modules.attention import (
     PackedSelfAttention,
     PackedSelfOutput,
 )
+from bert_fast.modules.call import Call
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
-from bert_fast.modules.flat_layer import PackedFlatLayer
+from bert_fast.modules.flat_layer import PackedFlatLayer, PackedJoinedAttention
 from bert_fast.modules.fusable import activated_linear, is_watched, plain_linear
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
@@ -33,6 +35,7 @@ from bert_fast.ops.dropout import dropout_site
 
 __all__ = [
     "FusedAttention",
+    "FusedBiasedEncoder",
     "FusedContainer",
     "FusedCrossAttention",
     "FusedEmbeddings",
@@ -41,6 +44,7 @@ __all__ = [
     "FusedFlatLayer",
     "FusedHolder",
     "FusedIntermediate",
+    "FusedJoinedAttention",
     "FusedLayer",
     "FusedOutput",
     "FusedPooler",
@@ -163,6 +167,23 @@ class FusedReplacedTokens(FusedContainer):
         """[T, H] to [T]."""
         x = activated_linear(x, self.dense, fused_name(self.activation))
         return plain_linear(x, self.dense_prediction).squeeze(-1)
+
+
+class FusedJoinedAttention(_Dropping, PackedJoinedAttention):
+    """An attention, with what closes it."""
+
+
+class FusedBiasedEncoder(FusedContainer, PackedEncoder):
+    """A stack of layers whose scores share a bias, which transformers' own code makes of distances."""
+
+    compute_position_bias: Callable[[Tensor], Tensor]
+
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
+        """As `PackedEncoder`, with the bias in the call."""
+        packing = call.packing
+        length = packing.max_seqlen if packing.padded_shape is None else packing.padded_shape[1]
+        bias = self.compute_position_bias(x.new_empty(1, length, 0))  # [1, A, S, S]
+        return super().forward_packed(x, memory, call=replace(call, bias=bias))
 
 
 class FusedFlatLayer(FusedContainer, PackedFlatLayer):

@@ -20,7 +20,7 @@ class Fused:
     fused_forward: Callable[..., Any]
 
     @classmethod
-    def forward_for(cls, original: type) -> Callable[..., Any] | None:
+    def forward_for(cls, original: type, family: Family) -> Callable[..., Any] | None:
         """The forward method in place of that of `original`, with its signature; None: the class has one already."""
         return None
 

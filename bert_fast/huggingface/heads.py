@@ -4,7 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from bert_fast.huggingface.family import IS_VERSION_4
+import torch
+
+from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import asking, first_column, is_fused_model
 from bert_fast.huggingface.reasons import is_watched
@@ -26,7 +28,7 @@ class FusedPooledHead(Fused):
     rows: Any = staticmethod(first_rows)
 
     @classmethod
-    def forward_for(cls, original: Any) -> Callable[..., Any]:
+    def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
         """As transformers' own."""
         theirs = original.forward
 
@@ -35,9 +37,11 @@ class FusedPooledHead(Fused):
             # Nobody else looks at what the model returns.
             if not is_fused_model(self.inner) or is_watched(self.inner):
                 return theirs(self, *args, **kwargs)
-            if not IS_VERSION_4:
+            if family.passes_arguments:
                 return theirs(self, *args, **kwargs, rows=self.rows)
-            with asking(self.inner, self.rows):  # it passes on no arguments but its own
+            if torch.compiler.is_compiling():  # which cannot follow context variables
+                return theirs(self, *args, **kwargs)
+            with asking(self.inner, self.rows):
                 return theirs(self, *args, **kwargs)
 
         return forward

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import modeling_outputs
 
 from bert_fast.checks import is_host_beside
-from bert_fast.huggingface.family import IS_VERSION_4
+from bert_fast.huggingface.family import IS_VERSION_4, Family
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
@@ -66,15 +66,15 @@ class FusedModel(Fused, PackedBertModel):
     """
 
     @classmethod
-    def forward_for(cls, original: Any) -> Callable[..., Any]:
-        """See `_forward`."""
-        theirs = original.forward
+    def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
+        """As transformers' own."""
+        theirs, is_asked = original.forward, not family.passes_arguments
         names = positional(theirs)
 
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = by_name(names, args, kwargs)
-            if IS_VERSION_4 and inputs is not None and (rows := _asked_rows(self)) is not None:
+            if is_asked and inputs is not None and (rows := _asked_rows(self)) is not None:
                 inputs["rows"] = rows
             if inputs is None or (found := reasons(self, inputs)):
                 found = ["the arguments do not fit the signature"] if inputs is None else found
@@ -129,11 +129,9 @@ class FusedModel(Fused, PackedBertModel):
             if pooled is not None:
                 fields["pooler_output"] = pooled
             return getattr(modeling_outputs, self.fused_family.output)(**fields)
-        # A pooled sequence that is not there is left out in version 5, and where there never is one.
-        is_left_out = pooled is None and (not IS_VERSION_4 or self.fused_family.missing.get("*Model"))
         return (
             hidden,
-            *(() if is_left_out else (pooled,)),
+            *(() if pooled is None and not self.fused_family.pads_tuples else (pooled,)),
             *(() if states is None else (states,)),
         )
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
 
 from bert_fast.checks import check_shape
+from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import (
     beside_tokens,
@@ -51,7 +52,7 @@ class TokenModel(Fused):
     own_arguments: tuple[str, ...] = ("labels",)  # those of forward that `inner` does not have
 
     @classmethod
-    def forward_for(cls, original: Any) -> Callable[..., Any]:
+    def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
         """As transformers' own; padding is left out."""
         theirs = original.forward
         names = positional(theirs)

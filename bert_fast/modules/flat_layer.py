@@ -1,4 +1,4 @@
-"""A layer of the same computation in fewer modules (DistilBERT, Sanh et al. 2019): attention, two LayerNorms, an MLP.
+"""The same computation in fewer modules: layers of DistilBERT (Sanh et al. 2019), attention of MPNet (Song et al. 2020).
 
 What BERT keeps in modules for itself, each with its linear layer, dropout and LayerNorm, lies here in others; nothing
 is dropped between attention and its LayerNorm.
@@ -15,7 +15,7 @@ from bert_fast.modules.fusable import is_watched
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.whole_layer import Pieces, are_own, run_whole
 
-__all__ = ["PackedFlatLayer"]
+__all__ = ["PackedFlatLayer", "PackedJoinedAttention"]
 
 
 class _Closing(PackedSelfOutput):
@@ -38,6 +38,16 @@ class _Narrowing(PackedOutput):
     def __init__(self, dense: nn.Linear, norm: nn.LayerNorm, feed_forward: Any) -> None:
         self.dense, self.LayerNorm = dense, norm
         self.dropout_p, self.site, self.training = feed_forward.dropout_p, feed_forward.site, feed_forward.training
+
+
+class PackedJoinedAttention(PackedSelfOutput):
+    """Attention and what closes it in one module: `heads`, a `PackedSelfAttention`, then `dense` and LayerNorm."""
+
+    heads: Any
+
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:  # type: ignore[override]
+        """x [T, H] to [T, H], or [M, H] where the call names rows."""
+        return super().forward_packed(self.heads(x, call=call), call.of_rows(x), call=call)
 
 
 class PackedFlatLayer:

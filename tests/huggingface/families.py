@@ -15,6 +15,7 @@ CONFIG: dict[str, dict[str, Any]] = {
     "Camembert": {"pad_token_id": 2},
     "DistilBert": {},
     "Electra": {"embedding_size": 20},
+    "MPNet": {"pad_token_id": 1},
 }
 # Where a family's configuration calls something otherwise.
 _NAMES = {
@@ -38,7 +39,7 @@ OWN_CASES = {
 }
 
 
-ENCODERS = ("DistilBert",)  # without decoders, and without types
+ENCODERS = ("DistilBert", "MPNet")  # without decoders, and without types
 
 
 def class_name(prefix: str, bert: str) -> str:

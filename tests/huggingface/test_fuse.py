@@ -30,7 +30,8 @@ NAMES = (
     "ElectraForMaskedLM", "ElectraForMultipleChoice", "ElectraForPreTraining", "ElectraForQuestionAnswering",
     "ElectraForSequenceClassification", "ElectraForTokenClassification", "DistilBertModel", "DistilBertForMaskedLM",
     "DistilBertForMultipleChoice", "DistilBertForQuestionAnswering", "DistilBertForSequenceClassification",
-    "DistilBertForTokenClassification",
+    "DistilBertForTokenClassification", "MPNetModel", "MPNetForMaskedLM", "MPNetForMultipleChoice",
+    "MPNetForQuestionAnswering", "MPNetForSequenceClassification", "MPNetForTokenClassification",
 )  # fmt: skip
 
 

@@ -147,7 +147,8 @@ def test_padding_is_exactly_zero(make, batch, name) -> None:
                                   "BertForSequenceClassification", "BertForNextSentencePrediction", "RobertaModel",
                                   "RobertaForMaskedLM", "RobertaForSequenceClassification",
                                   "RobertaForTokenClassification", "XLMRobertaForCausalLM", "ElectraForMaskedLM",
-                                  "ElectraForPreTraining"])  # fmt: skip
+                                  "ElectraForPreTraining", "DistilBertModel", "DistilBertForMaskedLM", "MPNetModel",
+                                  "MPNetForMaskedLM", "MPNetForTokenClassification"])  # fmt: skip
 def test_packed_input_gives_the_bits_of_padded(make, batch, name) -> None:
     model = fuse(make(name, is_decoder="LM" in name and "Masked" not in name, use_cache=False)).eval()
     batch["input_ids"][:, 3] = 1  # RoBERTa's padding, within the text
@@ -180,7 +181,8 @@ def test_word_losses_of_packed_and_labelled_only(make, batch) -> None:
 
 @pytest.mark.parametrize(
     "name", ["BertForSequenceClassification", "BertForMultipleChoice", "BertForNextSentencePrediction",
-             "RobertaForSequenceClassification", "RobertaForMultipleChoice", "ElectraForMultipleChoice"]
+             "RobertaForSequenceClassification", "RobertaForMultipleChoice", "ElectraForMultipleChoice",
+             "MPNetForSequenceClassification", "MPNetForMultipleChoice"]
 )  # fmt: skip
 def test_pooled_heads_compute_first_tokens_only(make, batch, name, monkeypatch) -> None:
     model = fuse(make(name)).eval()
@@ -194,6 +196,8 @@ def test_pooled_heads_compute_first_tokens_only(make, batch, name, monkeypatch) 
         return original(self, x, *args, **kwargs)
 
     monkeypatch.setattr(type(layer), "forward_packed", record)
+    if name.startswith("MPNet"):
+        del batch["token_type_ids"]
     if name.endswith("ForMultipleChoice"):
         batch = {key: value[None] for key, value in batch.items()}
     model(**batch)

@@ -73,6 +73,18 @@ def test_a_text_that_is_too_long_is_named(make, name: str) -> None:
     assert model(input_ids=ids[0], cu_seqlens=torch.tensor([0, 23]).int(), max_seqlen=23)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["RobertaForSequenceClassification", "MPNetForSequenceClassification",
+                                  "RobertaForMultipleChoice", "MPNetForMultipleChoice"])  # fmt: skip
+def test_heads_read_the_first_token_that_is_kept(make, name: str) -> None:
+    """Padding on the left moves neither positions nor the token that the head reads."""
+    model = fuse(make(name))
+    text = torch.randint(2, 61, (2, 5))
+    padded = torch.cat((torch.full((2, 3), PADDING), text), dim=1)
+    if name.endswith("Choice"):
+        text, padded = text[None], padded[None]
+    torch.testing.assert_close(model(padded, attention_mask=(padded != PADDING).long())[0], model(text)[0])
+
+
 def test_padding_within_a_text_is_what_its_id_says(make, batch) -> None:
     """Masked or not: transformers looks at ids alone, where positions are counted."""
     untouched, model = make("RobertaModel"), make("RobertaModel")

@@ -3,12 +3,13 @@
 from bert_fast.huggingface.families.bert import BERT
 from bert_fast.huggingface.families.distilbert import DISTILBERT
 from bert_fast.huggingface.families.electra import ELECTRA
+from bert_fast.huggingface.families.mpnet import MPNET
 from bert_fast.huggingface.families.roberta import ROBERTA
 from bert_fast.huggingface.family import Family
 
 __all__ = ["LIBRARIES", "TABLE", "model_names"]
 
-TABLE: tuple[Family, ...] = (BERT, DISTILBERT, ELECTRA, ROBERTA)
+TABLE: tuple[Family, ...] = (BERT, DISTILBERT, ELECTRA, MPNET, ROBERTA)
 
 # Modules of transformers -> the family whose classes they hold.
 LIBRARIES: dict[str, Family] = {library: family for family in TABLE for library in family.libraries}

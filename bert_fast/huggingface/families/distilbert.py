@@ -41,6 +41,7 @@ DISTILBERT = Family(
     missing={"*Model": ("pooler",), "Embeddings": ("token_type_embeddings",)},
     containers=frozenset(("distilbert", "embeddings", "transformer", "attention", "ffn")),
     sites={"attention": DropoutSite.ATTENTION_PROBS, "ffn": DropoutSite.MLP_OUTPUT},
+    pads_tuples=False,
     output="BaseModelOutput",
     words={
         "dense": "vocab_transform", "activation": "activation", "LayerNorm": "vocab_layer_norm",

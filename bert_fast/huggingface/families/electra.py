@@ -34,6 +34,7 @@ ELECTRA = Family(
     missing={"*Model": ("pooler",)},
     containers=CONTAINERS | {"electra", "discriminator_predictions", "generator_predictions"},
     sites=SITES,
+    pads_tuples=False,
     output="BaseModelOutputWithPastAndCrossAttentions",
     words={"transform": "generator_predictions", "decoder": "generator_lm_head"},
     word_parts=("generator_predictions", "generator_lm_head"),
