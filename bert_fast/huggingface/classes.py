@@ -108,6 +108,8 @@ def _attributes(family: Family, name: str, original: type, computing: Any) -> di
     """What a fused class has beside its bases."""
     names = dict(family.names.get(name, {}))
     attributes: dict[str, Any] = {"fused_family": family, "fused_original": original}
+    if issubclass(computing, FusedModel):
+        attributes["attention_dropout"] = family.attention_dropout
     if name in family.models:
         names["inner"] = family.inner
         if family.padding_idx is not None:

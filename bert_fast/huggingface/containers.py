@@ -161,6 +161,7 @@ class FusedReplacedTokens(FusedContainer):
     """Scores of tokens that were replaced."""
 
     dense: nn.Linear
+    activation: Any
     dense_prediction: nn.Linear
 
     def forward_packed(self, x: Tensor, *, call: Any = None) -> Tensor:

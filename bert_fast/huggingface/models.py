@@ -86,10 +86,6 @@ class FusedModel(Fused, PackedBertModel):
 
         return forward
 
-    def _attention_dropout_p(self) -> float:
-        p: float = getattr(self.config, self.fused_family.attention_dropout)
-        return p
-
     def _theirs(
         self, forward: Any, args: Any, kwargs: dict[str, Any], inputs: dict[str, Any] | None, found: list[str]
     ) -> Any:

@@ -49,6 +49,7 @@ class PackedBertModel:
     training: bool
     dtype: Any
     numbers_behind: int | None = None  # the padding id behind which positions are counted; None: by column
+    attention_dropout = "attention_probs_dropout_prob"  # what the configuration calls it
     projection: Any = None  # a linear layer between embeddings and encoder
     vector_size: int | None = None  # of embeddings; None: config.hidden_size
 
@@ -92,7 +93,7 @@ class PackedBertModel:
         packing = view.packing
         if seed is not None:
             name = tokens.name if cu_seqlens is None else "max_seqlen"
-            check_dropout_lengths(name, packing.max_seqlen, self._attention_dropout_p())
+            check_dropout_lengths(name, packing.max_seqlen, getattr(config, self.attention_dropout))
         memory = read_memory(config, encoder_hidden_states, encoder_attention_mask, packing, cache, num_cached)
         keeps_cache = self._keeps_cache(use_cache, packing)
         if cache is None and keeps_cache:
@@ -136,10 +137,6 @@ class PackedBertModel:
         assert self.pooler is not None
         first = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
         return self.pooler(first, call=Call(encoded.packing, encoded.seed))
-
-    def _attention_dropout_p(self) -> float:
-        p: float = self.config.attention_probs_dropout_prob
-        return p
 
     def _seed(self, tokens: Tokens, dropout_seed: Tensor | None) -> Tensor | None:
         if dropout_seed is None:

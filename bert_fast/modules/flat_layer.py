@@ -1,4 +1,4 @@
-"""The same computation in fewer modules: layers of DistilBERT (Sanh et al. 2019), attention of MPNet (Song et al. 2020).
+"""The computation in fewer modules: layers of DistilBERT (Sanh et al. 2019), attention of MPNet (Song et al. 2020).
 
 What BERT keeps in modules for itself, each with its linear layer, dropout and LayerNorm, lies here in others; nothing
 is dropped between attention and its LayerNorm.
@@ -45,7 +45,7 @@ class PackedJoinedAttention(PackedSelfOutput):
 
     heads: Any
 
-    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:  # type: ignore[override]
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """x [T, H] to [T, H], or [M, H] where the call names rows."""
         return super().forward_packed(self.heads(x, call=call), call.of_rows(x), call=call)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bert_fast.modules.attention import BertAttention
 from bert_fast.modules.call import Call
 from bert_fast.modules.mlp import BertIntermediate, BertOutput
-from bert_fast.modules.whole_layer import Pieces, pieces_of, run_whole
+from bert_fast.modules.whole_layer import pieces_of, run_whole
 
 __all__ = ["BertLayer", "PackedLayer"]
 
@@ -22,9 +22,7 @@ class PackedLayer:
     output: Any
     chunk_size_feed_forward = 0  # columns of the batch that go through the MLP at a time; 0: all
 
-    def pieces(self) -> Pieces | None:
-        """What it is made of, for `whole_layer`."""
-        return pieces_of(self)
+    pieces = pieces_of
 
     def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """x [T, H], memory [Tm, H] or None, to [T, H], or [M, H] where the call names rows."""

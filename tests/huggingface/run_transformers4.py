@@ -34,7 +34,7 @@ OF_FAMILIES = ("mask holes", "vectors for words", "types and positions", "masked
 
 def _model(name: str, config: dict[str, Any], attention: str = "eager") -> Any:
     cls = getattr(transformers, name)
-    model = cls(cls.config_class(**config, attn_implementation=attention)).eval()
+    model = cls(families.configuration(cls, **config, attn_implementation=attention)).eval()
     randomize(model)
     return model
 
@@ -65,7 +65,7 @@ def swapping(name: str) -> str:
     """fuse, a copy, a pickle and unfuse, with the attention class that sdpa brings."""
     case = Case(name, model=name)
     config = {**case.full_config(), "num_labels": 2}
-    untouched = _model(name, config, "sdpa")
+    untouched = _model(name, config, "eager" if name.startswith("MPNet") else "sdpa")
     classes = [type(module) for module in untouched.modules()]
     model = fuse(copy.deepcopy(untouched))
     tensors = case.tensors(torch.float32)
@@ -108,6 +108,11 @@ def main(results_path: str) -> None:
     tried: list[tuple[str, Callable[[Any], str], Any]] = [
         *((f"parity: {case.name}", parity, case) for case in TRANSFORMERS_4),
         *((f"swapping: {name}", swapping, name) for name in NAMES),
+        *(
+            (f"swapping: {prefix}{head}", swapping, f"{prefix}{head}")
+            for prefix in families.CONFIG
+            for head in ("Model", "ForMaskedLM", "ForSequenceClassification")
+        ),
         *(
             (f"parity: {prefix} {case.name}", parity_of_family, (prefix, case))
             for prefix in families.CONFIG

@@ -105,3 +105,26 @@ def test_somebodys_part_is_a_reason(make, batch) -> None:
     model.roberta.encoder.layer[1].__class__ = OwnLayer
     assert why_not(fuse(model), **batch) == ["encoder.layer.1: a OwnLayer which is not fused"]
     assert model(**batch).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("prefix", ["Bert", *families.CONFIG])
+@pytest.mark.parametrize(
+    "options", [{}, {"output_hidden_states": True}, {"output_attentions": True}], ids=["plain", "states", "attentions"]
+)
+def test_tuples_hold_what_transformers_has_in_them(make, batch, prefix: str, options: dict[str, bool]) -> None:
+    """With a pooling layer and without, and behind heads."""
+    batch = {name: value for name, value in batch.items() if name != "token_type_ids"}
+    untouched = [
+        make(f"{prefix}{head}", attn_implementation="eager")
+        for head in ("Model", "ForSequenceClassification", "ForMaskedLM")
+    ]
+    if "pooler" in untouched[0]._modules:
+        untouched.append(make(f"{prefix}Model", attn_implementation="eager"))
+        untouched[-1].pooler = None
+    for model in untouched:
+        expected = model(**batch, **options, return_dict=False)
+        named = model(**batch, **options)
+        fused = fuse(copy.deepcopy(model))
+        got = fused(**batch, **options, return_dict=False)
+        assert [type(value) for value in got] == [type(value) for value in expected], type(model).__name__
+        assert fused(**batch, **options).keys() == named.keys() and type(fused(**batch, **options)) is type(named)
