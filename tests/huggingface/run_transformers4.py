@@ -65,7 +65,7 @@ def swapping(name: str) -> str:
     """fuse, a copy, a pickle and unfuse, with the attention class that sdpa brings."""
     case = Case(name, model=name)
     config = {**case.full_config(), "num_labels": 2}
-    untouched = _model(name, config, "eager" if name.startswith("MPNet") else "sdpa")
+    untouched = _model(name, config, "eager" if name.startswith(("Electra", "MPNet")) else "sdpa")
     classes = [type(module) for module in untouched.modules()]
     model = fuse(copy.deepcopy(untouched))
     tensors = case.tensors(torch.float32)
