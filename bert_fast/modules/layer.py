@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bert_fast.modules.attention import BertAttention
 from bert_fast.modules.call import Call
 from bert_fast.modules.mlp import BertIntermediate, BertOutput
-from bert_fast.modules.whole_layer import pieces_of, run_whole
+from bert_fast.modules.whole_layer import run_whole
 
 __all__ = ["BertLayer", "PackedLayer"]
 
@@ -20,9 +20,8 @@ class PackedLayer:
     crossattention: Any
     intermediate: Any
     output: Any
+    pieces: Any = None  # a method that names them for `whole_layer`, where they lie in other modules than BERT's
     chunk_size_feed_forward = 0  # columns of the batch that go through the MLP at a time; 0: all
-
-    pieces = pieces_of
 
     def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """x [T, H], memory [Tm, H] or None, to [T, H], or [M, H] where the call names rows."""

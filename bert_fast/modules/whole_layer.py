@@ -26,7 +26,7 @@ from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.dropout import HEAD_STRIDE
 from bert_fast.remembered import Remembered
 
-__all__ = ["Pieces", "are_own", "pieces_of", "run_whole"]
+__all__ = ["Pieces", "are_own", "run_whole"]
 
 _LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
 _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
@@ -58,10 +58,22 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
         or any(_GLOBAL_HOOKS)
     ):
         return None
-    found = layer.pieces()
-    if found is None:
-        return None
-    heads, closing, up, down, layers = found
+    if layer.pieces is not None:
+        found = layer.pieces()
+        if found is None:
+            return None
+        heads, closing, up, down, layers = found
+    else:
+        parts = layer._modules  # not by attribute, each of which takes half a microsecond
+        attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
+        heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
+        if not are_own((attention, heads, closing, up, down), _PACKED):
+            return None
+        own, of_closing, of_down = heads._modules, closing._modules, down._modules
+        layers = (
+            own["query"], own["key"], own["value"], of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
+            of_down["dense"], of_down["LayerNorm"],
+        )  # fmt: skip
     hidden_act = up.hidden_act
     if heads.position_embedding_type != "absolute" or not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
         return None
@@ -96,20 +108,6 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
             seed if any(probabilities) else None, heads.site, closing.site, down.site, float(attention_norm.eps),
             float(norm.eps),
         ), backend,
-    )  # fmt: skip
-
-
-def pieces_of(layer: Any) -> Pieces | None:
-    """Those of a layer that has BERT's modules."""
-    parts = layer._modules  # not by attribute, each of which takes half a microsecond
-    attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
-    heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
-    if not are_own((attention, heads, closing, up, down), _PACKED):
-        return None
-    own, of_closing, of_down = heads._modules, closing._modules, down._modules
-    return heads, closing, up, down, (
-        own["query"], own["key"], own["value"], of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
-        of_down["dense"], of_down["LayerNorm"],
     )  # fmt: skip
 
 
