@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform
 from bert_fast.modules.attention import (
     PackedAttention,
@@ -191,7 +191,7 @@ class FusedFlatLayer(FusedContainer, PackedFlatLayer):
     """A layer of fewer modules."""
 
 
-class FusedFeedForward(_Dropping):
+class FusedFeedForward(_Dropping, FusedUncalled):
     """The linear layers of an MLP, which a flat layer closes."""
 
     hidden_act: Any = property(lambda self: fused_name(self.activation))

@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_fast.huggingface.family import Family
 
-__all__ = ["Fused", "FusedAround", "part", "runs"]
+__all__ = ["Fused", "FusedAround", "FusedUncalled", "part", "runs"]
 
 
 class Fused:
@@ -23,6 +23,10 @@ class Fused:
     def forward_for(cls, original: type, family: Family) -> Callable[..., Any] | None:
         """The forward method in place of that of `original`, with its signature; None: the class has one already."""
         return None
+
+
+class FusedUncalled(Fused):
+    """Base of parts that the packed path reads and never calls: no hook may be on them, not even a harmless one."""
 
 
 class FusedAround(Fused):

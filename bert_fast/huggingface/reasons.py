@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from bert_fast.huggingface.family import IS_VERSION_4
-from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.modules.fusable import is_watched as has_hooks
 from bert_fast.modules.pooler import PackedPooler
 
@@ -103,7 +103,7 @@ def module_reasons(model: Any) -> Iterator[str]:
                 continue
             if "forward" in child.__dict__:
                 yield f"{prefix}{name}: its forward is replaced"
-            if is_watched(child):
+            if is_watched(child) or (isinstance(child, FusedUncalled) and has_hooks(child)):
                 yield f"{prefix}{name}: hooks are registered"
             if isinstance(child, Fused) or type(child) is nn.ModuleList:
                 waiting.append((f"{prefix}{name}.", child))

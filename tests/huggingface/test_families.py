@@ -128,3 +128,18 @@ def test_tuples_hold_what_transformers_has_in_them(make, batch, prefix: str, opt
         got = fused(**batch, **options, return_dict=False)
         assert [type(value) for value in got] == [type(value) for value in expected], type(model).__name__
         assert fused(**batch, **options).keys() == named.keys() and type(fused(**batch, **options)) is type(named)
+
+
+def test_a_part_that_is_never_called_has_no_hooks(make, batch) -> None:
+    """DistilBERT's MLP is read by the layer that closes it; what shards it alone would wait for a call."""
+
+    def hook(*_: object) -> None:
+        pass
+
+    hook.__module__ = "torch.distributed.somewhere"  # harmless on what is called
+    del batch["token_type_ids"]
+    model = fuse(make("DistilBertModel"))
+    model.transformer.layer[0].register_forward_pre_hook(hook)
+    assert why_not(model, **batch) == []
+    model.transformer.layer[0].ffn.register_forward_pre_hook(hook)
+    assert why_not(model, **batch) == ["transformer.layer.0.ffn: hooks are registered"]
