@@ -47,6 +47,14 @@ _HEADS = frozenset(
 )  # fmt: skip
 
 
+# Heads of other families whose calls are those of another than its name says.
+_AS_IN_BERT = {
+    "CamembertForCausalLM": "BertLMHeadModel", "ElectraForCausalLM": "BertLMHeadModel",
+    "ElectraForPreTraining": "BertForTokenClassification", "RobertaForCausalLM": "BertLMHeadModel",
+    "XLMRobertaForCausalLM": "BertLMHeadModel",
+}  # fmt: skip
+
+
 def warm_up(
     model: nn.Module,
     *,
@@ -90,7 +98,7 @@ def warm_up(
         check_flag(name, flag)
     if progress is not None:
         check_flag("progress", progress)
-    longest = min(int(target.config.max_position_embeddings) for target in targets)
+    longest = min(_longest(target) for target in targets)
     if max_seqlen is not None:
         longest = check_count("max_seqlen", max_seqlen, 1, longest)
     max_tokens = check_count("max_tokens", max_tokens, 1)
@@ -141,9 +149,22 @@ def _targets(model: Any) -> list[Any]:
     return next(([module] for module in modules if _head(module) and set(berts) & set(module.modules())), berts)
 
 
+def _longest(target: Any) -> int:
+    """Tokens of the longest sequence that a model takes."""
+    behind = next(one.numbers_behind for one in target.modules() if isinstance(one, PackedBertModel))
+    longest: int = target.config.max_position_embeddings - (0 if behind is None else behind + 1)
+    return longest
+
+
 def _head(model: nn.Module) -> str:
-    """The name in `_HEADS` that a model goes by, "" for none."""
-    return next((cls.__name__ for cls in type(model).__mro__ if cls.__name__ in _HEADS), "")
+    """The name in `_HEADS` that a model goes by, or would if its family were BERT, "" for none."""
+    for cls in type(model).__mro__:
+        name = cls.__name__
+        if name not in _HEADS and hasattr(cls, "fused_family") and "For" in name:
+            name = _AS_IN_BERT.get(name, f"BertFor{name.split('For', 1)[1]}")
+        if name in _HEADS:
+            return name
+    return ""
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -194,7 +215,10 @@ def _inputs(model: Any, lengths: Sequence[int], has_mask: bool, device: torch.de
     ends = torch.tensor(lengths)[:, None]  # [B, 1]
     keep = torch.arange(max(lengths)) < ends  # [B, S]
     words = torch.arange(keep.numel()).view(keep.shape) % config.vocab_size
-    inputs = {"input_ids": words, "token_type_ids": torch.zeros_like(words)}
+    inputs = {"input_ids": words}
+    inner = next(one for one in model.modules() if isinstance(one, PackedBertModel))
+    if inner.embeddings.token_type_embeddings is not None:
+        inputs["token_type_ids"] = torch.zeros_like(words)
     if has_mask:
         inputs["attention_mask"] = keep.long()
     if head == "BertForMultipleChoice":
@@ -237,7 +261,7 @@ def _run(model: Any, inputs: dict[str, Any], is_training: bool, autocast_dtype: 
         if not is_training:
             return
         loss = getattr(output, "loss", None)
-        results = [output.last_hidden_state, output.pooler_output] if loss is None else [loss]
+        results = [output.last_hidden_state, getattr(output, "pooler_output", None)] if loss is None else [loss]
         results = [result for result in results if result is not None and result.requires_grad]
         if results:
             wanted = [p for p in model.parameters() if p.requires_grad]

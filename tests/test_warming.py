@@ -117,6 +117,26 @@ def test_nothing_changes_under_autocast(dtype: torch.dtype) -> None:
     assert not hasattr(optimizer, "found_inf")
 
 
+def test_other_families_are_warmed_up_as_bert() -> None:
+    """No text is longer than their positions, no types are given where there are none, and heads get their labels."""
+    transformers = pytest.importorskip("transformers")
+    from bert_fast.huggingface.models import FusedModel
+
+    names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+    for name in ("RobertaForMaskedLM", "RobertaForCausalLM", "ElectraForPreTraining", "DistilBertModel", "MPNetModel"):
+        cls = getattr(transformers, name)
+        sizes = {names.get(key, key) if "Distil" in name else key: value for key, value in SIZES.items()}
+        model = bert_fast.fuse(cls(cls.config_class(**sizes, is_decoder="Causal" in name)))
+        longest = warming._longest(model)
+        assert longest == (22 if name.startswith(("Roberta", "MPNet")) else 24)
+        shares: list[float] = []
+        with mock.patch.object(FusedModel, "_theirs", side_effect=AssertionError("left the packed path")):
+            targets = warming._targets(model)
+            assert targets == [model]
+            warming._make_steps(model, targets, (longest, 60), (True, True), None, None, shares.append)
+        assert len(shares) > 10
+
+
 def test_nothing_changes_where_a_step_fails() -> None:
     model = make("BertForTokenClassification")
     optimizer = partly_trained(model)

@@ -2,10 +2,11 @@
 
 `object.__class__ = fused_class(type(object))` fuses, `original_class` is the way back. A fused class is a subclass of
 the one it replaces and goes by its name, so `isinstance`, saved configurations, messages and hooks see no difference.
-`MODELS` and `PARTS` say which class computes in place of which. A class that somebody derived from transformers' gets a
+Which class computes in place of which, the records of `families` say; they are read when a class of theirs is met, so
+that no library of transformers is imported for its own sake. A class that somebody derived from transformers' gets a
 fused class between itself and its base:
 
-    transformers' BertModel          <- FusedBertModel (in `models.py`) <- its fused class (made here)
+    transformers' BertModel          <- its fused class (made here, of FusedModel and the record)
     class Sub(BertModel), theirs     <- Sub(Sub, the fused class of BertModel)    (made here, once)
 
 so what Sub overrides stays in force, and what it leaves to its base is fast. `around` says the same of models of
@@ -13,52 +14,33 @@ sentence-transformers, which is never imported from here.
 """
 
 import copyreg
+import importlib
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
-from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface import containers, heads, token_heads, word_heads
 from bert_fast.huggingface.containers import FusedContainer, clear_sites, set_sites
-from bert_fast.huggingface.fused import Fused
-from bert_fast.huggingface.models import FusedBertModel
+from bert_fast.huggingface.families import LIBRARIES
+from bert_fast.huggingface.family import Family
+from bert_fast.huggingface.fused import Fused, part
+from bert_fast.huggingface.models import FusedModel
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.projections import JoinedProjections
 
-__all__ = ["MODELS", "PARTS", "around", "fused_class", "join_projections", "original_class", "swap_in", "swap_out"]
-
-MODELS: dict[type, type] = {
-    hf.BertModel: FusedBertModel,
-    hf.BertForMaskedLM: word_heads.FusedBertForMaskedLM,
-    hf.BertForMultipleChoice: heads.FusedBertForMultipleChoice,
-    hf.BertForNextSentencePrediction: heads.FusedBertForNextSentencePrediction,
-    hf.BertForPreTraining: word_heads.FusedBertForPreTraining,
-    hf.BertForQuestionAnswering: token_heads.FusedBertForQuestionAnswering,
-    hf.BertForSequenceClassification: heads.FusedBertForSequenceClassification,
-    hf.BertForTokenClassification: token_heads.FusedBertForTokenClassification,
-    hf.BertLMHeadModel: word_heads.FusedBertLMHeadModel,
-}
-PARTS: dict[type, type] = {
-    hf.BertAttention: containers.FusedBertAttention,
-    hf.BertEmbeddings: containers.FusedBertEmbeddings,
-    hf.BertEncoder: containers.FusedBertEncoder,
-    hf.BertIntermediate: containers.FusedBertIntermediate,
-    hf.BertLMPredictionHead: containers.FusedBertLMPredictionHead,
-    hf.BertLayer: containers.FusedBertLayer,
-    hf.BertOnlyMLMHead: containers.FusedBertOnlyMLMHead,
-    hf.BertOutput: containers.FusedBertOutput,
-    hf.BertPooler: containers.FusedBertPooler,
-    hf.BertPreTrainingHeads: containers.FusedBertPreTrainingHeads,
-    hf.BertPredictionHeadTransform: containers.FusedBertPredictionHeadTransform,
-    hf.BertSelfAttention: containers.FusedBertSelfAttention,
-    hf.BertSelfOutput: containers.FusedBertSelfOutput,
-}
-if hasattr(hf, "BertSdpaSelfAttention"):  # transformers 4
-    PARTS[hf.BertSdpaSelfAttention] = containers.FusedBertSdpaSelfAttention
-if hasattr(hf, "BertCrossAttention"):  # transformers 5
-    PARTS[hf.BertCrossAttention] = containers.FusedBertCrossAttention
+__all__ = [
+    "all_models",
+    "around",
+    "fused_class",
+    "join_projections",
+    "known",
+    "original_class",
+    "swap_in",
+    "swap_out",
+]
 
 
 class _Replacement:
@@ -81,22 +63,77 @@ class _ReplacementModel(_Replacement):
         swap_in(self)  # type: ignore[arg-type]
 
 
-def _derived(cls: type, bases: tuple[type, ...], doc: str | None) -> type:
-    """A class with these bases that goes by the name of `cls`."""
+_fused: dict[type, type] = {}  # class -> its fused class
+_originals: dict[type, type] = {}  # the other way
+_models: set[type] = set()  # transformers' own classes of whole models
+_read: set[str] = set()  # those of LIBRARIES whose classes are in these
+_lock = threading.RLock()
+
+
+def known(library: str) -> Iterator[tuple[str, type, type]]:
+    """Of one of `LIBRARIES`: the record's name of a class, transformers' class, what computes in its place.
+
+    What this version of transformers does not have is left out.
+    """
+    theirs, family = importlib.import_module(library), LIBRARIES[library]
+    for pattern, computing in {**family.models, **family.parts}.items():
+        original = getattr(theirs, pattern.replace("*", family.libraries[library]), None)
+        if original is not None:
+            yield pattern, original, computing
+
+
+def all_models() -> list[type]:
+    """transformers' classes of whole models, of every family; imports them."""
+    return [cls for library, family in LIBRARIES.items() for name, cls, _ in known(library) if name in family.models]
+
+
+def _read_libraries(classes: Iterable[type]) -> None:
+    """Makes the fused classes of the families that classes, or what they are derived from, are of."""
+    with _lock:
+        for library in {ancestor.__module__ for cls in classes for ancestor in cls.__mro__} & (
+            LIBRARIES.keys() - _read
+        ):
+            family = LIBRARIES[library]
+            for name, original, computing in known(library):
+                is_model = name in family.models
+                replacement = _ReplacementModel if is_model else _Replacement
+                attributes = _attributes(family, name, original, computing)
+                _put(original, (replacement, computing, original), computing.__doc__, attributes)
+                if is_model:
+                    _models.add(original)
+            _read.add(library)
+
+
+def _attributes(family: Family, name: str, original: type, computing: Any) -> dict[str, Any]:
+    """What a fused class has beside its bases."""
+    names = dict(family.names.get(name, {}))
+    attributes: dict[str, Any] = {"fused_family": family, "fused_original": original}
+    if issubclass(computing, FusedModel):
+        attributes["attention_dropout"] = family.attention_dropout
+    if name in family.models:
+        names["inner"] = family.inner
+        if family.padding_idx is not None:
+            names["numbers_behind"] = family.padding_idx
+    forward = computing.forward_for(original, family)
+    if forward is not None:
+        attributes |= {"forward": forward, "fused_forward": forward}
+    missing = dict.fromkeys(family.missing.get(name, ()))
+    return attributes | missing | {ours: property(_getter(theirs)) for ours, theirs in names.items()}
+
+
+def _getter(path: str) -> Callable[[Any], Any]:
+    return lambda module: part(module, path)
+
+
+def _put(
+    cls: type, bases: tuple[type, ...], doc: str | None, attributes: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Makes the fused class of `cls`, which goes by its name."""
     metaclass: Any = type(cls)
-    derived: type = metaclass(cls.__name__, bases, {"__doc__": doc})
-    derived.__qualname__ = cls.__qualname__
-    derived.__module__ = cls.__module__
-    return derived
-
-
-_fused: dict[type, type] = {  # class -> its fused class
-    original: _derived(original, (replacement, computing), computing.__doc__)
-    for table, replacement in ((MODELS, _ReplacementModel), (PARTS, _Replacement))
-    for original, computing in table.items()
-}
-_originals: dict[type, type] = {fused: original for original, fused in _fused.items()}
-_lock = threading.Lock()
+    fused: type = metaclass(cls.__name__, bases, {**attributes, "__doc__": doc})
+    fused.__qualname__ = cls.__qualname__
+    fused.__module__ = cls.__module__
+    _fused[cls], _originals[fused] = fused, cls
 
 
 def around() -> dict[type, type]:
@@ -117,17 +154,15 @@ def fused_class(cls: type) -> type | None:
     if issubclass(cls, Fused):
         return cls
     with _lock:
+        _read_libraries([cls])
         for original, computing in around().items():
             if original not in _fused:
-                _fused[original] = _derived(original, (_ReplacementModel, computing), computing.__doc__)
-                _originals[_fused[original]] = original
+                _put(original, (_ReplacementModel, computing), computing.__doc__)
         if cls not in _fused:
             base = next((ancestor for ancestor in cls.__mro__ if ancestor in _fused), None)
             if base is None:
                 return None
-            fused = _derived(cls, (cls, _fused[base]), cls.__doc__)
-            _fused[cls] = fused
-            _originals[fused] = cls
+            _put(cls, (cls, _fused[base]), cls.__doc__)
         return _fused[cls]
 
 
@@ -137,18 +172,20 @@ def original_class(cls: type) -> type | None:
 
 
 def swap_in(model: nn.Module) -> bool:
-    """Fuses every BertModel inside, and the models around it; whether there is one (fused before or now)."""
+    """Fuses every model of a family inside, and the models around it; whether there is one (fused before or now)."""
     modules = list(model.modules())
-    if not any(isinstance(module, hf.BertModel) for module in modules):
+    _read_libraries({type(module) for module in modules})
+    if not any(
+        issubclass(_fused[cls], FusedModel) for module in modules for cls in type(module).__mro__ if cls in _models
+    ):
         return False
-    models = (hf.BertPreTrainedModel, *around())
+    models = (*_models, *around())
     for module in modules:
         # A module of a class that somebody derived from transformers' stays, and is a reason, see `reasons`.
         if type(module) in _fused or isinstance(module, models):
             _change_class(module, fused_class(type(module)))
-    for module in modules:
-        if isinstance(module, hf.BertEncoder):
-            set_sites(module)
+    for encoder in encoders(model):
+        set_sites(encoder)
     return True
 
 

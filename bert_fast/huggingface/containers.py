@@ -1,20 +1,21 @@
-"""transformers' modules inside a BertModel and a masked-LM head, with the packed computation beside their own.
+"""transformers' modules inside a model and a masked-LM head, with the packed computation beside their own.
 
 Called with `call=`, by the fused model on its packed path, they compute as bert_fast's modules do, on the parameters
 that they have; called without, they are what they were. What the packed computation reads beyond parameters is looked
-up at every call, so that dropout probabilities, activations and layers that somebody replaces count.
+up at every call, so that dropout probabilities, activations and layers that somebody replaces count. Names of parts are
+BERT's; where a family calls them otherwise, its record says how.
 
 `site` and `layer_index` are set where a model is fused: they say whose dropout masks these are.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform
 from bert_fast.modules.attention import (
     PackedAttention,
@@ -22,23 +23,42 @@ from bert_fast.modules.attention import (
     PackedSelfAttention,
     PackedSelfOutput,
 )
+from bert_fast.modules.call import Call
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
-from bert_fast.modules.fusable import is_watched
+from bert_fast.modules.flat_layer import PackedFlatLayer, PackedJoinedAttention
+from bert_fast.modules.fusable import activated_linear, is_watched, plain_linear
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.pooler import PackedPooler
-from bert_fast.ops.dropout import DropoutSite, dropout_site
+from bert_fast.ops.dropout import dropout_site
 
-__all__ = ["FusedContainer", "clear_sites", "set_sites"]
+__all__ = [
+    "FusedAttention",
+    "FusedBiasedEncoder",
+    "FusedContainer",
+    "FusedCrossAttention",
+    "FusedEmbeddings",
+    "FusedEncoder",
+    "FusedFeedForward",
+    "FusedFlatLayer",
+    "FusedHolder",
+    "FusedIntermediate",
+    "FusedJoinedAttention",
+    "FusedLayer",
+    "FusedOutput",
+    "FusedPooler",
+    "FusedPredictionHead",
+    "FusedPredictionTransform",
+    "FusedReplacedTokens",
+    "FusedSelfAttention",
+    "FusedSelfOutput",
+    "FusedWordHead",
+    "clear_sites",
+    "fused_name",
+    "set_sites",
+]
 
-_SITES = {  # module within a layer -> what it drops
-    "attention.self": DropoutSite.ATTENTION_PROBS,
-    "attention.output": DropoutSite.ATTENTION_OUTPUT,
-    "crossattention.self": DropoutSite.CROSS_ATTENTION_PROBS,
-    "crossattention.output": DropoutSite.CROSS_ATTENTION_OUTPUT,
-    "output": DropoutSite.MLP_OUTPUT,
-}
 # Modules that compute one of the fused activations -> its name. ACT2FN makes a new module at every look-up.
 _NAMES = {type(ACT2FN[name]): name for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")}
 
@@ -75,68 +95,110 @@ class _Heads(_Dropping):
         return self
 
 
-class FusedBertEmbeddings(_Dropping, PackedEmbeddings, hf.BertEmbeddings):
-    pass
+class FusedEmbeddings(_Dropping, PackedEmbeddings):
+    """Embeddings."""
 
 
-class FusedBertSelfAttention(_Heads, PackedSelfAttention, hf.BertSelfAttention):
-    pass
+class FusedSelfAttention(_Heads, PackedSelfAttention):
+    """Attention of tokens to each other."""
 
 
-if hasattr(hf, "BertSdpaSelfAttention"):  # transformers 4
-
-    class FusedBertSdpaSelfAttention(_Heads, PackedSelfAttention, hf.BertSdpaSelfAttention):
-        pass
+class FusedCrossAttention(_Heads, PackedCrossAttention):
+    """Attention to a memory."""
 
 
-if hasattr(hf, "BertCrossAttention"):  # transformers 5
-
-    class FusedBertCrossAttention(_Heads, PackedCrossAttention, hf.BertCrossAttention):
-        pass
+class FusedSelfOutput(_Dropping, PackedSelfOutput):
+    """What closes an attention."""
 
 
-class FusedBertSelfOutput(_Dropping, PackedSelfOutput, hf.BertSelfOutput):
-    pass
+class FusedAttention(FusedContainer, PackedAttention):
+    """An attention and what closes it."""
 
 
-class FusedBertAttention(FusedContainer, PackedAttention, hf.BertAttention):
-    pass
+class FusedIntermediate(FusedContainer, PackedIntermediate):
+    """The widening half of the MLP."""
+
+    hidden_act: Any = property(lambda self: fused_name(self.intermediate_act_fn))
 
 
-class FusedBertIntermediate(FusedContainer, PackedIntermediate, hf.BertIntermediate):
-    hidden_act: Any = property(lambda self: _fused_name(self.intermediate_act_fn))
+class FusedOutput(_Dropping, PackedOutput):
+    """The MLP and what closes it."""
 
 
-class FusedBertOutput(_Dropping, PackedOutput, hf.BertOutput):
-    pass
+class FusedLayer(FusedContainer, PackedLayer):
+    """A layer."""
 
 
-class FusedBertLayer(FusedContainer, PackedLayer, hf.BertLayer):
-    pass
+class FusedEncoder(FusedContainer, PackedEncoder):
+    """The stack of layers."""
 
 
-class FusedBertEncoder(FusedContainer, PackedEncoder, hf.BertEncoder):
-    pass
+class FusedPooler(FusedContainer, PackedPooler):
+    """The pooled sequence."""
 
 
-class FusedBertPooler(FusedContainer, PackedPooler, hf.BertPooler):
-    pass
+class FusedPredictionTransform(FusedContainer, PackedPredictionTransform):
+    """What comes before the scores of words."""
+
+    hidden_act: Any = property(lambda self: fused_name(self.transform_act_fn))
 
 
-class FusedBertPredictionHeadTransform(FusedContainer, PackedPredictionTransform, hf.BertPredictionHeadTransform):
-    hidden_act: Any = property(lambda self: _fused_name(self.transform_act_fn))
+class FusedPredictionHead(FusedContainer, PackedPredictionHead):
+    """Scores of words."""
 
 
-class FusedBertLMPredictionHead(FusedContainer, PackedPredictionHead, hf.BertLMPredictionHead):
-    pass
+class FusedWordHead(FusedContainer, PackedPredictionHead, PackedPredictionTransform):
+    """Scores of words, in one module with what comes before them."""
+
+    hidden_act = "gelu"
+
+    def transform(self, x: Tensor, *, call: Any = None) -> Tensor:
+        """[M, H] to [M, H]."""
+        return PackedPredictionTransform.forward_packed(self, x, call=call)
 
 
-class FusedBertOnlyMLMHead(FusedContainer, hf.BertOnlyMLMHead):
-    pass
+class FusedReplacedTokens(FusedContainer):
+    """Scores of tokens that were replaced."""
+
+    dense: nn.Linear
+    activation: Any
+    dense_prediction: nn.Linear
+
+    def forward_packed(self, x: Tensor, *, call: Any = None) -> Tensor:
+        """[T, H] to [T]."""
+        x = activated_linear(x, self.dense, fused_name(self.activation))
+        return plain_linear(x, self.dense_prediction).squeeze(-1)
 
 
-class FusedBertPreTrainingHeads(FusedContainer, hf.BertPreTrainingHeads):
-    pass
+class FusedJoinedAttention(_Dropping, PackedJoinedAttention):
+    """An attention, with what closes it."""
+
+
+class FusedBiasedEncoder(FusedContainer, PackedEncoder):
+    """A stack of layers whose scores share a bias, which transformers' own code makes of distances."""
+
+    compute_position_bias: Callable[[Tensor], Tensor]
+
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
+        """As `PackedEncoder`, with the bias in the call."""
+        packing = call.packing
+        length = packing.max_seqlen if packing.padded_shape is None else packing.padded_shape[1]
+        bias = self.compute_position_bias(x.new_empty(1, length, 0))  # [1, A, S, S]
+        return super().forward_packed(x, memory, call=replace(call, bias=bias))
+
+
+class FusedFlatLayer(FusedContainer, PackedFlatLayer):
+    """A layer of fewer modules."""
+
+
+class FusedFeedForward(_Dropping, FusedUncalled):
+    """The linear layers of an MLP, which a flat layer closes."""
+
+    hidden_act: Any = property(lambda self: fused_name(self.activation))
+
+
+class FusedHolder(FusedContainer):
+    """A module that only holds others."""
 
 
 def _is_alone(layer: nn.Module) -> bool:
@@ -146,17 +208,18 @@ def _is_alone(layer: nn.Module) -> bool:
     )
 
 
-def _fused_name(activation: Any) -> Any:
+def fused_name(activation: Any) -> Any:
     """The name of the activation that a module computes, for the fused op; the module where it must be called."""
     return activation if is_watched(activation) else _NAMES.get(type(activation), activation)
 
 
-def set_sites(encoder: nn.Module) -> None:
-    """Tells the containers in a BertEncoder which layer they are of, and which dropout masks are theirs."""
-    for index, layer in enumerate(encoder.layer):  # type: ignore[arg-type]
+def set_sites(encoder: Any) -> None:
+    """Tells the containers in a fused encoder which layer they are of, and which dropout masks are theirs."""
+    sites = encoder.fused_family.sites
+    for index, layer in enumerate(encoder.layer):
         for name, module in layer.named_modules():
-            if name in _SITES and isinstance(module, FusedContainer):
-                vars(module).update(layer_index=index, site=dropout_site(_SITES[name], index))
+            if name in sites and isinstance(module, FusedContainer):
+                vars(module).update(layer_index=index, site=dropout_site(sites[name], index))
 
 
 def clear_sites(container: nn.Module) -> None:

@@ -14,17 +14,17 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
-    """Makes every BERT of `transformers` inside a model fast, in place.
+    """Makes every BERT of `transformers` inside a model fast, in place, and every model of a family like it.
 
-    Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of BertModel,
-    of the modules inside it and of the models with a head change to subclasses which compute on packed tokens. Calls
+    Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of the models,
+    of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Calls
     for which something speaks against that (`why_not` says what) run transformers' own code. Copies and pickles of the
     model are fused as well. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
     scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
     before or after `.to`, loading, and the injection of PEFT's adapters.
 
-    model: any module that has a `transformers.BertModel` inside: one with a head, of an Auto class, of
-        sentence-transformers, of a class derived from these.
+    model: any module that has a `transformers.BertModel` inside, or one of another family (docs/families.md lists
+        them): one with a head, of an Auto class, of sentence-transformers, of a class derived from these.
     graphs: budgets of tokens (`bert_fast.graphs.Budget`; `graphs.budgets_for` chooses them) for which the layers are
         captured as CUDA graphs, forward and backward, and replayed whoever calls the model
         (`bert_fast.graphs.EncoderGraphs` says when). Fusing again with other budgets replaces them; None: as it was.
@@ -32,15 +32,18 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
 
     Raises:
         TypeError: model is no module, or an entry of graphs no Budget.
-        ValueError: no BERT of transformers is inside, or no budget in graphs.
+        ValueError: no model of a family is inside, or no budget in graphs.
         BackendError: graphs without a CUDA device.
     """
     from bert_fast.huggingface.classes import encoders, join_projections, swap_in
+    from bert_fast.huggingface.families import model_names
 
     _check_module(model)
     made = None if graphs is None else EncoderGraphs(graphs)
     if not swap_in(model):
-        raise ValueError(f"model: expected a transformers.BertModel inside, got a {type(model).__name__} without one")
+        raise ValueError(
+            f"model: expected a {model_names()} of transformers inside, got {_described(model)} without one"
+        )
     join_projections(model)
     if made is not None:
         for encoder in encoders(model):
@@ -67,24 +70,30 @@ def unfuse(model: _M) -> _M:
 def why_not(model: nn.Module, **inputs: Any) -> list[str]:
     """Why calls of a model run transformers' own code, one line a reason; empty where they are packed.
 
-    inputs: arguments of BertModel.forward, such as output_attentions=True; without any, only what lies in the model
-        and its configuration is listed, of one of sentence-transformers also what keeps it from packing texts.
+    inputs: arguments of forward without a head, such as output_attentions=True; without any, only what lies in the
+        model and its configuration is listed, of one of sentence-transformers also what keeps it from packing texts.
 
     Raises:
         TypeError: model is no module.
     """
     from bert_fast.huggingface.fused import FusedAround
-    from bert_fast.huggingface.models import FusedBertModel
+    from bert_fast.huggingface.models import FusedModel
     from bert_fast.huggingface.reasons import module_reasons, reasons
 
     _check_module(model)
-    berts = [module for module in model.modules() if isinstance(module, FusedBertModel)]
-    if not berts:
-        return [f"there is no fused BERT in this {type(model).__name__}: bert_fast.fuse was not called"]
-    found = [reason for bert in berts for reason in (reasons(bert, inputs) if inputs else module_reasons(bert))]
+    inner = [module for module in model.modules() if isinstance(module, FusedModel)]
+    if not inner:
+        return [f"there is no fused model in this {type(model).__name__}: bert_fast.fuse was not called"]
+    found = [reason for one in inner for reason in (reasons(one, inputs) if inputs else module_reasons(one))]
     if not inputs:
         found += [reason for one in model.modules() if isinstance(one, FusedAround) for reason in one.reasons_around()]
     return list(dict.fromkeys(found))
+
+
+def _described(model: nn.Module) -> str:
+    """Its class, and whose it is where that is not to be seen."""
+    cls = type(model)
+    return f"a {cls.__name__}" + ("" if cls.__module__.startswith("torch.") else f" of {cls.__module__}")
 
 
 def _check_module(model: Any) -> None:

@@ -1,56 +1,68 @@
-"""transformers' models with a head on a fused BertModel; those that read little of its output have little computed."""
+"""transformers' models with a head on a pooled sequence; since they read little of it, little is computed."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-from transformers.models.bert import modeling_bert as hf
+import torch
 
+from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused
-from bert_fast.huggingface.models import IS_VERSION_4, is_fused_bert
+from bert_fast.huggingface.models import asking, first_column, is_fused_model
 from bert_fast.huggingface.reasons import is_watched
 from bert_fast.modules.call import first_rows
 
 __all__ = [
-    "FusedBertForMultipleChoice",
-    "FusedBertForNextSentencePrediction",
-    "FusedBertForSequenceClassification",
+    "FusedFirstTokenClassification",
+    "FusedFirstTokenHead",
+    "FusedForSequenceClassification",
+    "FusedPooledHead",
+    "FusedSummaryHead",
 ]
 
 
-class _PooledHead(Fused):
+class FusedPooledHead(Fused):
     """A head on the pooled sequence: of the last layer, only the first tokens' rows are computed."""
 
-    bert: Any
+    inner: Any
+    rows: Any = staticmethod(first_rows)
 
-    def _forward_pooled(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        # Nobody else looks at what the BertModel returns; and version 4 passes on no arguments but its own.
-        if is_fused_bert(self.bert) and not is_watched(self.bert) and not IS_VERSION_4:
-            kwargs["rows"] = first_rows
-        return forward(*args, **kwargs)
+    @classmethod
+    def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
+        """As transformers' own."""
+        theirs = original.forward
+
+        @functools.wraps(theirs)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # Nobody else looks at what the model returns.
+            if not is_fused_model(self.inner) or is_watched(self.inner):
+                return theirs(self, *args, **kwargs)
+            if family.passes_arguments:
+                return theirs(self, *args, **kwargs, rows=self.rows)
+            if torch.compiler.is_compiling():  # which cannot follow context variables
+                return theirs(self, *args, **kwargs)
+            with asking(self.inner, self.rows):
+                return theirs(self, *args, **kwargs)
+
+        return forward
 
 
-class FusedBertForSequenceClassification(_PooledHead, hf.BertForSequenceClassification):
+class FusedForSequenceClassification(FusedPooledHead):
     """Classes of texts, from pooled sequences."""
 
-    @functools.wraps(hf.BertForSequenceClassification.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        return self._forward_pooled(super().forward, *args, **kwargs)
+
+class FusedFirstTokenHead(FusedPooledHead):
+    """A head that reads the hidden state of the first token."""
+
+    rows = staticmethod(first_column)
 
 
-class FusedBertForMultipleChoice(_PooledHead, hf.BertForMultipleChoice):
-    """A choice among texts, from pooled sequences."""
-
-    @functools.wraps(hf.BertForMultipleChoice.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        return self._forward_pooled(super().forward, *args, **kwargs)
+class FusedFirstTokenClassification(FusedFirstTokenHead, FusedForSequenceClassification):
+    """Classes of texts, from the hidden state of the first token."""
 
 
-class FusedBertForNextSentencePrediction(_PooledHead, hf.BertForNextSentencePrediction):
-    """Whether a text goes on, from pooled sequences."""
+class FusedSummaryHead(FusedPooledHead):
+    """A head on a summary of hidden states, which the configuration chooses: the first token's, or others."""
 
-    @functools.wraps(hf.BertForNextSentencePrediction.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        return self._forward_pooled(super().forward, *args, **kwargs)
+    sequence_summary: Any
+    rows = property(lambda self: first_column if self.sequence_summary.summary_type == "first" else None)

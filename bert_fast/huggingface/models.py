@@ -1,34 +1,36 @@
-"""transformers' BertModel, packed where nothing speaks against it."""
+"""transformers' models without a head, packed where nothing speaks against it."""
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-import transformers
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from transformers.models.bert import modeling_bert as hf
+from transformers import modeling_outputs
 
 from bert_fast.checks import is_host_beside
-from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.family import IS_VERSION_4, Family
+from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
-from bert_fast.ops.packing import sent
+from bert_fast.modules.call import RowChoice, first_rows, first_tokens
+from bert_fast.ops.packing import Packing, sent
 
 __all__ = [
-    "IS_VERSION_4",
-    "FusedBertModel",
+    "FusedModel",
+    "asking",
     "beside_tokens",
     "by_name",
     "chosen",
     "encode_arguments",
-    "is_fused_bert",
+    "first_column",
+    "is_fused_model",
     "kept_tokens",
     "positional",
 ]
 
-IS_VERSION_4 = int(transformers.__version__.split(".")[0]) < 5
 _ENCODE = (
     "input_ids", "attention_mask", "token_type_ids", "position_ids", "head_mask", "inputs_embeds",
     "encoder_hidden_states", "encoder_attention_mask", "output_hidden_states", "cu_seqlens", "max_seqlen",
@@ -56,34 +58,46 @@ def encode_arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-_NAMES = positional(hf.BertModel.forward)
-
-
-class FusedBertModel(Fused, PackedBertModel, hf.BertModel):
-    """A BertModel of transformers whose calls are packed where nothing speaks against it.
+class FusedModel(Fused, PackedBertModel):
+    """A model of transformers without a head, whose calls are packed where nothing speaks against it.
 
     forward takes three arguments beyond transformers' own, `cu_seqlens`, `max_seqlen` and `dropout_seed`, as
     `bert_fast.BertModel.forward` explains them; heads of transformers 5 pass them on.
     """
 
-    @functools.wraps(hf.BertModel.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own; raises ValueError where packed input meets what speaks against packed computation."""
-        inputs = by_name(_NAMES, args, kwargs)
-        found = ["the arguments do not fit the signature"] if inputs is None else reasons(self, inputs)
-        if inputs is None or found:
-            if kwargs.get("cu_seqlens") is not None:
-                raise ValueError(f"cu_seqlens: expected a call without {found} (packed input has no other path)")
-            kwargs.pop("rows", None)
-            if inputs is not None and (moved := beside_tokens(inputs)) is not inputs:
-                return self.forward(**moved)
-            if inputs is not None and found == [TRACED] and (kept := kept_tokens(inputs)) is not None:
-                return self._traced(super().forward, {k: v for k, v in inputs.items() if k != "rows"}, kept)
-            return super().forward(*args, **kwargs)
-        if IS_VERSION_4 and inputs.get("input_ids") is not None:
-            self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
-        encoded = self.encode(**encode_arguments(inputs))
-        return self._output(encoded, inputs)
+    @classmethod
+    def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
+        """As transformers' own."""
+        theirs, is_asked = original.forward, not family.passes_arguments
+        names = positional(theirs)
+
+        @functools.wraps(theirs)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = by_name(names, args, kwargs)
+            if is_asked and inputs is not None and (rows := _asked_rows(self)) is not None:
+                inputs["rows"] = rows
+            if inputs is None or (found := reasons(self, inputs)):
+                found = ["the arguments do not fit the signature"] if inputs is None else found
+                return self._theirs(functools.partial(theirs, self), args, kwargs, inputs, found)
+            if IS_VERSION_4 and inputs.get("input_ids") is not None:
+                self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
+            encoded = self.encode(**encode_arguments(inputs))
+            return self._output(encoded, inputs)
+
+        return forward
+
+    def _theirs(
+        self, forward: Any, args: Any, kwargs: dict[str, Any], inputs: dict[str, Any] | None, found: list[str]
+    ) -> Any:
+        """A call by transformers' code; raises ValueError where packed input meets what speaks against packing."""
+        if kwargs.get("cu_seqlens") is not None:
+            raise ValueError(f"cu_seqlens: expected a call without {found} (packed input has no other path)")
+        kwargs.pop("rows", None)
+        if inputs is not None and (moved := beside_tokens(inputs)) is not inputs:
+            return self.forward(**moved)  # type: ignore[attr-defined]
+        if inputs is not None and found == [TRACED] and (kept := kept_tokens(inputs)) is not None:
+            return self._traced(forward, {k: v for k, v in inputs.items() if k != "rows"}, kept)
+        return forward(*args, **kwargs)
 
     def _traced(self, forward: Any, inputs: dict[str, Any], kept: Tensor) -> Any:
         """transformers' own computation, and what the packed one makes of padding, without ops of ours."""
@@ -101,19 +115,44 @@ class FusedBertModel(Fused, PackedBertModel, hf.BertModel):
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)
         if encoded.rows is not None:
             hidden = encoded.hidden
+            if inputs.get("rows") is first_column:
+                hidden = first_tokens(encoded.packing, hidden, encoded.rows).unsqueeze(1)
         else:
             hidden = encoded.packing.unpack(encoded.hidden) if states is None else states[-1]
         states = chosen(states, setting(inputs, self.config, "output_hidden_states"))
         if setting(inputs, self.config, "return_dict"):
-            return BaseModelOutputWithPoolingAndCrossAttentions(
-                last_hidden_state=hidden, pooler_output=pooled, hidden_states=states
-            )
-        # A pooled sequence that is not there is left out in version 5.
+            fields = {"last_hidden_state": hidden, "hidden_states": states}
+            if pooled is not None:
+                fields["pooler_output"] = pooled
+            return getattr(modeling_outputs, self.fused_family.output)(**fields)
         return (
             hidden,
-            *(() if pooled is None and not IS_VERSION_4 else (pooled,)),
+            *(() if pooled is None and not self.fused_family.pads_tuples else (pooled,)),
             *(() if states is None else (states,)),
         )
+
+
+_asked: ContextVar[tuple[Any, RowChoice] | None] = ContextVar("_asked", default=None)
+
+
+@contextmanager
+def asking(model: Any, rows: RowChoice) -> Iterator[None]:
+    """Calls of a fused model in this block, and in this thread, are as if `rows` had been passed."""
+    token = _asked.set((model, rows))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def _asked_rows(model: Any) -> RowChoice | None:
+    asked = _asked.get()
+    return asked[1] if asked is not None and asked[0] is model else None
+
+
+def first_column(packing: Packing) -> Tensor:
+    """As `first_rows`, for who reads column 0 of the hidden states: [B, 1, H] is returned, of kept tokens."""
+    return first_rows(packing)
 
 
 def kept_tokens(inputs: Mapping[str, Any]) -> Tensor | None:
@@ -137,9 +176,9 @@ def beside_tokens(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inputs, **moved} if moved else inputs
 
 
-def is_fused_bert(module: Any) -> bool:
-    """Whether a head may ask a module for what only FusedBertModel has: it is one, and its forward is nobody else's."""
-    return getattr(type(module), "forward", None) is FusedBertModel.forward and "forward" not in module.__dict__
+def is_fused_model(module: Any) -> bool:
+    """Whether a head may ask a module for what only FusedModel has: it is one, and its forward is nobody else's."""
+    return runs(module, FusedModel)
 
 
 def chosen(states: tuple[Tensor, ...] | None, choice: Any) -> Any:

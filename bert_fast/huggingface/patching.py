@@ -1,4 +1,4 @@
-"""patch_transformers: BERTs are fused where they are made."""
+"""patch_transformers: models are fused where they are made."""
 
 import functools
 import threading
@@ -36,21 +36,21 @@ class Patch:
 
 
 def patch_transformers() -> Patch:
-    """Fuses every BERT that transformers makes from here on, as `fuse` does with one that exists.
+    """Fuses every BERT, and every model of a family like it, that transformers makes from here on, as `fuse` does.
 
-    That is whatever runs the constructor of its BERT classes or of classes derived from them: construction,
-    from_pretrained, Auto classes, pipelines, models with a BERT as a part. Models that exist stay as they are, and
+    That is whatever runs the constructor of their classes or of classes derived from them: construction,
+    from_pretrained, Auto classes, pipelines, models with one as a part. Models that exist stay as they are, and
     those made under the patch stay fused when it ends. If sentence-transformers was imported before, its models as a
     whole are among them. Patching twice is fine: each patch is undone on its own.
     Thread-safe.
     """
-    from bert_fast.huggingface.classes import MODELS, around
+    from bert_fast.huggingface.classes import all_models, around
 
     patch = Patch()
     with _lock:
         if not _holders:
             cls: Any
-            for cls in (*MODELS, *around()):
+            for cls in (*all_models(), *around()):
                 _wrapped[cls] = cls.__init__, _fusing(cls.__init__)
                 cls.__init__ = _wrapped[cls][1]
         _holders.add(patch)

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from transformers.models.bert import modeling_bert as hf
 
-from bert_fast.huggingface.fused import Fused
+from bert_fast.huggingface.family import IS_VERSION_4
+from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.modules.fusable import is_watched as has_hooks
+from bert_fast.modules.pooler import PackedPooler
 
 __all__ = ["ARGUMENTS", "TRACED", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
 
-# Arguments of BertModel.forward that the packed path has a use for, or that need none.
+# Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
     (
         "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache", "cache_position",
@@ -29,31 +30,24 @@ ARGUMENTS = frozenset(
 )  # fmt: skip
 # The reason of which a program is to show nothing: it gives what the packed path gives, on padding too.
 TRACED = "the call is traced, for a program that shall run without bert_fast"
-_CONTAINERS = frozenset(
-    (
-        "bert", "embeddings", "encoder", "pooler", "attention", "crossattention", "self", "output", "intermediate",
-        "cls", "predictions", "transform",
-    )
-)  # fmt: skip
-_HAS_CROSS_ATTENTION = hasattr(hf, "BertCrossAttention")  # a class of its own; before, it was BertSelfAttention too
 _PLAIN_LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, type(None))
 _ATTENTION = ("eager", "sdpa", "flash_attention", "flex_attention", "paged", "bert_fast", "None")  # beginnings
 
 
 def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
-    """Why a fused BertModel, or a model around one, leaves a call to transformers' code.
+    """Why a fused model, or one around it, leaves a call to transformers' code.
 
-    inputs: arguments of BertModel.forward, by name.
+    inputs: arguments of forward without a head, by name.
     """
     return [*call_reasons(model, inputs), *module_reasons(model)]
 
 
 def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     """Those that lie in the arguments, the configuration and the state of PyTorch."""
-    config, plain = model.config, _plain_tensors()
+    config, plain, unknown = model.config, _plain_tensors(), model.fused_family.unknown_arguments
     for name, value in inputs.items():
-        if name not in ARGUMENTS and value is not None:
+        if (name not in ARGUMENTS or name in unknown) and value is not None:
             yield f"{name}: the packed path has no such argument"
         elif isinstance(value, Tensor) and type(value) not in plain:
             yield f"{name}: a {type(value).__name__}, not a plain Tensor"
@@ -68,13 +62,13 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
         mask = inputs.get(name)
         if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
             yield f"{name}: not a Tensor [B, S]"
-    if inputs.get("encoder_hidden_states") is not None and not (config.is_decoder and _HAS_CROSS_ATTENTION):
+    if inputs.get("encoder_hidden_states") is not None and (IS_VERSION_4 or not is_decoder(config)):
         yield "encoder_hidden_states: for an encoder, or in transformers 4"
     if setting(inputs, config, "output_attentions"):
         yield "output_attentions: probabilities are asked for"
-    if config.is_decoder and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
+    if is_decoder(config) and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
         yield "use_cache: a cache is asked for"
-    if getattr(config, "is_causal", None) not in (None, config.is_decoder):
+    if getattr(config, "is_causal", None) not in (None, is_decoder(config)):
         yield f"config.is_causal: {config.is_causal}"
     if not str(config._attn_implementation).startswith(_ATTENTION):
         yield f"config._attn_implementation: {config._attn_implementation!r} is somebody's own"
@@ -92,10 +86,15 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
             yield "a model around this one collects the layers' outputs"
 
 
-def module_reasons(model: nn.Module) -> Iterator[str]:
+def is_decoder(config: Any) -> bool:
+    """What a configuration says, if its family knows decoders."""
+    return getattr(config, "is_decoder", False)
+
+
+def module_reasons(model: Any) -> Iterator[str]:
     """Those that lie in the modules inside. Walked at every call, for 10 to 30 us a layer."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
-    plain = _plain_tensors()
+    plain, containers = _plain_tensors(), model.fused_family.containers
     while waiting:
         prefix, parent = waiting.pop()
         is_list = type(parent) is nn.ModuleList
@@ -104,11 +103,11 @@ def module_reasons(model: nn.Module) -> Iterator[str]:
                 continue
             if "forward" in child.__dict__:
                 yield f"{prefix}{name}: its forward is replaced"
-            if is_watched(child):
+            if is_watched(child) or (isinstance(child, FusedUncalled) and has_hooks(child)):
                 yield f"{prefix}{name}: hooks are registered"
             if isinstance(child, Fused) or type(child) is nn.ModuleList:
                 waiting.append((f"{prefix}{name}.", child))
-            elif is_list or name in _CONTAINERS:
+            elif is_list or name in containers:
                 yield f"{prefix}{name}: a {type(child).__name__} which is not fused"
             elif isinstance(child, _PLAIN_LEAVES):
                 weight = child._parameters.get("weight")
@@ -119,7 +118,7 @@ def module_reasons(model: nn.Module) -> Iterator[str]:
                     yield f"{prefix}{name}: a {type(child).__name__}, not nn.Dropout"
                 elif child.training and not model.training and child.p > 0.0:
                     yield f"{prefix}{name}: drops in evaluation"
-            elif name == "activation" and type(child) is not nn.Tanh:  # of the pooler
+            elif name == "activation" and isinstance(parent, PackedPooler) and type(child) is not nn.Tanh:
                 yield f"{prefix}{name}: a {type(child).__name__}, not nn.Tanh"
 
 

@@ -14,9 +14,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
 
-from bert_fast.huggingface.fused import Fused, FusedAround
-from bert_fast.huggingface.heads import FusedBertForSequenceClassification
-from bert_fast.huggingface.models import encode_arguments, is_fused_bert
+from bert_fast.huggingface.fused import Fused, FusedAround, runs
+from bert_fast.huggingface.heads import FusedForSequenceClassification
+from bert_fast.huggingface.models import encode_arguments, is_fused_model
 from bert_fast.huggingface.reasons import is_watched, reasons
 from bert_fast.huggingface.same_tokenizer import same_tokenizer
 from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
@@ -69,7 +69,7 @@ class _PackingModel(FusedAround):
         return super().forward(input, **kwargs)  # type: ignore[misc]
 
     def _bert(self) -> Any:
-        """The BertModel inside."""
+        """The model without a head."""
         raise NotImplementedError
 
     def _leaves_prompts_out(self) -> bool:
@@ -159,8 +159,8 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
             return
         yield from _reasons_of_encoder(modules[0], "token_embeddings", "last_hidden_state")
         yield from _reasons_of_module("pooling", modules[1])
-        if not is_fused_bert(modules[0].model):
-            yield f"the encoder is a {type(modules[0].model).__name__}, not a fused BertModel"
+        if not is_fused_model(modules[0].model):
+            yield f"the encoder is a {type(modules[0].model).__name__}, no fused model"
         elif modules[0].model.config.output_hidden_states:
             yield "config.output_hidden_states: the features hold those of all layers"
 
@@ -169,7 +169,7 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
     """Scores of pairs of texts, on packed tokens."""
 
     def _bert(self) -> Any:
-        return self[0].model.bert
+        return self[0].model.inner
 
     def _reasons_of_modules(self) -> Iterator[str]:
         modules = list(self._modules.values())
@@ -178,10 +178,10 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
             return
         yield from _reasons_of_encoder(modules[0], "scores", "logits")
         model = modules[0].model
-        if getattr(type(model), "forward", None) is not FusedBertForSequenceClassification.forward:
-            yield f"the model is a {type(model).__name__}, not a fused BertForSequenceClassification"
-        elif not is_fused_bert(model.bert) or is_watched(model.bert):
-            yield "bert: it is replaced, or hooks are registered"
+        if not runs(model, FusedForSequenceClassification):
+            yield f"the model is a {type(model).__name__}, no fused model of sequence classes"
+        elif not is_fused_model(model.inner) or is_watched(model.inner):
+            yield f"{model.fused_family.inner}: it is replaced, or hooks are registered"
 
 
 def _reasons_of_encoder(encoder: Any, output: str, of_model: str) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """transformers' models with a head on every token: padding has no score, no label and no probability.
 
-What a fused BertModel returns for padding is 0, not the hidden state that transformers computes there, and means
+What a fused model returns for padding is 0, not the hidden state that transformers computes there, and means
 nothing to a head. So heads leave padding out whichever path a call takes: on the packed one they never see it, on
 transformers' own its labels are ignored and its scores replaced. The value of a call does not depend on the path.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
-from transformers.models.bert import modeling_bert as hf
 
 from bert_fast.checks import check_shape
+from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import (
     beside_tokens,
     by_name,
     chosen,
     encode_arguments,
-    is_fused_bert,
+    is_fused_model,
     kept_tokens,
     positional,
 )
@@ -30,23 +31,54 @@ from bert_fast.huggingface.reasons import is_watched, reasons, setting
 from bert_fast.models.heads import drop, predict_spans
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
 from bert_fast.models.packed import Encoded
+from bert_fast.modules.call import Call
 
-__all__ = ["FusedBertForQuestionAnswering", "FusedBertForTokenClassification", "TokenModel"]
+__all__ = [
+    "FusedDiscriminator",
+    "FusedForQuestionAnswering",
+    "FusedForTokenClassification",
+    "TokenModel",
+    "output_class",
+]
 
 _POSITIONS = ("start_positions", "end_positions")
 
 
 class TokenModel(Fused):
-    """What these models share."""
+    """What these models share: a forward that computes packed calls by `_packed`."""
 
-    bert: Any
+    inner: Any  # the model without a head
     config: Any
-    own_arguments: tuple[str, ...] = ("labels",)  # those of forward that BertModel.forward does not have
-    parts: tuple[str, ...] = ()  # modules that the packed path does not call
+    own_arguments: tuple[str, ...] = ("labels",)  # those of forward that `inner` does not have
+
+    @classmethod
+    def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
+        """As transformers' own; padding is left out."""
+        theirs = original.forward
+        names = positional(theirs)
+
+        @functools.wraps(theirs)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = by_name(names, args, kwargs)
+            if inputs is None:
+                return theirs(self, *args, **kwargs)  # which says what is wrong with them
+            if self._is_packed(inputs):
+                return self._packed(inputs)
+            return self._theirs(functools.partial(theirs, self), beside_tokens(inputs))
+
+        return forward
+
+    def _packed(self, inputs: dict[str, Any]) -> Any:
+        """A packed call, from its arguments by name."""
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[Any, ...]:
+        """Modules that the packed path does not call."""
+        return ()
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         """Whether a call is computed here; else transformers' code runs it."""
-        if not is_fused_bert(self.bert) or any(is_watched(getattr(self, name)) for name in ("bert", *self.parts)):
+        if not is_fused_model(self.inner) or any(map(is_watched, (self.inner, *self._parts()))):
             return False
         tokens, labels = inputs.get("input_ids"), inputs.get("labels")
         shape = None if tokens is None else tokens.shape
@@ -68,7 +100,7 @@ class TokenModel(Fused):
         for name in ("logits", "prediction_logits"):
             scores = output.get(name)
             if scores is not None and scores.shape[:2] == kept.shape:
-                output[name] = scores.masked_fill(~kept.unsqueeze(-1), 0.0)
+                output[name] = scores.masked_fill(~kept.view(*kept.shape, *[1] * (scores.dim() - 2)), 0.0)
         return self._as_asked(output, inputs)
 
     def _counts(self, kept: Tensor) -> Tensor:
@@ -84,32 +116,20 @@ class TokenModel(Fused):
         return output if setting(inputs, self.config, "return_dict") else output.to_tuple()
 
 
-def forward_of(original: Any) -> Callable[[Callable[[Any, dict[str, Any]], Any]], Callable[..., Any]]:
-    """Decorator: a forward, in place of a class's own, of what computes a packed call from its arguments by name."""
-    names = positional(original.forward)
-
-    def decorate(packed: Callable[[Any, dict[str, Any]], Any]) -> Callable[..., Any]:
-        @functools.wraps(original.forward)
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            inputs = by_name(names, args, kwargs)
-            if inputs is None:
-                return original.forward(self, *args, **kwargs)  # which says what is wrong with them
-            if self._is_packed(inputs):
-                return packed(self, inputs)
-            return self._theirs(functools.partial(original.forward, self), beside_tokens(inputs))
-
-        return forward
-
-    return decorate
+def output_class(model: Any) -> Any:
+    """The class of what a model of pre-training returns."""
+    original = model.fused_original
+    return getattr(sys.modules[original.__module__], f"{original.__name__}Output")
 
 
-class FusedBertForTokenClassification(TokenModel, hf.BertForTokenClassification):
-    """Labels of padding do not count, and the loss where there is none is 0."""
+class FusedForTokenClassification(TokenModel):
+    """Labels of padding do not count, its scores are 0, and the loss where there is none is 0."""
 
-    @forward_of(hf.BertForTokenClassification)
-    def forward(self, inputs: dict[str, Any]) -> Any:
-        """As transformers' own, with scores of 0 on padding."""
-        encoded = self.bert.encode(**encode_arguments(inputs))
+    dropout: Any
+    classifier: Any
+
+    def _packed(self, inputs: dict[str, Any]) -> Any:
+        encoded = self.inner.encode(**encode_arguments(inputs))
         packing, labels = encoded.packing, inputs.get("labels")
         dropout_p = self.dropout.p if self.dropout.training else 0.0
         logits = self.classifier(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed))
@@ -117,17 +137,44 @@ class FusedBertForTokenClassification(TokenModel, hf.BertForTokenClassification)
         return self._finish(TokenClassifierOutput, inputs, encoded, loss=loss, logits=packing.unpack(logits))
 
 
-class FusedBertForQuestionAnswering(TokenModel, hf.BertForQuestionAnswering):
-    """Only tokens compete for an answer; positions on padding are outside of the window, the loss without any is 0."""
+class FusedDiscriminator(TokenModel):
+    """Which tokens were replaced (Clark et al. 2020): padding has no score and does not count."""
 
+    discriminator_predictions: Any
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (self.discriminator_predictions,)
+
+    def _packed(self, inputs: dict[str, Any]) -> Any:
+        encoded = self.inner.encode(**encode_arguments(inputs))
+        packing, labels = encoded.packing, inputs.get("labels")
+        logits = self.discriminator_predictions(encoded.hidden, call=Call(packing, encoded.seed))
+        loss = None
+        if labels is not None:
+            if torch.compiler.is_compiling() or len(logits):
+                loss = F.binary_cross_entropy_with_logits(logits, packing.pack(labels).float())
+            else:
+                loss = logits.sum()
+        return self._finish(output_class(self), inputs, encoded, loss=loss, logits=packing.unpack(logits))
+
+
+class FusedForQuestionAnswering(TokenModel):
+    """Only tokens compete for an answer; positions on padding are outside of the window, the loss without any is 0.
+
+    Scores of padding are the most negative number.
+    """
+
+    qa_outputs: Any
+    _modules: dict[str, Any]
     own_arguments = _POSITIONS
 
-    @forward_of(hf.BertForQuestionAnswering)
-    def forward(self, inputs: dict[str, Any]) -> Any:
-        """As transformers' own, with the most negative number as scores of padding."""
-        encoded = self.bert.encode(**encode_arguments(inputs))
+    def _packed(self, inputs: dict[str, Any]) -> Any:
+        encoded = self.inner.encode(**encode_arguments(inputs))
         positions = (inputs.get(name) for name in _POSITIONS)
-        loss, starts, ends = predict_spans(self.qa_outputs(encoded.hidden), encoded.packing, *positions)
+        hidden, dropout = encoded.hidden, self._modules.get("dropout")  # which few families have here
+        if dropout is not None:
+            hidden = drop(hidden, dropout.p if dropout.training else 0.0, encoded.packing.coords, encoded.seed)
+        loss, starts, ends = predict_spans(self.qa_outputs(hidden), encoded.packing, *positions)
         return self._finish(
             QuestionAnsweringModelOutput, inputs, encoded, loss=loss, start_logits=starts, end_logits=ends
         )

@@ -1,4 +1,4 @@
-"""transformers' models that predict words, on a fused BertModel: scores of kept tokens only, 0 on padding."""
+"""transformers' models that predict words, on a fused one without a head: scores of kept tokens only, 0 on padding."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,29 +6,33 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MaskedLMOutput
-from transformers.models.bert import modeling_bert as hf
 
+from bert_fast.huggingface.containers import fused_name
+from bert_fast.huggingface.fused import part
 from bert_fast.huggingface.models import beside_tokens, encode_arguments, kept_tokens
-from bert_fast.huggingface.token_heads import TokenModel, forward_of
-from bert_fast.models.heads import predict_words
+from bert_fast.huggingface.token_heads import TokenModel, output_class
+from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform, predict_words
 from bert_fast.models.losses import IGNORE_INDEX, class_loss
 from bert_fast.models.packed import Encoded
 
-__all__ = ["FusedBertForMaskedLM", "FusedBertForPreTraining", "FusedBertLMHeadModel"]
+__all__ = ["FusedForCausalLM", "FusedForMaskedLM", "FusedForPreTraining"]
 
 
 class _WordModel(TokenModel):
     """forward takes one argument more, output_logits: False leaves them out, and computes those of labelled tokens."""
 
-    cls: Any
     own_arguments = ("labels", "next_sentence_label", "logits_to_keep", "output_logits")
-    parts = ("cls",)
 
     def _predict(self, inputs: dict[str, Any], labels: Tensor | None, **how: Any) -> tuple[Any, Any, Encoded]:
         """(loss, scores, what the encoder made), see `predict_words`."""
         output_logits = inputs.get("output_logits")
         how["output_logits"] = True if output_logits is None else output_logits
-        return predict_words(self.bert, self.cls.predictions, encode_arguments(inputs), labels, **how)
+        words = self.fused_family.words
+        head = part(self, words["head"]) if "head" in words else _Apart(self, words)
+        return predict_words(self.inner, head, encode_arguments(inputs), labels, **how)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.fused_family.word_parts)
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         return _are_all(inputs.get("logits_to_keep", 0)) and super()._is_packed(inputs)
@@ -37,39 +41,57 @@ class _WordModel(TokenModel):
         return super()._theirs(forward, {name: value for name, value in inputs.items() if name != "output_logits"})
 
 
+class _Apart(PackedPredictionHead, PackedPredictionTransform):
+    """Scores of words by parts that lie apart in a model."""
+
+    def __init__(self, model: Any, words: Mapping[str, str]) -> None:
+        for ours, theirs in words.items():
+            setattr(self, ours, part(model, theirs))
+        if "transform" not in words:
+            self.hidden_act = fused_name(self.activation)
+            self.transform = self._transformed
+
+    activation: Any
+
+    def _transformed(self, x: Tensor, *, call: Any = None) -> Tensor:
+        return PackedPredictionTransform.forward_packed(self, x, call=call)
+
+    __call__ = PackedPredictionHead.forward_packed
+
+
 def _are_all(logits_to_keep: Any) -> bool:
     return isinstance(logits_to_keep, int) and logits_to_keep == 0
 
 
-class FusedBertForMaskedLM(_WordModel, hf.BertForMaskedLM):
-    """Labels of padding do not count, and the loss where there is none is 0."""
+class FusedForMaskedLM(_WordModel):
+    """Labels of padding do not count, its scores are 0, and the loss where there is none is 0."""
 
-    @forward_of(hf.BertForMaskedLM)
-    def forward(self, inputs: dict[str, Any]) -> Any:
-        """As transformers' own, with scores of 0 on padding."""
+    def _packed(self, inputs: dict[str, Any]) -> Any:
         loss, scores, encoded = self._predict(inputs, inputs.get("labels"))
         return self._finish(MaskedLMOutput, inputs, encoded, loss=loss, logits=scores)
 
 
-class FusedBertForPreTraining(_WordModel, hf.BertForPreTraining):
-    """Labels of padding do not count, and the loss where there is none is 0."""
+class FusedForPreTraining(_WordModel):
+    """BERT's two heads: labels of padding do not count, its scores are 0, and the loss where there is none is 0."""
 
-    @forward_of(hf.BertForPreTraining)
-    def forward(self, inputs: dict[str, Any]) -> Any:
-        """As transformers' own, with scores of 0 on padding."""
+    cls: Any
+
+    def _packed(self, inputs: dict[str, Any]) -> Any:
         labels, next_sentence_label = inputs.get("labels"), inputs.get("next_sentence_label")
         loss, scores, encoded = self._predict(inputs, None if next_sentence_label is None else labels, pooled=True)
-        relationship = self.cls.seq_relationship(self.bert.pool(encoded))
+        relationship = self.cls.seq_relationship(self.inner.pool(encoded))
         if loss is not None and next_sentence_label is not None:
             loss = loss + class_loss(relationship, next_sentence_label.flatten(), "next_sentence_label")
         return self._finish(
-            hf.BertForPreTrainingOutput, inputs, encoded, loss=loss, prediction_logits=scores,
+            output_class(self), inputs, encoded, loss=loss, prediction_logits=scores,
             seq_relationship_logits=relationship,
         )  # fmt: skip
 
 
-class FusedBertLMHeadModel(_WordModel, hf.BertLMHeadModel):
+class FusedForCausalLM(_WordModel):
     """The loss is transformers' own, `loss_function`, save for packed input; padding neither is nor has a next word."""
+
+    loss_function: Any
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         # Beside labels nothing is cached.
@@ -78,9 +100,7 @@ class FusedBertLMHeadModel(_WordModel, hf.BertLMHeadModel):
     def _counts(self, kept: Tensor) -> Tensor:
         return kept & F.pad(kept, (1, 0))[:, :-1]
 
-    @forward_of(hf.BertLMHeadModel)
-    def forward(self, inputs: dict[str, Any]) -> Any:
-        """As transformers' own, with scores of 0 on padding."""
+    def _packed(self, inputs: dict[str, Any]) -> Any:
         labels = inputs.get("labels")
         if inputs.get("cu_seqlens") is not None or inputs.get("output_logits") is False:
             loss, scores, encoded = self._predict(inputs, labels, next_words=True)

@@ -106,7 +106,10 @@ class BertConfig:
         """Sets the given fields, the others to their defaults; `num_labels=n` stands for n labels named LABEL_i."""
         model_type = values.pop("model_type", None)
         if model_type is not None and not (isinstance(model_type, str) and model_type in ("", self.model_type)):
-            raise ValueError(f"model_type: expected 'bert', got {shown(model_type)}")
+            raise ValueError(
+                f"model_type: expected 'bert', got {shown(model_type)} (of other families, transformers' own "
+                "model runs here by bert_fast.fuse(model))"
+            )
         torch_dtype = values.pop("torch_dtype", None)  # the name of `dtype` before transformers 4.56
         if values.get("dtype") is None:
             values["dtype"] = torch_dtype

@@ -12,6 +12,7 @@ from bert_fast.models.masks import behind, read_head_mask
 from bert_fast.models.reading import Tokens, read_cache, read_memory, read_tokens, read_view
 from bert_fast.modules.cache import KeyValueCache
 from bert_fast.modules.call import Call, RowChoice, first_tokens
+from bert_fast.modules.fusable import plain_linear
 from bert_fast.ops._attention_checks import check_dropout_lengths
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
@@ -47,6 +48,10 @@ class PackedBertModel:
     pooler: Any
     training: bool
     dtype: Any
+    numbers_behind: int | None = None  # the padding id behind which positions are counted; None: by column
+    attention_dropout = "attention_probs_dropout_prob"  # what the configuration calls it
+    projection: Any = None  # a linear layer between embeddings and encoder
+    vector_size: int | None = None  # of embeddings; None: config.hidden_size
 
     def encode(
         self,
@@ -78,14 +83,17 @@ class PackedBertModel:
         check_flags(use_cache=use_cache, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         output_attentions = _flag(output_attentions, getattr(config, "output_attentions", False))
         output_hidden_states = _flag(output_hidden_states, getattr(config, "output_hidden_states", False))
-        tokens = read_tokens(config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids)
+        tokens = read_tokens(
+            config, self.dtype, input_ids, inputs_embeds, token_type_ids, position_ids, self.numbers_behind,
+            self.vector_size,
+        )  # fmt: skip
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens, dropout_seed)
         view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)
         packing = view.packing
         if seed is not None:
             name = tokens.name if cu_seqlens is None else "max_seqlen"
-            check_dropout_lengths(name, packing.max_seqlen, config.attention_probs_dropout_prob)
+            check_dropout_lengths(name, packing.max_seqlen, getattr(config, self.attention_dropout))
         memory = read_memory(config, encoder_hidden_states, encoder_attention_mask, packing, cache, num_cached)
         keeps_cache = self._keeps_cache(use_cache, packing)
         if cache is None and keeps_cache:
@@ -105,6 +113,8 @@ class PackedBertModel:
             cross_attentions=[] if output_attentions and memory is not None else None,
         )
         hidden = self.embeddings(*tokens.packed(packing), call=call)
+        if self.projection is not None:
+            hidden = plain_linear(hidden, self.projection)
         chosen = None if rows is None else rows(packing)
         # What is shown or kept of the last layer is all of it.
         is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None
@@ -150,7 +160,7 @@ class PackedBertModel:
 
     def _keeps_cache(self, use_cache: bool | None, packing: Packing) -> bool:
         """Whether the call returns a cache: only a decoder's, and not where its layers run again in backward."""
-        if not self.config.is_decoder or (self.training and self.encoder.checkpoint_every):
+        if not getattr(self.config, "is_decoder", False) or (self.training and self.encoder.checkpoint_every):
             return False
         if packing.padded_shape is None:
             if use_cache:

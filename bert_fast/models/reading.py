@@ -17,6 +17,7 @@ from bert_fast.checks import (
 )
 from bert_fast.models.argument_checks import check_inputs_embeds, check_pruned
 from bert_fast.models.masks import behind, read_attention_mask
+from bert_fast.models.positions import check_numbered_length, numbered_positions
 from bert_fast.modules.cache import KeyValueCache, as_cache
 from bert_fast.ops.packing import Packing
 
@@ -30,6 +31,7 @@ class Tokens:
     """The tokens of a call, as they came.
 
     name: what the caller calls them; shape: (B, S), or (T,) of packed ones; ids or vectors, the other is None.
+    padding_idx: None, or positions that are not given are counted as `models/positions.py` does.
     """
 
     name: str
@@ -39,11 +41,15 @@ class Tokens:
     inputs_embeds: Tensor | None
     token_type_ids: Tensor | None
     position_ids: Tensor | None
+    padding_idx: int | None = None
 
     def packed(self, packing: Packing) -> tuple[Tensor | None, ...]:
         """ids, types, positions and vectors as `PackedEmbeddings` takes them."""
         given = (self.input_ids, self.token_type_ids, self.position_ids, self.inputs_embeds)
-        return tuple([None if t is None else packing.pack(t) for t in given])
+        ids, types, positions, vectors = [None if t is None else packing.pack(t) for t in given]
+        if positions is None and self.padding_idx is not None:
+            positions = numbered_positions(self.input_ids, self.padding_idx, packing)
+        return ids, types, positions, vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +78,19 @@ def read_tokens(
     inputs_embeds: Tensor | None,
     token_type_ids: Tensor | None,
     position_ids: Tensor | None,
+    padding_idx: int | None = None,
+    vector_size: int | None = None,
 ) -> Tokens:
-    """Checks that exactly one of ids and vectors came, and that types and positions fit."""
+    """Checks that exactly one of ids and vectors came, and that types and positions fit.
+
+    padding_idx as in `Tokens`; vector_size: of inputs_embeds, None: config.hidden_size.
+    """
     name, given = _given(input_ids, inputs_embeds)
     if inputs_embeds is None:
         check_dtype("input_ids", given, _INTEGERS)
         shape = tuple(given.shape)
     else:
-        check_inputs_embeds(given, config.hidden_size, dtype)
+        check_inputs_embeds(given, config.hidden_size if vector_size is None else vector_size, dtype)
         shape = tuple(given.shape[:-1])
     for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:
@@ -91,7 +102,7 @@ def read_tokens(
     for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:
             check_shape(ids_name, ids, shape)
-    return Tokens(name, shape, given.device, input_ids, inputs_embeds, token_type_ids, position_ids)
+    return Tokens(name, shape, given.device, input_ids, inputs_embeds, token_type_ids, position_ids, padding_idx)
 
 
 def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[str, Tensor]:
@@ -156,8 +167,8 @@ def read_view(
         check_shape("cu_seqlens", cu_seqlens, ("B + 1",))
         check_host_or_same("cu_seqlens", cu_seqlens, tokens.name, tokens)
         packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens.shape[0], tokens.device)
-        _check_length("max_seqlen", packing.max_seqlen, config, tokens)
-        return View(packing, None, None, config.is_decoder)
+        _check_length("max_seqlen", packing.max_seqlen, config, tokens, packing.cu_seqlens)
+        return View(packing, None, None, getattr(config, "is_decoder", False))
     if len(tokens.shape) != 2:
         raise ValueError(f"{tokens.name}: expected a padded batch [B, S], got shape {_full_shape(tokens)}")
     batch_size, length = tokens.shape
@@ -168,7 +179,7 @@ def read_view(
         "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads, tokens.device
     )
     keys = _packing(keep, batch_size, num_keys, tokens.device)
-    causal = config.is_decoder and bias is None
+    causal = getattr(config, "is_decoder", False) and bias is None
     if num_cached == 0:
         return View(keys, None, bias, causal)
     packing = _packing(None if keep is None else keep[:, num_cached:], batch_size, length, tokens.device)
@@ -217,9 +228,13 @@ def _full_shape(tokens: Tokens) -> list[int]:
     return list(given.shape)
 
 
-def _check_length(name: str, length: int, config: Any, tokens: Tokens) -> None:
-    """Raises ValueError where positions, counted by column or by distance, would leave their table."""
+def _check_length(name: str, length: int, config: Any, tokens: Tokens, cu_seqlens: Tensor | None = None) -> None:
+    """Raises ValueError where positions, counted by column, by token or by distance, would leave their table."""
     is_absolute = getattr(config, "position_embedding_type", "absolute") == "absolute"
+    if tokens.padding_idx is not None and is_absolute:
+        if tokens.position_ids is None:
+            check_numbered_length(name, config, tokens.padding_idx, tokens.input_ids, length, cu_seqlens)
+        return
     if length > config.max_position_embeddings and not (is_absolute and tokens.position_ids is not None):
         raise ValueError(
             f"{name}: expected at most {config.max_position_embeddings} tokens a sequence "

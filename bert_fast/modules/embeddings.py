@@ -22,13 +22,15 @@ _SITE = dropout_site(DropoutSite.EMBEDDING)
 class PackedEmbeddings:
     """The computation of BertEmbeddings, for any module that has its parts under these names.
 
-    With relative positions the position table has no part in it. A table that is more than its weight, or another
-    module in its place, is called with ids [T]; it needs no attributes of an `nn.Embedding`.
+    Where there are no types (None in place of their table), nothing is added for them. A row of padding in the position
+    table gets no gradient, as in the table of words. With relative positions the position table has no part in it. A
+    table that is more than its weight, or another module in its place, is called with ids [T]; it needs no attributes
+    of an `nn.Embedding`.
     """
 
     word_embeddings: nn.Embedding
     position_embeddings: nn.Embedding
-    token_type_embeddings: nn.Embedding
+    token_type_embeddings: Any  # nn.Embedding or None
     LayerNorm: nn.LayerNorm
     dropout_p: float
     position_embedding_type = "absolute"
@@ -74,8 +76,12 @@ class PackedEmbeddings:
             else:
                 given = words(input_ids)
         norm, dropout_p = self.LayerNorm, call.dropout_p(self)
-        if is_plain_norm(norm) and is_plain_table(types) and (is_plain_table(positions) or not is_absolute):
-            type_table, position_table = types.weight, positions.weight if is_absolute else None
+        plain_types = types is None or is_plain_table(types)
+        if is_plain_norm(norm) and plain_types and (is_plain_table(positions) or not is_absolute):
+            position_table = positions.weight if is_absolute else None
+            type_table = norm.weight.new_zeros(1, norm.weight.shape[0]) if types is None else types.weight
+            if position_table is not None and positions.padding_idx is not None and torch.is_grad_enabled():
+                position_table = _WithoutRow.apply(position_table, positions.padding_idx)
             if _are_of_one_dtype(given, word_table, type_table, position_table):
                 return embedding_of_model(
                     Embedding(
@@ -86,9 +92,11 @@ class PackedEmbeddings:
                 )  # fmt: skip
         if not given.is_floating_point():
             given = words(given)
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(len(given), dtype=torch.long, device=given.device)
-        summed = given + types(token_type_ids)
+        summed = given
+        if types is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(len(given), dtype=torch.long, device=given.device)
+            summed = given + types(token_type_ids)
         if position_ids is not None:
             summed = summed + positions(position_ids.contiguous())
         return dropout(norm(summed), dropout_p, seed=call.seed, coords=call.packing.coords, site=_SITE)
@@ -107,6 +115,21 @@ class BertEmbeddings(PackedEmbeddings, nn.Module):
         self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout_p = config.hidden_dropout_prob
         self.position_embedding_type = config.position_embedding_type
+
+
+class _WithoutRow(torch.autograd.Function):
+    """A table as it is, whose gradient is 0 in one row."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, row: int) -> Tensor:
+        ctx.row = row
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, dtable: Tensor) -> tuple[Tensor, None]:
+        dtable = dtable.clone()
+        dtable[ctx.row] = 0.0
+        return dtable, None
 
 
 def is_plain_table(table: nn.Module) -> bool:

@@ -14,7 +14,15 @@ from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
 from bert_fast.storage import one_tensor
 
-__all__ = ["activated_linear", "is_plain", "is_watched", "joined_products", "product_and_bias", "weight_and_bias"]
+__all__ = [
+    "activated_linear",
+    "is_plain",
+    "is_watched",
+    "joined_products",
+    "plain_linear",
+    "product_and_bias",
+    "weight_and_bias",
+]
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -37,6 +45,11 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Any]:
     if "weight" in own and "bias" in own:
         return own["weight"], own["bias"]  # type: ignore[return-value]
     return layer.weight, layer.bias  # type: ignore[return-value]  # FSDP 1 puts tensors in the parameters' place
+
+
+def plain_linear(x: Tensor, layer: nn.Module) -> Tensor:
+    """layer(x), by the op where it is plain. x [T, K] to [T, N]."""
+    return linear(x, *weight_and_bias(layer)) if is_plain(layer) else layer(x)
 
 
 def product_and_bias(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -20,6 +20,7 @@ class PackedLayer:
     crossattention: Any
     intermediate: Any
     output: Any
+    pieces: Any = None  # a method that names them for `whole_layer`, where they lie in other modules than BERT's
     chunk_size_feed_forward = 0  # columns of the batch that go through the MLP at a time; 0: all
 
     def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:

@@ -26,7 +26,7 @@ from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.dropout import HEAD_STRIDE
 from bert_fast.remembered import Remembered
 
-__all__ = ["run_whole"]
+__all__ = ["Pieces", "are_own", "run_whole"]
 
 _LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
 _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
@@ -40,6 +40,9 @@ _GLOBAL_HOOKS = (
 _STRIDED = torch.strided
 _memory_of = attrgetter("dtype", "device", "shape", "layout")
 _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutput, PackedIntermediate, PackedOutput)
+# What a layer is made of: heads, what closes attention, what widens and what closes the MLP (their probabilities,
+# sites and activation are read), and its eight linear layers and LayerNorms; None where somebody looks inside.
+Pieces = tuple[Any, Any, Any, Any, tuple[nn.Module, ...]]
 _LEAST_P = 2.0**-17  # up to which nothing is dropped
 
 
@@ -55,21 +58,27 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
         or any(_GLOBAL_HOOKS)
     ):
         return None
-    parts = layer._modules  # not by attribute, each of which takes half a microsecond
-    attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
-    heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
-    if not _are_own((attention, heads, closing, up, down)) or heads.position_embedding_type != "absolute":
-        return None
+    if layer.pieces is not None:
+        found = layer.pieces()
+        if found is None:
+            return None
+        heads, closing, up, down, layers = found
+    else:
+        parts = layer._modules  # not by attribute, each of which takes half a microsecond
+        attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
+        heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
+        if not are_own((attention, heads, closing, up, down), _PACKED):
+            return None
+        own, of_closing, of_down = heads._modules, closing._modules, down._modules
+        layers = (
+            own["query"], own["key"], own["value"], of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
+            of_down["dense"], of_down["LayerNorm"],
+        )  # fmt: skip
     hidden_act = up.hidden_act
-    if not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
+    if heads.position_embedding_type != "absolute" or not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
         return None
-    own, attention_norm, norm = heads._modules, closing._modules["LayerNorm"], down._modules["LayerNorm"]
-    parameters = _parameters(
-        (
-            own["query"], own["key"], own["value"], closing._modules["dense"], attention_norm, up._modules["dense"],
-            down._modules["dense"], norm,
-        )
-    )  # fmt: skip
+    attention_norm, norm = layers[4], layers[7]
+    parameters = _parameters(layers)
     seed, keys = call.seed, call.packing
     queries = keys if call.row_packing is None else call.row_packing
     backend = requested()
@@ -102,9 +111,9 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     )  # fmt: skip
 
 
-def _are_own(containers: tuple[Any, ...]) -> bool:
+def are_own(containers: tuple[Any, ...], computing: tuple[Any, ...]) -> bool:
     """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
-    for module, packed in zip(containers, _PACKED, strict=True):
+    for module, packed in zip(containers, computing, strict=True):
         own = type(module)
         forward = getattr(own, "forward", None)
         if (

@@ -91,7 +91,7 @@ class Case:
         tokens = (shape[0], *choices, shape[1])
         made: dict[str, Tensor] = {}
         if "inputs_embeds" in self.inputs:
-            made["inputs_embeds"] = reals(*tokens, config["hidden_size"])
+            made["inputs_embeds"] = reals(*tokens, config.get("embedding_size", config["hidden_size"]))
         else:
             made["input_ids"] = integers(config["vocab_size"], *tokens)
         made |= {

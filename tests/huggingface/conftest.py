@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.testing.parity import randomize
+from tests.huggingface.families import configuration
 
 SIZES = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
@@ -22,7 +23,8 @@ def make() -> Callable[..., nn.Module]:
 
     def make(name: str = "BertModel", dropout_p: float = 0.0, **config: Any) -> nn.Module:
         probabilities = {"hidden_dropout_prob": dropout_p, "attention_probs_dropout_prob": dropout_p}
-        model = getattr(transformers, name)(transformers.BertConfig(**{**SIZES, **probabilities, **config}))
+        cls = getattr(transformers, name)
+        model = cls(configuration(cls, **{**SIZES, **probabilities, **config}))
         randomize(model)
         return model.eval()
 

@@ -17,7 +17,8 @@ import transformers
 
 from bert_fast.huggingface import fuse, patch_transformers, unfuse, why_not
 from bert_fast.testing.parity import Case, evaluate, randomize
-from tests.parity.cases import TRANSFORMERS_4
+from tests.huggingface import families
+from tests.parity.cases import TRANSFORMERS_4, TRANSFORMERS_5
 from tests.parity.comparing import check, in_fp64
 
 NAMES = (
@@ -26,21 +27,27 @@ NAMES = (
 )  # fmt: skip
 
 
+# Of families whose layers are BERT's.
+OF_FAMILIES = ("mask holes", "vectors for words", "types and positions", "masked lm", "sequence classes",
+               "multiple choice", "token classes", "question answering", "language model")  # fmt: skip
+
+
 def _model(name: str, config: dict[str, Any], attention: str = "eager") -> Any:
-    model = getattr(transformers, name)(transformers.BertConfig(**config, attn_implementation=attention)).eval()
+    cls = getattr(transformers, name)
+    model = cls(families.configuration(cls, **config, attn_implementation=attention)).eval()
     randomize(model)
     return model
 
 
 def _path(model: Any, tensors: dict[str, Any], flags: dict[str, Any]) -> str:
-    bert = getattr(model, "bert", model)
     inputs = {key: value for key, value in {**tensors, **flags}.items() if "label" not in key}
-    return "slow" if why_not(bert, **inputs) else "packed"
+    return "slow" if why_not(model.base_model, **inputs) else "packed"
 
 
-def parity(case: Case) -> str:
+def parity(case: Case, prefix: str = "Bert") -> str:
     """Every output and gradient; the path that the call took."""
-    untouched = _model(case.model, case.full_config())
+    untouched = families.theirs(prefix, case, attn_implementation="eager")
+    randomize(untouched)
     fused = fuse(copy.deepcopy(untouched))
     tensors = case.tensors(torch.float32)
     path = _path(fused, tensors, case.flags)
@@ -50,11 +57,15 @@ def parity(case: Case) -> str:
     return path
 
 
+def parity_of_family(named: tuple[str, Case]) -> str:
+    return parity(named[1], named[0])
+
+
 def swapping(name: str) -> str:
     """fuse, a copy, a pickle and unfuse, with the attention class that sdpa brings."""
     case = Case(name, model=name)
     config = {**case.full_config(), "num_labels": 2}
-    untouched = _model(name, config, "sdpa")
+    untouched = _model(name, config, "eager" if name.startswith(("Electra", "MPNet")) else "sdpa")
     classes = [type(module) for module in untouched.modules()]
     model = fuse(copy.deepcopy(untouched))
     tensors = case.tensors(torch.float32)
@@ -97,6 +108,17 @@ def main(results_path: str) -> None:
     tried: list[tuple[str, Callable[[Any], str], Any]] = [
         *((f"parity: {case.name}", parity, case) for case in TRANSFORMERS_4),
         *((f"swapping: {name}", swapping, name) for name in NAMES),
+        *(
+            (f"swapping: {prefix}{head}", swapping, f"{prefix}{head}")
+            for prefix in families.CONFIG
+            for head in ("Model", "ForMaskedLM", "ForSequenceClassification")
+        ),
+        *(
+            (f"parity: {prefix} {case.name}", parity_of_family, (prefix, case))
+            for prefix in families.CONFIG
+            for case in families.cases(prefix, (case for case in TRANSFORMERS_5 if case.name in OF_FAMILIES))
+            if prefix != "DistilBert" or "position_ids" not in case.inputs  # an argument of version 5
+        ),
         ("patching", patching, ""),
         ("pruning", pruning, ""),
     ]
