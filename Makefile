@@ -8,9 +8,11 @@ VENV_PYTHON := $(VENV)/bin/python
 RESULTS_DIR ?= benchmarks/results
 COMMIT ?=
 GPU_ARGS ?=
+TESTS ?=
+OUTER_ARGS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness plots docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots docs clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -24,6 +26,7 @@ help:
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
 	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
+	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
 	@echo "make docs        checks the links of the documentation and renders it to build/docs"
 	@echo "make clean       removes what was built;  make distclean  the environment as well"
@@ -73,6 +76,9 @@ witness: setup
 	@$(VENV_PYTHON) -m tools.witness --record
 	@$(VENV_PYTHON) -m tools.witness --record --device sm_80
 	@PYTHONPATH=.compat $(VENV_PYTHON) -m tools.witness --record
+
+outer: setup
+	@$(VENV_PYTHON) -m tools.outer_tests $(TESTS) $(OUTER_ARGS)
 
 plots: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.plot

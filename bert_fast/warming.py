@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
 from bert_fast.checks import check_count, check_flag
+from bert_fast.models.masked_lm import BertLMHeadModel
 from bert_fast.models.packed import PackedBertModel
 from bert_fast.optim._base import MultiTensorOptimizer
 from bert_fast.terminal import Part, StatusLine
@@ -248,8 +249,8 @@ def _labels(head: str, config: Any, words: Tensor, keep: Tensor) -> dict[str, Te
 
 def _run(model: Any, inputs: dict[str, Any], is_training: bool, autocast_dtype: torch.dtype | None) -> None:
     """Forward, in training backward too; what they compute is forgotten."""
-    if not is_training and "labels" in inputs and getattr(model.config, "is_decoder", False):
-        # Without labels it fills a cache, and a layer that does runs op by op.
+    if not is_training and "labels" in inputs and isinstance(model, BertLMHeadModel):
+        # Without labels it fills a cache, and a layer that does runs op by op; a fused model leaves that to others.
         _run(model, {name: t for name, t in inputs.items() if name != "labels"}, False, autocast_dtype)
     if not is_training and inputs["input_ids"].numel() > _MANY_SCORES and _takes(model, "output_logits"):
         inputs["output_logits"] = False  # of the vocabulary, for each token: nobody keeps as many

@@ -35,13 +35,14 @@ class FusedPooledHead(Fused):
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             # Nobody else looks at what the model returns.
-            if not is_fused_model(self.inner) or is_watched(self.inner):
+            inner = self.inner
+            if not is_fused_model(inner) or is_watched(inner):
                 return theirs(self, *args, **kwargs)
             if family.passes_arguments:
                 return theirs(self, *args, **kwargs, rows=self.rows)
             if torch.compiler.is_compiling():  # which cannot follow context variables
                 return theirs(self, *args, **kwargs)
-            with asking(self.inner, self.rows):
+            with asking(inner, self.rows):
                 return theirs(self, *args, **kwargs)
 
         return forward

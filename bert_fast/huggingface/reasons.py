@@ -46,6 +46,7 @@ def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
 def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     """Those that lie in the arguments, the configuration and the state of PyTorch."""
     config, plain, unknown = model.config, _plain_tensors(), model.fused_family.unknown_arguments
+    decodes = getattr(config, "is_decoder", False)  # not every family knows decoders
     for name, value in inputs.items():
         if (name not in ARGUMENTS or name in unknown) and value is not None:
             yield f"{name}: the packed path has no such argument"
@@ -62,13 +63,13 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
         mask = inputs.get(name)
         if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
             yield f"{name}: not a Tensor [B, S]"
-    if inputs.get("encoder_hidden_states") is not None and (IS_VERSION_4 or not is_decoder(config)):
+    if inputs.get("encoder_hidden_states") is not None and (IS_VERSION_4 or not decodes):
         yield "encoder_hidden_states: for an encoder, or in transformers 4"
     if setting(inputs, config, "output_attentions"):
         yield "output_attentions: probabilities are asked for"
-    if is_decoder(config) and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
+    if decodes and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
         yield "use_cache: a cache is asked for"
-    if getattr(config, "is_causal", None) not in (None, is_decoder(config)):
+    if getattr(config, "is_causal", None) not in (None, decodes):
         yield f"config.is_causal: {config.is_causal}"
     if not str(config._attn_implementation).startswith(_ATTENTION):
         yield f"config._attn_implementation: {config._attn_implementation!r} is somebody's own"
@@ -84,11 +85,6 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
             yield "derivatives are taken in forward mode"
         if _is_collecting():
             yield "a model around this one collects the layers' outputs"
-
-
-def is_decoder(config: Any) -> bool:
-    """What a configuration says, if its family knows decoders."""
-    return getattr(config, "is_decoder", False)
 
 
 def module_reasons(model: Any) -> Iterator[str]:
