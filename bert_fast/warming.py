@@ -48,14 +48,6 @@ _HEADS = frozenset(
 )  # fmt: skip
 
 
-# Heads of other families whose calls are those of another than its name says.
-_AS_IN_BERT = {
-    "CamembertForCausalLM": "BertLMHeadModel", "ElectraForCausalLM": "BertLMHeadModel",
-    "ElectraForPreTraining": "BertForTokenClassification", "RobertaForCausalLM": "BertLMHeadModel",
-    "XLMRobertaForCausalLM": "BertLMHeadModel",
-}  # fmt: skip
-
-
 def warm_up(
     model: nn.Module,
     *,
@@ -159,13 +151,8 @@ def _longest(target: Any) -> int:
 
 def _head(model: nn.Module) -> str:
     """The name in `_HEADS` that a model goes by, or would if its family were BERT, "" for none."""
-    for cls in type(model).__mro__:
-        name = cls.__name__
-        if name not in _HEADS and hasattr(cls, "fused_family") and "For" in name:
-            name = _AS_IN_BERT.get(name, f"BertFor{name.split('For', 1)[1]}")
-        if name in _HEADS:
-            return name
-    return ""
+    in_bert: str | None = getattr(model, "in_bert", None)  # as a fused head says
+    return in_bert or next((cls.__name__ for cls in type(model).__mro__ if cls.__name__ in _HEADS), "")
 
 
 def _check_optimizer(optimizer: Any) -> None:

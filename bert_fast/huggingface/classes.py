@@ -114,6 +114,8 @@ def _attributes(family: Family, name: str, original: type, computing: Any) -> di
         names["inner"] = family.inner
         if family.padding_idx is not None:
             names["numbers_behind"] = family.padding_idx
+        if "For" in name and not computing.in_bert:
+            attributes["in_bert"] = name.replace("*", "Bert")
     forward = computing.forward_for(original, family)
     if forward is not None:
         attributes |= {"forward": forward, "fused_forward": forward}

@@ -12,12 +12,14 @@ class Fused:
     """Base of all classes that take the place of one of transformers', see `classes`.
 
     fused_original: the class of transformers that was there; fused_family: what it is of; fused_forward: the method
-    that `forward_for` made.
+    that `forward_for` made. in_bert: the name of the head of BERT whose labels a model takes, "" without one; `classes`
+    makes it of the record's name where the class does not say.
     """
 
     fused_original: type
     fused_family: Family
     fused_forward: Callable[..., Any]
+    in_bert = ""
 
     @classmethod
     def forward_for(cls, original: type, family: Family) -> Callable[..., Any] | None:

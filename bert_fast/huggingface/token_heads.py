@@ -141,6 +141,7 @@ class FusedDiscriminator(TokenModel):
     """Which tokens were replaced (Clark et al. 2020): padding has no score and does not count."""
 
     discriminator_predictions: Any
+    in_bert = "BertForTokenClassification"
 
     def _parts(self) -> tuple[Any, ...]:
         return (self.discriminator_predictions,)

@@ -92,6 +92,7 @@ class FusedForCausalLM(_WordModel):
     """The loss is transformers' own, `loss_function`, save for packed input; padding neither is nor has a next word."""
 
     loss_function: Any
+    in_bert = "BertLMHeadModel"
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         # Beside labels nothing is cached.

@@ -34,7 +34,6 @@ class Tokenizer::Sink {
   bool wants_offsets() const { return wanted_.offsets; }
   std::size_t num_tokens() const { return out_.ids.size(); }
   std::int32_t num_words() const { return word_; }
-  Tokens& out() { return out_; }
 
   void token(std::int32_t id, std::uint32_t start, std::uint32_t stop) {
     out_.ids.push_back(id);
