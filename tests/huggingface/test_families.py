@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bert_fast.huggingface import fuse, patch_transformers, register_attention, unfuse, why_not
+from bert_fast.huggingface import attention, fuse, patch_transformers, register_attention, unfuse, why_not
 from bert_fast.huggingface.classes import all_models
 from bert_fast.huggingface.fused import Fused
 from tests.huggingface import families
@@ -60,10 +60,22 @@ def test_full_graph_compile(make, batch, prefix: str) -> None:
     torch._dynamo.reset()
 
 
-def test_attention_alone(make, batch) -> None:
+@pytest.mark.parametrize("prefix", [prefix for prefix in families.CONFIG if prefix != "MPNet"])
+def test_attention_alone(make, batch, prefix: str, monkeypatch) -> None:
     register_attention()
-    untouched, model = make("RobertaModel"), make("RobertaModel", attn_implementation="bert_fast")
+    del batch["token_type_ids"]
+    untouched, model = make(f"{prefix}Model"), make(f"{prefix}Model", attn_implementation="bert_fast")
+    calls: list[int] = []
+    padded = attention.attention_padded
+    monkeypatch.setattr(attention, "attention_padded", lambda *a, **k: (calls.append(1), padded(*a, **k))[1])
     torch.testing.assert_close(_kept(model(**batch), batch), _kept(untouched(**batch), batch))
+    assert len(calls) == 2, "once a layer"
+
+
+def test_packed_input_of_heads_that_pass_on_nothing_is_refused(make) -> None:
+    cu_seqlens = torch.tensor([0, 3, 7], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"input_ids: expected a padded batch \[B, S\], got shape \[7\]"):
+        fuse(make("MPNetForSequenceClassification"))(torch.arange(2, 9), cu_seqlens=cu_seqlens, max_seqlen=4)
 
 
 def test_families_mixed_in_one_model(make, batch) -> None:
