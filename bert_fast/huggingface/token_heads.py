@@ -97,11 +97,16 @@ class TokenModel(Fused):
         if labels is not None and labels.shape == kept.shape:
             inputs = {**inputs, "labels": labels.masked_fill(~self._counts(kept), IGNORE_INDEX)}
         output = forward(**{**inputs, "return_dict": True})
+        shown = self._shown(kept, inputs)
         for name in ("logits", "prediction_logits"):
             scores = output.get(name)
-            if scores is not None and scores.shape[:2] == kept.shape:
-                output[name] = scores.masked_fill(~kept.view(*kept.shape, *[1] * (scores.dim() - 2)), 0.0)
+            if scores is not None and scores.shape[:2] == shown.shape:
+                output[name] = scores.masked_fill(~shown.view(*shown.shape, *[1] * (scores.dim() - 2)), 0.0)
         return self._as_asked(output, inputs)
+
+    def _shown(self, kept: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Of bool [B, S], the columns that a call returns scores of."""
+        return kept
 
     def _counts(self, kept: Tensor) -> Tensor:
         """Whether the label of a column counts, bool [B, S]."""

@@ -101,6 +101,11 @@ class FusedForCausalLM(_WordModel):
     def _counts(self, kept: Tensor) -> Tensor:
         return kept & F.pad(kept, (1, 0))[:, :-1]
 
+    def _shown(self, kept: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        tokens = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+        kept, keep = kept[:, -tokens.shape[1] :], inputs.get("logits_to_keep", 0)  # beside a cache, a mask is of all
+        return kept[:, -keep:] if isinstance(keep, int) else kept[:, keep]
+
     def _packed(self, inputs: dict[str, Any]) -> Any:
         labels = inputs.get("labels")
         if inputs.get("cu_seqlens") is not None or inputs.get("output_logits") is False:

@@ -240,4 +240,18 @@ def test_the_last_logits_only(make, batch) -> None:
     model = fuse(make("BertLMHeadModel", is_decoder=True, use_cache=False))
     every = model(**batch).logits
     for keep in (2, torch.tensor([7, 8])):
-        torch.testing.assert_close(model(**batch, logits_to_keep=keep).logits[:1], every[:1, -2:])
+        torch.testing.assert_close(model(**batch, logits_to_keep=keep).logits, every[:, -2:])
+    assert not every[1, -2:].any() and every[2, -2:].any(), "of padding, and of tokens"
+
+
+@torch.no_grad()
+def test_the_last_logits_beside_a_cache(make, batch) -> None:
+    model = fuse(make("BertLMHeadModel", is_decoder=True))
+    whole = {name: value for name, value in batch.items() if name != "token_type_ids"}
+    every = model(**whole, use_cache=False).logits
+    first = model(whole["input_ids"][:, :6], attention_mask=whole["attention_mask"][:, :6], use_cache=True)
+    rest = {"input_ids": whole["input_ids"][:, 6:], "attention_mask": whole["attention_mask"]}
+    for keep in (0, 1):
+        cache = copy.deepcopy(first.past_key_values)
+        scores = model(**rest, past_key_values=cache, logits_to_keep=keep).logits
+        torch.testing.assert_close(scores, every[:, 6:] if keep == 0 else every[:, -1:])

@@ -1,14 +1,20 @@
-"""Other projects' tests, untouched and fused: here a project of three tests, one of which sees the difference."""
+"""Other projects' tests, untouched and fused: here a project of few tests, one of which sees the difference."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.kit.markdown import page_with
+from tools.outer_tests import report, stand_ins
 from tools.outer_tests.__main__ import compare, folder_of, main
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
 TESTS = """
+import pytest
 import torch
 from transformers import BertConfig, BertModel
 
@@ -24,6 +30,23 @@ def test_forward():
     assert model()(torch.arange(6).view(2, 3)).last_hidden_state.shape == (2, 3, 16)
 
 
+def test_attentions():
+    assert model()(torch.arange(6).view(2, 3), output_attentions=True).attentions is not None
+
+
+def test_compiled():
+    compiled = torch.compile(model(), fullgraph=True, backend="eager")
+    for length in (2, 3):
+        assert compiled(torch.arange(2 * length).view(2, length)).last_hidden_state.shape == (2, length, 16)
+
+
+def test_what_is_not_there():
+    from transformers.activations import no_such_name
+
+    with pytest.raises(NotImplementedError, match="activations:no_such_name is not in the installed version"):
+        no_such_name(3)
+
+
 def test_class_is_their_own():
     assert "Fused" not in str(type(model()).__mro__)
 
@@ -33,15 +56,66 @@ def test_of_nothing():
 """
 
 
-def test_both_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_runs_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "project" / "tests"
     folder.mkdir(parents=True)
     (folder / "test_theirs.py").write_text(TESTS)
-    assert main([str(folder), "-p", "no:randomly"]) == 1
+    (folder / "test_unreadable.py").write_text("import no_such_module")
+    record = tmp_path / "record.jsonl"
+    monkeypatch.setattr(report, "RECORD", record)
+    absent = "--outer-absent=transformers.activations:no_such_name"
+    assert main([str(folder), "--record", "theirs 1.0", "--continue-on-collection-errors", absent]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["untouched", "3", "2", "1", "0", "0", "0"]
-    assert lines[2].split() == ["fused", "3", "1", "2", "0", "1", "0"]
-    assert lines[3:] == ["fails only fused: tests/test_theirs.py::test_class_is_their_own"]
+    assert lines[1].split() == ["untouched", "7", "5", "2", "0", "0", "0"]
+    name, run, passed, failed, skipped, packed, others = lines[2].split()
+    assert (name, run, passed, failed, skipped, others) == ("fused", "7", "4", "3", "0", "1")
+    assert int(packed) >= 2, "one as it is, and at least one that is compiled"
+    assert lines[3:] == [
+        "tests with packed calls: 2",
+        "not packed:      1 calls: output_attentions: probabilities are asked for",
+        "not read: tests/test_unreadable.py: E   ModuleNotFoundError: No module named 'no_such_module'",
+        "fails only fused: tests/test_theirs.py::test_class_is_their_own",
+    ]
+    (line,) = report.lines(record)
+    assert line["untouched"] == {"passed": 5, "failed": 2, "skipped": 0} and line["packed_tests"] == 2
+    assert line["paths"] == ["tests"] and line["options"] == ["--continue-on-collection-errors", absent]
+    rendered = report.tables(record)
+    assert "| theirs 1.0 | transformers " in rendered["runs"] and "test_class_is_their_own" in rendered["differences"]
+    run = {
+        "outcomes": {"test_a": "passed"},
+        "calls": {"packed": 1, "others": 0},
+        "packed": {"test_a": 1},
+        "reasons": {},
+    }
+    both = dict.fromkeys(("untouched", "fused"), run | {"versions": line["installed"]})
+    report.store("theirs 1.0", ["tests"], [], both, [], [])
+    assert [line["fails_only_fused"] for line in report.lines(record)] == [[]], "the newest line counts"
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    page = report.PAGE.read_text(encoding="utf-8")
+    assert page_with(page, report.tables()) == page, "run `python -m tools.outer_tests --tables --write`"
+
+
+def test_stand_ins_are_found_by_name(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", minversion="6")
+    pytest.importorskip("datasets")
+    names = "sentence-transformers-testing/stsb-bert-tiny-safetensors", "peft-internal-testing/tiny-random-RobertaModel"
+    monkeypatch.setattr(stand_ins, "MODELS", {name: stand_ins.MODELS[name] for name in names})
+    stand_ins.make(tmp_path)
+    code = f"""if True:
+        import datasets, sentence_transformers, transformers
+        model = sentence_transformers.SentenceTransformer("{names[0]}")
+        assert model.encode(["a short text"]).shape == (1, 128) and len(model.tokenizer) == 30522
+        assert type(transformers.AutoModel.from_pretrained("{names[1]}")).__name__ == "RobertaModel"
+        tokenizer = transformers.AutoTokenizer.from_pretrained("{names[1]}")
+        assert tokenizer.decode(tokenizer("of it").input_ids) == "<s>of it</s>"
+        assert datasets.load_dataset("sentence-transformers/stsb")["test"].num_rows == 100
+    """
+    variables = {"HF_HUB_OFFLINE": "1", **stand_ins.environment(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | variables, check=True)
 
 
 def test_what_is_worse_and_what_is_better() -> None:
