@@ -38,7 +38,7 @@ class Size:
 
 
 BASE = Size("base", 768, 3072, 12, 12)
-BASE6 = Size("base6", 768, 3072, 6, 12)
+BASE6 = Size("base6", 768, 3072, 6, 12)  # 6 of its layers, as DistilBERT has
 LARGE = Size("large", 1024, 4096, 24, 16)
 MINILM = Size("minilm", 384, 1536, 6, 12)
 TINY = Size("tiny", 32, 64, 2, 2)
