@@ -133,7 +133,7 @@ def test_huge_values_remove_keys(size: float) -> None:
     out, dq, dbias = attend(q, torch.zeros(shape).masked_fill(hidden, -size))
     if size > 1e6:  # beside which the scores of that row vanish
         torch.testing.assert_close(out[37], q[30:60].mean(0))
-        torch.testing.assert_close(dbias[1, :, 7].sum(), torch.tensor(0.0), atol=1e-5, rtol=0)
+        torch.testing.assert_close(dbias[1, :, 7].sum(), torch.tensor(0.0))
     assert all(x.isfinite().all() for x in (out, dq, dbias))
 
 
