@@ -19,7 +19,11 @@ def zeros_on_touch(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     resized.
     """
     count = math.prod(shape)
-    if not _PRIVATE or not count:
-        return torch.zeros(shape, dtype=dtype)
-    pages = mmap.mmap(-1, count * dtype.itemsize, flags=_PRIVATE)
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+    if _PRIVATE and count:
+        try:
+            pages = mmap.mmap(-1, count * dtype.itemsize, flags=_PRIVATE)
+        except OSError:
+            pass  # there is no room: the allocator says so in its own words
+        else:
+            return torch.frombuffer(pages, dtype=dtype).view(*shape)
+    return torch.zeros(shape, dtype=dtype)

@@ -59,6 +59,11 @@ def test_pages_are_made_when_they_are_written() -> None:
         zeros_on_touch((2**16, 2**10), torch.float32)
 
 
+def test_without_room_the_allocator_says_so() -> None:
+    with pytest.raises(RuntimeError, match="allocate"):
+        zeros_on_touch((2**40, 2**10), torch.float32)
+
+
 def test_it_is_a_tensor_as_any_other() -> None:
     zeros = zeros_on_touch((300, 5), torch.float64)
     zeros[3] += 2.0
