@@ -57,18 +57,22 @@ def attention_bwd(
     else:
         dq, dk, dv = dqkv.unbind(1)
     made = {"q": dq, "k": dk, "v": dv}
-    totals = {name: _total(getattr(a, name), lse.dtype) for name in wants}
     lib = _native(a)
     if lib is not None:
+        dbias, into = None, 0
+        if a.bias is not None and "bias" in wants:
+            dbias = a.q.new_empty(a.bias.shape)
+            into = dbias.data_ptr()
         dense, dout = _contiguous(a), dout.contiguous()
         lib.attention_bwd(
             dout.data_ptr(), dense.q.data_ptr(), dense.k.data_ptr(), dense.v.data_ptr(), lse.data_ptr(),
             dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), dense.q.stride(0), dense.k.stride(0), dense.v.stride(0),
-            dq.stride(0), dk.stride(0), dv.stride(0), *_native_arguments(dense), dbias=address(totals.get("bias")),
+            dq.stride(0), dk.stride(0), dv.stride(0), *_native_arguments(dense), dbias=into,
         )  # fmt: skip
-        return made | {name: total.to(getattr(a, name).dtype) for name, total in totals.items()}
-    for gradient in (*made.values(), *totals.values()):
+        return made if dbias is None else {**made, "bias": dbias.to(a.bias.dtype)}  # type: ignore[union-attr]
+    for gradient in made.values():
         gradient.zero_()
+    totals = {name: _zeros_like(getattr(a, name), lse.dtype) for name in wants}
     for sequence in _sequences(a):
         q, k, v = _heads(a.q, sequence.q), _heads(a.k, sequence.k), _heads(a.v, sequence.k)
         dout_b = _heads(dout, sequence.q)
@@ -147,9 +151,9 @@ def _times(x: Tensor, *factors: Tensor | None) -> Tensor:
     return x
 
 
-def _total(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """To add the gradient of x up in, contiguous; not yet 0."""
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
+def _zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """To add the gradient of x up in."""
+    return torch.zeros(x.shape, dtype=dtype, device=x.device)
 
 
 class _Sequence(NamedTuple):

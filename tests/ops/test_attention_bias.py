@@ -112,6 +112,19 @@ def test_what_is_broadcast_is_not_written_out(dtype: torch.dtype) -> None:
     assert torch.equal(out, expected) and largest.elements <= q.numel()
 
 
+def test_strides_change_no_bit_of_gradients() -> None:
+    q = torch.randn(90, 2, 16)
+    for bias in (
+        torch.randn(1, 2, 30, 30).expand(3, -1, -1, -1),
+        torch.randn(3, 2, 30, 1).expand(-1, -1, -1, 30),
+        torch.randn(30, 30, 2).permute(2, 0, 1).unsqueeze(0),
+        torch.randn(3, 2, 40, 64)[:, :, 5:35, 1:61:2],
+    ):
+        results = attend(q, bias, 0.1), attend(q, bias.contiguous(), 0.1)
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+        assert results[0][2].shape == bias.shape
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_gradients_have_the_dtype_of_the_bias(dtype: torch.dtype) -> None:
     q, bias = torch.randn(90, 2, 16), torch.randn(1, 2, 30, 30).to(dtype)
