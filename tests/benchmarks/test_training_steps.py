@@ -165,12 +165,13 @@ def test_of_other_families_nothing_is_compiled_or_replayed() -> None:
         assert case.vocab_size == FAMILIES[case.family].vocab_size
 
 
-def test_weights_are_drawn_on_the_device() -> None:
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.family)
+def test_weights_are_drawn_on_the_device(case: StepCase) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     with CountedOperators() as counted:
-        donor = training_steps.draw_donor(SMALL_CASES[0], torch.device("meta"))
-        for provider in ("bert_fast", "graph", "fused", "eager"):
-            training_steps._make_model(provider, SMALL_CASES[0], donor)
+        donor = training_steps.draw_donor(case, torch.device("meta"))
+        for provider in (*case.providers, "graph") if case.is_bert else case.providers:
+            training_steps._make_model(provider, case, donor)
     assert counted.on_cpu == 0
 
 
