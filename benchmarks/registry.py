@@ -8,18 +8,19 @@ from benchmarks.families import family_names
 from benchmarks.kernels.case import KernelCase
 from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 
-__all__ = ["CASES", "FUSED_CASES", "TOKENIZER_CASES", "Case", "family_names", "kernel_cases"]
+__all__ = ["CASES", "FAMILY_CASES", "FUSED_CASES", "TOKENIZER_CASES", "Case", "family_names", "kernel_cases"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One whole-model comparison with Hugging Face's BertModel (SDPA) on the same padded batches.
+    """One whole-model comparison with Hugging Face's model without a head (SDPA) on the same padded batches.
 
     lengths: a file of ../shared/data/length_distributions without its ending, or "full" (all `max_len`).
     order: "random" (batches as they come) or "sorted" (batches of neighbours after sorting by length).
     mode: "inference" (no gradients) or "training" (dropout 0.1, forward and backward; no optimizer, which costs both
         sides the same).
     is_fused: whether our side is Hugging Face's model after `bert_fast.fuse`, not our own.
+    family: of `models.families.FAMILIES`; others than BERT are fused.
     """
 
     shape: str
@@ -29,11 +30,15 @@ class Case:
     mode: str
     batch_size: int = 32
     is_fused: bool = False
+    family: str = "Bert"
 
     @property
     def name(self) -> str:
         """Stable name used in results and on the command line."""
-        return f"{'fuse/' if self.is_fused else ''}{self.shape}/{self.lengths}@{self.max_len}/{self.order}/{self.mode}"
+        group = "fuse/" if self.is_fused else ""
+        if self.family != "Bert":
+            group = f"families/{self.family}/"
+        return f"{group}{self.shape}/{self.lengths}@{self.max_len}/{self.order}/{self.mode}"
 
 
 _LENGTHS = (
@@ -58,6 +63,16 @@ FUSED_CASES = tuple(
     for lengths, max_len, order in (*_LENGTHS[:1], *_LENGTHS[2:3], *_LENGTHS[-1:])
     for mode in ("inference", "training")
 )
+
+# The same of other families. DistilBERT has half of BERT-base's layers.
+FAMILY_CASES = tuple(
+    Case(shape, lengths, max_len, order, mode, batch_size=8, is_fused=True, family=family)
+    for family, shape in (
+        ("Roberta", "base"), ("XLMRoberta", "base"), ("Electra", "base"), ("DistilBert", "base6"), ("MPNet", "base")
+    )
+    for lengths, max_len, order in (_LENGTHS[0], _LENGTHS[-1])
+    for mode in ("inference", "training")
+)  # fmt: skip
 
 
 def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list[KernelCase]:

@@ -24,7 +24,7 @@ from benchmarks.kit.record import RESULTS, Recorder, cpu_environment, gpu_enviro
 from benchmarks.models.forward_backward import run_case
 from benchmarks.models.pieces import PIECES
 from benchmarks.models.training_runs import CPU_RUNS
-from benchmarks.registry import CASES, FUSED_CASES, kernel_cases
+from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES, kernel_cases
 from benchmarks.saved_bytes import bytes_per_layer
 from benchmarks.tokenizers.environment import tokenizer_environment
 from benchmarks.tokenizers.jobs import tokenizer_jobs
@@ -83,7 +83,8 @@ def _gpu_jobs() -> dict[str, Job]:
 def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     device = torch.device("cpu")
     jobs: dict[str, Job] = {
-        case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)]) for case in (*CASES, *FUSED_CASES)
+        case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)])
+        for case in (*CASES, *FUSED_CASES, *FAMILY_CASES)
     }
     jobs |= {"saved_bytes_per_layer": lambda: [bytes_per_layer()]}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in PIECES.items()}

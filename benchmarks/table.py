@@ -1,4 +1,4 @@
-"""Prints the newest stored result of every CPU case as the tables of docs/speed.md: models, `fuse`, whole runs.
+"""Prints the newest stored result of every CPU case as the tables of docs/speed.md: models, `fuse`, families, runs.
 
 python -m benchmarks.table
 """
@@ -7,10 +7,11 @@ from typing import Any
 
 from benchmarks.kit.markdown import table
 from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.models.families import FAMILIES
 from benchmarks.tokenizers.stored import best_peer, newest_lines
 
 Line = dict[str, Any]
-_FUSED, _RUN = "fuse/", "run/"
+_FUSED, _FAMILIES, _RUN = "fuse/", "families/", "run/"
 _RUNS = {"sms": "SMS spam, an epoch", "mlm": "masked words,"}
 _TOKENIZER = {  # what the page shows of many cases
     "en_docs/arrays": "English documents to arrays",
@@ -31,7 +32,7 @@ def newest() -> dict[str, Line]:
 def render() -> str:
     """Two Markdown tables: whole models of ours (real tokens per second), single pieces."""
     results = newest()
-    models = {case: r for case, r in results.items() if not case.startswith((_FUSED, _RUN))}
+    models = {case: r for case, r in results.items() if not case.startswith((_FUSED, _FAMILIES, _RUN))}
     pieces = [_tokenizer(line) for line in newest_lines(RESULTS / "tokenizers.jsonl").values()]
     pieces += [_piece(case, r) for case, r in results.items()]
     return f"{_models('bert_fast', models, digits=1)}\n\n" + table(
@@ -45,6 +46,16 @@ def render_fused() -> str:
     return _models("fused", results, digits=2)
 
 
+def render_families() -> str:
+    """The same of other families."""
+    results = {}
+    for case, r in newest().items():
+        if case.startswith(_FAMILIES):
+            family, shape, rest = case.removeprefix(_FAMILIES).split("/", 2)
+            results[f"{FAMILIES[family].shown} {shape}/{rest}"] = r
+    return _models("fused", results, digits=2, first="model")
+
+
 def render_runs() -> str:
     """A Markdown table: whole runs of our `Trainer`, beside transformers'."""
     rows = []
@@ -55,14 +66,14 @@ def render_runs() -> str:
     return table(("training run", "fill", "bert_fast", "transformers", "ratio (goal)"), rows)
 
 
-def _models(name: str, results: dict[str, Line], digits: int) -> str:
+def _models(name: str, results: dict[str, Line], digits: int, first: str = "BERT") -> str:
     rows = []
     for case, r in results.items():
         if "transformers_tokens_per_s" in r:
             shape, lengths, order, mode = case.split("/")
             row = f"{shape}, {lengths}{', sorted' if order == 'sorted' else ''}, {mode}"
             rows.append((row, *_rates(r, digits)))
-    return table(("BERT, lengths, mode", "fill", name, "transformers", "ratio (goal)"), rows)
+    return table((f"{first}, lengths, mode", "fill", name, "transformers", "ratio (goal)"), rows)
 
 
 def _rates(r: Line, digits: int) -> tuple[str, ...]:
@@ -93,4 +104,4 @@ def _piece(case: str, r: Line) -> tuple[str, ...] | None:
 
 
 if __name__ == "__main__":
-    print(f"{render()}\n\n{render_fused()}\n\n{render_runs()}")
+    print(f"{render()}\n\n{render_fused()}\n\n{render_families()}\n\n{render_runs()}")

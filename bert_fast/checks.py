@@ -213,14 +213,15 @@ def check_site(site: Any) -> None:
         raise ValueError(f"site: expected a number in [0, 2**31), got {site}")
 
 
-def check_ids(name: str, ids: torch.Tensor, count: int) -> None:
-    """Raises ValueError unless all ids are in [0, count).
+def check_ids(name: str, ids: torch.Tensor, count: int) -> tuple[int, int] | None:
+    """The least and the greatest, None where they are not looked at; raises ValueError unless all are in [0, count).
 
     Only where that costs no device sync: on the CPU, elsewhere with BERT_FAST_DEBUG=1; never in a compiled graph.
     """
     if torch.compiler.is_compiling() or (ids.device.type != "cpu" and not SETTINGS.debug) or not ids.numel():
-        return
+        return None
     least, greatest = ids.aminmax()
     low, high = int(least), int(greatest)
     if low < 0 or high >= count:
         raise ValueError(f"{name}: expected ids in [0, {count}), got {low if low < 0 else high}")
+    return low, high

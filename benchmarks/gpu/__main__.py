@@ -81,11 +81,11 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     extension = Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace"))
     return [
         at_once("verify", 95, extension),
-        Part("tests", 85, (Process("tests", tests, progress=begun),)),
+        Part("tests", 82, (Process("tests", tests, progress=begun),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
         at_once("compile", 60, part("prepare", ""), part("prepare", "steps")),
-        *in_turn("time", 95),
-        Part("steps", 45, (part("steps", ""),)),
+        *in_turn("time", 92),
+        Part("steps", 51, (part("steps", ""),)),
         Part("embedding", 20, (part("embedding", ""),)),
         Part("runs", 25, (part("runs", ""),)),
         Part("gemm", 25, (part("gemm", ""),)),

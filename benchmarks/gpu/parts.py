@@ -263,9 +263,8 @@ def steps(job: Job) -> bool:
 
 
 def _step_cases(job: Job, family: str) -> list[training_steps.StepCase]:
-    if job.is_small:
-        return list(training_steps.SMALL_CASES)
-    return [case for case in training_steps.CASES if family != "compiled" or case.is_compiled]
+    cases = training_steps.SMALL_CASES if job.is_small else training_steps.CASES
+    return [case for case in cases if family != "compiled" or case.is_compiled]
 
 
 def _matmul_ceiling(job: Job) -> float | None:

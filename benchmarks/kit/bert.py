@@ -38,11 +38,12 @@ class Size:
 
 
 BASE = Size("base", 768, 3072, 12, 12)
+BASE6 = Size("base6", 768, 3072, 6, 12)  # 6 of its layers, as DistilBERT has
 LARGE = Size("large", 1024, 4096, 24, 16)
 MINILM = Size("minilm", 384, 1536, 6, 12)
 TINY = Size("tiny", 32, 64, 2, 2)
 SIZES = (BASE, LARGE)
-BY_NAME = {size.name: size for size in (MINILM, BASE, LARGE, TINY)}
+BY_NAME = {size.name: size for size in (MINILM, BASE, BASE6, LARGE, TINY)}
 
 
 def normal(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

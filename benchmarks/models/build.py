@@ -9,15 +9,22 @@ from torch import nn
 
 from benchmarks.kit.bert import Size
 from benchmarks.kit.record import DATA
+from benchmarks.models.families import family_of
 from benchmarks.registry import Case
 
 
 def their_model(kind: str, size: Size, attention: str = "sdpa", **options: Any) -> Any:
-    """transformers' model of a kind ("BertModel") with random weights."""
+    """transformers' model of a kind ("BertModel", "RobertaForMaskedLM") with random weights.
+
+    attention: where the family has no SDPA, its own takes that place. options: of the configuration, by BERT's names.
+    """
     import transformers
 
-    config = size.config(transformers.BertConfig, attn_implementation=attention, **options)
-    return getattr(transformers, kind)(config)
+    cls, family = getattr(transformers, kind), family_of(kind)
+    given = {"vocab_size": family.vocab_size, "attn_implementation": attention, **options}
+    if attention == "sdpa":
+        given["attn_implementation"] = family.attention
+    return cls(size.config(lambda **values: family.configuration(cls.config_class, values), **given))
 
 
 def our_model(theirs: Any) -> nn.Module:

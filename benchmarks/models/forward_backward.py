@@ -1,4 +1,4 @@
-"""Whole models: ours, or Hugging Face's after `fuse`, against Hugging Face's BertModel as it is.
+"""Whole models: ours, or Hugging Face's after `fuse`, against Hugging Face's as it is.
 
 The same weights, lengths and gradients on both sides.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.kit import bert
 from benchmarks.kit.clock import interleaved
 from benchmarks.models.build import draw_lengths, our_model, their_model
+from benchmarks.models.families import FAMILIES
 from benchmarks.registry import Case
 from bert_fast import fuse
 
@@ -22,20 +23,22 @@ def make_models(
     num_layers: int | None = None,
     is_fused: bool = False,
     device: torch.device | str = "cpu",
+    family: str = "Bert",
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
     """(bert_fast's or a fused one, Hugging Face's) models of one shape; equal weights, drawn on the device."""
     options: dict[str, object] = {} if num_layers is None else {"num_hidden_layers": num_layers}
     options |= dict(hidden_dropout_prob=dropout_p, attention_probs_dropout_prob=dropout_p)
     with torch.device(device):
-        theirs = their_model("BertModel", bert.BY_NAME[shape], **options)
+        theirs = their_model(f"{family}Model", bert.BY_NAME[shape], **options)
     return fuse(copy.deepcopy(theirs)) if is_fused else our_model(theirs), theirs
 
 
-def padded_batch(lengths: list[int]) -> dict[str, Tensor]:
+def padded_batch(lengths: list[int], family: str = "Bert") -> dict[str, Tensor]:
     """Random ids, padded to the longest sequence, with their mask."""
+    vocab_size, padding = FAMILIES[family].vocab_size, FAMILIES[family].pad_token_id
     longest = max(lengths)
     keep_mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
-    input_ids = torch.randint(1000, bert.VOCAB_SIZE, keep_mask.shape) * keep_mask
+    input_ids = torch.randint(1000, vocab_size, keep_mask.shape).masked_fill(~keep_mask, padding)
     return {"input_ids": input_ids, "attention_mask": keep_mask.long()}
 
 
@@ -68,10 +71,11 @@ def run_case(
         _gemm._mkl_lacks_avx512 = lambda: False
     torch.manual_seed(0)
     is_training = case.mode == "training"
-    pair = make_models(case.shape, 0.1 if is_training else 0.0, is_fused=case.is_fused, device=device)
+    dropout_p = 0.1 if is_training else 0.0
+    pair = make_models(case.shape, dropout_p, is_fused=case.is_fused, device=device, family=case.family)
     models = dict(zip(("bert_fast", "transformers"), pair, strict=True))
     batches = [
-        {name: tensor.to(device) for name, tensor in padded_batch(lengths).items()}
+        {name: tensor.to(device) for name, tensor in padded_batch(lengths, case.family).items()}
         for lengths in draw_lengths(case, num_batches)
     ]
     real = sum(int(batch["attention_mask"].sum()) for batch in batches)

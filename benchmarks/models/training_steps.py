@@ -11,6 +11,12 @@ device, and see the same tokens:
     eager       the same with its own attention
     compiled    the same with SDPA under torch.compile, for the one shape
 
+Of other families than BERT, masked words alone, on the padded batch; theirs is what has a vocabulary of 250,002 words:
+
+    labelled    transformers' model after `bert_fast.fuse`, asked for no scores but those of labelled words
+    fused       the same, with all scores
+    sdpa        transformers' model
+
 Without dropout all of them must have the same loss, or the case is red and not timed.
 """
 
@@ -28,12 +34,14 @@ from benchmarks.kit.bert import BY_NAME, LABEL_SHARE, VOCAB_SIZE, Size
 from benchmarks.kit.clock import QueueClock, Times, interleaved, time_on_device
 from benchmarks.kit.record import reason
 from benchmarks.models.build import draw_lengths, our_model, their_model, with_weights_of
+from benchmarks.models.families import FAMILIES
 from benchmarks.models.real_lengths import QUANTILES
 from benchmarks.registry import Case
 from bert_fast import fuse, graphs
 from bert_fast.testing.tolerances import RELATIVE
 
 PROVIDERS = ("bert_fast", "fused", "sdpa", "eager")
+FAMILY_PROVIDERS = ("labelled", "fused", "sdpa")
 COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")  # apart: the compiler takes longer than all of the others
 GRAPH = "graph"
 DEVICE_ROUNDS = 3  # in which the device's own time is taken; what it sleeps before them costs more than the steps
@@ -46,6 +54,7 @@ class StepCase:
     the project, or a file of stored length distributions beside it.
 
     is_compiled: transformers' model is timed under torch.compile too, which takes a minute to compile it.
+    family: of `families.FAMILIES`.
     """
 
     shape: str
@@ -54,16 +63,28 @@ class StepCase:
     batch_size: int
     is_compiled: bool = False
     vocab_size: int = VOCAB_SIZE
+    family: str = "Bert"
 
     @property
     def name(self) -> str:
         """Stable name used in results."""
-        return f"step/{self.shape}/{self.lengths}@{self.max_len}/B{self.batch_size}"
+        family = "" if self.is_bert else f"{self.family}/"
+        return f"step/{family}{self.shape}/{self.lengths}@{self.max_len}/B{self.batch_size}"
 
     @property
     def size(self) -> Size:
         """Widths of the model."""
         return BY_NAME[self.shape]
+
+    @property
+    def is_bert(self) -> bool:
+        """Whether there is a model of ours, and a task beside masked words."""
+        return self.family == "Bert"
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Who takes part, ours first."""
+        return PROVIDERS if self.is_bert else FAMILY_PROVIDERS
 
     def draw(self) -> list[int]:
         """Lengths of the sequences. FileNotFoundError where those of real texts are not there."""
@@ -80,15 +101,21 @@ class StepCase:
         return draw_lengths(case, 1)[0]
 
 
-# The most telling first: should time run out, the others are missing.
+# The most telling first: should time run out, the others are missing. XLM-RoBERTa's batch is small: the scores of all
+# its words, in bf16 and fp32, and their gradients are 17 GB.
 CASES = (
     StepCase("large", "full", 512, 32),
     StepCase("base", "full", 128, 256, is_compiled=True),
     StepCase("large", "even", 512, 64),
     StepCase("base", "full", 512, 64, is_compiled=True),
     StepCase("base", "squad_windows_512_stride128", 512, 64),
+    StepCase("base", "squad_windows_512_stride128", 362, 16, vocab_size=250002, family="XLMRoberta"),
+    StepCase("base", "full", 512, 32, vocab_size=50265, family="Roberta"),
 )
-SMALL_CASES = (StepCase("tiny", "even", 16, 4, is_compiled=True, vocab_size=100),)
+SMALL_CASES = (
+    StepCase("tiny", "even", 16, 4, is_compiled=True, vocab_size=100),
+    StepCase("tiny", "even", 16, 4, vocab_size=100, family="Roberta"),
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +134,7 @@ def model_flops(case: StepCase, lengths: list[int], num_labels: int) -> int:
     encoder = sum(lengths) * size.encoder_flops_per_token
     scores = sum(length**2 for length in lengths) * 4 * hidden * size.layers
     words = num_labels * 2 * hidden * (hidden + case.vocab_size)
-    sentences = len(lengths) * 2 * hidden * (hidden + 2)
+    sentences = len(lengths) * 2 * hidden * (hidden + 2) if case.is_bert else 0
     return 3 * (encoder + scores + words + sentences)
 
 
@@ -116,11 +143,15 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(1)
     lengths = case.draw()
     keep = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]  # [B, S]
-    input_ids = torch.randint(1, case.vocab_size, keep.shape, generator=generator) * keep
+    padding = FAMILIES[case.family].pad_token_id
+    input_ids = torch.randint(padding + 1, case.vocab_size, keep.shape, generator=generator)
+    input_ids = input_ids.masked_fill(~keep, padding)
     is_asked = (torch.rand(keep.shape, generator=generator) < LABEL_SHARE) & keep
     is_asked[0, 0] = True
     words = torch.randint(1, case.vocab_size, keep.shape, generator=generator)
-    next_sentence_label = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
+    of_sentences = {}
+    if case.is_bert:
+        of_sentences["next_sentence_label"] = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
     padded = {"input_ids": input_ids, "attention_mask": keep.long(), "labels": words.masked_fill(~is_asked, -100)}
     packed = {
         "input_ids": input_ids[keep],
@@ -129,9 +160,8 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
         "labels": words[is_asked],
     }
     return Batch(
-        {name: t.to(device) for name, t in padded.items()} | {"next_sentence_label": next_sentence_label},
-        {name: t.to(device) for name, t in packed.items()}
-        | {"max_seqlen": max(lengths), "next_sentence_label": next_sentence_label},
+        {name: t.to(device) for name, t in padded.items()} | of_sentences,
+        {name: t.to(device) for name, t in packed.items()} | {"max_seqlen": max(lengths)} | of_sentences,
         lengths,
         int(is_asked.sum()),
     )
@@ -146,7 +176,9 @@ class Contestant:
 
     def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
         self._device = batch.padded["input_ids"].device
-        self._inputs = batch.packed if provider in ("bert_fast", GRAPH) else batch.padded
+        self._inputs = batch.packed if provider in ("bert_fast", GRAPH) else dict(batch.padded)
+        if provider == "labelled":
+            self._inputs["output_logits"] = False
         self.model = _make_model(provider, case, donor).train()
         self._call: Callable[..., Any] = self.model
         if provider == "compiled":
@@ -239,8 +271,11 @@ def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
 
 
 def _their_model(case: StepCase, attention: str) -> nn.Module:
-    options = {"vocab_size": case.vocab_size, "max_position_embeddings": max(512, case.max_len)}
-    model: nn.Module = their_model("BertForPreTraining", case.size, attention, **options)
+    options = {"vocab_size": case.vocab_size}
+    if case.is_bert:
+        options["max_position_embeddings"] = max(512, case.max_len)
+    kind = "BertForPreTraining" if case.is_bert else f"{case.family}ForMaskedLM"
+    model: nn.Module = their_model(kind, case.size, attention, **options)
     return model
 
 
@@ -248,13 +283,13 @@ def _make_model(provider: str, case: StepCase, donor: nn.Module) -> nn.Module:
     if provider in ("bert_fast", GRAPH):
         return our_model(donor)
     theirs = with_weights_of(donor, lambda: _their_model(case, "eager" if provider == "eager" else "sdpa"))
-    return fuse(theirs) if provider == "fused" else theirs
+    return fuse(theirs) if provider in ("fused", "labelled") else theirs
 
 
 def make_contestant(
     provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str = "inductor"
 ) -> Contestant:
-    """One of `PROVIDERS` or `COMPILED_PROVIDERS`, with the donor's weights."""
+    """One of the case's `providers` or `COMPILED_PROVIDERS`, with the donor's weights."""
     kind = CapturedContestant if provider == GRAPH else Contestant
     return kind(provider, case, batch, donor, compile_backend)
 
@@ -310,7 +345,7 @@ class Race:
                 yield {"provider": provider, "skipped": f"red: loss {loss} in training"}
                 continue
             result = self._result(provider, taken)
-            ours = times.get("bert_fast")
+            ours = times.get(self._case.providers[0])
             yield result | {"bert_fast_speedup": None if ours is None else round(ours.speedup_over(taken), 3)}
 
     def _result(self, provider: str, taken: Times) -> dict[str, Any]:
@@ -361,10 +396,10 @@ def time_steps(
     is_compiled: time transformers' model under torch.compile, in place of the uncompiled ones but SDPA.
     """
     race = Race(case, device, rounds, matmul_tflop_s, compile_backend)
-    for provider in COMPILED_PROVIDERS if is_compiled else PROVIDERS:
+    for provider in COMPILED_PROVIDERS if is_compiled else case.providers:
         yield from race.enter(provider)
     yield from race.times()
-    if not is_compiled:
+    if case.is_bert and not is_compiled:
         known = list(race.contestants)
         for provider in known:
             if provider != "bert_fast":

@@ -2,8 +2,8 @@
 
 Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again (5 matrix products instead of 4) from
 q and k, the C++ routine probabilities from them and lse. That routine keeps the scores of one block of queries
-in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. It knows no bias, head
-mask or relative positions; with these, in other dtypes and on other devices sequences are worked on one by one, here.
+in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. It knows no head mask or
+relative positions; with these, in other dtypes and on other devices sequences are worked on one by one, here.
 Half precision: matrix products in it, everything between them in fp32.
 """
 
@@ -59,13 +59,17 @@ def attention_bwd(
     made = {"q": dq, "k": dk, "v": dv}
     lib = _native(a)
     if lib is not None:
-        a, dout = _contiguous(a), dout.contiguous()
+        dbias, into = None, 0
+        if a.bias is not None and "bias" in wants:
+            dbias = a.q.new_empty(a.bias.shape)
+            into = dbias.data_ptr()
+        dense, dout = _contiguous(a), dout.contiguous()
         lib.attention_bwd(
-            dout.data_ptr(), a.q.data_ptr(), a.k.data_ptr(), a.v.data_ptr(), lse.data_ptr(),
-            dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), a.q.stride(0), a.k.stride(0), a.v.stride(0),
-            dq.stride(0), dk.stride(0), dv.stride(0), *_native_arguments(a),
+            dout.data_ptr(), dense.q.data_ptr(), dense.k.data_ptr(), dense.v.data_ptr(), lse.data_ptr(),
+            dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), dense.q.stride(0), dense.k.stride(0), dense.v.stride(0),
+            dq.stride(0), dk.stride(0), dv.stride(0), *_native_arguments(dense), dbias=into,
         )  # fmt: skip
-        return made
+        return made if dbias is None else {**made, "bias": dbias.to(a.bias.dtype)}  # type: ignore[union-attr]
     for gradient in made.values():
         gradient.zero_()
     totals = {name: _zeros_like(getattr(a, name), lse.dtype) for name in wants}
@@ -95,7 +99,9 @@ def attention_bwd(
 
 def _native(a: Attention) -> ModuleType | None:
     """The extension if its routine can run this call, else None."""
-    return None if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.has_extras else routines(a.q)
+    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.head_mask is not None or a.distance_table is not None:
+        return None
+    return routines(a.q)
 
 
 def _contiguous(a: Attention) -> Attention:
@@ -109,6 +115,9 @@ def _contiguous(a: Attention) -> Attention:
         # A token's A * D elements of [T, A, D] stand together; strides between tokens are free.
         if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
             copies[name] = x.contiguous()
+    if a.bias is not None and a.bias.dtype is not torch.float32:
+        elements = a.bias[tuple(slice(None if stride else 1) for stride in a.bias.stride())]
+        copies["bias"] = elements.float().expand(a.bias.shape)  # what is broadcast is not written out
     return a._replace(**copies) if copies else a
 
 
@@ -119,6 +128,7 @@ def _native_arguments(a: Attention) -> tuple[Any, ...]:
         a.cu_seqlens_q.data_ptr(), a.cu_seqlens_k.data_ptr(), a.cu_seqlens_q.shape[0] - 1, num_tokens, a.k.shape[0],
         num_heads, head_dim, a.softmax_scale, address(a.coords_q), address(a.coords_k),
         *dropout_arguments(a.dropout_p, a.seed, a.site), a.causal, num_tokens, torch.get_num_threads(),
+        *(() if a.bias is None else (address(a.bias), a.bias.shape, a.bias.stride())),
     )  # fmt: skip
 
 

@@ -61,13 +61,14 @@ class PackedEmbeddings:
             position_ids = call.packing.coords[:, 1]
         # Here and not by the op, which does not know what its caller's arguments are called. A module that is called
         # looks itself.
+        ranges = {}
         for name, ids, table in (
             ("input_ids", input_ids, words),
             ("position_ids", position_ids, positions),
             ("token_type_ids", token_type_ids, types),
         ):
             if ids is not None and is_plain_table(table):
-                check_ids(name, ids, table.num_embeddings)
+                ranges[name] = check_ids(name, ids, table.num_embeddings)
         given, word_table, padding_idx = inputs_embeds, None, None
         if given is None:
             assert input_ids is not None
@@ -80,8 +81,10 @@ class PackedEmbeddings:
         if is_plain_norm(norm) and plain_types and (is_plain_table(positions) or not is_absolute):
             position_table = positions.weight if is_absolute else None
             type_table = norm.weight.new_zeros(1, norm.weight.shape[0]) if types is None else types.weight
-            if position_table is not None and positions.padding_idx is not None and torch.is_grad_enabled():
-                position_table = _WithoutRow.apply(position_table, positions.padding_idx)
+            if position_table is not None and torch.is_grad_enabled():
+                row = positions.padding_idx
+                if row is not None and _may_hold(ranges.get("position_ids"), row):
+                    position_table = _WithoutRow.apply(position_table, row)
             if _are_of_one_dtype(given, word_table, type_table, position_table):
                 return embedding_of_model(
                     Embedding(
@@ -130,6 +133,11 @@ class _WithoutRow(torch.autograd.Function):
         dtable = dtable.clone()
         dtable[ctx.row] = 0.0
         return dtable, None
+
+
+def _may_hold(ids: tuple[int, int] | None, row: int) -> bool:
+    """Whether ids of this range, None where it is not known, may name a row."""
+    return ids is None or ids[0] <= row <= ids[1]
 
 
 def is_plain_table(table: nn.Module) -> bool:

@@ -33,6 +33,7 @@ __all__ = ["embedding", "embedding_of_model"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int64, torch.int32)
+_PLAIN = (Parameter, Tensor)
 _BITS = (("word_table", 1), ("position_table", 2), ("type_table", 4))  # of `needs`: gradients that are wanted
 
 
@@ -100,9 +101,9 @@ def _check_call(a: Embedding) -> None:
 def _fits(a: Embedding) -> bool:
     """Whether nothing is wrong with ids and parameters, as nearly always: seen at a third of the cost of `_check`."""
     words, word_table, type_table = a.words, a.word_table, a.type_table
-    if type(words) is not Tensor or words.dim() != 1 or type(word_table) is not Parameter:
+    if type(words) is not Tensor or words.dim() != 1 or word_table is None or type(word_table) not in _PLAIN:
         return False
-    if type(type_table) is not Parameter or type_table.dim() != 2 or not type_table.numel():
+    if type(type_table) not in _PLAIN or type_table.dim() != 2 or not type_table.numel():
         return False
     dtype, device, hidden_size = type_table.dtype, words.device, type_table.shape[1]
     if dtype not in _DTYPES or (a.position_ids is None) != (a.position_table is None):
@@ -119,9 +120,10 @@ def _fits(a: Embedding) -> bool:
             return False
     for p, rank in ((type_table, 2), (word_table, 2), (a.position_table, 2), (a.weight, 1), (a.bias, 1)):
         if p is not None and (
-            type(p) is not Parameter
+            type(p) not in _PLAIN
             or p.dtype is not dtype
             or p.layout is not torch.strided
+            or p.is_nested
             or p.dim() != rank
             or p.shape[-1] != hidden_size
             or p.device != device

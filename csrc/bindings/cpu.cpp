@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -113,9 +115,20 @@ void dropout_add_layer_norm_bwd(Address dy, Address kept, Address mean, Address 
                                        num_threads);
 }
 
+using FourSizes = std::array<int64_t, 4>;
+
+cpu::ScoreBias make_bias(Address data, const FourSizes& sizes, const FourSizes& strides) {
+  cpu::ScoreBias bias;
+  bias.data = at<const float>(data);
+  std::copy(sizes.begin(), sizes.end(), bias.sizes);
+  std::copy(strides.begin(), strides.end(), bias.strides);
+  return bias;
+}
+
 cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
                                int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale,
-                               int64_t lse_stride, Address coords_q, Address coords_k, bool causal) {
+                               int64_t lse_stride, Address coords_q, Address coords_k, bool causal,
+                               const cpu::ScoreBias& bias) {
   return {at<const int32_t>(cu_q),
           at<const int32_t>(cu_k),
           num_sequences,
@@ -127,19 +140,22 @@ cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences
           lse_stride,
           cpu::Coords{at<const int32_t>(coords_q)},
           cpu::Coords{at<const int32_t>(coords_k)},
-          causal};
+          causal,
+          bias};
 }
 
 void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride, Address out,
                    Address lse, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
                    int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q,
                    Address coords_k, Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal,
-                   int64_t lse_stride, int num_threads) {
-  cpu::attention_forward({at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
-                         {at<float>(out), num_heads * head_dim}, at<float>(lse),
-                         make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim,
-                                    softmax_scale, lse_stride, coords_q, coords_k, causal),
-                         make_spec(seed, site, threshold, scale), num_threads);
+                   int64_t lse_stride, int num_threads, Address bias, const FourSizes& bias_sizes,
+                   const FourSizes& bias_strides) {
+  cpu::attention_forward(
+      {at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
+      {at<float>(out), num_heads * head_dim}, at<float>(lse),
+      make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim, softmax_scale, lse_stride,
+                 coords_q, coords_k, causal, make_bias(bias, bias_sizes, bias_strides)),
+      make_spec(seed, site, threshold, scale), num_threads);
 }
 
 // out belongs to the arguments of every back-end's backward; this one has no use for it.
@@ -148,14 +164,16 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, A
                    int64_t dv_stride, Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
                    int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q,
                    Address coords_k, Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal,
-                   int64_t lse_stride, int num_threads) {
+                   int64_t lse_stride, int num_threads, Address bias, const FourSizes& bias_sizes,
+                   const FourSizes& bias_strides, Address dbias) {
   const int64_t token = num_heads * head_dim;
-  cpu::attention_backward({at<const float>(dout), token}, {at<const float>(q), q_stride},
-                          {at<const float>(k), k_stride}, {at<const float>(v), v_stride}, at<const float>(lse),
-                          {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}},
-                          make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim,
-                                     softmax_scale, lse_stride, coords_q, coords_k, causal),
-                          make_spec(seed, site, threshold, scale), num_threads);
+  cpu::attention_backward(
+      {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
+      {at<const float>(v), v_stride}, at<const float>(lse),
+      {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}, at<float>(dbias)},
+      make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim, softmax_scale, lse_stride,
+                 coords_q, coords_k, causal, make_bias(bias, bias_sizes, bias_strides)),
+      make_spec(seed, site, threshold, scale), num_threads);
 }
 
 std::map<std::string, bool> cpu_features() {
@@ -202,21 +220,26 @@ void bind_cpu(py::module_& module) {
              "Gradients of dropout_add_layer_norm_fwd, from kept = h with bias 0, or from kept = y with bias given\n"
              "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
-  module.def("attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
-             arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"),
-             arg("num_q_tokens"), arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"),
-             arg("coords_q"), arg("coords_k"), arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"),
-             arg("lse_stride"), arg("num_threads"),
-             "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T)) v, sequence by sequence (fp32 addresses).\n\n"
-             "q, k, v [T, A, D], tokens *_stride floats apart, D up to 256; out contiguous;\n"
-             "cu_q, cu_k int32 [num_sequences + 1], rising to num_q_tokens, num_k_tokens; lse[head * lse_stride + "
-             "token]. No key: out 0, lse -inf.");
+  module.def(
+      "attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
+      arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_q_tokens"),
+      arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"),
+      arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
+      arg("bias") = Address{0}, arg("bias_sizes") = FourSizes{1, 1, 1, 1}, arg("bias_strides") = FourSizes{0, 0, 0, 0},
+      "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T + bias)) v, sequence by sequence (fp32\n"
+      "addresses).\n\n"
+      "q, k, v [T, A, D], tokens *_stride floats apart, D up to 256; out contiguous;\n"
+      "cu_q, cu_k int32 [num_sequences + 1], rising to num_q_tokens, num_k_tokens; lse[head * lse_stride + "
+      "token]. No key: out 0, lse -inf. bias fp32 [rows or 1, A or 1, Sq or 1, Sk or 1], any strides, looked up\n"
+      "by coords; 0: none.");
   module.def("attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("lse"), arg("dq"),
              arg("dk"), arg("dv"), arg("q_stride"), arg("k_stride"), arg("v_stride"), arg("dq_stride"),
              arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_q_tokens"),
              arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"), arg("coords_q"),
              arg("coords_k"), arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"),
-             arg("lse_stride"), arg("num_threads"),
+             arg("lse_stride"), arg("num_threads"), arg("bias") = Address{0}, arg("bias_sizes") = FourSizes{1, 1, 1, 1},
+             arg("bias_strides") = FourSizes{0, 0, 0, 0}, arg("dbias") = Address{0},
              "Gradients of attention_fwd; dout [Tq, A, D] contiguous. Every element of dq, dk, dv that belongs\n"
-             "to a sequence is written. The bits of the results do not depend on num_threads.");
+             "to a sequence is written, and all of dbias (contiguous, of the bias's sizes; 0: not wanted). The bits of "
+             "the results do not depend on num_threads.");
 }

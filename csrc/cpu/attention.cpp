@@ -1,16 +1,15 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
-#include <stdexcept>
-#include <string>
+#include <optional>
 #include <type_traits>
-#include <vector>
 
+#include "cpu/attention_bias.h"
+#include "cpu/attention_work.h"
 #include "cpu/parallel.h"
 
 namespace bert_fast::cpu {
@@ -43,118 +42,6 @@ int64_t padded(int64_t num_columns) { return (num_columns + kMatmulColumns - 1) 
 // 512 bytes apart or a multiple of it, these lines share so few sets of the first-level cache that they evict each
 // other.
 int64_t row_stride(int64_t width) { return width % 128 == 0 ? width + 16 : width; }
-
-// One sequence: its tokens in the packed tensors.
-struct Sequence {
-  int64_t first_q, num_q, first_k, num_k;
-  int64_t cost() const { return (num_q + 8) * (num_k + 8); }
-};
-
-void require_sizes(const AttentionShape& shape) {
-  if (shape.num_heads < 1) {
-    throw std::invalid_argument("num_heads: expected at least 1, got " + std::to_string(shape.num_heads));
-  }
-  if (shape.head_dim < 1 || shape.head_dim > 256) {
-    throw std::invalid_argument("head_dim: expected 1 to 256, got " + std::to_string(shape.head_dim));
-  }
-  if (shape.num_sequences < 0) {
-    throw std::invalid_argument("num_sequences: expected at least 0, got " + std::to_string(shape.num_sequences));
-  }
-  if (shape.lse_stride < shape.num_q_tokens) {
-    throw std::invalid_argument("lse_stride: expected at least the number of queries (" +
-                                std::to_string(shape.num_q_tokens) + "), got " + std::to_string(shape.lse_stride));
-  }
-}
-
-// Walks over offsets, which must rise from 0 to num_tokens; throws std::invalid_argument where they do not.
-class Offsets {
- public:
-  Offsets(const char* name, const int32_t* data, int64_t num_tokens) : name_(name), data_(data), last_(num_tokens) {
-    require_address(name, data, 1);
-    end_ = *data_;
-    if (end_ != 0) refuse();
-  }
-
-  // Where the sequences so far end.
-  int64_t end() const { return end_; }
-
-  // The length of the next sequence.
-  int64_t next() {
-    const int64_t begin = end_;
-    end_ = *++data_;
-    if (end_ < begin || end_ > last_) refuse();
-    return end_ - begin;
-  }
-
-  void require_end() const {
-    if (end_ != last_) refuse();
-  }
-
- private:
-  [[noreturn]] void refuse() const {
-    throw std::invalid_argument(std::string(name_) + ": expected offsets that rise from 0 to the number of tokens (" +
-                                std::to_string(last_) + "), got " + std::to_string(end_));
-  }
-
-  const char* name_;
-  const int32_t* data_;
-  int64_t last_, end_ = 0;
-};
-
-// The batch cut into (sequence, head) pieces, longest first, handed out one by one.
-class Work {
- public:
-  Work(const AttentionShape& shape, const DropoutSpec& spec, int num_threads) : num_heads_(shape.num_heads) {
-    require_sizes(shape);
-    const bool any_q = shape.num_q_tokens > 0, any_k = shape.num_k_tokens > 0;
-    if (any_q && any_k) require_attention_coords(spec, shape.coords_q, shape.coords_k, shape.causal);
-    int64_t total_cost = 0;  // in the unit of kMinElementsPerThread: 4 multiply-adds count as one element
-    Offsets offsets_q("cu_seqlens_q", shape.cu_seqlens_q, shape.num_q_tokens);
-    Offsets offsets_k("cu_seqlens_k", shape.cu_seqlens_k, shape.num_k_tokens);
-    sequences_.reserve(static_cast<size_t>(shape.num_sequences));
-    for (int64_t i = 0; i < shape.num_sequences; ++i) {
-      const int64_t first_q = offsets_q.end(), num_q = offsets_q.next();
-      const int64_t first_k = offsets_k.end(), num_k = offsets_k.next();
-      if (shape.causal && any_q && any_k) require_ascending(shape.coords_k, first_k, num_k);
-      sequences_.push_back({first_q, num_q, first_k, num_k});
-      max_keys_ = std::max(max_keys_, num_k);
-      total_cost += sequences_.back().cost() * shape.num_heads * shape.head_dim / 4;
-    }
-    offsets_q.require_end();
-    offsets_k.require_end();
-    std::stable_sort(sequences_.begin(), sequences_.end(),
-                     [](const Sequence& a, const Sequence& b) { return a.cost() > b.cost(); });
-    const int64_t num_pieces = shape.num_sequences * num_heads_;
-    num_threads_ = static_cast<int>(std::clamp<int64_t>(num_pieces, 1, useful_threads(total_cost, num_threads)));
-  }
-
-  int64_t max_keys() const { return max_keys_; }
-  int num_threads() const { return num_threads_; }
-
-  // Calls visit(sequence, head, has_next_head) until nothing is left; for several threads at once. has_next_head: the
-  // same sequence's next head comes next, on this thread.
-  template <class Visit>
-  void take(const Visit& visit) {
-    const int64_t num_sequences = static_cast<int64_t>(sequences_.size());
-    // Whole sequences where there are plenty: a head's neighbour then finds its tokens' pages and lines near.
-    const int64_t heads_per_piece = num_sequences >= 4 * num_threads_ ? num_heads_ : 1;
-    const int64_t pieces_per_sequence = num_heads_ / heads_per_piece;
-    for (int64_t piece = next_++; piece < num_sequences * pieces_per_sequence; piece = next_++) {
-      const int64_t first_head = piece % pieces_per_sequence * heads_per_piece;
-      for (int64_t head = first_head; head < first_head + heads_per_piece; ++head) {
-        visit(sequences_[static_cast<size_t>(piece / pieces_per_sequence)], head,
-              head + 1 < first_head + heads_per_piece);
-      }
-    }
-  }
-
- private:
-  std::vector<Sequence> sequences_;
-  int64_t num_heads_;
-  int64_t max_keys_ = 0;
-  int num_threads_ = 1;
-  std::atomic<int64_t> next_{0};
-};
 
 // dst [num_rows, padded(n)] dense, zeros beyond n. Rows of packed tensors lie a power of two apart and would evict each
 // other.
@@ -223,15 +110,18 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
   require_address("out", out.data, shape.num_q_tokens);
   require_address("lse", lse, shape.num_q_tokens);
   Work work(shape, spec, num_threads);
+  const BiasPlaces places(shape);
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
+    BiasRows bias(shape.bias, places, work.max_keys());
     const Scratch k_transposed(d_width * max_stride), v_rows(d_width * max_width), scores(kForwardRows * max_stride);
     ResultRows out_rows(out, d, kForwardRows);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
       const int64_t num_keys = sequence.num_k, first_k = sequence.first_k, stride = row_stride(padded(num_keys));
       transpose_rows(kernel, k_transposed.get(), stride, k.at(first_k, head, d), k.stride, num_keys, d, v_rows.get());
       gather_rows(v_rows.get(), v.at(first_k, head, d), v.stride, num_keys, d);
+      bias.start(sequence, head);
       for (int64_t begin = 0; begin < sequence.num_q; begin += kForwardRows) {
         const int64_t m = std::min(kForwardRows, sequence.num_q - begin), token = sequence.first_q + begin;
         const int64_t seen = rows.visible_keys(token, m, first_k, num_keys), width = padded(seen);
@@ -246,8 +136,9 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
             }
           }
           float* row = scores.get() + i * stride;
-          lse[head * shape.lse_stride + token + i] =
-              kernel.softmax_forward(row, rows.prepare(token + i, head, first_k, seen, width));
+          SoftmaxRow softmax = rows.prepare(token + i, head, first_k, seen, width);
+          softmax.bias = bias.row(token + i, softmax.num_keys);
+          lse[head * shape.lse_stride + token + i] = kernel.softmax_forward(row, softmax);
         }
         out_rows.start(token, head);
         kernel.matmul({m, d_width, seen, scores.get(), stride, 1, v_rows.get(), d_width, out_rows.data(),
@@ -272,14 +163,20 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   require_address("dk", gradients.dk.data, shape.num_k_tokens);
   require_address("dv", gradients.dv.data, shape.num_k_tokens);
   Work work(shape, spec, num_threads);
+  const BiasPlaces places(shape);
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
+  std::optional<BiasTotals> totals;
+  if (gradients.dbias != nullptr) {
+    totals.emplace(shape.bias, places, work.sequences(), shape.num_heads, gradients.dbias, num_threads);
+  }
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
+    BiasRows bias(shape.bias, places, work.max_keys());
     const Scratch k_transposed(d_width * max_stride), v_transposed(d_width * max_stride), k_rows(d_width * max_width);
     const Scratch q_rows(d_width * kBackwardRows), dout_rows(d_width * kBackwardRows);
     const Scratch probs(kBackwardRows * max_stride), dscores(kBackwardRows * max_stride);
     ResultRows dq(gradients.dq, d, kBackwardRows), dk(gradients.dk, d, max_width), dv(gradients.dv, d, max_width);
-    work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
+    const auto visit = [&](const Sequence& sequence, int64_t head, bool has_next_head, float* dbias) {
       const int64_t num_keys = sequence.num_k, first_k = sequence.first_k, stride = row_stride(padded(num_keys));
       transpose_rows(kernel, v_transposed.get(), stride, v.at(first_k, head, d), v.stride, num_keys, d, k_rows.get());
       transpose_rows(kernel, k_transposed.get(), stride, k.at(first_k, head, d), k.stride, num_keys, d, k_rows.get());
@@ -289,6 +186,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
         // Where a block of queries may not reach all keys, or there is none.
         if (shape.causal || sequence.num_q == 0) result->fill_zero(num_keys);
       }
+      bias.start(sequence, head, dbias);
       for (int64_t begin = 0; begin < sequence.num_q; begin += kBackwardRows) {
         const int64_t m = std::min(kBackwardRows, sequence.num_q - begin), token = sequence.first_q + begin;
         const int64_t seen = rows.visible_keys(token, m, first_k, num_keys), width = padded(seen);
@@ -305,8 +203,11 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
             }
           }
           float* row = probs.get() + i * stride;
-          kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i],
-                                  rows.prepare(token + i, head, first_k, seen, width));
+          SoftmaxRow softmax = rows.prepare(token + i, head, first_k, seen, width);
+          softmax.bias = bias.row(token + i, softmax.num_keys);
+          softmax.dbias = bias.gradient_row(token + i, softmax.num_keys);
+          kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i], softmax);
+          bias.finish_gradient_row(token + i, softmax.num_keys);
         }
         dq.start(token, head);
         kernel.matmul(
@@ -318,8 +219,15 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
         kernel.matmul({seen, d_width, m, dscores.get(), 1, stride, q_rows.get(), d_width, dk.data(), dk.stride(), add});
       }
       for (ResultRows* result : {&dk, &dv}) result->store(num_keys);
-    });
+    };
+    if (totals) {
+      totals->take([&](const Sequence& sequence, int64_t head, float* dbias) { visit(sequence, head, false, dbias); });
+    } else {
+      work.take(
+          [&](const Sequence& sequence, int64_t head, bool has_next) { visit(sequence, head, has_next, nullptr); });
+    }
   });
+  if (totals) totals->finish(num_threads);
 }
 
 }  // namespace bert_fast::cpu

@@ -125,7 +125,7 @@ int64_t QueryRows::visible_keys(int64_t first_query, int64_t num_queries, int64_
 SoftmaxRow QueryRows::prepare(int64_t query_token, int64_t head, int64_t first_key, int64_t num_keys, int64_t width) {
   const int64_t visible = causal_ ? keys_up_to(coords_q_.position(query_token), first_key, num_keys) : num_keys;
   const uint8_t* bits = visible == 0 ? nullptr : bits_.draw(query_token, head, visible);
-  return {visible, width, softmax_scale_, bits, spec_.scale};
+  return {visible, width, softmax_scale_, bits, spec_.scale, nullptr, nullptr};
 }
 
 int64_t QueryRows::keys_up_to(int32_t position, int64_t first_key, int64_t num_keys) const {

@@ -71,7 +71,8 @@ class QueryRows {
   // How many of the first keys any of these queries sees.
   int64_t visible_keys(int64_t first_query, int64_t num_queries, int64_t first_key, int64_t num_keys) const;
 
-  // The softmax of one row of `width` scores; keys that causal hides are left out. Valid until the next call.
+  // The softmax of one row of `width` scores, without a bias; keys that causal hides are left out. Valid until the next
+  // call.
   SoftmaxRow prepare(int64_t query_token, int64_t head, int64_t first_key, int64_t num_keys, int64_t width);
 
  private:

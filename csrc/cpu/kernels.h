@@ -77,6 +77,8 @@ struct SoftmaxRow {
   float softmax_scale;
   const uint8_t* keep_bits;  // nullptr: no dropout
   float scale;
+  const float* bias;  // [num_keys], added to the scaled scores; nullptr: none
+  float* dbias;       // [num_keys], which the gradients are added to; nullptr: not wanted, or no bias
 };
 
 // c [m, n] = a [m, k] b [k, n], or c += it. a may have any strides, so a transposed left side costs nothing; rows of b
@@ -107,11 +109,12 @@ struct Kernels {
   LayerNormStatistics (*layer_norm_forward)(const LayerNormForwardRow& row, int64_t num_columns);
   void (*layer_norm_backward)(const LayerNormBackwardRow& row, int64_t num_columns);
 
-  // scores <- softmax(softmax_scale * scores) * keep * scale. Returns the natural log of the sum of exponentials;
-  // -inf, and a row of zeros, when every score is -inf or there is none.
+  // scores <- softmax(softmax_scale * scores + bias) * keep * scale. Returns the natural log of the sum of
+  // exponentials; -inf, and a row of zeros, when every score is -inf or there is none.
   float (*softmax_forward)(float* scores, const SoftmaxRow& row);
-  // P = exp(softmax_scale * scores - lse); dP = dp * keep * scale; scores <- P * keep * scale;
-  // dp <- softmax_scale * P * (dP - sum(P * dP)).
+  // P = exp(softmax_scale * scores + bias - lse); dP = dp * keep * scale; scores <- P * keep * scale;
+  // dS = P * (dP - sum(P * dP)); dbias += dS; dp <- softmax_scale * dS. With a bias P is divided by its sum: where one
+  // pushed a whole row far down, the log of the number of keys is lost in lse's rounding.
   void (*softmax_backward)(float* scores, float* dp, float lse, const SoftmaxRow& row);
 
   // Small matrix products from the first two cache levels: a sequence's attention.

@@ -207,15 +207,27 @@ struct RowKernels {
   }
 
   static float softmax_forward(float* scores, const SoftmaxRow& row) {
+    return row.bias == nullptr ? softmax_forward_of<false>(scores, row) : softmax_forward_of<true>(scores, row);
+  }
+
+  template <bool kBiased>
+  static BERT_FAST_INLINE float softmax_forward_of(float* scores, const SoftmaxRow& row) {
     const SoftmaxRow r = row;
     const float minus_infinity = -INFINITY;
     // The largest is subtracted before scaling, so that its own exponent is exactly 0 however large the scores are: the
-    // compiler makes one instruction of x * scale - max, whose result is as far from 0 as the product's rounding.
-    const float size = fabsf(r.softmax_scale);
-    const F sign = V::set1(copysignf(1.0f, r.softmax_scale)), scale = V::set1(size);
+    // compiler makes one instruction of x * scale - max, whose result is as far from 0 as the product's rounding. With
+    // a bias, scores are scaled, and rounded, in the first pass.
+    const float size = kBiased ? 1.0f : fabsf(r.softmax_scale);
+    const F sign = V::set1(copysignf(1.0f, r.softmax_scale)), scale = V::set1(kBiased ? r.softmax_scale : size);
     F lane_max = V::set1(minus_infinity);
     for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      lane_max = V::max(lane_max, at.valid_or(at.load(scores + c) * sign, lane_max));
+      if constexpr (kBiased) {
+        const F x = V::fma(at.load(scores + c), scale, at.load(r.bias + c));
+        at.store(scores + c, x);
+        lane_max = V::max(lane_max, at.valid_or(x, lane_max));
+      } else {
+        lane_max = V::max(lane_max, at.valid_or(at.load(scores + c) * sign, lane_max));
+      }
     });
     const float max = V::reduce_max(lane_max);
     if (max == minus_infinity) {
@@ -226,7 +238,8 @@ struct RowKernels {
     const F zero = V::set1(0.0f);
     F lane_sum = zero;
     for_columns(r.num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      const F e = exp((at.load(scores + c) * sign - max_f) * scale);
+      const F x = at.load(scores + c);
+      const F e = kBiased ? exp(x - max_f) : exp((x * sign - max_f) * scale);
       at.store(scores + c, e);
       lane_sum = lane_sum + at.valid_or(e, zero);
     });
@@ -241,25 +254,46 @@ struct RowKernels {
   }
 
   static void softmax_backward(float* scores, float* dp, float lse, const SoftmaxRow& row) {
+    row.bias == nullptr ? softmax_backward_of<false>(scores, dp, lse, row)
+                        : softmax_backward_of<true>(scores, dp, lse, row);
+  }
+
+  template <bool kBiased>
+  static BERT_FAST_INLINE void softmax_backward_of(float* scores, float* dp, float lse, const SoftmaxRow& row) {
     const SoftmaxRow r = row;
     const F softmax_scale = V::set1(r.softmax_scale), lse_f = V::set1(lse), scale = V::set1(r.scale);
     const F zero = V::set1(0.0f);
     const bool empty = lse == -INFINITY;  // nothing to attend to: P is 0, not e^inf
     const int64_t num_keys = empty ? 0 : r.num_keys;
-    F lane_delta = zero;
+    F lane_delta = zero, lane_sum = zero;
     for_columns(num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      F x = at.load(scores + c);
+      if constexpr (kBiased) {
+        x = V::fma(x, softmax_scale, at.load(r.bias + c)) - lse_f;
+      } else {
+        x = x * softmax_scale - lse_f;
+      }
       // At most 1, also where lse is so large that its rounding alone is more.
-      const F p = exp(V::min(zero, at.load(scores + c) * softmax_scale - lse_f));
+      const F p = exp(V::min(zero, x));
       const F dp_kept = keep_and_scale(at.load(dp + c), r.keep_bits, c, scale);
       lane_delta = V::fma(p, dp_kept, lane_delta);  // beyond the row's end dp_kept is 0 and p finite
+      if constexpr (kBiased) lane_sum = lane_sum + at.valid_or(p, zero);
       at.store(scores + c, p);
       at.store(dp + c, dp_kept);
     });
-    const F delta = V::set1(V::reduce_add(lane_delta));
+    const float share = kBiased && !empty ? 1.0f / V::reduce_add(lane_sum) : 1.0f;
+    const F delta = V::set1(V::reduce_add(lane_delta) * share), share_f = V::set1(share);
     for_columns(num_keys, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
-      const F p = at.load(scores + c);
-      at.store(dp + c, p * softmax_scale * (at.load(dp + c) - delta));
-      if (r.keep_bits != nullptr) at.store(scores + c, V::keep(p, r.keep_bits, c) * scale);
+      if constexpr (kBiased) {
+        const F p = at.load(scores + c) * share_f, ds = p * (at.load(dp + c) - delta);
+        if (r.dbias != nullptr) at.store(r.dbias + c, at.load(r.dbias + c) + ds);
+        at.store(dp + c, ds * softmax_scale);
+        at.store(scores + c, keep_and_scale(p, r.keep_bits, c, scale));
+      } else {
+        const F p = at.load(scores + c);
+        at.store(dp + c, p * softmax_scale * (at.load(dp + c) - delta));
+        if (r.keep_bits != nullptr) at.store(scores + c, V::keep(p, r.keep_bits, c) * scale);
+      }
     });
     fill_zero(scores + num_keys, r.width - num_keys);
     fill_zero(dp + num_keys, r.width - num_keys);

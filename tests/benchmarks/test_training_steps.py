@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.models import build, training_steps
+from benchmarks.models.families import FAMILIES
 from benchmarks.models.real_lengths import QUANTILES
 from benchmarks.models.training_steps import CASES, SMALL_CASES, StepCase, make_batch, make_contestant, model_flops
 from bert_fast.testing.tolerances import RELATIVE
@@ -32,7 +33,9 @@ def test_every_contestant_is_timed(cpu_run: CpuRun) -> None:
     lines = cpu_run.lines("step")
     (left_out,) = cpu_run.lines("skipped")
     assert left_out["provider"] == "graph" and "expected a CUDA device" in left_out["reason"]
-    assert [line["provider"] for line in lines] == list(training_steps.PROVIDERS)
+    expected = [(case.name, provider) for case in SMALL_CASES for provider in case.providers]
+    assert [(line["case"], line["provider"]) for line in lines] == expected
+    assert all(line["bert_fast_speedup"] == 1.0 for line in lines if line["provider"] in ("bert_fast", "labelled"))
     for line in lines:
         assert set(line) >= FIELDS
         assert line["host_ms"] > 0
@@ -73,7 +76,7 @@ def test_a_case_that_cannot_be_built_costs_no_other(cpu_run: CpuRun, monkeypatch
     cases = (StepCase("tiny", "texts_that_are_not_there", 16, 4, vocab_size=100), *SMALL_CASES)
     monkeypatch.setattr(training_steps, "SMALL_CASES", cases)
     assert cpu_run.part("steps") == 0
-    assert {line["case"] for line in cpu_run.lines("step")} == {SMALL_CASES[0].name}
+    assert {line["case"] for line in cpu_run.lines("step")} == {case.name for case in SMALL_CASES}
     left_out = {line["case"]: line for line in cpu_run.lines("skipped") if line["provider"] is None}
     assert set(left_out) == {cases[0].name}
     assert left_out[cases[0].name]["reason"].startswith("FileNotFoundError: ")
@@ -134,12 +137,41 @@ def test_weights_are_drawn_once_for_all_contestants() -> None:
         assert not any(buffer.is_meta for buffer in model.buffers())
 
 
-def test_weights_are_drawn_on_the_device() -> None:
+def test_of_another_family_all_start_from_one_model() -> None:
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
+    case = SMALL_CASES[1]
+    donor, batch = training_steps.draw_donor(case, CPU), make_batch(case, CPU)
+    assert type(donor).__name__ == "RobertaForMaskedLM" and set(batch.padded) == {
+        "input_ids",
+        "attention_mask",
+        "labels",
+    }
+    assert (batch.padded["input_ids"][batch.padded["attention_mask"] == 0] == donor.config.pad_token_id).all()
+    found = {provider: make_contestant(provider, case, batch, donor) for provider in case.providers}
+    for provider, contestant in found.items():
+        contestant.model.eval()
+        with torch.no_grad():
+            assert (contestant.model(**contestant._inputs).logits is None) == (provider == "labelled")
+            assert float(contestant.loss()) == pytest.approx(
+                float(found["sdpa"].loss()), rel=RELATIVE["training_step_loss_bf16"]
+            )
+
+
+def test_of_other_families_nothing_is_compiled_or_replayed() -> None:
+    assert not any(case.is_compiled for case in (*CASES, *SMALL_CASES) if not case.is_bert)
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names) and {"Roberta", "XLMRoberta"} <= {case.family for case in CASES}
+    for case in CASES:
+        assert case.vocab_size == FAMILIES[case.family].vocab_size
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.family)
+def test_weights_are_drawn_on_the_device(case: StepCase) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     with CountedOperators() as counted:
-        donor = training_steps.draw_donor(SMALL_CASES[0], torch.device("meta"))
-        for provider in ("bert_fast", "graph", "fused", "eager"):
-            training_steps._make_model(provider, SMALL_CASES[0], donor)
+        donor = training_steps.draw_donor(case, torch.device("meta"))
+        for provider in (*case.providers, "graph") if case.is_bert else case.providers:
+            training_steps._make_model(provider, case, donor)
     assert counted.on_cpu == 0
 
 

@@ -1,0 +1,50 @@
+"""Families of transformers' encoders, as benchmarks build them: published vocabularies, at any of BERT's sizes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.kit.bert import VOCAB_SIZE
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the classes' names begin with, and what their configuration holds beside sizes.
+
+    shown: in tables. names: of BERT's configuration -> theirs. attention: transformers' fastest for them.
+    """
+
+    shown: str
+    vocab_size: int = VOCAB_SIZE
+    pad_token_id: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    attention: str = "sdpa"
+
+    def configuration(self, kind: type, values: Mapping[str, Any]) -> Any:
+        """A configuration from BERT's names."""
+        own = {"vocab_size": self.vocab_size, "pad_token_id": self.pad_token_id, **self.options}
+        return kind(**{self.names.get(name, name): value for name, value in {**own, **values}.items()})
+
+
+_BEHIND_PADDING = {"pad_token_id": 1, "options": {"max_position_embeddings": 514, "type_vocab_size": 1}}
+FAMILIES: dict[str, Family] = {
+    "Bert": Family("BERT"),
+    "Roberta": Family("RoBERTa", 50265, **_BEHIND_PADDING),
+    "XLMRoberta": Family("XLM-RoBERTa", 250002, **_BEHIND_PADDING),
+    "Electra": Family("ELECTRA", options={"embedding_size": 768}),
+    "DistilBert": Family(
+        "DistilBERT",
+        names={
+            "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+    ),
+    "MPNet": Family("MPNet", 30527, 1, {"max_position_embeddings": 514}, attention="eager"),
+}  # fmt: skip
+
+
+def family_of(kind: str) -> Family:
+    """Of a class of transformers, by its name."""
+    return next(family for prefix, family in FAMILIES.items() if kind.startswith(prefix))
