@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings/gil.h"
 #include "cpu/attention.h"
@@ -171,26 +173,39 @@ void activate(Address dst, Address src, int64_t count, const std::string& hidden
   cpu::activate(at<float>(dst), at<const float>(src), count, cpu::activation_of(hidden_act.c_str()), num_threads);
 }
 
-// The 16 parameters in the order of bert_fast/reference/encoder_layer.py.
-using Parameters = std::array<Address, 16>;
+// A layer as Python describes it: 16 parameters in the order of bert_fast/reference/encoder_layer.py, all contiguous;
+// width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps.
+using Layer = std::tuple<std::array<Address, 16>, int64_t, int64_t, int64_t, bool, std::string, float, float>;
 
-void encoder_layer_fwd(Address x, Address y, const Parameters& parameters, Address rows, Address cu_q, Address cu_k,
-                       Address coords_q, Address coords_k, int64_t num_sequences, int64_t num_queries,
-                       int64_t num_tokens, int64_t hidden_size, int64_t width, int64_t intermediate_size,
-                       int64_t num_heads, bool causal, const std::string& hidden_act, float attention_eps, float eps,
-                       int num_threads) {
-  const auto weights = [&](size_t place, int64_t num_columns, int64_t k) {
-    return cpu::Weights{at<const float>(parameters[place]), k, at<const float>(parameters[place + 1]), num_columns};
+cpu::EncoderLayer layer_of(const Layer& described, int64_t hidden_size) {
+  const auto& [parameters, width, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps] = described;
+  const std::array<Address, 16>& all = parameters;  // a lambda may not name what a structured binding does
+  const auto weights = [&all](size_t place, int64_t num_columns, int64_t k) {
+    return cpu::Weights{at<const float>(all[place]), k, at<const float>(all[place + 1]), num_columns};
   };
-  const auto norm = [&](size_t place, float epsilon) {
-    return cpu::NormWeights{at<const float>(parameters[place]), at<const float>(parameters[place + 1]), epsilon};
+  const auto norm = [&all](size_t place, float epsilon) {
+    return cpu::NormWeights{at<const float>(all[place]), at<const float>(all[place + 1]), epsilon};
   };
-  cpu::encoder_layer(
-      at<const float>(x), at<float>(y),
-      {weights(0, width, hidden_size), weights(2, width, hidden_size), weights(4, width, hidden_size),
-       weights(6, hidden_size, width), norm(8, attention_eps), weights(10, intermediate_size, hidden_size),
-       weights(12, hidden_size, intermediate_size), norm(14, eps), num_heads, causal,
-       cpu::activation_of(hidden_act.c_str())},
+  return {weights(0, width, hidden_size),
+          weights(2, width, hidden_size),
+          weights(4, width, hidden_size),
+          weights(6, hidden_size, width),
+          norm(8, attention_eps),
+          weights(10, intermediate_size, hidden_size),
+          weights(12, hidden_size, intermediate_size),
+          norm(14, eps),
+          num_heads,
+          causal,
+          cpu::activation_of(hidden_act.c_str())};
+}
+
+void encoder_layers_fwd(Address x, Address y, const std::vector<Layer>& described, Address rows, Address cu_q,
+                        Address cu_k, Address coords_q, Address coords_k, int64_t num_sequences, int64_t num_queries,
+                        int64_t num_tokens, int64_t hidden_size, int num_threads) {
+  std::vector<cpu::EncoderLayer> layers;
+  for (const Layer& one : described) layers.push_back(layer_of(one, hidden_size));
+  cpu::encoder_layers(
+      at<const float>(x), at<float>(y), layers.data(), layers.size(),
       {at<const int64_t>(rows), at<const int32_t>(cu_q), at<const int32_t>(cu_k), at<const int32_t>(coords_q),
        at<const int32_t>(coords_k), num_sequences, num_queries, num_tokens, hidden_size},
       num_threads);
@@ -250,13 +265,14 @@ void bind_cpu(py::module_& module) {
              "dst = activation(src), count floats each (addresses); dst may be src. ValueError for a name of an\n"
              "activation other than gelu, gelu_new, gelu_pytorch_tanh, relu, silu and swish.");
   module.def(
-      "encoder_layer_fwd", &encoder_layer_fwd, no_gil, arg("x"), arg("y"), arg("parameters"), arg("rows"), arg("cu_q"),
+      "encoder_layers_fwd", &encoder_layers_fwd, no_gil, arg("x"), arg("y"), arg("layers"), arg("rows"), arg("cu_q"),
       arg("cu_k"), arg("coords_q"), arg("coords_k"), arg("num_sequences"), arg("num_queries"), arg("num_tokens"),
-      arg("hidden_size"), arg("width"), arg("intermediate_size"), arg("num_heads"), arg("causal"), arg("hidden_act"),
-      arg("attention_eps"), arg("eps"), arg("num_threads"),
-      "y [num_queries, hidden_size]: a layer of BERT without gradients or dropout (fp32 addresses, contiguous).\n\n"
-      "parameters: 16 in the order of EncoderLayer, biases may be 0; rows (int64, may be 0: all tokens): the\n"
-      "tokens that are wanted; coords may be 0 unless causal. y may not be x.");
+      arg("hidden_size"), arg("num_threads"),
+      "y [num_queries, hidden_size]: layers of BERT in a row, without gradients or dropout, of x (fp32\n"
+      "addresses, contiguous).\n\n"
+      "layers: of each its 16 parameters in the order of EncoderLayer (biases may be 0), width of all heads,\n"
+      "intermediate_size, num_heads, causal, hidden_act, attention_eps, eps. rows (int64, may be 0: all tokens):\n"
+      "the tokens that are wanted of the last; cu_q and coords_q are theirs. coords may be 0 unless causal.");
   module.def("attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
              arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"),
              arg("num_q_tokens"), arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"),

@@ -47,10 +47,8 @@ void require_fit(const EncoderLayer& layer, const PackedBatch& batch) {
   }
 }
 
-}  // namespace
-
+// y may not be x.
 void encoder_layer(const float* x, float* y, const EncoderLayer& layer, const PackedBatch& batch, int num_threads) {
-  require_fit(layer, batch);
   const int64_t h = batch.hidden_size, n = layer.query.num_columns, tokens = batch.num_tokens;
   const int64_t queries = batch.num_queries, wide = layer.up.num_columns;
   const int64_t mlp_rows = std::min(queries, kMlpRows);
@@ -100,6 +98,29 @@ void encoder_layer(const float* x, float* y, const EncoderLayer& layer, const Pa
     linear({z.get() + first * h, h}, &layer.up, 1, {between, wide}, rows, h, &layer.activation, num_threads);
     linear({between, wide}, &down, 1, {of_rows, h}, rows, wide, nullptr, num_threads);
     close_branch(of_rows, layer.down.bias, z.get() + first * h, layer.norm, of_rows, rows, h, num_threads);
+  }
+}
+
+}  // namespace
+
+void encoder_layers(const float* x, float* y, const EncoderLayer* layers, size_t num_layers, const PackedBatch& batch,
+                    int num_threads) {
+  for (size_t i = 0; i < num_layers; ++i) require_fit(layers[i], batch);
+  PackedBatch of_all = batch;
+  if (batch.rows != nullptr) {
+    of_all.rows = nullptr;
+    of_all.num_queries = batch.num_tokens;
+    of_all.cu_seqlens_q = batch.cu_seqlens_k;
+    of_all.coords_q = batch.coords_k;
+  }
+  const Scratch states(num_layers < 2 ? 0 : batch.num_tokens * batch.hidden_size);
+  const Scratch others(num_layers < 3 ? 0 : batch.num_tokens * batch.hidden_size);
+  float* made[] = {states.get(), others.get()};
+  for (size_t i = 0; i < num_layers; ++i) {
+    const bool is_last = i + 1 == num_layers;
+    float* const out = is_last ? y : made[i % 2];
+    encoder_layer(x, out, layers[i], is_last ? batch : of_all, num_threads);
+    x = out;
   }
 }
 

@@ -1,9 +1,10 @@
-// A layer of BERT without gradients, in one call: the routines of linear.h, attention.h and layer_norm.h one after the
+// Layers of BERT without gradients, in one call: the routines of linear.h, attention.h and layer_norm.h one after the
 // other, as bert_fast/reference/encoder_layer.py puts them together. Its bits are theirs.
 
 #ifndef BERT_FAST_CPU_ENCODER_LAYER_H_
 #define BERT_FAST_CPU_ENCODER_LAYER_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/linear.h"
@@ -28,7 +29,8 @@ struct EncoderLayer {
   Activation activation;
 };
 
-// The packed batch. rows: the tokens that are wanted, [num_queries]; nullptr: all, and num_queries = num_tokens.
+// The packed batch. rows: the tokens that are wanted of the last layer, [num_queries], of which cu_seqlens_q and
+// coords_q are; nullptr: all, and num_queries = num_tokens.
 struct PackedBatch {
   const int64_t* rows;
   const int32_t* cu_seqlens_q;
@@ -41,8 +43,10 @@ struct PackedBatch {
   int64_t hidden_size;
 };
 
-// y [num_queries, H] from x [num_tokens, H], rows contiguous; y may not be x. Throws as the routines do that it calls.
-void encoder_layer(const float* x, float* y, const EncoderLayer& layer, const PackedBatch& batch, int num_threads);
+// y [num_queries, H] from x [num_tokens, H], rows contiguous, by layers of which each takes what the one before made; y
+// may not be x. Throws as the routines do that it calls.
+void encoder_layers(const float* x, float* y, const EncoderLayer* layers, size_t num_layers, const PackedBatch& batch,
+                    int num_threads);
 
 }  // namespace bert_fast::cpu
 
