@@ -1,9 +1,10 @@
 """The stack of layers, and which of them run again in backward."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -48,12 +49,8 @@ class PackedEncoder:
         # What a layer writes down in passing, it must not write twice.
         runs_again = self.training and self.checkpoint_every and call.cache is None and call.attentions is None
         inner = call if call.rows is None else call.with_rows(None)
-        if (
-            layers
-            and memory is None
-            and all(getattr(type(layer), "forward_packed", None) in _WHOLE for layer in layers)
-        ):
-            y = run_whole_stack(layers, x, [*[inner] * (len(layers) - 1), call])
+        if memory is None and layers and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            y = self._run_together(layers, x, [*[inner] * (len(layers) - 1), call])
             if y is not None:
                 return y
         for index, layer in enumerate(layers):
@@ -66,6 +63,12 @@ class PackedEncoder:
                 x = layer(x, memory, call=layer_call)
         x = call.shown(x)
         return x if layers else call.of_rows(x)
+
+    def _run_together(self, layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
+        """The output of all layers, none of which is called; None where they are to be."""
+        if all(getattr(type(layer), "forward_packed", None) in _WHOLE for layer in layers):
+            return run_whole_stack(layers, x, calls)
+        return None
 
 
 class BertEncoder(PackedEncoder, nn.Module):

@@ -56,10 +56,10 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
     """The output of layers in a row, by one routine; None where they are to be called one after the other.
 
-    Without gradients, and on the CPU, where they leave between them nothing that anybody sees. The caller knows that
-    each layer is of a class that does no more than `run_whole`.
+    On the CPU, where they leave nothing between them that anybody sees. The caller knows that no gradients are recorded,
+    and that each layer is of a class that does no more than `run_whole`.
     """
-    if torch.is_grad_enabled() or not x.is_cpu or is_watched():
+    if not x.is_cpu or is_watched():
         return None
     given = []
     for layer, call in zip(layers, calls, strict=True):

@@ -381,10 +381,10 @@ struct RowKernels {
     return V::fma(upper, one - tail - tail, tail);
   }
 
-  // 1 / (1 + e^-x).
+  // 1 / (1 + e^-x); 0 below -88, where it leaves the normal numbers.
   static BERT_FAST_INLINE F logistic(F x) {
     const F one = V::set1(1.0f);
-    return V::reciprocal(one + exp(V::set1(0.0f) - x));
+    return V::zero_where_less(V::reciprocal(one + exp(V::set1(0.0f) - x)), x, V::set1(-88.0f));
   }
 
   template <class Function>
