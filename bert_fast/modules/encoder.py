@@ -1,19 +1,25 @@
 """The stack of layers, and which of them run again in backward."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bert_fast.modules.call import Call
-from bert_fast.modules.layer import BertLayer
+from bert_fast.modules.flat_layer import PackedFlatLayer
+from bert_fast.modules.layer import BertLayer, PackedLayer
+from bert_fast.modules.whole_layer import run_whole_stack
 
 __all__ = ["CHECKPOINT_ARGUMENTS", "BertEncoder", "PackedEncoder"]
 
 # Masks follow from the seed, so no generator state needs saving.
 CHECKPOINT_ARGUMENTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+
+
+_WHOLE = {PackedLayer.forward_packed, PackedFlatLayer.forward_packed}  # which ask `run_whole` first, and may be skipped
 
 
 class PackedEncoder:
@@ -43,6 +49,10 @@ class PackedEncoder:
         # What a layer writes down in passing, it must not write twice.
         runs_again = self.training and self.checkpoint_every and call.cache is None and call.attentions is None
         inner = call if call.rows is None else call.with_rows(None)
+        if memory is None and layers and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            y = self._run_together(layers, x, [*[inner] * (len(layers) - 1), call])
+            if y is not None:
+                return y
         for index, layer in enumerate(layers):
             x = call.shown(x)
             layer_call = call if index == len(layers) - 1 else inner
@@ -53,6 +63,12 @@ class PackedEncoder:
                 x = layer(x, memory, call=layer_call)
         x = call.shown(x)
         return x if layers else call.of_rows(x)
+
+    def _run_together(self, layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
+        """The output of all layers, none of which is called; None where they are to be."""
+        if all(getattr(type(layer), "forward_packed", None) in _WHOLE for layer in layers):
+            return run_whole_stack(layers, x, calls)
+        return None
 
 
 class BertEncoder(PackedEncoder, nn.Module):

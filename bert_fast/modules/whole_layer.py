@@ -7,6 +7,7 @@ is not what the op takes: the single ops say what is wrong with it, or know what
 """
 
 import math
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,12 +22,12 @@ from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._register import is_watched
-from bert_fast.ops.encoder_layer import encoder_layer_of_model, is_whole
+from bert_fast.ops.encoder_layer import encoder_layer_of_model, encoder_layers_of_model, is_whole
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.dropout import HEAD_STRIDE
 from bert_fast.remembered import Remembered
 
-__all__ = ["Pieces", "are_own", "run_whole"]
+__all__ = ["Pieces", "are_own", "run_whole", "run_whole_stack"]
 
 _LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
 _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
@@ -48,6 +49,29 @@ _LEAST_P = 2.0**-17  # up to which nothing is dropped
 
 def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op."""
+    given = _given(layer, x, call)
+    return None if given is None else encoder_layer_of_model(given, requested())
+
+
+def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
+    """The output of layers in a row, by one routine; None where they are to be called one after the other.
+
+    On the CPU, where they leave nothing between them that anybody sees. The caller knows that nothing records gradients,
+    and that each layer is of a class that does no more than `run_whole`.
+    """
+    if not x.is_cpu or is_watched():
+        return None
+    given = []
+    for layer, call in zip(layers, calls, strict=True):
+        found = None if call.hidden_states is not None or _is_called(layer) else _given(layer, x, call)
+        if found is None:
+            return None
+        given.append(found)
+    return encoder_layers_of_model(given, requested())
+
+
+def _given(layer: Any, x: Tensor, call: Call) -> tuple[Any, ...] | None:
+    """The fields of `EncoderLayer` but the last three; None where the layer is to run op by op."""
     if (
         call.bias is not None
         or call.head_mask is not None
@@ -101,33 +125,34 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
             probabilities[place] = float(p) if p > _LEAST_P else 0.0
     if probabilities[0] and keys.max_seqlen > HEAD_STRIDE:
         return None
-    return encoder_layer_of_model(
-        (
-            x, *parameters, call.rows, queries.cu_seqlens, keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen,
-            queries.coords, keys.coords, queries.order, heads.num_heads, call.causal, hidden_act, *probabilities,
-            seed if any(probabilities) else None, heads.site, closing.site, down.site, float(attention_norm.eps),
-            float(norm.eps),
-        ), backend,
+    return (
+        x, *parameters, call.rows, queries.cu_seqlens, keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen,
+        queries.coords, keys.coords, queries.order, heads.num_heads, call.causal, hidden_act, *probabilities,
+        seed if any(probabilities) else None, heads.site, closing.site, down.site, float(attention_norm.eps),
+        float(norm.eps),
     )  # fmt: skip
 
 
 def are_own(containers: tuple[Any, ...], computing: tuple[Any, ...]) -> bool:
     """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
     for module, packed in zip(containers, computing, strict=True):
-        own = type(module)
-        forward = getattr(own, "forward", None)
-        if (
-            getattr(own, "forward_packed", None) is not packed.forward_packed
-            or (forward is not packed.forward_packed and not hasattr(forward, "leads_to_packed"))
-            or "forward" in module.__dict__
-            or module._compiled_call_impl is not None
-            or module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-        ):
+        if getattr(type(module), "forward_packed", None) is not packed.forward_packed or _is_called(module):
             return False
     return True
+
+
+def _is_called(module: Any) -> bool:
+    """Whether a call of the module is more than its class's `forward_packed`."""
+    own = type(module)
+    forward = own.forward
+    return (
+        (forward is not own.forward_packed and not hasattr(forward, "leads_to_packed"))
+        or "forward" in module.__dict__
+        or module._compiled_call_impl is not None
+        or bool(
+            module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        )
+    )
 
 
 def _parameters(layers: tuple[nn.Module, ...]) -> tuple[Tensor | None, ...] | None:

@@ -6,7 +6,7 @@ this op where nobody looks inside a layer, and everywhere else the ops that it c
 
 import functools
 import operator
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C import _any_requires_grad
 from torch._C._autograd import _profiler_enabled
 
-from bert_fast.backend import OpSpec, implementation
+from bert_fast.backend import OpSpec, implementation, resolve
 from bert_fast.checks import check_choice, check_count, check_dropout_p, check_ids, check_site
 from bert_fast.errors import BackendError
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
@@ -27,7 +27,7 @@ from bert_fast.ops.packing import check_offsets
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES
 from bert_fast.reference.encoder_layer import BEFORE_MLP, BEFORE_OUTPUT, OF_MLP, EncoderLayer, Saved
 
-__all__ = ["encoder_layer_of_model", "is_whole"]
+__all__ = ["encoder_layer_of_model", "encoder_layers_of_model", "is_whole"]
 
 _OF_CALL = ("rows", "cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k", "sequence_order", "seed")
 _not_parameters = operator.itemgetter(
@@ -61,6 +61,21 @@ def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
     if are_plain(_not_parameters(given)) and not _profiler_enabled():
         return _op.around(keeps, *given, *saves, keeps, backend)[0]
     return _op(*given, *saves, keeps, backend)[0]
+
+
+def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> Tensor | None:
+    """y [M, H] of layers in a row without gradients; None where the back-end has no routine for these.
+
+    given: of each layer what `encoder_layer_of_model` takes, x that of the first. Nobody watches.
+    """
+    x = given[0][0]
+    run = getattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "encoder_layers_fwd", None)
+    if run is None or not (are_plain(_not_parameters(given[0])) and are_plain(_not_parameters(given[-1]))):
+        return None
+    layers = [EncoderLayer(*one, "output", "output", False) for one in given]
+    for a in (layers[0], layers[-1]):  # between them calls are alike
+        _check_values(a)
+    return run(layers)
 
 
 @functools.lru_cache(maxsize=1024)

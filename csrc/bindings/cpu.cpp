@@ -11,12 +11,16 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings/gil.h"
 #include "cpu/attention.h"
 #include "cpu/dropout.h"
+#include "cpu/encoder_layer.h"
 #include "cpu/kernels.h"
 #include "cpu/layer_norm.h"
+#include "cpu/linear.h"
 
 namespace py = pybind11;
 namespace cpu = bert_fast::cpu;
@@ -176,6 +180,54 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, A
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
+void linear(Address x, Address weight, Address bias, Address y, int64_t num_rows, int64_t num_cols, int64_t k,
+            int64_t x_stride, int64_t weight_stride, int num_threads) {
+  const cpu::Weights weights{at<const float>(weight), weight_stride, at<const float>(bias), num_cols};
+  cpu::linear({at<const float>(x), x_stride}, &weights, 1, {at<float>(y), num_cols}, num_rows, k, nullptr, num_threads);
+}
+
+void activate(Address dst, Address src, int64_t count, const std::string& hidden_act, int num_threads) {
+  cpu::activate(at<float>(dst), at<const float>(src), count, cpu::activation_of(hidden_act.c_str()), num_threads);
+}
+
+// A layer as Python describes it: 16 parameters in the order of bert_fast/reference/encoder_layer.py, all contiguous;
+// width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps.
+using Layer = std::tuple<std::array<Address, 16>, int64_t, int64_t, int64_t, bool, std::string, float, float>;
+
+cpu::EncoderLayer layer_of(const Layer& described, int64_t hidden_size) {
+  const auto& [parameters, width, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps] = described;
+  const std::array<Address, 16>& all = parameters;  // a lambda may not name what a structured binding does
+  const auto weights = [&all](size_t place, int64_t num_columns, int64_t k) {
+    return cpu::Weights{at<const float>(all[place]), k, at<const float>(all[place + 1]), num_columns};
+  };
+  const auto norm = [&all](size_t place, float epsilon) {
+    return cpu::NormWeights{at<const float>(all[place]), at<const float>(all[place + 1]), epsilon};
+  };
+  return {weights(0, width, hidden_size),
+          weights(2, width, hidden_size),
+          weights(4, width, hidden_size),
+          weights(6, hidden_size, width),
+          norm(8, attention_eps),
+          weights(10, intermediate_size, hidden_size),
+          weights(12, hidden_size, intermediate_size),
+          norm(14, eps),
+          num_heads,
+          causal,
+          cpu::activation_of(hidden_act.c_str())};
+}
+
+void encoder_layers_fwd(Address x, Address y, const std::vector<Layer>& described, Address rows, Address cu_q,
+                        Address cu_k, Address coords_q, Address coords_k, int64_t num_sequences, int64_t num_queries,
+                        int64_t num_tokens, int64_t hidden_size, int num_threads) {
+  std::vector<cpu::EncoderLayer> layers;
+  for (const Layer& one : described) layers.push_back(layer_of(one, hidden_size));
+  cpu::encoder_layers(
+      at<const float>(x), at<float>(y), layers.data(), layers.size(),
+      {at<const int64_t>(rows), at<const int32_t>(cu_q), at<const int32_t>(cu_k), at<const int32_t>(coords_q),
+       at<const int32_t>(coords_k), num_sequences, num_queries, num_tokens, hidden_size},
+      num_threads);
+}
+
 std::map<std::string, bool> cpu_features() {
   std::map<std::string, bool> features;
   for (const cpu::CpuFeature& feature : cpu::cpu_features()) features[feature.name] = feature.present;
@@ -220,6 +272,24 @@ void bind_cpu(py::module_& module) {
              "Gradients of dropout_add_layer_norm_fwd, from kept = h with bias 0, or from kept = y with bias given\n"
              "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
+  module.def(
+      "linear", &linear, no_gil, arg("x"), arg("weight"), arg("bias"), arg("y"), arg("num_rows"), arg("num_cols"),
+      arg("k"), arg("x_stride"), arg("weight_stride"), arg("num_threads"),
+      "y [num_rows, num_cols] = x [num_rows, k] weight [num_cols, k]^T + bias (fp32 addresses).\n\n"
+      "Rows of x and weight *_stride floats apart, y contiguous; bias may be 0. The bits of an element depend on\n"
+      "its row of x, its row of weight and its bias alone.");
+  module.def("activate", &activate, no_gil, arg("dst"), arg("src"), arg("count"), arg("hidden_act"), arg("num_threads"),
+             "dst = activation(src), count floats each (addresses); dst may be src. ValueError for a name of an\n"
+             "activation other than gelu, gelu_new, gelu_pytorch_tanh, relu, silu and swish.");
+  module.def(
+      "encoder_layers_fwd", &encoder_layers_fwd, no_gil, arg("x"), arg("y"), arg("layers"), arg("rows"), arg("cu_q"),
+      arg("cu_k"), arg("coords_q"), arg("coords_k"), arg("num_sequences"), arg("num_queries"), arg("num_tokens"),
+      arg("hidden_size"), arg("num_threads"),
+      "y [num_queries, hidden_size]: layers of BERT in a row, without gradients or dropout, of x (fp32\n"
+      "addresses, contiguous).\n\n"
+      "layers: of each its 16 parameters in the order of EncoderLayer (biases may be 0), width of all heads,\n"
+      "intermediate_size, num_heads, causal, hidden_act, attention_eps, eps. rows (int64, may be 0: all tokens):\n"
+      "the tokens that are wanted of the last; cu_q and coords_q are theirs. coords may be 0 unless causal.");
   module.def(
       "attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
       arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_q_tokens"),

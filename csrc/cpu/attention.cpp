@@ -1,16 +1,14 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <optional>
 #include <type_traits>
 
 #include "cpu/attention_bias.h"
 #include "cpu/attention_work.h"
 #include "cpu/parallel.h"
+#include "cpu/scratch.h"
 
 namespace bert_fast::cpu {
 namespace {
@@ -18,23 +16,6 @@ namespace {
 // Query rows per block. Forward: scores of 24 rows against 512 keys are 48 KiB. Backward: P and dP of 96 rows are
 // 384 KiB and each block adds to dk and dv once, so it wants more rows. Multiples of 6, the height of a product's tile.
 constexpr int64_t kForwardRows = 24, kBackwardRows = 96;
-
-// Uninitialised floats on a cache line's boundary: vector loads that cross lines cost twice.
-class Scratch {
- public:
-  explicit Scratch(int64_t size) {
-    const size_t bytes = (static_cast<size_t>(size) * sizeof(float) + 127) / 64 * 64;
-    data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  float* get() const { return data_.get(); }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> data_;
-};
 
 int64_t padded(int64_t num_columns) { return (num_columns + kMatmulColumns - 1) / kMatmulColumns * kMatmulColumns; }
 

@@ -95,6 +95,21 @@ struct Matmul {
 };
 constexpr int64_t kMatmulColumns = 16;
 
+// y [rows, columns] = x [rows, k] weight [columns, k]^T + bias, all read as they lie: rows of k floats. Every element
+// is summed in an order that depends on k alone, not on how many rows or columns there are, nor on where it stands.
+struct LinearTiles {
+  int64_t num_rows, num_columns, k;
+  const float* x;
+  int64_t x_stride;
+  const float* weight;
+  int64_t weight_stride;
+  const float* bias;  // nullptr: none
+  float* y;
+  int64_t y_stride;
+};
+
+enum class Activation { kGelu, kGeluTanh, kRelu, kSilu };
+
 struct Kernels {
   const char* name;
 
@@ -116,6 +131,11 @@ struct Kernels {
   // dS = P * (dP - sum(P * dP)); dbias += dS; dp <- softmax_scale * dS. With a bias P is divided by its sum: where one
   // pushed a whole row far down, the log of the number of keys is lost in lse's rounding.
   void (*softmax_backward)(float* scores, float* dp, float lse, const SoftmaxRow& row);
+
+  // x some 100 rows at most, so that they stay in the second-level cache; weights come from farther away, once.
+  void (*linear)(const LinearTiles& args);
+  // dst[i] = activation(src[i]); dst may be src.
+  void (*activate)(float* dst, const float* src, int64_t num_columns, Activation activation);
 
   // Small matrix products from the first two cache levels: a sequence's attention.
   void (*matmul)(const Matmul& args);

@@ -13,7 +13,7 @@ namespace {
 
 struct Avx2 {
   using F = __m256;
-  static constexpr int kLanes = 8, kTileVectors = 2;
+  static constexpr int kLanes = 8, kTileVectors = 2, kLinearRows = 3, kLinearColumns = 3;
 
   static __m256i first(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -37,6 +37,20 @@ struct Avx2 {
     __m128 max = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     max = _mm_max_ps(max, _mm_movehl_ps(max, max));
     return _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)));
+  }
+  static F reciprocal(F x) {
+    const F guess = _mm256_rcp_ps(x);
+    return _mm256_fmadd_ps(guess, _mm256_fnmadd_ps(guess, x, set1(1.0f)), guess);
+  }
+  static F sums(const F* v) {
+    F half[4];
+    for (int i = 0; i < 4; ++i) {
+      half[i] =
+          _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20), _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
+    }
+    const F first = _mm256_add_ps(_mm256_unpacklo_ps(half[0], half[1]), _mm256_unpackhi_ps(half[0], half[1]));
+    const F second = _mm256_add_ps(_mm256_unpacklo_ps(half[2], half[3]), _mm256_unpackhi_ps(half[2], half[3]));
+    return _mm256_add_ps(_mm256_shuffle_ps(first, second, 0x44), _mm256_shuffle_ps(first, second, 0xEE));
   }
   static F zero_where_less(F x, F a, F b) { return _mm256_andnot_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), x); }
   static F power_of_two(F magic) {

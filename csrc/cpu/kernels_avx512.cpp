@@ -18,7 +18,7 @@ namespace {
 
 struct Avx512 {
   using F = __m512;
-  static constexpr int kLanes = 16, kTileVectors = 4;
+  static constexpr int kLanes = 16, kTileVectors = 4, kLinearRows = 4, kLinearColumns = 6;
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -33,6 +33,26 @@ struct Avx512 {
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
+  static F reciprocal(F x) {
+    const F guess = _mm512_rcp14_ps(x);
+    return _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(guess, x, set1(1.0f)), guess);
+  }
+  static F sums(const F* v) {
+    F half[8], quarter[4];  // two quarters of a register for each vector, then one
+    for (int i = 0; i < 8; ++i) {
+      half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xEE));
+    }
+    for (int i = 0; i < 4; ++i) {
+      quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88),
+                                 _mm512_shuffle_f32x4(half[i], half[i + 4], 0xDD));
+    }
+    const F first =
+        _mm512_add_ps(_mm512_unpacklo_ps(quarter[0], quarter[1]), _mm512_unpackhi_ps(quarter[0], quarter[1]));
+    const F second =
+        _mm512_add_ps(_mm512_unpacklo_ps(quarter[2], quarter[3]), _mm512_unpackhi_ps(quarter[2], quarter[3]));
+    const F all = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xEE));
+    return _mm512_shuffle_f32x4(all, all, 0xD8);  // quarters hold vectors 0, 8, 4 and 12 on
+  }
   static F zero_where_less(F x, F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x); }
   static F power_of_two(F magic) {
     const __m512i biased = _mm512_add_epi32(_mm512_castps_si512(magic), _mm512_set1_epi32(127));

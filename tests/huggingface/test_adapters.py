@@ -88,6 +88,7 @@ def test_merged(make, batch, name) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokens", "lora", "tokens alone"])
+@torch.no_grad()  # what asks for gradients rounds otherwise
 def test_saved_and_loaded(make, batch, name, tmp_path) -> None:
     """What a fused model saves, an untouched one loads, and the other way round."""
     base, kept = make("BertForTokenClassification"), batch["attention_mask"].bool()

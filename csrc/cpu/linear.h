@@ -1,0 +1,45 @@
+// Linear layers on raw fp32 buffers: y = activation(x weight^T + bias).
+//
+// Weights are read as PyTorch keeps them, [N, K] with rows of K floats, never laid out anew or copied: both operands
+// are read along their rows, and the weights of the next columns are asked for while these are multiplied, so that few
+// tokens wait for memory as little as many. The sum of an element runs in an order that depends on K alone. So the
+// bits of a token's result depend neither on the other tokens, nor on its place among them, nor on the number of
+// threads.
+
+#ifndef BERT_FAST_CPU_LINEAR_H_
+#define BERT_FAST_CPU_LINEAR_H_
+
+#include <cstdint>
+
+#include "cpu/kernels.h"
+
+namespace bert_fast::cpu {
+
+struct Weights {
+  const float* weight;  // [num_columns, K], rows `stride` floats apart
+  int64_t stride;
+  const float* bias;  // [num_columns] or nullptr
+  int64_t num_columns;
+};
+
+// Rows of floats, `stride` apart.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+};
+
+// The columns of `num_parts` linear layers of one input, one beside the other in y. activation: nullptr for none.
+// Throws std::invalid_argument, before anything is written, where sizes or addresses do not fit.
+void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float> y, int64_t num_rows, int64_t k,
+            const Activation* activation, int num_threads);
+
+// dst = activation(src), [count] each; dst may be src.
+void activate(float* dst, const float* src, int64_t count, Activation activation, int num_threads);
+
+// The activation that a configuration's `hidden_act` names. Throws std::invalid_argument for names it does not know.
+Activation activation_of(const char* name);
+
+}  // namespace bert_fast::cpu
+
+#endif  // BERT_FAST_CPU_LINEAR_H_

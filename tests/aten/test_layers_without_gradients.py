@@ -1,0 +1,251 @@
+"""Layers without gradients on the CPU: one routine for all, the same bits in every batch, never of older weights."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import bert_fast
+from bert_fast import native
+from bert_fast.aten import encoder_layer as module
+from bert_fast.testing.compare import assert_close_to_truth
+
+HIDDEN = 24
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    if native.load() is None:
+        pytest.skip(str(native.unavailable_reason()))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def make_model(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=HIDDEN, num_hidden_layers=3, num_attention_heads=3, intermediate_size=40)
+    config = bert_fast.BertConfig(**(sizes | dict(initializer_range=0.4) | changes))
+    return bert_fast.BertModel(config).eval()
+
+
+def texts(*lengths: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(1, 50, (length,), generator=generator) for length in lengths]
+
+
+def padded(rows: list[Tensor], more: int = 0) -> dict[str, Tensor]:
+    """A batch with `more` columns of padding beside the longest."""
+    width = max(map(len, rows)) + more
+    ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+    return dict(input_ids=ids, attention_mask=(torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]))
+
+
+def packed(rows: list[Tensor]) -> dict[str, Any]:
+    lengths = torch.tensor([0, *map(len, rows)])
+    cu_seqlens = lengths.cumsum(0, dtype=torch.int32)
+    return dict(input_ids=torch.cat(rows), cu_seqlens=cu_seqlens, max_seqlen=int(lengths.max()))
+
+
+def assert_true(made: Tensor, model: Any, batch: dict[str, Tensor], name: str = "last_hidden_state") -> None:
+    """Against the reference in fp64, erring no more than the reference in fp32 does, as the table has it."""
+    with bert_fast.use_backend("reference"), torch.no_grad():
+        plain = getattr(model(**batch), name)
+        truth = getattr(copy.deepcopy(model).double()(**batch), name)
+    assert_close_to_truth("encoder_layer", "y", made, plain, truth)
+
+
+@pytest.fixture
+def calls() -> Iterator[list[int]]:
+    """How many layers the routine was given, call by call."""
+    seen: list[int] = []
+    routine = module.encoder_layers_fwd
+
+    def counted(layers: Any) -> Any:
+        y = routine(layers)
+        seen.append(-1 if y is None else len(layers))
+        return y
+
+    with mock.patch.object(module, "encoder_layers_fwd", counted):
+        yield seen
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_values(hidden_act: str, is_decoder: bool, calls: list[int]) -> None:
+    model = make_model(hidden_act=hidden_act, is_decoder=is_decoder, use_cache=False)
+    batch = padded(texts(7, 1, 19, 4))
+    with torch.inference_mode():
+        made = model(**batch).last_hidden_state
+    assert calls == ([-1] * 4 if hidden_act == "tanh" else [3])  # no routine has tanh: layer by layer, op by op
+    assert_true(made, model, batch, "last_hidden_state")
+
+
+def test_few_rows_of_the_last_layer(calls: list[int]) -> None:
+    torch.manual_seed(0)
+    config = make_model().config
+    model = bert_fast.BertForSequenceClassification(config).eval()
+    batch = padded(texts(7, 1, 19, 4))
+    with torch.inference_mode():
+        made = model(**batch).logits
+    assert calls == [3]
+    assert_true(made, model, batch, "logits")
+
+
+def test_bits_of_the_layers_one_by_one() -> None:
+    """With a hook on a layer, which is then called, and so are the others."""
+    model = make_model()
+    batch = padded(texts(7, 1, 19, 4))
+    with torch.inference_mode():
+        together = model(**batch).last_hidden_state
+        shapes: list[torch.Size] = []
+        model.encoder.layer[1].register_forward_hook(lambda layer, args, y: shapes.append(y.shape))
+        apart = model(**batch).last_hidden_state
+    assert shapes == [torch.Size([31, HIDDEN])]
+    assert torch.equal(together, apart)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_a_text_has_the_same_bits_in_every_batch(num_threads: int) -> None:
+    """Alone, among others in any order, padded by any number of columns, packed, by any number of threads."""
+    model = make_model(hidden_size=48, intermediate_size=1600)
+    rows = texts(1, 2, 5, 7, 16, 17, 31, 33, 64, 100, 130)
+    with torch.inference_mode():
+        alone = [model(input_ids=row[None]).last_hidden_state[0] for row in rows]
+        torch.set_num_threads(num_threads)
+        generator = torch.Generator().manual_seed(2)
+        for round_index in range(20):
+            size = int(torch.randint(1, len(rows) + 1, (1,), generator=generator))
+            order = torch.randperm(len(rows), generator=generator)[:size].tolist()
+            chosen = [rows[index] for index in order]
+            if round_index % 2:
+                states = model(**packed(chosen)).last_hidden_state.split([len(row) for row in chosen])
+            else:
+                batch = padded(chosen, more=round_index)
+                states = [y[: len(row)] for y, row in zip(model(**batch).last_hidden_state, chosen, strict=True)]
+            for index, y in zip(order, states, strict=True):
+                assert torch.equal(y, alone[index]), f"text {index} of {order}, threads {num_threads}"
+
+
+def _in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight.mul_(1.5)
+
+
+def _by_data(model: Any) -> None:
+    model.encoder.layer[2].output.dense.weight.data.add_(0.1)
+
+
+def _by_numpy(model: Any) -> None:
+    model.encoder.layer[1].intermediate.dense.weight.detach().numpy()[3] += 1.0
+
+
+def _new_parameter(model: Any) -> None:
+    dense = model.encoder.layer[1].attention.output.dense
+    dense.weight = torch.nn.Parameter(dense.weight.detach() * 1.2)
+
+
+def _load(model: Any) -> None:
+    model.load_state_dict({name: 1.1 * value for name, value in model.state_dict().items()})
+
+
+def _load_by_assignment(model: Any) -> None:
+    model.load_state_dict({name: 1.1 * value for name, value in model.state_dict().items()}, assign=True)
+
+
+def _step(model: Any) -> None:
+    model(input_ids=torch.arange(6)[None]).last_hidden_state.square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+
+
+def _prune(model: Any) -> None:
+    model.prune_heads({1: [0]})
+
+
+def _from_another_thread(model: Any) -> None:
+    thread = threading.Thread(target=_in_place, args=(model,))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _in_place,
+        _by_data,
+        _by_numpy,
+        _new_parameter,
+        _load,
+        _load_by_assignment,
+        _step,
+        _prune,
+        _from_another_thread,
+    ],
+)
+def test_weights_are_never_older_than_they_are(change: Callable[[Any], None]) -> None:
+    model, batch = make_model(), padded(texts(7, 12))
+    with torch.inference_mode():
+        before = model(**batch).last_hidden_state
+    change(model)
+    with torch.inference_mode():
+        after = model(**batch).last_hidden_state
+    assert not torch.equal(before, after)
+    assert_true(after, model, batch, "last_hidden_state")
+
+
+def test_who_sees_layers_sees_them(calls: list[int]) -> None:
+    model, batch = make_model(), padded(texts(7, 12))
+    with torch.inference_mode():
+        together = model(**batch).last_hidden_state
+        shown = model(**batch, output_hidden_states=True)
+        assert calls == [3, 1, 1, 1]
+        assert len(shown.hidden_states) == 4
+        assert torch.equal(shown.last_hidden_state, together)
+        del calls[:]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            model(**batch)
+        assert sum(event.name == "bert_fast::encoder_layer_fwd" for event in profiler.events()) == 3
+        del calls[:]
+        model.encoder.layer[1].forward = mock.Mock(wraps=model.encoder.layer[1].forward)
+        assert torch.equal(model(**batch).last_hidden_state, together)
+        assert model.encoder.layer[1].forward.call_count == 1
+
+
+def test_gradients_take_the_other_way(calls: list[int]) -> None:
+    model, batch = make_model(), padded(texts(7, 12))
+    model(**batch).last_hidden_state.sum().backward()
+    assert calls == []
+    assert model.encoder.layer[0].output.dense.weight.grad is not None
+
+
+def test_training_mode_drops(calls: list[int]) -> None:
+    model, batch = make_model().train(), padded(texts(7, 12))
+    with torch.inference_mode():
+        first, second = (model(**batch).last_hidden_state for _ in range(2))
+    assert not torch.equal(first, second)
+    assert set(calls) == {-1}
+
+
+@pytest.mark.parametrize("lengths", [(1,), (0, 5, 0), (0,)])
+def test_odd_batches(lengths: tuple[int, ...]) -> None:
+    model, rows = make_model(), texts(*lengths)
+    with torch.inference_mode():
+        made = model(**packed(rows)).last_hidden_state
+    assert made.shape == (sum(lengths), HIDDEN)
+    assert made.isfinite().all()
+
+
+def test_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make_model(), padded(texts(7, 12))
+    with torch.inference_mode():
+        made = model(**batch).last_hidden_state
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "load", lambda: None)
+            without = model(**batch).last_hidden_state
+    torch.testing.assert_close(made, without, rtol=1e-4, atol=1e-5)
