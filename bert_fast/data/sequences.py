@@ -17,9 +17,10 @@ import torch
 from bert_fast.checks import check_choice
 from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_index, row_indices
 from bert_fast.data.feature_cache import cached_arrays, feature_key
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.arguments import members
-from bert_fast.tokenization.layout import Truncation, arrange, plan_rows
+from bert_fast.tokenization.form import Joined
+from bert_fast.tokenization.layout import Truncation, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["Sequences", "ranges"]
@@ -35,7 +36,8 @@ class Sequences:
     Args:
         ids (int32 [N]): token ids.
         boundaries (int64 [n + 1]): where each sequence begins, and the end.
-        token_type_ids (uint8 [N] or None): 1 for the second text of a pair and its [SEP]; None: all are 0.
+        token_type_ids (uint8 [N] or None): as the tokenizer gives them, of BERT 1 for the second text and its [SEP];
+            None: all are 0.
 
     Raises:
         TypeError, ValueError: arrays of other types or sizes.
@@ -64,14 +66,14 @@ class Sequences:
     @classmethod
     def joined(
         cls,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         texts: list[str],
         pairs: list[str] | None = None,
         *,
         max_length: int | None = None,
         truncation: str = "longest_first",
     ) -> "Sequences":
-        """[CLS] text [SEP], or [CLS] text [SEP] pair [SEP]: the ids that `tokenizer(texts, pairs, ...)` gives.
+        """Texts, or pairs of them, with special tokens: the ids that `tokenizer(texts, pairs, ...)` gives.
 
         Args:
             tokenizer: splits all texts in one call.
@@ -97,17 +99,21 @@ class Sequences:
         segments[0::2], segments[1::2] = texts, pairs
         batch = tokenizer.encode_ragged(segments, add_special_tokens=False)
         cut = None if max_length is None else Truncation(truncation, max_length, side=tokenizer.truncation_side)
-        rows = plan_rows(batch.cu_seqlens, np.ones(len(texts), dtype=bool), cut)
-        layout = arrange(rows, len(batch.ids))
-        cls_id, sep_id = tokenizer.cls_token_id, tokenizer.sep_token_id
-        ids = layout.fill(batch.ids, (0, cls_id, 0, sep_id, 0, sep_id), dtype=np.int32)
-        return cls(ids, layout.row_starts, np.array([0, 0, 0, 0, 1, 1], dtype=np.uint8)[layout.codes])
+        form = tokenizer.form
+        rows = plan_rows(batch.cu_seqlens, np.ones(len(texts), dtype=bool), cut, pairs=form.pairs)
+        return cls.of(form.join(batch.ids, rows.start, rows.length, dtype=np.int32))
+
+    @classmethod
+    def of(cls, joined: Joined) -> "Sequences":
+        """What `SequenceForm.join` made, with ids of int32."""
+        types = None if joined.type_ids is None else joined.type_ids.astype(np.uint8)
+        return cls(joined.ids, joined.boundaries, types)
 
     @classmethod
     def cached(
         cls,
         cache_dir: str | os.PathLike[str] | None,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         texts: list[str],
         pairs: list[str] | None,
         max_length: int | None,

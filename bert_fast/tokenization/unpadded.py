@@ -4,6 +4,7 @@ from typing import Any
 
 from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.direct import Specials
+from bert_fast.tokenization.form import SequenceForm
 from bert_fast.tokenization.inputs import parse_inputs
 from bert_fast.tokenization.options import MOST_TOKENS, Shape, check_int, resolve_shape, tensor_kind
 from bert_fast.tokenization.pack import PackedBatch, pack_inputs, pack_texts
@@ -18,6 +19,11 @@ _SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as wou
 
 class UnpaddedTokenizer(StoredTokenizer):
     """The part of the tokenizer that makes batches without padding: `encode_ragged` and `pack`."""
+
+    @property
+    def form(self) -> SequenceForm:
+        """How sequences are made of one text or two, for those who have ids without special tokens."""
+        return SequenceForm(*self._around, self._pairs)
 
     def encode_ragged(
         self,

@@ -18,7 +18,7 @@ from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
 from bert_fast.models.pooling import POOLINGS, Pooling, pooled
 from bert_fast.models.sentence_folder import TextEmbedding
 from bert_fast.models.shapes import check_sizes
-from bert_fast.tokenization import BertTokenizer, RaggedBatch
+from bert_fast.tokenization import RaggedBatch, Tokenizer, load_tokenizer
 
 __all__ = ["Embedder", "batches_by_length"]
 
@@ -40,7 +40,7 @@ class Embedder:
     """
 
     model: BertModel
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     pooling: Pooling = "mean"
     normalize: bool = False
     max_length: int | None = None
@@ -94,7 +94,7 @@ class Embedder:
         report = load_into(model, state_dict, source=path)
         if report.missing:
             raise CheckpointError(f"{path}: expected the whole encoder, missing: {list_names(report.missing)}")
-        embedder = cls(model.to(device, dtype).eval(), BertTokenizer.from_pretrained(path), **options)
+        embedder = cls(model.to(device, dtype).eval(), load_tokenizer(path), **options)
         return replace(embedder, checkpoint=name)
 
     def embed(self, texts: Any) -> np.ndarray:

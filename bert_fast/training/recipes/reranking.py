@@ -14,7 +14,7 @@ from bert_fast.checks import check_count
 from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.files import path_name
 from bert_fast.models import BertForSequenceClassification
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer, load_tokenizer
 
 __all__ = ["CrossEncoder"]
 
@@ -32,7 +32,7 @@ class CrossEncoder:
     """
 
     model: BertForSequenceClassification
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class CrossEncoder:
         """
         name = path_name("path", path)
         model = BertForSequenceClassification.from_pretrained(name).to(device, dtype).eval()
-        return cls(model, BertTokenizer.from_pretrained(name), batch_tokens)
+        return cls(model, load_tokenizer(name), batch_tokens)
 
     def scores(self, texts: Sequence[str], pairs: Sequence[str]) -> np.ndarray:
         """The logits of (texts[i], pairs[i]): float32 [n]."""
