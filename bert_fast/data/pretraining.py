@@ -121,11 +121,13 @@ class PretrainingSource:
         arrays = {
             "input_ids": masked.input_ids,
             "token_type_ids": packed.token_type_ids,
-            "position_ids": packed.position_ids,
             "cu_seqlens": packed.cu_seqlens.astype(np.int32),
             "labels": masked.labels,
             "masked_lm_positions": masked.positions,
         }
+        if self.tokenizer.form.has_positions:
+            lengths = np.diff(packed.cu_seqlens)
+            arrays["position_ids"] = ranges(np.zeros_like(lengths), lengths)
         if self.next_sentence:
             arrays["next_sentence_label"] = self._examples(epoch).is_random[indices].astype(np.int64)
         entries = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -190,9 +192,8 @@ class PretrainingSource:
         bounds = self._examples(epoch).bounds[indices]  # [B, 2] or [B, 4]
         starts, sizes = bounds[:, ::2], bounds[:, 1::2] - bounds[:, ::2]
         joined = self.tokenizer.form.join(self.store.tokens, starts, sizes)
-        lengths = np.diff(joined.boundaries)
         types = np.zeros(len(joined.ids), dtype=np.int64) if joined.type_ids is None else joined.type_ids
-        return _Packed(joined.ids, types, ranges(np.zeros_like(lengths), lengths), joined.boundaries)
+        return _Packed(joined.ids, types, joined.boundaries)
 
 
 class _Examples(NamedTuple):
@@ -206,7 +207,6 @@ class _Examples(NamedTuple):
 class _Packed(NamedTuple):
     input_ids: np.ndarray
     token_type_ids: np.ndarray
-    position_ids: np.ndarray
     cu_seqlens: np.ndarray
 
 

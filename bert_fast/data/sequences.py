@@ -8,7 +8,7 @@ Two examples, a pair of texts and a single one:
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Sequences:
         boundaries (int64 [n + 1]): where each sequence begins, and the end.
         token_type_ids (uint8 [N] or None): as the tokenizer gives them, of BERT 1 for the second text and its [SEP];
             None: all are 0.
+        has_positions: whether batches have position_ids; False: their model counts.
 
     Raises:
         TypeError, ValueError: arrays of other types or sizes.
@@ -46,6 +47,7 @@ class Sequences:
     ids: np.ndarray
     boundaries: np.ndarray
     token_type_ids: np.ndarray | None = None
+    has_positions: bool = True
 
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("boundaries", np.int64), ("token_type_ids", np.uint8)):
@@ -91,7 +93,7 @@ class Sequences:
         check_choice("truncation", truncation, ("longest_first", "only_first", "only_second"))
         if pairs is None:
             batch = tokenizer.encode_ragged(texts, max_length=max_length)
-            return cls(batch.ids, batch.cu_seqlens)
+            return cls(batch.ids, batch.cu_seqlens, has_positions=tokenizer.form.has_positions)
         texts, pairs = _listed("texts", texts), _listed("pairs", pairs)
         if len(texts) != len(pairs):
             raise ValueError(f"pairs: expected {len(texts)} texts, one for each of texts, got {len(pairs)}")
@@ -107,7 +109,7 @@ class Sequences:
     def of(cls, joined: Joined) -> "Sequences":
         """What `SequenceForm.join` made, with ids of int32."""
         types = None if joined.type_ids is None else joined.type_ids.astype(np.uint8)
-        return cls(joined.ids, joined.boundaries, types)
+        return cls(joined.ids, joined.boundaries, types, joined.has_positions)
 
     @classmethod
     def cached(
@@ -121,10 +123,12 @@ class Sequences:
         """`joined`; with `cache_dir`, what it gave for the same arguments before. Raises OSError as `cached_arrays`."""
         if cache_dir is None:
             return cls.joined(tokenizer, texts, pairs, max_length=max_length)
-        key = feature_key(tokenizer, texts, pairs, max_length=max_length)
-        return cls(
-            **cached_arrays(cache_dir, key, lambda: cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays())
-        )
+
+        def make() -> dict[str, np.ndarray]:
+            return cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays()
+
+        made = cached_arrays(cache_dir, feature_key(tokenizer, texts, pairs, max_length=max_length), make)
+        return cls(**made, has_positions=tokenizer.form.has_positions)
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -149,14 +153,16 @@ class Sequences:
             labels: further entries of the batch; NumPy arrays become tensors.
 
         Returns:
-            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int).
+            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int); without
+            `has_positions` no position_ids.
 
         Raises:
             IndexError: an index is below 0 or not below `len(self)`.
         """
         places, cu_seqlens = self.places(indices)
         lengths = np.diff(cu_seqlens)
-        positions = ranges(np.zeros_like(lengths), lengths)
+        if self.has_positions:
+            labels["position_ids"] = ranges(np.zeros_like(lengths), lengths)
         if self.token_type_ids is None:
             types = torch.zeros(len(places), dtype=torch.int64)
         else:
@@ -164,7 +170,6 @@ class Sequences:
         return PackedBatch(
             input_ids=torch.from_numpy(self.ids[places].astype(np.int64)),
             token_type_ids=types,
-            position_ids=torch.from_numpy(positions),
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
             max_seqlen=int(lengths.max(initial=0)),
             **{name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in labels.items()},
@@ -189,7 +194,7 @@ class Sequences:
         """Some sequences (int [m]), in this order, by themselves. Raises IndexError as `gather`."""
         places, boundaries = self.places(indices)
         types = None if self.token_type_ids is None else self.token_type_ids[places]
-        return Sequences(self.ids[places], boundaries, types)
+        return replace(self, ids=self.ids[places], boundaries=boundaries, token_type_ids=types)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name; `Sequences(**arrays)` is the same again."""

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_fast.tokenization.layout import PairForm
+from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 
 __all__ = ["Joined", "SequenceForm"]
 
@@ -16,11 +16,13 @@ class Joined(NamedTuple):
         ids (int [N]): token ids.
         type_ids (int [N], dtype of ids): 0, and that of second texts; None: all are 0.
         boundaries (int64 [n + 1]): where each sequence begins, and the end.
+        has_positions: see `SequenceForm`.
     """
 
     ids: np.ndarray
     type_ids: np.ndarray | None
     boundaries: np.ndarray
+    has_positions: bool
 
 
 class SequenceForm(NamedTuple):
@@ -41,6 +43,18 @@ class SequenceForm(NamedTuple):
     def num_special(self, pair: bool) -> int:
         """How many special tokens a sequence of one text, or of a pair, has."""
         return self.pairs.num_special(pair)
+
+    def by_code(self, pad_id: int = 0) -> tuple[int, ...]:
+        """Ids by `Code`; the entries of A and B are never used."""
+        return pad_id, self.first_id, 0, self.separator_id, 0, self.separator_id
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether batches say that positions start at 0 in each sequence.
+
+        Else the model counts: where there are two separators, it may be one of RoBERTa's kind, which starts elsewhere.
+        """
+        return self.pairs == BERT_PAIRS
 
     @property
     def before_second(self) -> int:
@@ -72,12 +86,12 @@ class SequenceForm(NamedTuple):
             joined = np.empty(num_tokens, dtype=dtype)
         joined[boundaries[:-1]], joined[boundaries[1:] - 1] = self.first_id, self.separator_id
         if starts.shape[1] == 1:
-            return Joined(joined, None, boundaries)
+            return Joined(joined, None, boundaries, self.has_positions)
         for number in range(self.pairs.num_separators):
             joined[begins[:, 1] + number] = self.separator_id
         if self.pairs.type_id == 0:
-            return Joined(joined, None, boundaries)
+            return Joined(joined, None, boundaries, self.has_positions)
         second = lengths[:, 1] + 1
         counts = np.stack([np.diff(boundaries) - second, second], axis=1).ravel()
         types = np.repeat(np.tile(np.array([0, self.pairs.type_id], dtype=dtype), len(starts)), counts)
-        return Joined(joined, types, boundaries)
+        return Joined(joined, types, boundaries, self.has_positions)

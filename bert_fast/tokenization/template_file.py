@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from bert_fast.tokenization.json_files import type_of
 from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 
-__all__ = ["Template", "read_template", "template_json"]
+__all__ = ["Template", "read_template", "special_ids", "template_json"]
 
 
 class Template(NamedTuple):
@@ -49,3 +49,10 @@ def template_json(pairs: PairForm, cls_token: str, sep_token: str) -> dict[str, 
     single = [piece("SpecialToken", cls_token), piece("Sequence", "A"), separator]
     second = [piece("Sequence", "B", pairs.type_id), piece("SpecialToken", sep_token, pairs.type_id)]
     return {"single": single, "pair": [*single, *[separator] * (pairs.num_separators - 1), *second]}
+
+
+def special_ids(processor: Any) -> dict[str, Any]:
+    """The ids of special tokens by their names, as a post-processor that `read_template` reads holds them."""
+    if type_of(processor) == "TemplateProcessing":
+        return {name: entry["ids"] for name, entry in processor["special_tokens"].items()}
+    return {name: [token_id] for name, token_id in (processor["cls"], processor["sep"])}

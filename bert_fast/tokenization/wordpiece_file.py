@@ -53,6 +53,9 @@ def read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToke
         raise ValueError(f"{path}: expected the pre-tokenizer BertPreTokenizer, got {pre_tokenizer}")
     options.update(_read_post_processor(path, state.get("post_processor")))
     options.update(read_padding_side(path, state))
+    for name, usual, other in (("pad_token", "[PAD]", "<pad>"), ("mask_token", "[MASK]", "<mask>")):
+        if usual not in model["vocab"] and other in model["vocab"]:  # MPNet's
+            options[name] = other
     return options, added
 
 

@@ -79,6 +79,8 @@ def build(
     data, model_name = settings.data, settings.model.model
     longest = max(longest, data.max_length)
     with settings_at_fault():
+        if os.path.isdir(model_name):
+            data.model_class.read_config(model_name)  # of another family: said before examples are read
         tokenizer = data.fitted(load_tokenizer(settings.model))
         torch.manual_seed(settings.training.seed)  # of random weights, the same in every process
         sources = data.sources(tokenizer, seed=settings.training.seed, tokens_dir=tokens_dir, on_main=on_main)
@@ -151,7 +153,8 @@ def new_model(cls: type[BertPreTrainedModel], name: str, tokenizer: Tokenizer, m
         CheckpointError: see `load_model`.
     """
     if name in SIZES:
-        config = make_config(name, len(tokenizer), max_position_embeddings=max(512, max_length))
+        sizes = {"max_position_embeddings": max(512, max_length), "pad_token_id": tokenizer.pad_token_id}
+        config = make_config(name, len(tokenizer), **sizes)
     elif os.path.isfile(name):
         config = BertConfig.from_json_file(name)
     elif os.path.isdir(name):
