@@ -10,7 +10,7 @@ from bert_fast.testing.parity import randomize
 from tests.huggingface.families import CONFIG, configuration
 from tests.tokenization.unigram_core import MARK, Piece, forms, make_state
 
-WORDS = "a small red house on the hill short text café 天 气".split()
+WORDS = ["a", "small", "red", "house", "on", "the", "hill", "short", "text", "café", "天", "气"]
 TEXTS = ["a small red house", "", "Text texts on the hill. " * 30, "café, 天气!", "a", "short <pad> <mask> red"]
 _PIECES: list[Piece] = [
     *((MARK + word, -4.0 - place) for place, word in enumerate(WORDS)),

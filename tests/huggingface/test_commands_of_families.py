@@ -20,7 +20,6 @@ transformers = pytest.importorskip("transformers")
 if int(transformers.__version__.split(".")[0]) < 5:
     pytest.skip("the tokenizers of the tests are those of transformers 5", allow_module_level=True)
 from tests.huggingface.sentence_folders import TEXTS, make_checkpoint, make_folder, make_tokenizer  # noqa: E402
-
 from tests.tokenization.native_core import needs_native  # noqa: E402
 
 pytestmark = needs_native
@@ -62,6 +61,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_folder("XLMRoberta", tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     output, folder = tmp_path / "vectors.npy", tmp_path / "folder"
+    capsys.readouterr()
     assert main.main(["embed", str(folder), str(tmp_path / "texts.txt"), "-o", str(output), "--quiet"]) == 0
     assert np.abs(np.load(output) - model.encode(TEXTS)).max() < ABSOLUTE["sentence_embeddings"]
     assert "Loading" not in capsys.readouterr().err
