@@ -60,7 +60,7 @@ def test_pairs(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str], tr
         first, second, max_length = [*lines[:80], "", "x"], [*lines[80:160], "y", ""], 40
     else:
         first = second = [line[:60] + " x" * 90 for line in lines[:40]]
-        max_length = 200
+        max_length = 260
     found = Sequences.joined(tokenizer, first, second, max_length=max_length, truncation=truncation)
     wanted = theirs(first, second, truncation=truncation, max_length=max_length)["input_ids"]
     assert [found[i]["input_ids"].tolist() for i in range(len(found))] == wanted
