@@ -40,7 +40,7 @@ PIECES = [
 TASKS = {
     "classify": [{"text": "good fine house", "label": "yes"}, {"text": "bad poor hill", "label": "no"}],
     "ner": "John B-PER\nran O\nhome O\n\nthe O\nMary B-PER\n\n",
-    "qa": [{"id": "1", "question": "who ran?", "context": "the fast Mary ran home", "answers": [{"text": "Mary", "answer_start": 9}]}],
+    "qa": [{"question": "who ran?", "context": "the fast Mary ran home", "answers": [{"text": "Mary", "answer_start": 9}]}],
     "choice": [{"sent1": "John ran", "sent2": "to", "ending0": "home", "ending1": "hill", "label": 0}],
     "embed": [{"query": "who ran home", "positive": "John ran home"}, {"query": "red", "positive": "the red house"}],
     "rerank": [{"query": "who ran", "document": d, "label": n} for n, d in enumerate(["red house", "John ran home"])],
@@ -62,7 +62,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("tokenize", path / "texts.txt", "-o", path / "store", "--tokenizer", path / "tokenizer.json", "--quiet")
     (path / "config.json").write_text(
         json.dumps(
-            dict(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, pad_token_id=1)
+            {
+                "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "intermediate_size": 48, "pad_token_id": 1,
+            }
         )
     )  # fmt: skip
     run(
