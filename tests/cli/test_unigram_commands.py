@@ -40,7 +40,7 @@ PIECES = [
 TASKS = {
     "classify": [{"text": "good fine house", "label": "yes"}, {"text": "bad poor hill", "label": "no"}],
     "ner": "John B-PER\nran O\nhome O\n\nthe O\nMary B-PER\n\n",
-    "qa": [{"question": "who ran?", "context": "the fast Mary ran home", "answers": [{"text": "Mary", "answer_start": 9}]}],
+    "qa": [{"question": "who ran?", "context": "the fast Mary ran", "answers": [{"text": "Mary", "answer_start": 9}]}],
     "choice": [{"sent1": "John ran", "sent2": "to", "ending0": "home", "ending1": "hill", "label": 0}],
     "embed": [{"query": "who ran home", "positive": "John ran home"}, {"query": "red", "positive": "the red house"}],
     "rerank": [{"query": "who ran", "document": d, "label": n} for n, d in enumerate(["red house", "John ran home"])],
