@@ -355,3 +355,24 @@ def test_around_a_model(make: Callable[..., Any]) -> None:
         around(**batch_of(3, 8)).square().sum().backward()
         outputs.append(gradients_of(around))
     are_close(outputs[1], outputs[0])
+
+
+def test_families() -> None:
+    """Of every family that is not BERT: outputs, gradients and dropout, with and without graphs."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    from tests.huggingface.families import CONFIG, configuration
+
+    for prefix, options in CONFIG.items():
+        models = []
+        for budgets in (None, [LARGE, SMALL]):
+            torch.manual_seed(0)
+            cls = getattr(transformers, f"{prefix}Model")
+            sizes = {**SIZES, "max_position_embeddings": 16}
+            model = cls(configuration(cls, **sizes, **options))
+            models.append(bert_fast.fuse(model, graphs=budgets).train())
+        plain, replayed = models
+        before = RecordedGraph.num_replays
+        for seed, lengths in enumerate(((3, 8), (12, 2, 5, 1), (3, 8))):
+            are_close(trained(replayed, lengths, seed), trained(plain, lengths, seed), (prefix, lengths))
+            are_close(gradients_of(replayed), gradients_of(plain), (prefix, lengths))
+        assert RecordedGraph.num_replays - before == 6, f"{prefix}: forward and backward of three batches"

@@ -83,6 +83,8 @@ CASES = (
     TokenizerCase("en_short", "packed", _PACKED, batch_size=1024),
     TokenizerCase("xlmr_en", "arrays", _all("arrays")),
     TokenizerCase("xlmr_multi", "arrays", _all("arrays")),
+    TokenizerCase("xlmr_250k_en", "arrays", _all("arrays")),
+    TokenizerCase("xlmr_250k_multi", "arrays", _all("arrays")),
     # Beyond the goals.
     TokenizerCase("en_docs_cased", "arrays", _all("arrays")),
     TokenizerCase("en_long", "arrays", _all("arrays")),

@@ -33,7 +33,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class UnigramVocabulary(Vocabulary):
-    """One made of the texts; see unigram.py."""
+    """One made of texts; see unigram.py."""
+
+    num_pieces: int = 16_000
 
     @property
     def path(self) -> Path:
@@ -42,13 +44,15 @@ class UnigramVocabulary(Vocabulary):
 
     def tokenizer_json(self) -> str:
         """Trained where it is not there yet."""
-        return unigram.tokenizer_json([*_books()[::4], *_lines(*_languages_files())[::4]])
+        read = _quarter if self.num_pieces == UnigramVocabulary.num_pieces else _all_lines
+        return unigram.tokenizer_json(read, self.num_pieces)
 
 
 UNCASED = Vocabulary("bert-base-uncased", lowercase=True)
 CASED = Vocabulary("bert-base-cased", lowercase=False)
 CHINESE = Vocabulary("bert-base-chinese", lowercase=True)
 XLM_R = UnigramVocabulary("16,000 pieces", lowercase=False)
+XLM_R_LARGE = UnigramVocabulary("250,002 pieces", lowercase=False, num_pieces=250_002)
 MULTILINGUAL = Vocabulary("bert-base-multilingual-cased", lowercase=False)
 
 
@@ -113,6 +117,10 @@ def _books() -> list[str]:
     return _lines("pretrain_en/books_train.txt", "pretrain_en/books_valid.txt")
 
 
+def _book_documents() -> list[str]:
+    return list(pieces(_books(), DOCUMENT_BYTES))
+
+
 def _paragraphs(num_bytes: int) -> Iterator[str]:
     return windows([" ".join(_books())], num_bytes)
 
@@ -139,6 +147,17 @@ def _languages_files() -> list[str]:
 
 def _languages() -> list[str]:
     return [text for name in _languages_files() for text in pieces(_lines(name), DOCUMENT_BYTES)]
+
+
+def _quarter() -> list[str]:
+    return [*_books()[::4], *_lines(*_languages_files())[::4]]
+
+
+def _all_lines() -> list[str]:
+    """Of all text files beside the project: enough for as many pieces as XLM-R has."""
+    endings = {".csv", ".conllu", ".iob2", ".json", ".jsonl", ".tsv", ".txt"}
+    files = [path for path in sorted(DATA.rglob("*")) if path.suffix in endings and path.is_file()]
+    return [line for path in files for line in path.read_text(encoding="utf-8", errors="ignore").splitlines()]
 
 
 def _code() -> list[str]:
@@ -171,8 +190,10 @@ CORPORA = {
         Corpus("en_128", "English, 128 bytes", UNCASED, lambda: list(dict.fromkeys(_paragraphs(128)))),
         Corpus("zh_docs", "Chinese Wikipedia, 2 KB", CHINESE, _chinese),
         Corpus("multi_docs", "99 languages, 2 KB, multilingual cased", MULTILINGUAL, _languages),
-        Corpus("xlmr_en", "English books, 2 KB, Unigram", XLM_R, lambda: list(pieces(_books(), DOCUMENT_BYTES))),
+        Corpus("xlmr_en", "English books, 2 KB, Unigram", XLM_R, _book_documents),
         Corpus("xlmr_multi", "99 languages, 2 KB, Unigram", XLM_R, _languages),
+        Corpus("xlmr_250k_en", "English books, 2 KB, Unigram, 250,002 pieces", XLM_R_LARGE, _book_documents),
+        Corpus("xlmr_250k_multi", "99 languages, 2 KB, Unigram, 250,002 pieces", XLM_R_LARGE, _languages),
         Corpus("code_docs", "Python source, 2 KB", UNCASED, _code, after="en_docs"),
         Corpus("tweets", "tweets and comments with emoji", UNCASED, _social, after="en_docs"),
     )

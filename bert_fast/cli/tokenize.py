@@ -10,7 +10,7 @@ from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
     from bert_fast.data.tokenize_files import Report
-    from bert_fast.tokenization import BertTokenizer
+    from bert_fast.tokenization import Tokenizer
 
 __all__ = ["add_arguments", "run"]
 
@@ -88,14 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tokenizer(arguments: argparse.Namespace) -> "BertTokenizer":
-    from bert_fast.tokenization import BertTokenizer
+def _tokenizer(arguments: argparse.Namespace) -> "Tokenizer":
+    from bert_fast.tokenization import BertTokenizer, load_tokenizer
 
     if arguments.vocab is not None:
         return BertTokenizer(arguments.vocab, do_lower_case=not arguments.cased)
     if arguments.cased:
         raise ValueError("--cased: goes with --vocab; what --tokenizer names knows it")
-    return loaded(lambda: BertTokenizer.from_pretrained(arguments.tokenizer))
+    return loaded(lambda: load_tokenizer(arguments.tokenizer))
 
 
 def _line(report: "Report") -> str:

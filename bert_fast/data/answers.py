@@ -97,8 +97,9 @@ def best_answers(
         text = source.questions.contexts[context]
         found: dict[str, tuple[int, float]] = {}
         for start, stop, score in zip(places[:, 0, 0].tolist(), places[:, 1, 1].tolist(), scores.tolist(), strict=True):
-            if start < stop:
-                found.setdefault(text[start:stop], (start, score))
+            answer = text[start:stop].lstrip()  # a Unigram token may take the space in front of it along
+            if answer:
+                found.setdefault(answer.rstrip(), (stop - len(answer), score))
         if with_none or not found:
             found[""] = (-1, float(none_scores[own].min()))
         yield _ranked(found)

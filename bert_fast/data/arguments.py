@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_fast.checks import check_count, check_integer
 from bert_fast.files import path_name
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.arguments import strings
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
 
 def check_tokenizer_kind(tokenizer: Any) -> None:
     """Raises TypeError unless it is a tokenizer of this library."""
-    if not isinstance(tokenizer, BertTokenizer):
-        raise TypeError(f"tokenizer: expected a BertTokenizer, got {type(tokenizer).__name__}")
+    if not isinstance(tokenizer, Tokenizer):
+        raise TypeError(f"tokenizer: expected a BertTokenizer or XLMRobertaTokenizer, got {type(tokenizer).__name__}")
 
 
 def check_column(name: str, column: Any, *, is_optional: bool = False) -> None:

@@ -54,7 +54,7 @@ class Source(Protocol):
         """The examples `indices` (int64 [B], each from 0 to n - 1) as what a model takes: CPU tensors, with labels.
 
         Entries: input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32), max_seqlen (int), and the
-        labels under the names of the model's arguments.
+        labels under the names of the model's arguments. No position_ids of tokenizers as XLM-R's: the model counts.
         """
         ...
 

@@ -25,7 +25,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
 from bert_fast.errors import SourceError
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["ClassificationSource"]
@@ -49,7 +49,7 @@ class ClassificationSource:
         is_regression: whether labels are numbers.
     """
 
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     texts: list[str]
     pairs: list[str] | None
     sequences: Sequences
@@ -61,7 +61,7 @@ class ClassificationSource:
     def read(
         cls,
         source: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         text: str = "text",
         text_pair: str | None = None,

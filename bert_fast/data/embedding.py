@@ -30,7 +30,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
 from bert_fast.errors import SourceError
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["EMBEDDING_LOSSES", "EmbeddingLoss", "EmbeddingSource", "text_groups"]
@@ -57,7 +57,7 @@ class EmbeddingSource:
         notes: what was done about rows that share a text, and texts that are too long, with the first one's place.
     """
 
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     texts: list[list[str]]
     sequences: Sequences
     groups: np.ndarray
@@ -68,7 +68,7 @@ class EmbeddingSource:
     def read(
         cls,
         source: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         query: str = "query",
         positive: str = "positive",
@@ -194,7 +194,7 @@ def _shared(table: Table, groups: np.ndarray) -> Iterator[str]:
 
 
 def _too_long(
-    tokenizer: BertTokenizer, table: Table, columns: list[str], flat: list[str], sequences: Sequences, max_length: int
+    tokenizer: Tokenizer, table: Table, columns: list[str], flat: list[str], sequences: Sequences, max_length: int
 ) -> Iterator[str]:
     """Says that texts were cut, and which is the first. Those that came out as long as may be are counted again."""
     full = np.flatnonzero(np.diff(sequences.boundaries) >= max_length)

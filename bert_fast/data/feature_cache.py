@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_fast.data.token_store import tokenizer_hash
 from bert_fast.files import path_name, write_atomically
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = ["cached_arrays", "feature_key"]
 
@@ -25,7 +25,7 @@ _FORMAT_VERSION = 1  # another one, other keys: of files, and of what the librar
 _DIGEST_BYTES = 32
 
 
-def feature_key(tokenizer: BertTokenizer, *texts: Iterable[str] | None, **options: Any) -> str:
+def feature_key(tokenizer: Tokenizer, *texts: Iterable[str] | None, **options: Any) -> str:
     """A name for all that decides which features come out: 64 hexadecimal digits (SHA-256).
 
     Args:
@@ -33,8 +33,8 @@ def feature_key(tokenizer: BertTokenizer, *texts: Iterable[str] | None, **option
         texts: lists of strings, in their order; None is not the same as an empty list.
         options: anything that JSON can hold.
     """
-    settings = [tokenizer_hash(tokenizer), tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.truncation_side]
-    digest = hashlib.sha256(json.dumps([_FORMAT_VERSION, settings, sorted(options.items())]).encode())
+    settings = [tokenizer_hash(tokenizer), tokenizer.form, tokenizer.truncation_side]
+    digest = hashlib.sha256(json.dumps([_FORMAT_VERSION, settings, sorted(options.items())], default=vars).encode())
     for column in texts:
         strings = [] if column is None else list(column)
         lengths = np.fromiter(map(len, strings), dtype="<i8", count=len(strings))

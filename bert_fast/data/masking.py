@@ -15,7 +15,7 @@ from bert_fast.checks import check_flag, check_number
 from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.counter_random import CounterRandom
 from bert_fast.data.sequences import ranges
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = ["Masked", "Masking"]
 
@@ -37,8 +37,9 @@ class Masking:
 
     Of the n units of a sequence, exactly floor(p * n + u) are chosen, u uniform in [0, 1) for each sequence: so p * n
     on average, whatever n. All sets of units of that size are equally likely. A unit is a token, or with whole_words a
-    word: a token and the "##" pieces that follow it. Of the tokens chosen, each for itself, 80 % become [MASK], 10 % a
-    uniformly random token of the vocabulary, 10 % stay as they are.
+    word: a token and the pieces that follow it ("##" of WordPiece; of Unigram, those without a space in front). Of the
+    tokens chosen, each for itself, 80 % become [MASK], 10 % a uniformly random token of the vocabulary, 10 % stay as
+    they are.
 
     Special tokens ([UNK] among them, and those that stand in the text) are never chosen, and never put in the place of
     another.
@@ -46,7 +47,7 @@ class Masking:
     Raises: TypeError, ValueError naming the argument.
     """
 
-    def __init__(self, tokenizer: BertTokenizer, *, mask_probability: float = 0.15, whole_words: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, mask_probability: float = 0.15, whole_words: bool = False) -> None:
         check_tokenizer_kind(tokenizer)
         check_flag("whole_words", whole_words)
         if not 0 < check_number("mask_probability", mask_probability) <= 1:
@@ -66,7 +67,7 @@ class Masking:
         self._is_piece: np.ndarray | None = None
         if whole_words:
             self._is_piece = np.zeros_like(self._is_maskable)
-            self._is_piece[[number for token, number in vocab.items() if token.startswith("##") and token != "##"]] = 1
+            self._is_piece[tokenizer.continuing_ids()] = True
 
     def __call__(
         self, input_ids: np.ndarray, cu_seqlens: np.ndarray, examples: np.ndarray, seed: int, epoch: int
@@ -99,12 +100,15 @@ class Masking:
         return self._hide(input_ids, chosen, cu_seqlens, examples, seed, epoch)
 
     def _first_tokens(self, input_ids: np.ndarray, is_maskable: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
-        """Where words begin; a "##" piece without a word before it, where a text was cut, begins one."""
+        """Where words begin; a piece without a word before it, where a text was cut, begins one."""
         assert self._is_piece is not None
-        goes_on = self._is_piece[input_ids]
-        goes_on[1:] &= is_maskable[:-1]
-        goes_on[cu_seqlens[:-1][cu_seqlens[:-1] < len(goes_on)]] = False
-        return is_maskable & ~goes_on
+        places, is_piece = np.arange(len(input_ids)), self._is_piece[input_ids]
+        is_border = ~(is_maskable | is_piece)
+        is_border[cu_seqlens[:-1][cu_seqlens[:-1] < len(places)]] = True
+        border = np.maximum.accumulate(np.where(is_border, places, -1))
+        maskable_before = np.full(len(places) + 1, -1)
+        maskable_before[1:] = np.maximum.accumulate(np.where(is_maskable, places, -1))
+        return is_maskable & (~is_piece | (maskable_before[:-1] < border))
 
     def _choose(
         self, units: np.ndarray, cu_seqlens: np.ndarray, examples: np.ndarray, seed: int, epoch: int

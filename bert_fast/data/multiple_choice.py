@@ -30,7 +30,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
 from bert_fast.errors import SourceError
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["MultipleChoiceSource"]
@@ -51,7 +51,7 @@ class MultipleChoiceSource:
         labels (int64 [n] or None): the right choices, from 0.
     """
 
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     contexts: list[str]
     choices: list[list[str]]
     sequences: Sequences
@@ -61,7 +61,7 @@ class MultipleChoiceSource:
     def read(
         cls,
         source: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         label: str | None = "label",
         max_length: int | None = 128,

@@ -21,9 +21,10 @@ from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indice
 from bert_fast.data.digests import data_digest
 from bert_fast.data.masking import Masking
 from bert_fast.data.pretraining_texts import Texts, check_documents, full_sentences, sentence_pairs
+from bert_fast.data.sequences import ranges
 from bert_fast.data.token_store import TokenStore, check_tokenizer
 from bert_fast.errors import StoreError
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["PretrainingSource", "unigram_entropy"]
@@ -67,7 +68,7 @@ class PretrainingSource:
     def __init__(
         self,
         store: TokenStore,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         max_length: int = 128,
         next_sentence: bool = True,
@@ -78,7 +79,9 @@ class PretrainingSource:
     ) -> None:
         _check_kinds(store, tokenizer)
         check_flag("next_sentence", next_sentence)
-        self.max_length = check_count("max_length", max_length, 5 if next_sentence else 3, _MAX_LENGTH)
+        self._num_special = tokenizer.form.num_special(next_sentence)
+        fewest = self._num_special + (2 if next_sentence else 1)
+        self.max_length = check_count("max_length", max_length, fewest, _MAX_LENGTH)
         short_share = check_number("short_sequence_probability", short_sequence_probability)
         if not 0 <= short_share <= 1:
             raise ValueError(f"short_sequence_probability: expected 0 to 1, got {short_share}")
@@ -118,11 +121,13 @@ class PretrainingSource:
         arrays = {
             "input_ids": masked.input_ids,
             "token_type_ids": packed.token_type_ids,
-            "position_ids": packed.position_ids,
             "cu_seqlens": packed.cu_seqlens.astype(np.int32),
             "labels": masked.labels,
             "masked_lm_positions": masked.positions,
         }
+        if self.tokenizer.form.has_positions:
+            lengths = np.diff(packed.cu_seqlens)
+            arrays["position_ids"] = ranges(np.zeros_like(lengths), lengths)
         if self.next_sentence:
             arrays["next_sentence_label"] = self._examples(epoch).is_random[indices].astype(np.int64)
         entries = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -145,7 +150,7 @@ class PretrainingSource:
             max_sequences = check_count("max_sequences", max_sequences, 0)
         if self.whole_words:
             return max_tokens  # of a sequence of one long word, all
-        special = 3 if self.next_sentence else 2
+        special = self._num_special
         sequences = max_tokens // (special + 1) if max_sequences is None else max_sequences
         return max(1, min(max_tokens, int(self.mask_probability * max_tokens) + sequences))
 
@@ -168,15 +173,15 @@ class PretrainingSource:
             return planned[1]
         if self.next_sentence:
             pairs = sentence_pairs(
-                self._texts, self.max_length, seed=self.seed, epoch=epoch,
+                self._texts, self.max_length - self._num_special, seed=self.seed, epoch=epoch,
                 short_sequence_probability=self.short_sequence_probability,
             )  # fmt: skip
-            lengths = pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start + 3
+            lengths = pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start + self._num_special
             bounds = np.stack(pairs[:4], axis=1)
             examples = _Examples(bounds, pairs.is_random, lengths.astype(np.int32))
         else:
-            texts = full_sentences(self._texts, self.max_length)
-            lengths = texts.stops - texts.starts + 2
+            texts = full_sentences(self._texts, self.max_length - self._num_special)
+            lengths = texts.stops - texts.starts + self._num_special
             bounds = np.stack(texts, axis=1)
             examples = _Examples(bounds, np.zeros(0, dtype=bool), lengths.astype(np.int32))
         self._planned = (epoch, examples)
@@ -186,25 +191,9 @@ class PretrainingSource:
         """Examples one behind the other, before words are masked."""
         bounds = self._examples(epoch).bounds[indices]  # [B, 2] or [B, 4]
         starts, sizes = bounds[:, ::2], bounds[:, 1::2] - bounds[:, ::2]
-        # A text and the special token before it are one piece; behind the last comes [SEP].
-        pieces = sizes + 1
-        pieces[:, -1] += 1
-        ends = np.cumsum(pieces.ravel())
-        begins = ends - pieces.ravel()
-        cu_seqlens = np.zeros(len(indices) + 1, dtype=np.int64)
-        cu_seqlens[1:] = ends[pieces.shape[1] - 1 :: pieces.shape[1]]
-        places = np.arange(int(cu_seqlens[-1]))
-        shifts = starts.ravel() - 1 - begins
-        ids = self.store.tokens.take(places + np.repeat(shifts, pieces.ravel()), mode="clip").astype(np.int64)
-        first, last = cu_seqlens[:-1], cu_seqlens[1:] - 1
-        ids[begins] = self.tokenizer.sep_token_id
-        ids[first], ids[last] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        lengths = np.diff(cu_seqlens)
-        types = np.zeros(len(ids), dtype=np.int64)
-        if self.next_sentence:
-            b_sizes = sizes[:, 1] + 1
-            types = np.repeat(np.tile([0, 1], len(indices)), np.stack([lengths - b_sizes, b_sizes], axis=1).ravel())
-        return _Packed(ids, types, places - np.repeat(first, lengths), cu_seqlens)
+        joined = self.tokenizer.form.join(self.store.tokens, starts, sizes)
+        types = np.zeros(len(joined.ids), dtype=np.int64) if joined.type_ids is None else joined.type_ids
+        return _Packed(joined.ids, types, joined.boundaries)
 
 
 class _Examples(NamedTuple):
@@ -218,7 +207,6 @@ class _Examples(NamedTuple):
 class _Packed(NamedTuple):
     input_ids: np.ndarray
     token_type_ids: np.ndarray
-    position_ids: np.ndarray
     cu_seqlens: np.ndarray
 
 
@@ -228,7 +216,7 @@ def _check_kinds(store: Any, tokenizer: Any) -> None:
     check_tokenizer_kind(tokenizer)
 
 
-def unigram_entropy(store: TokenStore, tokenizer: BertTokenizer) -> float:
+def unigram_entropy(store: TokenStore, tokenizer: Tokenizer) -> float:
     """Entropy of a store's tokens in nats, special tokens left out; 0 for a store without any.
 
     It is the masked-LM loss of a model that knows how often each token is, and looks at nothing. One that also repeats

@@ -2,7 +2,7 @@
 
 `full_sentences`: runs of whole sentences of one document, as many as fit.
 
-    max_length 10 leaves 8 tokens beside [CLS] and [SEP]; sentences of a document with 3, 4, 5, 20 tokens:
+    8 tokens fit beside [CLS] and [SEP]; sentences of a document with 3, 4, 5, 20 tokens:
     [3 + 4]  [5]  [8]  [8]  [4]      the fourth is longer than any example and is cut
 
 `sentence_pairs`: two texts, of which the second follows the first or is from elsewhere.
@@ -101,17 +101,16 @@ def _last_end(sentences: np.ndarray, starts: np.ndarray, room: np.ndarray | int,
     return np.where(ends > starts, ends, limits)
 
 
-def full_sentences(texts: Texts, max_length: int) -> Passages:
-    """Cuts all documents into examples of at most max_length - 2 tokens; every token is in exactly one.
+def full_sentences(texts: Texts, room: int) -> Passages:
+    """Cuts all documents into examples of at most `room` tokens; every token is in exactly one.
 
     Examples are runs of whole sentences of one document, each with as many as fit; sentences that are longer are cut
     into pieces. Documents without sentences are one sentence. About 0.3 µs an example.
 
     Args:
         texts: of a store.
-        max_length: tokens of an example with [CLS] and [SEP], at least 3.
+        room: tokens of an example without special ones, at least 1.
     """
-    room = max_length - 2
     position, stop, _ = texts.parts(_PART_EXAMPLES * room)
     starts, stops = [position[:0]], [position[:0]]
     while len(position):  # all parts make their next example at the same time
@@ -136,13 +135,13 @@ class SentencePairs(NamedTuple):
 
 
 def sentence_pairs(
-    texts: Texts, max_length: int, *, seed: int, epoch: int, short_sequence_probability: float = 0.1
+    texts: Texts, room: int, *, seed: int, epoch: int, short_sequence_probability: float = 0.1
 ) -> SentencePairs:
     """Plans the pairs of an epoch, in the order of the corpus.
 
     Every token is in exactly one A, or B that follows it, but for what a random B cuts off a document's last sentence.
 
-    A pair holds at most max_length - 3 tokens, with short_sequence_probability at most a number drawn from 2 to that.
+    A pair holds at most `room` tokens, with short_sequence_probability at most a number drawn from 2 to that.
     From where its document is, it takes whole sentences, as many as fit; A ends behind a random one but the last. With
     probability 0.5 B is the rest. Else it is whole sentences from a random one on, of a document drawn from all others,
     and what would have been B is used by the next pair. B from elsewhere gets as much room as the rest of the document
@@ -158,7 +157,7 @@ def sentence_pairs(
 
     Args:
         texts: of a store.
-        max_length: tokens of a pair with [CLS] and twice [SEP], at least 5.
+        room: tokens of a pair without special ones, at least 2.
         seed: of chance.
         epoch: of chance.
         short_sequence_probability: share of pairs that are made shorter, so that a model sees short ones.
@@ -167,7 +166,6 @@ def sentence_pairs(
         StoreError: the store has fewer than two documents with tokens.
     """
     check_documents(texts)
-    room = max_length - 3
     random = CounterRandom(seed, epoch, "sentence pairs")
     planner = _Planner(texts, room, short_sequence_probability, random)
     position, stop, document = texts.parts(_PART_EXAMPLES * room)

@@ -20,7 +20,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.data.questions import Questions, read_questions
 from bert_fast.data.sequences import Sequences, ranges
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["QuestionAnsweringSource", "Windows"]
@@ -59,7 +59,7 @@ class QuestionAnsweringSource:
     def __init__(
         self,
         questions: Questions,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         max_length: int = 384,
         stride: int = 128,
@@ -79,11 +79,14 @@ class QuestionAnsweringSource:
         )
         self.context_tokens, self.context_spans = tokens["context_tokens"], tokens["context_spans"]
 
+        form = tokenizer.form
+        room = max_length - form.num_special(True)
         self.windows = Windows.plan(
-            np.minimum(np.diff(tokens["question_tokens"]), min(_MAX_QUESTION_TOKENS, (max_length - 3) // 2)),
+            np.minimum(np.diff(tokens["question_tokens"]), min(_MAX_QUESTION_TOKENS, room // 2)),
             np.diff(self.context_tokens)[questions.context_of],
-            max_length,
+            room,
             stride,
+            form.before_second,
         )
         self._sequences = self._joined(tokens)
         self._positions = None if questions.spans is None else self._answer_positions(questions.spans)
@@ -92,7 +95,7 @@ class QuestionAnsweringSource:
     def read(
         cls,
         data: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         max_length: int = 384,
         stride: int = 128,
@@ -168,20 +171,14 @@ class QuestionAnsweringSource:
         return " ".join(tokens)
 
     def _joined(self, tokens: dict[str, np.ndarray]) -> Sequences:
-        """[CLS] question [SEP] part of the context [SEP] for every window."""
-        windows, question_lengths = self.windows, self.windows.offset - 2
-        boundaries = np.concatenate([[0], np.cumsum(windows.offset + windows.length + 1)])
-        starts, lasts = boundaries[:-1], boundaries[1:] - 1
-        ids, types = np.empty(boundaries[-1], dtype=np.int32), np.zeros(boundaries[-1], dtype=np.uint8)
-        ids[starts] = self.tokenizer.cls_token_id
-        ids[starts + windows.offset - 1] = ids[lasts] = self.tokenizer.sep_token_id
-        sources = tokens["question_tokens"][windows.question]
-        ids[ranges(starts + 1, question_lengths)] = tokens["question_ids"][ranges(sources, question_lengths)]
-        sources = self.context_tokens[self.questions.context_of[windows.question]] + windows.first
-        places = ranges(starts + windows.offset, windows.length)
-        ids[places] = tokens["context_ids"][ranges(sources, windows.length)]
-        types[places] = types[lasts] = 1
-        return Sequences(ids, boundaries, types)
+        """Question and part of the context for every window."""
+        windows, form = self.windows, self.tokenizer.form
+        contexts = self.context_tokens[self.questions.context_of[windows.question]] + windows.first
+        asked = tokens["question_ids"]
+        starts = np.stack([tokens["question_tokens"][windows.question], contexts + len(asked)], axis=1)
+        lengths = np.stack([windows.offset - form.before_second, windows.length], axis=1)
+        ids = np.concatenate([asked, tokens["context_ids"]])
+        return Sequences.of(form.join(ids, starts, lengths, dtype=np.int32))
 
     def _answer_positions(self, spans: np.ndarray) -> np.ndarray:
         """start_positions and end_positions of every window, from the characters of every answer: int64 [n, 2]."""
@@ -223,22 +220,27 @@ class Windows:
     length: np.ndarray
 
     @classmethod
-    def plan(cls, question_lengths: np.ndarray, context_lengths: np.ndarray, max_length: int, stride: int) -> "Windows":
-        """The windows of questions and contexts of so many tokens (int [q] each): see `QuestionAnsweringSource`."""
-        room = max_length - 3 - question_lengths
+    def plan(
+        cls, question_lengths: np.ndarray, context_lengths: np.ndarray, room: int, stride: int, before_second: int
+    ) -> "Windows":
+        """The windows of questions and contexts of so many tokens (int [q] each): see `QuestionAnsweringSource`.
+
+        room: tokens of question and context in a window; before_second: special ones in front of the context.
+        """
+        room = room - question_lengths
         step = room - np.where(stride < room, stride, room // 2)
         counts = 1 + -(-np.maximum(context_lengths - room, 0) // step)  # rounded up
         question = np.repeat(np.arange(len(counts)), counts)
         first = ranges(np.zeros_like(counts), counts) * step[question]
         length = np.minimum(room[question], context_lengths[question] - first)
-        return cls(question, first, question_lengths[question] + 2, length)
+        return cls(question, first, question_lengths[question] + before_second, length)
 
 
 def _checked_sizes(max_length: Any, stride: Any) -> tuple[int, int]:
     return check_count("max_length", max_length, _MIN_LENGTH), check_count("stride", stride, 0)
 
 
-def _tokenized(questions: Questions, tokenizer: BertTokenizer) -> dict[str, np.ndarray]:
+def _tokenized(questions: Questions, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """The tokens of all questions and contexts, and the tokens before each of them (int64, one more)."""
     asked = tokenizer.encode_ragged(questions.texts, add_special_tokens=False)
     texts = tokenizer.encode_ragged(questions.contexts, add_special_tokens=False, return_offsets_mapping=True)

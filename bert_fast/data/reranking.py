@@ -32,7 +32,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences, ranges
 from bert_fast.data.tables import Table, is_unicode, read_table
 from bert_fast.errors import SourceError
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["RERANKING_LOSSES", "RerankingLoss", "RerankingSource"]
@@ -60,7 +60,7 @@ class RerankingSource:
         is_relevant (bool [N] or None): which documents belong to their queries, for metrics.
     """
 
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     queries: list[str]
     documents: list[list[str]]
     sequences: Sequences
@@ -72,7 +72,7 @@ class RerankingSource:
     def read(
         cls,
         source: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         query: str = "query",
         document: str = "document",

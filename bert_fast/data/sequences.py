@@ -8,7 +8,7 @@ Two examples, a pair of texts and a single one:
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ import torch
 from bert_fast.checks import check_choice
 from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_index, row_indices
 from bert_fast.data.feature_cache import cached_arrays, feature_key
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.arguments import members
-from bert_fast.tokenization.layout import Truncation, arrange, plan_rows
+from bert_fast.tokenization.form import Joined
+from bert_fast.tokenization.layout import Truncation, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["Sequences", "ranges"]
@@ -35,7 +36,9 @@ class Sequences:
     Args:
         ids (int32 [N]): token ids.
         boundaries (int64 [n + 1]): where each sequence begins, and the end.
-        token_type_ids (uint8 [N] or None): 1 for the second text of a pair and its [SEP]; None: all are 0.
+        token_type_ids (uint8 [N] or None): as the tokenizer gives them, of BERT 1 for the second text and its [SEP];
+            None: all are 0.
+        has_positions: whether batches have position_ids; False: their model counts.
 
     Raises:
         TypeError, ValueError: arrays of other types or sizes.
@@ -44,6 +47,7 @@ class Sequences:
     ids: np.ndarray
     boundaries: np.ndarray
     token_type_ids: np.ndarray | None = None
+    has_positions: bool = True
 
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("boundaries", np.int64), ("token_type_ids", np.uint8)):
@@ -64,14 +68,14 @@ class Sequences:
     @classmethod
     def joined(
         cls,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         texts: list[str],
         pairs: list[str] | None = None,
         *,
         max_length: int | None = None,
         truncation: str = "longest_first",
     ) -> "Sequences":
-        """[CLS] text [SEP], or [CLS] text [SEP] pair [SEP]: the ids that `tokenizer(texts, pairs, ...)` gives.
+        """Texts, or pairs of them, with special tokens: the ids that `tokenizer(texts, pairs, ...)` gives.
 
         Args:
             tokenizer: splits all texts in one call.
@@ -89,7 +93,7 @@ class Sequences:
         check_choice("truncation", truncation, ("longest_first", "only_first", "only_second"))
         if pairs is None:
             batch = tokenizer.encode_ragged(texts, max_length=max_length)
-            return cls(batch.ids, batch.cu_seqlens)
+            return cls(batch.ids, batch.cu_seqlens, has_positions=tokenizer.form.has_positions)
         texts, pairs = _listed("texts", texts), _listed("pairs", pairs)
         if len(texts) != len(pairs):
             raise ValueError(f"pairs: expected {len(texts)} texts, one for each of texts, got {len(pairs)}")
@@ -97,17 +101,21 @@ class Sequences:
         segments[0::2], segments[1::2] = texts, pairs
         batch = tokenizer.encode_ragged(segments, add_special_tokens=False)
         cut = None if max_length is None else Truncation(truncation, max_length, side=tokenizer.truncation_side)
-        rows = plan_rows(batch.cu_seqlens, np.ones(len(texts), dtype=bool), cut)
-        layout = arrange(rows, len(batch.ids))
-        cls_id, sep_id = tokenizer.cls_token_id, tokenizer.sep_token_id
-        ids = layout.fill(batch.ids, (0, cls_id, 0, sep_id, 0, sep_id), dtype=np.int32)
-        return cls(ids, layout.row_starts, np.array([0, 0, 0, 0, 1, 1], dtype=np.uint8)[layout.codes])
+        form = tokenizer.form
+        rows = plan_rows(batch.cu_seqlens, np.ones(len(texts), dtype=bool), cut, pairs=form.pairs)
+        return cls.of(form.join(batch.ids, rows.start, rows.length, dtype=np.int32))
+
+    @classmethod
+    def of(cls, joined: Joined) -> "Sequences":
+        """What `SequenceForm.join` made, with ids of int32."""
+        types = None if joined.type_ids is None else joined.type_ids.astype(np.uint8)
+        return cls(joined.ids, joined.boundaries, types, joined.has_positions)
 
     @classmethod
     def cached(
         cls,
         cache_dir: str | os.PathLike[str] | None,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         texts: list[str],
         pairs: list[str] | None,
         max_length: int | None,
@@ -115,10 +123,12 @@ class Sequences:
         """`joined`; with `cache_dir`, what it gave for the same arguments before. Raises OSError as `cached_arrays`."""
         if cache_dir is None:
             return cls.joined(tokenizer, texts, pairs, max_length=max_length)
-        key = feature_key(tokenizer, texts, pairs, max_length=max_length)
-        return cls(
-            **cached_arrays(cache_dir, key, lambda: cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays())
-        )
+
+        def make() -> dict[str, np.ndarray]:
+            return cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays()
+
+        made = cached_arrays(cache_dir, feature_key(tokenizer, texts, pairs, max_length=max_length), make)
+        return cls(**made, has_positions=tokenizer.form.has_positions)
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -143,14 +153,16 @@ class Sequences:
             labels: further entries of the batch; NumPy arrays become tensors.
 
         Returns:
-            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int).
+            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int); without
+            `has_positions` no position_ids.
 
         Raises:
             IndexError: an index is below 0 or not below `len(self)`.
         """
         places, cu_seqlens = self.places(indices)
         lengths = np.diff(cu_seqlens)
-        positions = ranges(np.zeros_like(lengths), lengths)
+        if self.has_positions:
+            labels["position_ids"] = ranges(np.zeros_like(lengths), lengths)
         if self.token_type_ids is None:
             types = torch.zeros(len(places), dtype=torch.int64)
         else:
@@ -158,7 +170,6 @@ class Sequences:
         return PackedBatch(
             input_ids=torch.from_numpy(self.ids[places].astype(np.int64)),
             token_type_ids=types,
-            position_ids=torch.from_numpy(positions),
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
             max_seqlen=int(lengths.max(initial=0)),
             **{name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in labels.items()},
@@ -183,7 +194,7 @@ class Sequences:
         """Some sequences (int [m]), in this order, by themselves. Raises IndexError as `gather`."""
         places, boundaries = self.places(indices)
         types = None if self.token_type_ids is None else self.token_type_ids[places]
-        return Sequences(self.ids[places], boundaries, types)
+        return replace(self, ids=self.ids[places], boundaries=boundaries, token_type_ids=types)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name; `Sequences(**arrays)` is the same again."""

@@ -22,7 +22,8 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences, ranges
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
+from bert_fast.tokenization.form import SequenceForm
 from bert_fast.tokenization.pack import PackedBatch
 
 __all__ = ["TokenClassificationSource"]
@@ -62,7 +63,7 @@ class TokenClassificationSource:
     def __init__(
         self,
         sentences: LabelledSentences,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         max_length: int = 128,
@@ -76,11 +77,9 @@ class TokenClassificationSource:
         self.sentences, self.tokenizer = sentences, tokenizer
         self.label_names = list(sentences.label_names if labels is None else labels)
         words = tokenizer.encode_ragged((sentences.buffer, sentences.word_boundaries), add_special_tokens=False)
-        room = min(max_length - 2, len(words.ids) + 1)
+        room = min(max_length - tokenizer.form.num_special(False), len(words.ids) + 1)
         starts, stops = _divide(words.cu_seqlens, sentences.boundaries, room, truncate)
-        self._sequences, self.word_tokens = _examples(
-            words.ids, words.cu_seqlens, starts, stops, room, (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        )
+        self._sequences, self.word_tokens = _examples(words.ids, words.cu_seqlens, starts, stops, room, tokenizer.form)
         self._labels: np.ndarray | None = None
         if sentences.label_ids is not None:
             word_labels = _renumbered(sentences, self.label_names)
@@ -92,7 +91,7 @@ class TokenClassificationSource:
     def read(
         cls,
         data: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         max_length: int = 128,
@@ -229,20 +228,15 @@ def _divide(cu_words: np.ndarray, boundaries: np.ndarray, room: int, truncate: b
 
 
 def _examples(
-    ids: np.ndarray, cu_words: np.ndarray, starts: np.ndarray, stops: np.ndarray, room: int, special: tuple[int, int]
+    ids: np.ndarray, cu_words: np.ndarray, starts: np.ndarray, stops: np.ndarray, room: int, form: SequenceForm
 ) -> tuple[Sequences, np.ndarray]:
-    """[CLS] words [SEP] for every example, and the place of the first token of every word: int64 [W]; -1: none."""
+    """The words of every example, and the place of the first token of every word: int64 [W]; -1: none."""
     lengths = np.minimum(cu_words[stops] - cu_words[starts], room)
-    boundaries = np.concatenate([[0], np.cumsum(lengths + 2)])
-    shift = boundaries[:-1] + 1 - cu_words[starts]  # of an example's tokens, from `ids` to their new place
-    source = ranges(cu_words[starts], lengths)
-    joined = np.empty(boundaries[-1], dtype=np.int32)
-    joined[boundaries[:-1]], joined[boundaries[1:] - 1] = special
-    joined[source + np.repeat(shift, lengths)] = ids[source]
-
+    joined = form.join(ids, cu_words[starts][:, None], lengths[:, None], dtype=np.int32)
+    shift = joined.boundaries[:-1] + 1 - cu_words[starts]  # of an example's tokens, from `ids` to their new place
     words = ranges(starts, stops - starts)
     example = np.repeat(np.arange(len(starts)), stops - starts)
     is_there = np.diff(cu_words)[words] > 0
     word_tokens = np.full(len(cu_words) - 1, -1, dtype=np.int64)
     word_tokens[words[is_there]] = (cu_words[words] + shift[example])[is_there]
-    return Sequences(joined, boundaries), word_tokens
+    return Sequences.of(joined), word_tokens

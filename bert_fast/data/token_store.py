@@ -28,7 +28,7 @@ from bert_fast.data.arguments import check_tokenizer_kind, row_index
 from bert_fast.data.digests import DIGESTS, check_seal, chunk_digests, data_digest
 from bert_fast.errors import StoreError
 from bert_fast.files import path_name
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = ["FORMAT_VERSION", "TokenStore", "tokenizer_hash"]
 
@@ -39,19 +39,9 @@ BOUNDARY_DTYPE = "<i8"
 _TOKEN_DTYPES = ("<u2", "<i4")
 
 
-def tokenizer_hash(tokenizer: BertTokenizer) -> str:
-    """SHA-256 of all that decides which ids a text gets: vocabulary, options and added tokens.
-
-    Names of special tokens, truncation and padding are not part of it.
-    """
-    options = dict(tokenizer._engine_options)
-    if options["strip_accents"] is None:
-        options["strip_accents"] = options["lowercase"]
-    options["never_split"] = sorted(set(options["never_split"]))
-    added = [(token.special, token.for_engine(token_id)) for token_id, token in tokenizer.added_tokens_decoder.items()]
-    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    state = [tokenizer.vocab_size, tokens, tokenizer.unk_token, sorted(options.items()), added]
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """SHA-256 of all that decides which ids a text gets: the tokenizer's `identity`."""
+    return hashlib.sha256(json.dumps(tokenizer.identity()).encode()).hexdigest()
 
 
 class TokenStore:
@@ -73,7 +63,7 @@ class TokenStore:
     info: dict[str, Any]
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], tokenizer: BertTokenizer | None = None) -> "TokenStore":
+    def open(cls, directory: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> "TokenStore":
         """Opens a store and sees that it is complete: store.json by its digest, the other files by their sizes.
 
         What the other files hold is not read; `verify` does that.
@@ -265,7 +255,7 @@ def check_counts(info: dict[str, Any], names: Iterable[str]) -> None:
             raise ValueError(f"{name}: expected a number from 0 on, got {value!r}")
 
 
-def check_tokenizer(path: Path, info: dict[str, Any], tokenizer: BertTokenizer | None) -> None:
+def check_tokenizer(path: Path, info: dict[str, Any], tokenizer: Tokenizer | None) -> None:
     """Raises StoreError if the store was made with another tokenizer."""
     if tokenizer is not None and tokenizer_hash(tokenizer) != info["tokenizer"]:
         raise StoreError(

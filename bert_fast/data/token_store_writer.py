@@ -35,7 +35,7 @@ from bert_fast.data.token_store import (
 )
 from bert_fast.errors import StoreError
 from bert_fast.files import is_temporary, write_atomically
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = ["Progress", "StoreWriter", "check_same", "describe"]
 
@@ -64,7 +64,7 @@ class Progress:
     streams: dict[str, list[int]] = field(default_factory=dict)
 
 
-def describe(sources: list[TextSource], tokenizer: BertTokenizer, text_field: str) -> dict[str, Any]:
+def describe(sources: list[TextSource], tokenizer: Tokenizer, text_field: str) -> dict[str, Any]:
     """All that decides what is in a store: another run may go on with it only if it says the same."""
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     return {

@@ -25,7 +25,7 @@ from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, check_counts
 from bert_fast.data.token_store_writer import StoreWriter, check_same, describe
 from bert_fast.errors import StoreError
 from bert_fast.files import path_name
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = ["Report", "tokenize_files"]
 
@@ -56,7 +56,7 @@ class Report:
 def tokenize_files(
     files: Sequence[Any],
     directory: str | os.PathLike[str],
-    tokenizer: BertTokenizer,
+    tokenizer: Tokenizer,
     *,
     format: str = "auto",
     field: str = "text",
@@ -132,7 +132,7 @@ def _run(
     writer: StoreWriter,
     sources: list[TextSource],
     options: ReadOptions,
-    tokenizer: BertTokenizer,
+    tokenizer: Tokenizer,
     num_threads: int,
     checkpoint_seconds: float,
     report: Callable[[Report], None] | None,
@@ -193,7 +193,7 @@ def _checked_seconds(seconds: Any) -> float:
     return seconds
 
 
-def _check_added_tokens(tokenizer: BertTokenizer, sources: list[TextSource]) -> None:
+def _check_added_tokens(tokenizer: Tokenizer, sources: list[TextSource]) -> None:
     """Refuses added tokens that would match the line ends, which the texts of lines carry along as whitespace."""
     if not any(source.format in ("text", "lines") for source in sources):
         return

@@ -28,7 +28,6 @@ __all__ = ["FusedCrossEncoder", "FusedSentenceTransformer"]
 _PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
 _NO_LIMIT = int(1e20)  # transformers' own: a greater model_max_length is none
 _BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
-_FEWEST_TOKENS = 4  # [CLS], [SEP], [SEP] and a token
 
 
 class _OfTheOriginal:
@@ -246,7 +245,7 @@ def _packed(encoder: Any, inputs: Any, prompt: str | None, kwargs: Mapping[str, 
     tokenizer = same_tokenizer(theirs)
     length = {"query": encoder.query_length, "document": encoder.document_length}.get(kwargs.get("task") or "")
     length = theirs.model_max_length if length is None else length
-    if isinstance(tokenizer, str) or not isinstance(length, int) or length < _FEWEST_TOKENS:
+    if isinstance(tokenizer, str) or not isinstance(length, int) or length <= tokenizer.form.num_special(True):
         return None
     if theirs.pad_token is None:  # of which they have something to say
         return None
@@ -255,6 +254,7 @@ def _packed(encoder: Any, inputs: Any, prompt: str | None, kwargs: Mapping[str, 
     # What a call of theirs leaves behind goes into its tokenizer.json.
     cut = TruncationStrategy.LONGEST_FIRST if is_cut else TruncationStrategy.DO_NOT_TRUNCATE
     theirs.set_truncation_and_padding(PaddingStrategy.LONGEST, cut, length, 0, None, None)
+    batch.pop("position_ids", None)  # which the model counts
     if "token_type_ids" not in theirs.model_input_names:
         del batch["token_type_ids"]
     return batch

@@ -1,7 +1,9 @@
 """The Python face of the C++ tokenizers: WordPiece and Unigram."""
 
 from bert_fast.tokenization.added_token import AddedToken
+from bert_fast.tokenization.calls import Tokenizer
 from bert_fast.tokenization.encoding import BatchEncoding, CharSpan, Encoding, TokenSpan
+from bert_fast.tokenization.loading import load_tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.tokenization.ragged import RaggedBatch
 from bert_fast.tokenization.tokenizer import BertTokenizer
@@ -16,5 +18,7 @@ __all__ = [
     "PackedBatch",
     "RaggedBatch",
     "TokenSpan",
+    "Tokenizer",
     "XLMRobertaTokenizer",
+    "load_tokenizer",
 ]

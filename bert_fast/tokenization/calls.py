@@ -15,7 +15,7 @@ from bert_fast.tokenization.padding import pad_features
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import Vocabulary
 
-__all__ = ["CalledTokenizer"]
+__all__ = ["Tokenizer"]
 
 _ZERO = 0  # `is` finds arguments that were left out; another int that is equal takes the longer way
 _PLAIN_SHAPE = Shape(True, None, "do_not_pad", None, None, "right")
@@ -37,8 +37,8 @@ _ASSIGNED: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-class CalledTokenizer(UnpaddedTokenizer):
-    """The part of the tokenizer that is called, with the names that calls had before, and `pad`.
+class Tokenizer(UnpaddedTokenizer):
+    """What all tokenizers have in common: calls, with the names that calls had before, and `pad`.
 
     `extra` are lists of special tokens without names of their own, by the arguments that hold them.
     """
@@ -81,8 +81,8 @@ class CalledTokenizer(UnpaddedTokenizer):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if cls.__call__ is not CalledTokenizer.__call__ and cls.encode is CalledTokenizer.encode:
-            cls.encode = CalledTokenizer._encode_by_call  # type: ignore[method-assign]
+        if cls.__call__ is not Tokenizer.__call__ and cls.encode is Tokenizer.encode:
+            cls.encode = Tokenizer._encode_by_call  # type: ignore[method-assign]
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = _ASSIGNED.get(name)

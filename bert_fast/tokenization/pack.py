@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_fast.tokenization.direct import Specials
 from bert_fast.tokenization.engine import Engine
+from bert_fast.tokenization.form import SequenceForm
 from bert_fast.tokenization.inputs import Inputs
 from bert_fast.tokenization.layout import arrange, plan_rows
 from bert_fast.tokenization.options import Shape
@@ -17,7 +17,7 @@ _SHORT_TEXT_TOKENS = 8  # with max_tokens, first looks at as many texts as would
 
 
 def pack_texts(
-    engine: Engine, texts: Any, around: tuple[int, int], limit: int | None, max_tokens: int | None
+    engine: Engine, texts: Any, form: SequenceForm, limit: int | None, max_tokens: int | None
 ) -> PackedBatch | None:
     """`pack_inputs` for a list or column of single texts, not looked at; None where they are none.
 
@@ -26,13 +26,14 @@ def pack_texts(
     Args:
         engine: splits the texts.
         texts: what the caller gave.
-        around: ids of [CLS] and [SEP].
+        form: of sequences.
         limit: tokens of a text without these; what exceeds it at the end is cut.
         max_tokens: None takes all.
 
     Raises:
         ValueError: not even the first text fits.
     """
+    around = form.first_id, form.separator_id
     try:
         if max_tokens is None or not isinstance(texts, list):
             ids, cu_seqlens, longest = engine.pack(texts, around, limit, max_tokens)
@@ -46,11 +47,11 @@ def pack_texts(
         return None
     if max_tokens is not None and len(cu_seqlens) > 1 and cu_seqlens[1] > max_tokens:
         raise _too_long(cu_seqlens, max_tokens)
-    return _batch(ids, None, cu_seqlens, longest)
+    return _batch(ids, None, cu_seqlens, longest, form.has_positions)
 
 
 def pack_inputs(
-    engine: Engine, inputs: Inputs, shape: Shape, specials: Specials, max_tokens: int | None
+    engine: Engine, inputs: Inputs, shape: Shape, form: SequenceForm, max_tokens: int | None
 ) -> PackedBatch:
     """The first sequences of a batch one after the other, as many whole ones as fit into `max_tokens`.
 
@@ -58,39 +59,43 @@ def pack_inputs(
         engine: splits the texts.
         inputs: the batch, not split into words.
         shape: how sequences that are too long are cut.
-        specials: ids of special tokens.
+        form: of sequences.
         max_tokens: None takes all.
 
     Raises:
         ValueError: not even the first sequence fits.
     """
     ids, cu_segments, _, _ = engine.encode(inputs.strings)
-    pairs = specials.pairs
-    layout = arrange(plan_rows(cu_segments, inputs.has_pair, shape.truncation, pairs=pairs), len(ids), pairs=pairs)
+    rows = plan_rows(cu_segments, inputs.has_pair, shape.truncation, pairs=form.pairs)
+    layout = arrange(rows, len(ids), pairs=form.pairs)
     starts = layout.row_starts
     count = len(starts) - 1
     if max_tokens is not None:
         count = int(np.searchsorted(starts, max_tokens, side="right")) - 1
         if count == 0 and len(starts) > 1:
             raise _too_long(starts, max_tokens)
-    input_ids, type_ids = layout.fill(ids, specials.by_code()), layout.lookup(pairs.types(0))
+    input_ids, type_ids = layout.fill(ids, form.by_code()), layout.lookup(form.pairs.types(0))
     cu_seqlens, num_tokens = starts[: count + 1], starts[count]
     longest = int(np.diff(cu_seqlens).max(initial=0))
-    return _batch(input_ids[:num_tokens], type_ids[:num_tokens], cu_seqlens.astype(np.int32), longest)
+    return _batch(
+        input_ids[:num_tokens], type_ids[:num_tokens], cu_seqlens.astype(np.int32), longest, form.has_positions
+    )
 
 
 def _too_long(cu_seqlens: np.ndarray, max_tokens: int) -> ValueError:
     return ValueError(f"max_tokens: text[0] has {cu_seqlens[1]} tokens, more than {max_tokens}; pass max_length")
 
 
-def _batch(input_ids: np.ndarray, type_ids: np.ndarray | None, cu_seqlens: np.ndarray, max_seqlen: int) -> PackedBatch:
+def _batch(
+    input_ids: np.ndarray, type_ids: np.ndarray | None, cu_seqlens: np.ndarray, max_seqlen: int, has_positions: bool
+) -> PackedBatch:
     """Of input_ids (int64 [T]), type_ids (the same; None: all 0), cu_seqlens (int32 [B + 1])."""
     import torch  # the rest of the tokenizer works without it
 
     return PackedBatch(
         input_ids=torch.from_numpy(input_ids),
         token_type_ids=Later.ZEROS if type_ids is None else torch.from_numpy(type_ids),
-        position_ids=Later.POSITIONS,
+        **({"position_ids": Later.POSITIONS} if has_positions else {}),
         cu_seqlens=torch.from_numpy(cu_seqlens),
         max_seqlen=max_seqlen,
     )

@@ -24,11 +24,12 @@ class PackedBatch(dict[str, Any]):
     """Sequences one after the other, for `model(**batch)`; keys are attributes too.
 
     Entries:
-        input_ids, token_type_ids, position_ids (int64 [T]); positions start at 0 in each sequence.
+        input_ids, token_type_ids, position_ids (int64 [T]); positions start at 0 in each sequence, and are
+            not there where the model is to count them (see `Tokenizer.pack`).
         cu_seqlens (int32 [B + 1]): sequence i is [cu_seqlens[i]:cu_seqlens[i + 1]].
         max_seqlen (int): length of the longest sequence.
 
-    Of `BertTokenizer.pack`, position_ids and the token_type_ids of single texts are made when they are first read, out
+    Of `pack`, position_ids and the token_type_ids of single texts are made when they are first read, out
     of input_ids and cu_seqlens and where these are by then.
     """
 

@@ -132,6 +132,21 @@ class StoredTokenizer(TokenDecoder):
         """What tokenizer.json holds of it."""
         raise NotImplementedError
 
+    def identity(self) -> list[Any]:
+        """All that decides which ids a text gets, in values that JSON can hold.
+
+        Names of special tokens, truncation and padding are not part of it.
+        """
+        raise NotImplementedError
+
+    def continuing_ids(self) -> list[int]:
+        """The tokens that never begin a word: they go on with the one before them."""
+        raise NotImplementedError
+
+    def _added_identity(self) -> list[tuple[Any, ...]]:
+        """What added tokens have to say about which ids a text gets."""
+        return [(token.special, token.for_engine(token_id)) for token_id, token in self.added_tokens_decoder.items()]
+
     def _own_files(self) -> dict[str, str]:
         """Name -> content of files besides the JSON ones."""
         raise NotImplementedError

@@ -8,8 +8,9 @@ from typing import Any
 from bert_fast.files import write_atomically
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.arguments import check_flags, strings
-from bert_fast.tokenization.calls import CalledTokenizer
+from bert_fast.tokenization.calls import Tokenizer
 from bert_fast.tokenization.files import VOCAB_FILE, as_path
+from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 from bert_fast.tokenization.options import check_int
 from bert_fast.tokenization.pretrained import prefix_of
 from bert_fast.tokenization.vocab import load_vocab, open_vocab, vocab_to_text
@@ -18,7 +19,7 @@ from bert_fast.tokenization.wordpiece_file import read_tokenizer_json, tokenizer
 __all__ = ["BertTokenizer"]
 
 
-class BertTokenizer(CalledTokenizer):
+class BertTokenizer(Tokenizer):
     """Text to WordPiece ids and back: ids, masks, offsets and word ids as transformers' fast BERT tokenizer makes them.
 
     Args:
@@ -41,6 +42,7 @@ class BertTokenizer(CalledTokenizer):
         max_input_chars_per_word: longer words become unk_token.
         continuing_subword_prefix: marks entries of the vocabulary that continue a word.
         added_tokens: added tokens by id, as files hold them.
+        pairs: what rows of two texts look like, as files hold it: MPNet has two separators and no types.
         name_or_path: where it came from.
 
     Raises:
@@ -84,6 +86,7 @@ class BertTokenizer(CalledTokenizer):
         max_input_chars_per_word: int = 100,
         continuing_subword_prefix: str = "##",
         added_tokens: Mapping[int, AddedToken] | None = None,
+        pairs: PairForm = BERT_PAIRS,
         name_or_path: str = "",
     ) -> None:
         check_flags(do_basic_tokenize=do_basic_tokenize)
@@ -93,6 +96,9 @@ class BertTokenizer(CalledTokenizer):
             )
         if type(max_input_chars_per_word) is int:  # of others the engine says what is wrong with them
             check_int("max_input_chars_per_word", max_input_chars_per_word, 0, 2**31 - 1)
+        if not isinstance(pairs, PairForm):
+            raise TypeError(f"pairs: expected a PairForm, got {type(pairs).__name__}")
+        self._pairs = pairs
         self.do_lower_case = do_lower_case
         self.strip_accents = strip_accents
         self.tokenize_chinese_chars = tokenize_chinese_chars
@@ -135,14 +141,33 @@ class BertTokenizer(CalledTokenizer):
     def as_json(self) -> dict[str, Any]:
         """What tokenizer.json holds of it: all that decides which ids a text has, but for `never_split`."""
         special = {name: (token, self._ids[token]) for name, token in self.special_tokens_map.items()}
-        return tokenizer_json(self._vocabulary.tokens, self._added, self._engine_options, special)
+        return tokenizer_json(self._vocabulary.tokens, self._added, self._engine_options, special, self._pairs)
+
+    def identity(self) -> list[Any]:
+        """See `StoredTokenizer.identity`: vocabulary, options and added tokens."""
+        options = dict(self._engine_options)
+        if options["strip_accents"] is None:
+            options["strip_accents"] = options["lowercase"]
+        options["never_split"] = sorted(set(options["never_split"]))
+        tokens = sorted(self._ids.items(), key=lambda item: item[1])
+        return [self.vocab_size, tokens, self.unk_token, sorted(options.items()), self._added_identity()]
+
+    def continuing_ids(self) -> list[int]:
+        """See `StoredTokenizer.continuing_ids`: those with the prefix, "##"."""
+        prefix = self._engine_options["continuing_prefix"]
+        return [
+            token_id
+            for token_id, token in enumerate(self._vocabulary.tokens)
+            if token.startswith(prefix) and token != prefix and token_id not in self._added
+        ]
 
     def _own_files(self) -> dict[str, str]:
         return {VOCAB_FILE: vocab_to_text(self._vocabulary.tokens)}
 
     def _own_config(self) -> dict[str, Any]:
         return {
-            "tokenizer_class": "BertTokenizer",
+            # transformers' class of this name makes BERT's pairs whatever the file says.
+            "tokenizer_class": "BertTokenizer" if self._pairs == BERT_PAIRS else "PreTrainedTokenizerFast",
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,

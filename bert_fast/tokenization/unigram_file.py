@@ -15,6 +15,7 @@ from typing import Any
 
 from bert_fast.tokenization.json_files import ID, LIST, SWITCH, TEXT, Kind, check_kinds, type_of
 from bert_fast.tokenization.layout import PairForm
+from bert_fast.tokenization.template_file import read_template
 
 __all__ = ["UnigramFile", "read_unigram"]
 
@@ -68,7 +69,14 @@ def read_unigram(path: Path, state: Mapping[str, Any]) -> UnigramFile:
     if unk_id >= len(vocab):
         raise ValueError(f"{path}: model: unk_id: expected the id of one of the {len(vocab)} pieces, got {unk_id}")
     charsmap, steps = _read_normalizer(path, state.get("normalizer"))
-    pairs, named = _read_template(path, state.get("post_processor"))
+    processor = state.get("post_processor")
+    kind = "none" if processor is None else type_of(processor)
+    template = read_template(processor) if kind == "TemplateProcessing" else None
+    if template is None:
+        raise ValueError(
+            f"{path}: post_processor: expected a TemplateProcessing that makes <s> A </s> and <s> A </s></s> B </s>, "
+            f"got {kind}"
+        )
     mark, drops_first = _read_decoder(path, state.get("decoder"))
     options = {
         "scores": scores,
@@ -78,7 +86,8 @@ def read_unigram(path: Path, state: Mapping[str, Any]) -> UnigramFile:
         "normalizer": steps,
         **_read_pre_tokenizer(path, state.get("pre_tokenizer")),
     }
-    return UnigramFile(vocab, options, pairs, {"unk_token": vocab[unk_id], **named}, mark, drops_first)
+    named = {"unk_token": vocab[unk_id], "cls_token": template.cls_token, "sep_token": template.sep_token}
+    return UnigramFile(vocab, options, template.pairs, named, mark, drops_first)
 
 
 def _read_vocab(path: Path, entries: list[Any]) -> tuple[list[str], list[float]]:
@@ -176,40 +185,6 @@ def _metaspace(path: Path, name: str, part: Mapping[str, Any]) -> dict[str, Any]
             raise ValueError(f"{path}: {name}: add_prefix_space is false and prepend_scheme is {scheme!r}")
         scheme = "never"
     return {"replacement": part["replacement"], "prepend": scheme}
-
-
-def _read_template(path: Path, processor: Any) -> tuple[PairForm, dict[str, str]]:
-    """<s> A </s> and <s> A </s></s> B </s>, with as many separators in the middle as there are."""
-    try:
-        if type_of(processor) == "TemplateProcessing":
-            (kind, cls, _), *first, (last, sep, _) = single = [_piece(piece) for piece in processor["single"]]
-            pair = [_piece(piece) for piece in processor["pair"]]
-            num_separators = len(pair) - len(single) - 1
-            type_id = pair[-1][2]
-            expected = [*single, *[single[-1]] * (num_separators - 1)]
-            expected += [("Sequence", "B", type_id), ("SpecialToken", sep, type_id)]
-            if (
-                (kind, last) == ("SpecialToken", "SpecialToken")
-                and first == [("Sequence", "A", 0)]
-                and single[0][2] == single[-1][2] == 0
-                and num_separators >= 1
-                and pair == expected
-            ):
-                return PairForm(num_separators, type_id), {"cls_token": cls, "sep_token": sep}
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        pass
-    kind = "none" if processor is None else type_of(processor)
-    raise ValueError(
-        f"{path}: post_processor: expected a TemplateProcessing that makes <s> A </s> and <s> A </s></s> B </s>, "
-        f"got {kind}"
-    )
-
-
-def _piece(piece: Any) -> tuple[str, str, int]:
-    ((kind, value),) = piece.items()
-    if not isinstance(value["id"], str) or type(value["type_id"]) is not int:
-        raise TypeError(kind)
-    return kind, value["id"], value["type_id"]
 
 
 def _read_decoder(path: Path, decoder: Any) -> tuple[str | None, bool]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.direct import Specials
+from bert_fast.tokenization.form import SequenceForm
 from bert_fast.tokenization.inputs import parse_inputs
 from bert_fast.tokenization.options import MOST_TOKENS, Shape, check_int, resolve_shape, tensor_kind
 from bert_fast.tokenization.pack import PackedBatch, pack_inputs, pack_texts
@@ -18,6 +19,11 @@ _SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as wou
 
 class UnpaddedTokenizer(StoredTokenizer):
     """The part of the tokenizer that makes batches without padding: `encode_ragged` and `pack`."""
+
+    @property
+    def form(self) -> SequenceForm:
+        """How sequences are made of one text or two, for those who have ids without special tokens."""
+        return SequenceForm(*self._around, self._pairs)
 
     def encode_ragged(
         self,
@@ -102,7 +108,8 @@ class UnpaddedTokenizer(StoredTokenizer):
             max_length: longer sequences are truncated ("longest_first"); default: model_max_length.
 
         Returns:
-            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int).
+            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int); no
+            position_ids where pairs have two separators: models of RoBERTa's kind count them in another way.
 
         Raises:
             ValueError: the first text alone has more than `max_tokens`.
@@ -111,7 +118,7 @@ class UnpaddedTokenizer(StoredTokenizer):
         longest = self.model_max_length if max_length is None else check_int("max_length", max_length, 0) or 0
         if pairs is None and longest >= 2 and self.truncation_side == "right":
             batch = pack_texts(
-                self._engine, texts, self._around, longest - 2 if longest < MOST_TOKENS else None,
+                self._engine, texts, self.form, longest - 2 if longest < MOST_TOKENS else None,
                 None if max_tokens is None or max_tokens > MOST_TOKENS else max_tokens,
             )  # fmt: skip
             if batch is not None:
@@ -119,12 +126,12 @@ class UnpaddedTokenizer(StoredTokenizer):
         parsed = parse_inputs(texts, pairs, names=("texts", "pairs"))
         if not parsed.is_batched:
             raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
-        shape, specials = self._shape(truncation=True, max_length=max_length), self._specials()
+        shape = self._shape(truncation=True, max_length=max_length)
         count = total = len(parsed.has_pair)
         if max_tokens is not None:
             count = min(total, 1 + max_tokens // _SHORT_TEXT_TOKENS)
         while True:  # a long list is read only as far as its texts may fit: twice as far each time
-            batch = pack_inputs(self._engine, parsed.head(count), shape, specials, max_tokens)
+            batch = pack_inputs(self._engine, parsed.head(count), shape, self.form, max_tokens)
             if count == total or batch.num_sequences < count:
                 return batch
             count = min(total, 2 * count)

@@ -13,9 +13,16 @@ from bert_fast.tokenization.json_files import (
     read_json_object,
     type_of,
 )
+from bert_fast.tokenization.layout import PairForm
+from bert_fast.tokenization.template_file import read_template, template_json
 from bert_fast.tokenization.vocab import vocab_from_mapping
 
 __all__ = ["read_tokenizer_json", "tokenizer_json"]
+
+_HINTS = {
+    "Unigram": "; XLMRobertaTokenizer reads it",
+    "BPE": ", which transformers' tokenizers read; a model of transformers with it runs here by bert_fast.fuse",
+}
 
 
 def read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
@@ -29,7 +36,7 @@ def read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToke
     model = state.get("model") or {}
     # Older files leave the type out; only WordPiece has max_input_chars_per_word and a mapping as vocabulary.
     if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
-        hint = "; XLMRobertaTokenizer reads it" if model.get("type") == "Unigram" else ""
+        hint = _HINTS.get(str(model.get("type")), "")
         raise ValueError(f"{path}: expected a WordPiece model, got {type_of(model)}{hint}")
     check_kinds(path, model, MODEL_KINDS, "model: ")
     added = read_added_tokens(path, state)
@@ -46,6 +53,9 @@ def read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[int, AddedToke
         raise ValueError(f"{path}: expected the pre-tokenizer BertPreTokenizer, got {pre_tokenizer}")
     options.update(_read_post_processor(path, state.get("post_processor")))
     options.update(read_padding_side(path, state))
+    for name, usual, other in (("pad_token", "[PAD]", "<pad>"), ("mask_token", "[MASK]", "<mask>")):
+        if usual not in model["vocab"] and other in model["vocab"]:  # MPNet's
+            options[name] = other
     return options, added
 
 
@@ -64,27 +74,24 @@ def _read_normalizer(path: Path, normalizer: dict[str, Any] | None) -> dict[str,
 
 
 def _read_post_processor(path: Path, processor: dict[str, Any] | None) -> dict[str, Any]:
-    """The names of [CLS] and [SEP], from either form in which the library writes BERT's template."""
+    """The names of [CLS] and [SEP], and the form of pairs."""
     if processor is None:
         return {}
-    try:
-        if processor.get("type") == "BertProcessing":
-            names = {"cls_token": processor["cls"][0], "sep_token": processor["sep"][0]}
-        else:
-            ((first, cls),), ((second, _),), ((third, sep),) = (piece.items() for piece in processor["single"])
-            if [first, second, third] != ["SpecialToken", "Sequence", "SpecialToken"]:
-                raise KeyError(first)
-            names = {"cls_token": cls["id"], "sep_token": sep["id"]}
-        if all(isinstance(name, str) for name in names.values()):
-            return names
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        pass
-    kind = type_of(processor)
-    raise ValueError(f"{path}: expected a post-processor that makes [CLS] A [SEP], got {kind}")
+    template = read_template(processor)
+    if template is None:
+        raise ValueError(f"{path}: expected a post-processor that makes [CLS] A [SEP], got {type_of(processor)}")
+    options = {"cls_token": template.cls_token, "sep_token": template.sep_token, "pairs": template.pairs}
+    if template.pairs.type_id == 0:
+        options["model_input_names"] = ("input_ids", "attention_mask")
+    return options
 
 
 def tokenizer_json(
-    vocab: list[str], added: dict[int, AddedToken], engine_options: dict[str, Any], special: dict[str, tuple[str, int]]
+    vocab: list[str],
+    added: dict[int, AddedToken],
+    engine_options: dict[str, Any],
+    special: dict[str, tuple[str, int]],
+    pairs: PairForm,
 ) -> dict[str, Any]:
     """The state that `tokenizers.Tokenizer.from_file` reads, without truncation and padding.
 
@@ -93,16 +100,9 @@ def tokenizer_json(
         added: added tokens by id.
         engine_options: arguments of the engine's constructor.
         special: "cls_token" and "sep_token" -> (content, id); "unk_token" likewise.
+        pairs: what rows of two texts look like.
     """
     (cls, cls_id), (sep, sep_id) = special["cls_token"], special["sep_token"]
-
-    def token(content: str, type_id: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": content, "type_id": type_id}}
-
-    def text(name: str, type_id: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": type_id}}
-
-    single = [token(cls, 0), text("A", 0), token(sep, 0)]
     return {
         "version": "1.0",
         "truncation": None,
@@ -118,8 +118,7 @@ def tokenizer_json(
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, text("B", 1), token(sep, 1)],
+            **template_json(pairs, cls, sep),
             "special_tokens": {
                 content: {"id": content, "ids": [token_id], "tokens": [content]}
                 for content, token_id in ((cls, cls_id), (sep, sep_id))

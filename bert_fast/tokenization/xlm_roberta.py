@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.arguments import shown
-from bert_fast.tokenization.calls import CalledTokenizer
+from bert_fast.tokenization.calls import Tokenizer
 from bert_fast.tokenization.engine import Engine, make_unigram
 from bert_fast.tokenization.files import as_path, read_added_tokens, read_padding_side
 from bert_fast.tokenization.json_files import TOKENIZER_KINDS, check_kinds, read_json_object
@@ -20,7 +20,7 @@ __all__ = ["XLMRobertaTokenizer"]
 _KEPT_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 
 
-class XLMRobertaTokenizer(CalledTokenizer):
+class XLMRobertaTokenizer(Tokenizer):
     """Text to Unigram ids and back, for XLM-R and its relatives (multilingual-e5, bge-m3, multilingual MiniLM).
 
     Ids, masks, offsets and word ids are those of Hugging Face `tokenizers` for the same tokenizer.json. What calls,
@@ -119,6 +119,20 @@ class XLMRobertaTokenizer(CalledTokenizer):
         """What tokenizer.json holds of it: all that decides which ids a text has."""
         added = [{"id": token_id, **token.as_dict()} for token_id, token in sorted(self._added.items())]
         return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **self._state}
+
+    def identity(self) -> list[Any]:
+        """See `StoredTokenizer.identity`: normalizer, splitting, pieces with their scores, and added tokens."""
+        parts = {name: self._state[name] for name in ("normalizer", "pre_tokenizer", "model")}
+        return [parts, self._added_identity()]
+
+    def continuing_ids(self) -> list[int]:
+        """See `StoredTokenizer.continuing_ids`: those that do not begin with the mark of a space, unknown ones too."""
+        mark = self._engine_options["replacement"]
+        return [
+            token_id
+            for token_id, token in enumerate(self._vocabulary.tokens)
+            if not token.startswith(mark) and (token_id not in self._added or token == self.unk_token)
+        ]
 
     def __repr__(self) -> str:
         return (

@@ -16,7 +16,7 @@ from bert_fast.data.token_store import tokenizer_hash
 from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.models.checkpoint import load_checkpoint, load_into
 from bert_fast.models.checkpoint_writer import save_checkpoint
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.training.checkpoints import OPTIMIZER, RANDOM, load_data, save_data
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
@@ -74,7 +74,7 @@ def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
     """Of what decides the ids of a text; of other people's tokenizers of their vocabulary alone."""
-    if isinstance(tokenizer, BertTokenizer):
+    if isinstance(tokenizer, Tokenizer):
         return tokenizer_hash(tokenizer)
     vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
     return data_digest(sorted(vocabulary.items()))

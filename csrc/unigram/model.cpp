@@ -45,7 +45,7 @@ std::vector<std::int32_t> find_byte_tokens(const wordpiece::Trie& trie) {
 }  // namespace
 
 Model::Model(const std::vector<std::string_view>& vocab, const std::vector<double>& scores, const ModelOptions& options)
-    : trie_(make_trie(vocab)), scores_(scores), unk_id_(options.unk_id) {
+    : trie_(make_trie(vocab)), unk_id_(options.unk_id) {
   if (scores.size() != vocab.size()) {
     throw std::invalid_argument("scores: expected one for each of the " + std::to_string(vocab.size()) +
                                 " tokens, got " + std::to_string(scores.size()));
@@ -59,15 +59,18 @@ Model::Model(const std::vector<std::string_view>& vocab, const std::vector<doubl
   }
   unk_score_ = *std::min_element(scores.begin(), scores.end()) - kUnkPenalty;
   if (options.byte_fallback) byte_ids_ = find_byte_tokens(trie_);
+  ids_ = trie_.number_by_place();
+  scores_.reserve(ids_.size());
+  for (const std::int32_t id : ids_) scores_.push_back(scores[static_cast<std::size_t>(id)]);
 }
 
 void Model::split(std::string_view word, Lattice& lattice) const {
   std::vector<Lattice::Node>& nodes = lattice.nodes;
   nodes.assign(word.size() + 1, {0.0, kNone, 0});
   const wordpiece::TrieView trie = trie_.view();
-  const auto offer = [&](std::size_t start, std::size_t stop, double score, std::int32_t id) {
+  const auto offer = [&](std::size_t start, std::size_t stop, double score, std::int32_t number) {
     Lattice::Node& node = nodes[stop];
-    if (node.start == kNone || score > node.score) node = {score, static_cast<std::uint32_t>(start), id};
+    if (node.start == kNone || score > node.score) node = {score, static_cast<std::uint32_t>(start), number};
   };
   for (std::size_t start = 0; start < word.size();) {
     const double before = nodes[start].score;
@@ -80,23 +83,24 @@ void Model::split(std::string_view word, Lattice& lattice) const {
       node = trie.nodes[child];
       if (!node.has_label(byte)) break;
       if (!node.ends_token()) continue;
-      const std::int32_t id = trie.ids[child];
-      offer(start, i + 1, scores_[static_cast<std::size_t>(id)] + before, id);
+      const std::int32_t number = trie.ids[child];
+      offer(start, i + 1, scores_[static_cast<std::size_t>(number)] + before, number);
       is_known = is_known || i + 1 - start == char_size;
     }
-    if (!is_known) offer(start, start + char_size, unk_score_ + before, unk_id_);
+    if (!is_known) offer(start, start + char_size, unk_score_ + before, kUnknown);
     start += char_size;
   }
 
-  // Back along the best pieces; the ids found on the way are those of the pieces, but of unknown ones.
+  // Back along the best pieces.
   std::vector<Piece>& pieces = lattice.pieces;
   pieces.clear();
   for (auto stop = static_cast<std::uint32_t>(word.size()); stop > 0; stop = nodes[stop].start) {
     const Lattice::Node& node = nodes[stop];
-    if (node.id == unk_id_ && !pieces.empty() && pieces.back().id == unk_id_) {
+    const std::int32_t id = node.number == kUnknown ? unk_id_ : ids_[static_cast<std::size_t>(node.number)];
+    if (id == unk_id_ && !pieces.empty() && pieces.back().id == unk_id_) {
       pieces.back().start = node.start;
     } else {
-      pieces.push_back({node.id, node.start, stop});
+      pieces.push_back({id, node.start, stop});
     }
   }
   std::reverse(pieces.begin(), pieces.end());
@@ -114,9 +118,9 @@ void Model::split(std::string_view word, Lattice& lattice) const {
 // An unknown piece: several characters together may be a token though none of them is; else its bytes, or unk_id.
 void Model::emit(std::string_view word, std::uint32_t start, std::uint32_t stop, std::vector<Piece>& pieces) const {
   const std::string_view text = word.substr(start, stop - start);
-  std::int32_t id = -1;
-  if (trie_.longest_prefix(text, id) == text.size()) {
-    pieces.push_back({id, start, stop});
+  std::int32_t number = -1;
+  if (trie_.longest_prefix(text, number) == text.size()) {
+    pieces.push_back({ids_[static_cast<std::size_t>(number)], start, stop});
     return;
   }
   const auto byte_id = [&](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };

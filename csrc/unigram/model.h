@@ -31,7 +31,7 @@ class Model {
     struct Node {
       double score;
       std::uint32_t start;  // of the best piece that ends here
-      std::int32_t id;
+      std::int32_t number;  // of that piece; kUnknown
     };
     std::vector<Node> nodes;
     std::vector<Piece> pieces;
@@ -47,11 +47,16 @@ class Model {
  private:
   void emit(std::string_view word, std::uint32_t start, std::uint32_t stop, std::vector<Piece>& pieces) const;
 
+  static constexpr std::int32_t kUnknown = -1;
+
+  // Pieces have numbers in the order in which they lie in the trie: what a walk reads of them lies together, and few
+  // lines of the cache hold it, however large the vocabulary is.
   wordpiece::Trie trie_;
-  std::vector<double> scores_;
+  std::vector<std::int32_t> byte_ids_;  // -1: the vocabulary has no such token; empty without byte_fallback
+  std::vector<std::int32_t> ids_;       // by number
+  std::vector<double> scores_;          // by number
   double unk_score_;
   std::int32_t unk_id_;
-  std::vector<std::int32_t> byte_ids_;  // -1: the vocabulary has no such token; empty without byte_fallback
 };
 
 }  // namespace bert_fast::unigram

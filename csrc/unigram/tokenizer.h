@@ -66,9 +66,9 @@ class Tokenizer final : public wordpiece::TextTokenizer {
   void encode_normalized(const MappedText& text, std::size_t begin, std::size_t end, Sink& sink) const;
   template <typename Function>
   void for_each_word(const MappedText& text, std::size_t begin, std::size_t end, Function word) const;
-  void encode_new_word(std::string_view word, std::uint32_t first_source, Sink& sink) const;
+  void encode_new_word(std::string_view word, std::uint32_t first_source, Memory& mine, Sink& sink) const;
   bool learn_word(std::string_view word, const WordKey& key, std::size_t place, Memory& mine) const;
-  bool encode_plain_word(std::string_view text, std::uint32_t first_source, Sink& sink) const;
+  bool encode_plain_word(std::string_view text, std::uint32_t first_source, Memory& mine, Sink& sink) const;
   std::size_t find_word_end(std::string_view text, std::size_t from) const;
 
   TokenizerOptions options_;

@@ -87,20 +87,20 @@ void Tokenizer::encode_words(std::string_view text, std::uint32_t first_source, 
     for (std::size_t i = 0; i < count; ++i) {
       const auto& [word, key, place] = ahead[i];
       if (word.size() > WordKey::kMostBytes) {
-        encode_new_word(word, first_source, sink);
+        encode_new_word(word, first_source, mine, sink);
         if (word.size() > kKeptWordBytes) mine.forget_words();
       } else if (cache.holds(place, key, serial) || learn_word(word, key, place, mine)) {
         sink.known_word(cache.entry(place), cache.places(place), first_source);
       } else {
-        encode_new_word(word, first_source, sink);
+        encode_new_word(word, first_source, mine, sink);
       }
       if (sink.wants_offsets()) first_source += static_cast<std::uint32_t>(wordpiece::count_code_points(word));
     }
   }
 }
 
-void Tokenizer::encode_new_word(std::string_view word, std::uint32_t first_source, Sink& sink) const {
-  if (!encode_plain_word(word, first_source, sink)) encode_whole(word, first_source, sink);
+void Tokenizer::encode_new_word(std::string_view word, std::uint32_t first_source, Memory& mine, Sink& sink) const {
+  if (!encode_plain_word(word, first_source, mine, sink)) encode_whole(word, first_source, sink);
 }
 
 // Enters a word that is not at the first of its places there; false if it has too many tokens.
@@ -115,7 +115,7 @@ bool Tokenizer::learn_word(std::string_view word, const WordKey& key, std::size_
   found.word_ids.clear();
   constexpr EncodeOptions kAll = {true, true};
   Sink sink(kAll, found);
-  encode_new_word(word, 0, sink);
+  encode_new_word(word, 0, mine, sink);
   const std::size_t size = found.ids.size();
   if (size > WordCache::kMostTokens) return false;
   mine.cache.push_back(place);
@@ -135,7 +135,7 @@ bool Tokenizer::learn_word(std::string_view word, const WordKey& key, std::size_
 }
 
 // A word of characters that normalization leaves as they are, behind at most one space; false if it is something else.
-bool Tokenizer::encode_plain_word(std::string_view text, std::uint32_t first_source, Sink& sink) const {
+bool Tokenizer::encode_plain_word(std::string_view text, std::uint32_t first_source, Memory& mine, Sink& sink) const {
   const auto first = static_cast<unsigned char>(text[0]);
   const std::size_t begin = first < 0x80 && spaces_[first] ? 1 : 0;
   if (begin == text.size()) return false;
@@ -151,7 +151,6 @@ bool Tokenizer::encode_plain_word(std::string_view text, std::uint32_t first_sou
       is_ascii = false;
     }
   }
-  Memory& mine = memory();
   mine.word = prefix_;
   mine.word += text.substr(begin);
   model_.split(mine.word, mine.lattice);

@@ -142,18 +142,22 @@ Trie::Trie(std::vector<Entry> starting, std::vector<Entry> continuing) {
 
 void Trie::place_nodes(const Draft& draft) {
   constexpr TrieNode kFree = {TrieNode::kNoLabel};
+  constexpr std::uint32_t kNearDepth = 4;
   FreePlaces places;
   nodes_.assign(FreePlaces::kFirst, kFree);
   struct Placed {
     std::uint32_t item;
     std::uint32_t place;
+    std::uint32_t depth;
   };
-  // Breadth first, so that what is near the roots, and read most often, lies together.
-  std::vector<Placed> queue = {{Draft::kStart, TrieView::kStartRoot}, {Draft::kContinue, TrieView::kContinueRoot}};
-  queue.reserve(draft.items.size());
+  // Breadth first near the roots, so that what is read most often lies together; below, one branch after the other, so
+  // that the rest of a walk lies together, too.
+  std::vector<Placed> near = {{Draft::kStart, TrieView::kStartRoot, 0}, {Draft::kContinue, TrieView::kContinueRoot, 0}};
+  std::vector<Placed> branch;
   std::size_t used = FreePlaces::kFirst;
-  for (std::size_t i = 0; i < queue.size(); ++i) {
-    const Placed parent = queue[i];
+  for (std::size_t i = 0; i < near.size() || !branch.empty();) {
+    const Placed parent = branch.empty() ? near[i++] : branch.back();
+    if (!branch.empty()) branch.pop_back();
     unsigned char bytes[256];
     std::size_t num_children = 0;
     for (std::uint32_t c = draft.items[parent.item].first_child; c != Draft::kNone; c = draft.items[c].next_sibling) {
@@ -173,13 +177,23 @@ void Trie::place_nodes(const Draft& draft) {
       const std::int32_t id = draft.items[c].id;
       nodes_[place] = {(id >= 0 ? 0x100U : 0U) | draft.items[c].byte};
       ids_[place] = id;
-      queue.push_back({c, place});
+      (parent.depth < kNearDepth ? near : branch).push_back({c, place, parent.depth + 1});
     }
   }
   nodes_.resize(used, kFree);  // a node's children lie within 256 places of its base
   nodes_.shrink_to_fit();
   ids_.resize(used, -1);
   ids_.shrink_to_fit();
+}
+
+std::vector<std::int32_t> Trie::number_by_place() {
+  std::vector<std::int32_t> ids;
+  for (std::int32_t& id : ids_) {
+    if (id < 0) continue;
+    ids.push_back(id);
+    id = static_cast<std::int32_t>(ids.size()) - 1;
+  }
+  return ids;
 }
 
 std::size_t Trie::longest_prefix(std::string_view text, std::int32_t& id) const {

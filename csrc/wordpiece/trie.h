@@ -34,6 +34,10 @@ class Trie {
 
   TrieView view() const { return {nodes_.data(), ids_.data()}; }
 
+  // Replaces every id by the number of its token in the order of places, and returns the ids by these numbers: what
+  // else is known of tokens can then lie as near together as their nodes do.
+  std::vector<std::int32_t> number_by_place();
+
   // The longest starting entry that `text` begins with: its length, and its id in `id`; 0 if there is none.
   std::size_t longest_prefix(std::string_view text, std::int32_t& id) const;
 

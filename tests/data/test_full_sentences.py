@@ -34,7 +34,7 @@ def test_as_many_sentences_as_fit(tmp_path: Path, max_length: int) -> None:
     texts = Texts(store)
     # In one part each, as shorter documents are, whatever the room.
     texts.parts = lambda _: (texts.starts, texts.stops, np.arange(len(texts.starts)))  # type: ignore[method-assign]
-    found = full_sentences(texts, max_length)
+    found = full_sentences(texts, max_length - 2)
     assert pairs(found) == cut_by_hand(sentence_ends(documents), max_length - 2)
     assert found.starts.dtype == found.stops.dtype == np.int64
 
@@ -51,7 +51,7 @@ def test_long_documents_in_parts(tmp_path: Path) -> None:
     for start, stop, number in zip(starts, stops, document, strict=True):
         assert ends[number][0] <= start < stop <= ends[number][-1]
     assert np.bincount(document).tolist() == [17, 1, 7, 6] and (stops - starts).max() <= 1000
-    found = full_sentences(texts, 12)
+    found = full_sentences(texts, 10)
     assert found.starts[0] == 0 and np.array_equal(found.starts[1:], found.stops[:-1])
     assert found.stops[-1] == len(store.tokens)
     # Parts begin where documents do, else the examples are those by hand.
@@ -63,12 +63,12 @@ def test_long_documents_in_parts(tmp_path: Path) -> None:
 def test_documents_without_sentences_are_one(tmp_path: Path) -> None:
     store = make_store(tmp_path, [[25], [0], [4], [0], [0], [10]], with_sentences=False)
     assert not store.has_sentences
-    assert pairs(full_sentences(Texts(store), 12)) == [(0, 10), (10, 20), (20, 25), (25, 29), (29, 39)]
+    assert pairs(full_sentences(Texts(store), 10)) == [(0, 10), (10, 20), (20, 25), (25, 29), (29, 39)]
 
 
 def test_stores_with_next_to_nothing(tmp_path: Path) -> None:
     store = make_store(tmp_path / "one", [[1]])
-    assert pairs(full_sentences(Texts(store), 3)) == [(0, 1)]
+    assert pairs(full_sentences(Texts(store), 1)) == [(0, 1)]
     for documents in ([[0]], [[0], [0]]):
         empty = make_store(tmp_path / str(len(documents)), documents, with_sentences=False)
-        assert pairs(full_sentences(Texts(empty), 128)) == []
+        assert pairs(full_sentences(Texts(empty), 126)) == []

@@ -49,7 +49,7 @@ def entries(batch: PackedBatch) -> dict[str, Any]:
 def test_pairs_are_those_of_the_plan(store: TokenStore, tokenizer: BertTokenizer, whole_words: bool) -> None:
     source = PretrainingSource(store, tokenizer, max_length=48, seed=5, whole_words=whole_words)
     assert isinstance(source, Source)
-    plan = sentence_pairs(Texts(store), 48, seed=5, epoch=3)
+    plan = sentence_pairs(Texts(store), 45, seed=5, epoch=3)
     lengths = source.lengths(3)
     assert lengths.dtype == np.int32 and len(lengths) == len(plan.a_start)
     indices = np.random.default_rng(0).permutation(len(lengths))
@@ -73,7 +73,7 @@ def test_pairs_are_those_of_the_plan(store: TokenStore, tokenizer: BertTokenizer
 
 def test_texts_are_those_of_the_plan(store: TokenStore, tokenizer: BertTokenizer) -> None:
     source = PretrainingSource(store, tokenizer, max_length=48, next_sentence=False)
-    plan = full_sentences(Texts(store), 48)
+    plan = full_sentences(Texts(store), 46)
     assert source.lengths(0).tolist() == source.lengths(9).tolist() == (plan.stops - plan.starts + 2).tolist()
     indices = np.array([5, 0, 5, len(plan.starts) - 1])
     batch = source.batch(1, indices)

@@ -16,7 +16,7 @@ LEAST_P = 1e-4
 
 
 def plan(texts: Texts, max_length: int = 64, short: float = 0.1, seed: int = 0, epoch: int = 0) -> SentencePairs:
-    return sentence_pairs(texts, max_length, seed=seed, epoch=epoch, short_sequence_probability=short)
+    return sentence_pairs(texts, max_length - 3, seed=seed, epoch=epoch, short_sequence_probability=short)
 
 
 def document_of(texts: Texts, place: np.ndarray) -> np.ndarray:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from bert_fast.huggingface import fuse, unfuse, why_not
 from bert_fast.testing.parity import randomize
 from bert_fast.testing.tolerances import RELATIVE
+from tests.huggingface.families import ALIKE, CONFIG, configuration
 from tests.two_processes import WORLD_SIZE, run_two_processes, share
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
+FAMILIES = [prefix for prefix in CONFIG if prefix not in ALIKE]
 SIZES = dict(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
     max_position_embeddings=20, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -21,7 +23,10 @@ SIZES = dict(
 
 
 def _model(name: str) -> Any:
-    model = fuse(getattr(transformers, name)(transformers.BertConfig(**SIZES)))
+    cls = getattr(transformers, name)
+    prefix = name.split("For")[0]
+    own = {"seq_classif_dropout": 0.0} if prefix == "DistilBert" else {}
+    model = fuse(cls(configuration(cls, **SIZES, **CONFIG.get(prefix, {}), **own)))
     randomize(model)
     return model.train()
 
@@ -31,7 +36,7 @@ def _batch(name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     batch = {"input_ids": torch.randint(1, 50, (4, 9), generator=generator), "attention_mask": torch.ones(4, 9)}
     batch["attention_mask"][1::2, 5:] = 0
-    if name == "BertForMaskedLM":
+    if name.endswith("ForMaskedLM"):
         return {**batch, "labels": torch.where(torch.arange(9) < 4, batch["input_ids"], -100)}
     return {**batch, "labels": torch.tensor([0, 1, 2, 0])}
 
@@ -57,18 +62,21 @@ def _fsdp(name: str, batch: dict[str, Tensor], shards_bert: bool = False) -> lis
 
     model = _model(name)
     mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-    for layer in model.bert.encoder.layer:
+    layers = next(one for one in model.modules() if isinstance(one, nn.ModuleList))
+    for layer in layers:
         fully_shard(layer, mesh=mesh)
     if shards_bert:
-        fully_shard(model.bert, mesh=mesh)
+        fully_shard(model.base_model, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    hf = transformers.models.bert.modeling_bert
-    own, hf.BertEncoder.forward = hf.BertEncoder.forward, None  # the packed path, or an error
+    encoder = next(one for one in model.modules() if layers in one.children())
+    theirs = next(cls for cls in type(encoder).__mro__ if cls.__module__.startswith("transformers."))
+    own, theirs.forward = theirs.forward, None  # the packed path, or an error
     try:
-        assert why_not(model.bert, **{key: value for key, value in batch.items() if key != "labels"}) == []
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        assert why_not(model.base_model, **inputs) == []
         _two_steps(model, batch)
     finally:
-        hf.BertEncoder.forward = own
+        theirs.forward = own
     with pytest.raises(ValueError, match="expected classes that fuse made, got FSDP"):
         unfuse(model)
     return [p.full_tensor().detach() for p in model.parameters()]
@@ -84,6 +92,8 @@ SCENARIOS: dict[str, tuple[str, Callable[[str, dict[str, Tensor]], list[Tensor]]
     "fsdp2": ("BertForSequenceClassification", _fsdp),
     "fsdp2, tied weights": ("BertForMaskedLM", _fsdp),
     "fsdp2, the BertModel on its own": ("BertForSequenceClassification", _fsdp_with_bert),
+    **{f"ddp, {prefix}": (f"{prefix}ForSequenceClassification", _ddp) for prefix in FAMILIES},
+    **{f"fsdp2, {prefix}": (f"{prefix}ForMaskedLM", _fsdp_with_bert) for prefix in FAMILIES},
 }
 
 

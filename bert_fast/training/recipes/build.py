@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from bert_fast import tokenization
 from bert_fast.checks import check_choice
 from bert_fast.errors import CheckpointError, SourceError
 from bert_fast.models import BertConfig, BertPreTrainedModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
 from bert_fast.models.shapes import check_sizes
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.training.checkpoints import STATE, WEIGHTS, check_files
 from bert_fast.training.recipes.settings import ModelSettings, Settings, SettingsError
 from bert_fast.training.task import Task
@@ -51,7 +52,7 @@ class Parts:
     """What a run is made of: its settings, and the tokenizer, task and model (on the CPU) that follow from them."""
 
     settings: Settings
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     task: Task
     model: BertPreTrainedModel
 
@@ -78,6 +79,8 @@ def build(
     data, model_name = settings.data, settings.model.model
     longest = max(longest, data.max_length)
     with settings_at_fault():
+        if os.path.isdir(model_name):
+            data.model_class.read_config(model_name)  # of another family: said before examples are read
         tokenizer = data.fitted(load_tokenizer(settings.model))
         torch.manual_seed(settings.training.seed)  # of random weights, the same in every process
         sources = data.sources(tokenizer, seed=settings.training.seed, tokens_dir=tokens_dir, on_main=on_main)
@@ -123,7 +126,7 @@ def make_config(size: str, vocab_size: int, **overrides: Any) -> BertConfig:
     return BertConfig(**values | overrides)
 
 
-def load_tokenizer(settings: ModelSettings) -> BertTokenizer:
+def load_tokenizer(settings: ModelSettings) -> Tokenizer:
     """The tokenizer that the settings name, or that lies beside the model.
 
     Raises:
@@ -139,12 +142,10 @@ def load_tokenizer(settings: ModelSettings) -> BertTokenizer:
     if settings.cased and not is_vocabulary:
         raise SettingsError(f"cased: goes with a vocab.txt; {place} knows what it is")
     options = {"do_lower_case": not settings.cased} if is_vocabulary else {}
-    return BertTokenizer.from_pretrained(place, **options)
+    return tokenization.load_tokenizer(place, **options)
 
 
-def new_model(
-    cls: type[BertPreTrainedModel], name: str, tokenizer: BertTokenizer, max_length: int
-) -> BertPreTrainedModel:
+def new_model(cls: type[BertPreTrainedModel], name: str, tokenizer: Tokenizer, max_length: int) -> BertPreTrainedModel:
     """A model to pre-train: with random weights (a size of `SIZES`, a config.json), or those of a checkpoint directory.
 
     Raises:
@@ -152,7 +153,8 @@ def new_model(
         CheckpointError: see `load_model`.
     """
     if name in SIZES:
-        config = make_config(name, len(tokenizer), max_position_embeddings=max(512, max_length))
+        sizes = {"max_position_embeddings": max(512, max_length), "pad_token_id": tokenizer.pad_token_id}
+        config = make_config(name, len(tokenizer), **sizes)
     elif os.path.isfile(name):
         config = BertConfig.from_json_file(name)
     elif os.path.isdir(name):
@@ -168,7 +170,7 @@ def new_model(
 def load_model(
     cls: type[BertPreTrainedModel],
     directory: str | os.PathLike[str],
-    tokenizer: BertTokenizer,
+    tokenizer: Tokenizer,
     max_length: int,
     values: Mapping[str, Any] | None = None,
     *,
@@ -208,7 +210,7 @@ def load_model(
     return model
 
 
-def _check_fit(config: BertConfig, tokenizer: BertTokenizer, max_length: int) -> None:
+def _check_fit(config: BertConfig, tokenizer: Tokenizer, max_length: int) -> None:
     if len(tokenizer) > config.vocab_size:
         raise SettingsError(
             f"tokenizer: expected at most the model's vocab_size={config.vocab_size} tokens, got {len(tokenizer)}"

@@ -16,9 +16,10 @@ from bert_fast.files import path_name
 from bert_fast.models import BertForTextEmbedding, BertModel
 from bert_fast.models.checkpoint import list_names, load_checkpoint, load_into
 from bert_fast.models.pooling import POOLINGS, Pooling, pooled
-from bert_fast.models.sentence_folder import TextEmbedding
+from bert_fast.models.sentence_folder import TextEmbedding, read_sentence_folder
 from bert_fast.models.shapes import check_sizes
-from bert_fast.tokenization import BertTokenizer, RaggedBatch
+from bert_fast.tokenization import RaggedBatch, Tokenizer, load_tokenizer
+from bert_fast.training.recipes.families import is_bert, load_other, longest_text
 
 __all__ = ["Embedder", "batches_by_length"]
 
@@ -28,7 +29,8 @@ class Embedder:
     """Texts to vectors. A vector is that of its text alone, whatever else is in the batch.
 
     Attributes:
-        model: in evaluation mode; it runs on its device and in its dtype, pooling in fp32.
+        model: in evaluation mode, of another family than BERT a fused model of transformers; it runs on its device and
+            in its dtype, pooling in fp32.
         tokenizer: of the model.
         pooling: over a text's tokens, [CLS] and [SEP] among them: see `models.pooling.pooled`.
         normalize: divide every vector by its Euclidean length.
@@ -39,8 +41,8 @@ class Embedder:
     Raises: TypeError, ValueError naming the argument, what was expected and what came.
     """
 
-    model: BertModel
-    tokenizer: BertTokenizer
+    model: Any
+    tokenizer: Tokenizer
     pooling: Pooling = "mean"
     normalize: bool = False
     max_length: int | None = None
@@ -48,13 +50,15 @@ class Embedder:
     checkpoint: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, torch.nn.Module) or not hasattr(self.model, "config"):
-            raise TypeError(f"model: expected a BertModel, got {type(self.model).__name__}")
+        if not isinstance(self.model, BertModel) and not hasattr(self.model, "fused_family"):
+            raise TypeError(
+                f"model: expected a BertModel, or a fused model of transformers, got {type(self.model).__name__}"
+            )
         check_tokenizer_kind(self.tokenizer)
         check_choice("pooling", self.pooling, POOLINGS)
         check_flag("normalize", self.normalize)
         object.__setattr__(self, "batch_tokens", check_count("batch_tokens", self.batch_tokens, 1))
-        longest = self.model.config.max_position_embeddings
+        longest = longest_text(self.model)
         if self.max_length is None:
             object.__setattr__(self, "max_length", min(longest, self.tokenizer.model_max_length))
         elif not 2 <= check_integer("max_length", self.max_length) <= longest:
@@ -71,6 +75,8 @@ class Embedder:
     ) -> "Embedder":
         """Of a checkpoint directory with its tokenizer; heads that it may have are not used.
 
+        What is not BERT, but of a family that `bert_fast.fuse` takes (docs/families.md), is transformers' model, fused.
+
         Args:
             path: the directory.
             device: of the model.
@@ -84,17 +90,11 @@ class Embedder:
         """
         name = path_name("path", path)
         _check_place(device, dtype)
-        config, state_dict = BertForTextEmbedding.read_config(path), load_checkpoint(path)
-        how = TextEmbedding.of(vars(config)["text_embedding"]).as_dict()
+        model, how = _bert(name) if is_bert(name) else _of_another_family(name)
         if how["max_length"] is not None:  # what was trained; positions may be fewer
-            how["max_length"] = min(how["max_length"], config.max_position_embeddings)
+            how["max_length"] = min(how["max_length"], longest_text(model))
         options = options | {name: value for name, value in how.items() if options.get(name) is None}
-        check_sizes(config, state_dict, model_name="BertModel", source=path)
-        model = BertModel(config, add_pooling_layer=False)
-        report = load_into(model, state_dict, source=path)
-        if report.missing:
-            raise CheckpointError(f"{path}: expected the whole encoder, missing: {list_names(report.missing)}")
-        embedder = cls(model.to(device, dtype).eval(), BertTokenizer.from_pretrained(path), **options)
+        embedder = cls(model.to(device, dtype).eval(), load_tokenizer(path), **options)
         return replace(embedder, checkpoint=name)
 
     def embed(self, texts: Any) -> np.ndarray:
@@ -128,6 +128,24 @@ class Embedder:
         if self.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         return vectors.cpu().numpy()
+
+
+def _bert(directory: str) -> tuple[BertModel, dict[str, Any]]:
+    """A checkpoint's encoder, and how vectors are made by it."""
+    config, state_dict = BertForTextEmbedding.read_config(directory), load_checkpoint(directory)
+    how = TextEmbedding.of(vars(config)["text_embedding"]).as_dict()
+    check_sizes(config, state_dict, model_name="BertModel", source=directory)
+    model = BertModel(config, add_pooling_layer=False)
+    report = load_into(model, state_dict, source=directory)
+    if report.missing:
+        raise CheckpointError(f"{directory}: expected the whole encoder, missing: {list_names(report.missing)}")
+    return model, how
+
+
+def _of_another_family(directory: str) -> tuple[Any, dict[str, Any]]:
+    """The same of transformers' model, fused."""
+    folder = read_sentence_folder(directory)
+    return load_other(directory), (TextEmbedding() if folder is None else folder).as_dict()
 
 
 def _check_place(device: Any, dtype: Any) -> None:

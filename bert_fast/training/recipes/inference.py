@@ -12,7 +12,7 @@ from bert_fast.checks import check_choice
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name
 from bert_fast.models import BertConfig, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer, load_tokenizer
 from bert_fast.training.config import PRECISIONS, TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over
@@ -36,7 +36,7 @@ class TrainedModel:
     """
 
     settings: Settings
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     model: BertPreTrainedModel
     labels: list[str] | None
     processes: Processes
@@ -66,7 +66,7 @@ class TrainedModel:
         settings = _settings(directory, dict(changes or {}), precision)
         data = settings.data
         with settings_at_fault():
-            tokenizer = BertTokenizer.from_pretrained(directory)
+            tokenizer = load_tokenizer(directory)
             processes = Processes(settings.training)
         model = load_model(data.model_class, directory, tokenizer, data.max_length, may_lack_head=False)
         labels = data.label_names(model.config.id2label, directory / "config.json")

@@ -13,7 +13,7 @@ import numpy as np
 from bert_fast.data.token_store import tokenizer_hash
 from bert_fast.files import write_atomically
 from bert_fast.models.checkpoint import INDEX_SUFFIX, find_weights
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = [
     "COLUMN",
@@ -109,7 +109,7 @@ def weights_digest(directory: str | os.PathLike[str]) -> str:
     return sums.hexdigest()
 
 
-def model_digests(directory: str | os.PathLike[str], tokenizer: BertTokenizer) -> dict[str, str]:
+def model_digests(directory: str | os.PathLike[str], tokenizer: Tokenizer) -> dict[str, str]:
     """`weights_sha256` and `tokenizer_sha256` of a checkpoint directory and its tokenizer."""
     return {"weights_sha256": weights_digest(directory), "tokenizer_sha256": tokenizer_hash(tokenizer)}
 

@@ -13,7 +13,7 @@ from bert_fast.data.batches import Source
 from bert_fast.data.counter_random import CounterRandom
 from bert_fast.errors import CheckpointError
 from bert_fast.models import BertConfig, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.task import Task
 
@@ -61,7 +61,7 @@ class TaskSettings(ABC):
     def model_class(self) -> type[BertPreTrainedModel]:
         """Of the model that the task trains."""
 
-    def fitted(self, tokenizer: BertTokenizer) -> BertTokenizer:
+    def fitted(self, tokenizer: Tokenizer) -> Tokenizer:
         """The tokenizer, set to what its files are to say beside the model."""
         return tokenizer
 
@@ -74,9 +74,7 @@ class TaskSettings(ABC):
         """
 
     @abstractmethod
-    def sources(
-        self, tokenizer: BertTokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain
-    ) -> tuple[Any, Any]:
+    def sources(self, tokenizer: Tokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain) -> tuple[Any, Any]:
         """(examples to train on, examples to judge by or None).
 
         Args:
@@ -91,7 +89,7 @@ class TaskSettings(ABC):
 
     @abstractmethod
     def labelled_source(
-        self, files: Sequence[str], tokenizer: BertTokenizer, *, seed: int, labels: Sequence[str] | None
+        self, files: Sequence[str], tokenizer: Tokenizer, *, seed: int, labels: Sequence[str] | None
     ) -> Any:
         """Examples that a trained model, with these labels, is judged by; arguments and errors as of `sources`."""
 
@@ -99,7 +97,7 @@ class TaskSettings(ABC):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,
@@ -178,9 +176,7 @@ class FinetuneSettings(TaskSettings):
         if share is not None and (self.valid is not None or not 0 < share < 1):
             raise ValueError(f"valid_share: expected a share between 0 and 1, and no valid, got {share}")
 
-    def sources(
-        self, tokenizer: BertTokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain
-    ) -> tuple[Any, Any]:
+    def sources(self, tokenizer: Tokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain) -> tuple[Any, Any]:
         """See `TaskSettings.sources`."""
         train = self.read(self.train, tokenizer, cache_dir=tokens_dir)
         if self.valid is not None:
@@ -202,7 +198,7 @@ class FinetuneSettings(TaskSettings):
         return len(source), source.take
 
     def labelled_source(
-        self, files: Sequence[str], tokenizer: BertTokenizer, *, seed: int, labels: Sequence[str] | None
+        self, files: Sequence[str], tokenizer: Tokenizer, *, seed: int, labels: Sequence[str] | None
     ) -> Any:
         """See `TaskSettings.labelled_source`: one file."""
         if len(files) != 1:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bert_fast.data.batches import Source
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.models import BertConfig, BertForSequenceClassification, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.training.correlation import correlations
 from bert_fast.training.task import Predictions, Task
 from bert_fast.training.tasks.base import (
@@ -54,7 +54,7 @@ class ClassifySettings(FinetuneSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

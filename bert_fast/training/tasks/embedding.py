@@ -15,7 +15,7 @@ from bert_fast.data.batches import Batches, Source
 from bert_fast.data.embedding import EmbeddingLoss, EmbeddingSource
 from bert_fast.losses import contrastive, cosent, cosine_mse, in_batch_negatives, margin_mse, matryoshka, triplet
 from bert_fast.models import BertForTextEmbedding, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.correlation import correlations
@@ -114,7 +114,7 @@ class EmbedSettings(FinetuneSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

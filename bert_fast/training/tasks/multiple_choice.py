@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bert_fast.data.batches import Source
 from bert_fast.data.multiple_choice import MultipleChoiceSource
 from bert_fast.models import BertForMultipleChoice, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.task import Predictions, Task
 from bert_fast.training.tasks.base import FinetuneSettings, check_sources, probabilities, source_of_kind, write_table
@@ -44,7 +44,7 @@ class ChoiceSettings(FinetuneSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

@@ -20,7 +20,7 @@ from bert_fast.data.batches import Source
 from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
 from bert_fast.models import BertForMaskedLM, BertForPreTraining, BertPreTrainedModel
 from bert_fast.models.losses import class_loss
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.task import Predictions, Task
@@ -72,7 +72,7 @@ class PretrainSettings(TaskSettings):
         return PretrainingTask(train, valid)
 
     def sources(
-        self, tokenizer: BertTokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain
+        self, tokenizer: Tokenizer, *, seed: int, tokens_dir: Path | None, on_main: OnMain
     ) -> tuple[PretrainingSource, PretrainingSource | None]:
         """See `TaskSettings.sources`."""
         train = self._source(self.train, tokenizer, seed, _below(tokens_dir, "train"), on_main)
@@ -81,7 +81,7 @@ class PretrainSettings(TaskSettings):
         return train, self._source(self.valid, tokenizer, seed, _below(tokens_dir, "valid"), on_main)
 
     def labelled_source(
-        self, files: Sequence[str], tokenizer: BertTokenizer, *, seed: int, labels: Sequence[str] | None
+        self, files: Sequence[str], tokenizer: Tokenizer, *, seed: int, labels: Sequence[str] | None
     ) -> PretrainingSource:
         """See `TaskSettings.labelled_source`: text files, or one token store."""
         return self._source(files, tokenizer, seed)
@@ -89,7 +89,7 @@ class PretrainSettings(TaskSettings):
     def _source(
         self,
         files: Sequence[str],
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         seed: int,
         place: Path | None = None,
         on_main: OnMain = lambda action: action(),
@@ -127,7 +127,7 @@ class PretrainSettings(TaskSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

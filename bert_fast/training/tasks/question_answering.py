@@ -17,7 +17,7 @@ from bert_fast.data.answers import best_answers, exact_match, f1
 from bert_fast.data.batches import Source
 from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.models import BertForQuestionAnswering, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.task import Predictions, Task
 from bert_fast.training.tasks.base import FinetuneSettings, check_sources, source_of_kind
@@ -59,7 +59,7 @@ class QaSettings(FinetuneSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

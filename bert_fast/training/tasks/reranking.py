@@ -15,7 +15,7 @@ from bert_fast.data.reranking import RerankingLoss, RerankingSource
 from bert_fast.losses import list_margin_mse, list_softmax, score_cross_entropy, score_mse
 from bert_fast.models import BertForSequenceClassification, BertPreTrainedModel
 from bert_fast.reference.precision import wide
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.ordering import ordering_metrics
@@ -77,7 +77,7 @@ class RerankSettings(FinetuneSettings):
             raise SettingsError("graphs: expected False for rerank, whose lists differ in length, got True")
         return super().phases(training)
 
-    def fitted(self, tokenizer: BertTokenizer) -> BertTokenizer:
+    def fitted(self, tokenizer: Tokenizer) -> Tokenizer:
         """See `TaskSettings.fitted`: whoever opens the model cuts pairs as they were cut in training."""
         tokenizer.model_max_length = self.max_length
         return tokenizer
@@ -85,7 +85,7 @@ class RerankSettings(FinetuneSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bert_fast.data.batches import Source
 from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.models import BertForTokenClassification, BertPreTrainedModel
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training.task import Predictions, Task
 from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names, source_of_kind
@@ -51,7 +51,7 @@ class NerSettings(FinetuneSettings):
     def read(
         self,
         examples: Any,
-        tokenizer: BertTokenizer,
+        tokenizer: Tokenizer,
         *,
         labels: Sequence[str] | None = None,
         is_labelled: bool = True,

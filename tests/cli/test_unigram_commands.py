@@ -1,0 +1,122 @@
+"""All commands with a BERT that has XLM-R's words, as multilingual MiniLM: from texts to vectors, without a message."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_fast import BertForTextEmbedding, XLMRobertaTokenizer
+from bert_fast.cli import main
+from bert_fast.data import TokenStore
+from bert_fast.tokenization import load_tokenizer
+from tests.tokenization.native_core import needs_native
+from tests.tokenization.unigram_core import MARK, forms, make_state
+
+pytestmark = needs_native
+
+WORDS = [
+    "good",
+    "bad",
+    "fine",
+    "poor",
+    "who",
+    "ran",
+    "John",
+    "Mary",
+    "home",
+    "fast",
+    "red",
+    "house",
+    "hill",
+    "the",
+    "a",
+    "to",
+]
+PIECES = [
+    *((MARK + word, -4.0 - i) for i, word in enumerate(WORDS)),
+    *((c, -9.0) for c in "abcdefghijklmnopqrstuvwxyzJM?."),
+]
+TASKS = {
+    "classify": [{"text": "good fine house", "label": "yes"}, {"text": "bad poor hill", "label": "no"}],
+    "ner": "John B-PER\nran O\nhome O\n\nthe O\nMary B-PER\n\n",
+    "qa": [{"question": "who ran?", "context": "the fast Mary ran", "answers": [{"text": "Mary", "answer_start": 9}]}],
+    "choice": [{"sent1": "John ran", "sent2": "to", "ending0": "home", "ending1": "hill", "label": 0}],
+    "embed": [{"query": "who ran home", "positive": "John ran home"}, {"query": "red", "positive": "the red house"}],
+    "rerank": [{"query": "who ran", "document": d, "label": n} for n, d in enumerate(["red house", "John ran home"])],
+}  # fmt: skip
+
+
+def run(*arguments: object) -> None:
+    assert main.main([str(each) for each in arguments]) == 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tokenize` and `pretrain` make of a text and a tokenizer.json."""
+    path = tmp_path_factory.mktemp("unigram")
+    (path / "tokenizer.json").write_text(json.dumps(make_state(PIECES, forms()["xlm-r"])), encoding="utf-8")
+    draw = np.random.default_rng(0)
+    lines = [" ".join(draw.choice(WORDS, 6)) + ("\n" if i % 4 == 3 else "") for i in range(80)]
+    (path / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run("tokenize", path / "texts.txt", "-o", path / "store", "--tokenizer", path / "tokenizer.json", "--quiet")
+    (path / "config.json").write_text(
+        json.dumps(
+            {
+                "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "intermediate_size": 48, "pad_token_id": 1,
+            }
+        )
+    )  # fmt: skip
+    run(
+        "pretrain", "--model", path / "config.json", "--tokenizer", path / "tokenizer.json", "--train", path / "store",
+        "--output-dir", path / "run", "--steps", 2, "--max-length", 32, "--batch-tokens", 256, "--whole-words",
+        "--quiet",
+    )  # fmt: skip
+    assert len(TokenStore.open(path / "store", load_tokenizer(path / "run" / "model"))) == 20
+    return path / "run" / "model"
+
+
+def test_the_tokenizer_of_a_run(model: Path) -> None:
+    """Saved as it came, but for form; and padding has the tokenizer's id."""
+    state = json.loads((model / "tokenizer.json").read_text())
+    assert isinstance(load_tokenizer(model), XLMRobertaTokenizer)
+    assert state == make_state(PIECES, forms()["xlm-r"])
+    assert json.loads((model / "config.json").read_text())["pad_token_id"] == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_recipes(model: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, suffix = TASKS[task], "conll" if task == "ner" else "jsonl"
+    text = (
+        rows
+        if isinstance(rows, str)
+        else "".join(json.dumps(row | {"id": str(i)}) + "\n" for i in range(4) for row in rows)
+    )
+    (tmp_path / f"train.{suffix}").write_text(text * (4 if task == "ner" else 1), encoding="utf-8")
+    run(
+        "finetune", task, "--model", model, "--train", tmp_path / f"train.{suffix}", "--valid",
+        tmp_path / f"train.{suffix}", "--output-dir", tmp_path / "run", "--epochs", 1, "--quiet",
+    )  # fmt: skip
+    assert isinstance(load_tokenizer(tmp_path / "run" / "model"), XLMRobertaTokenizer)
+    run("evaluate", tmp_path / "run", tmp_path / f"train.{suffix}")
+    if task != "embed":
+        run("predict", tmp_path / "run", tmp_path / f"train.{suffix}", "-o", tmp_path / "said")
+
+
+def test_vectors(model: Path, tmp_path: Path) -> None:
+    """embed, and mine, on the model alone."""
+    (tmp_path / "texts.txt").write_text("\n".join(["the red house", "Mary ran home", "a bad hill", "good"]) + "\n")
+    run("embed", model, tmp_path / "texts.txt", "-o", tmp_path / "vectors.npy", "--quiet")
+    vectors = np.load(tmp_path / "vectors.npy")
+    with pytest.warns(UserWarning, match="in the file, not used"):
+        ours = BertForTextEmbedding.from_pretrained(model).eval()
+    batch = load_tokenizer(model).pack(["the red house", "Mary ran home", "a bad hill", "good"])
+    assert np.abs(vectors - ours(**batch).embeddings.detach().numpy()).max() < 1e-5
+    rows = "".join(json.dumps(row) + "\n" for row in TASKS["embed"])
+    (tmp_path / "pairs.jsonl").write_text(rows)
+    run(
+        "mine", model, tmp_path / "pairs.jsonl", "--corpus", tmp_path / "texts.txt", "-o", tmp_path / "mined.jsonl",
+        "--count", 1,
+    )  # fmt: skip
+    assert "negative_1" in (tmp_path / "mined.jsonl").read_text()
