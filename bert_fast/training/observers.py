@@ -97,6 +97,10 @@ class Observer(Protocol):
         """After every `log_every` steps and the last."""
         return
 
+    def evaluating(self, done: int, batches: int) -> None:
+        """While a model is run over examples, after every batch of this process: so many of all are done."""
+        return
+
     def evaluation(self, evaluation: Evaluation) -> None:
         """After an evaluation."""
         return

@@ -57,6 +57,16 @@ class ProgressLine(Observer):
         self._marks.append((step.step, self._clock()))
         self._line.show(self._parts(step), step.step / self._steps, is_last=step.step == self._steps)
 
+    def evaluating(self, done: int, batches: int) -> None:
+        """Draws how far an evaluation is, in place of the speed of steps."""
+        if self._plan is None:  # of a model that is not in training
+            return
+        parts = [
+            Part(f"step {self._step:,}/{self._steps:,}", 0, "bold"),
+            Part(f"evaluating, {percent(done / batches)} of {batches:,} batches", 1, "cyan"),
+        ]
+        self._line.show(parts, self._step / self._steps)
+
     def evaluation(self, evaluation: Evaluation) -> None:
         """Says what came out, the metric that counts first."""
         plan = self._plan
