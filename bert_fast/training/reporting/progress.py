@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from bert_fast.terminal import Part, StatusLine
-from bert_fast.training.observers import Evaluation, Observer, Plan, Step
+from bert_fast.training.observers import LEVELS, Evaluation, Observer, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
 from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, percent, rate
 
@@ -73,7 +73,7 @@ class ProgressLine(Observer):
         assert plan is not None
         if evaluation.is_best:
             self._best = evaluation
-        names = [name for name in evaluation.metrics if name != "unigram_entropy"]  # the same every time
+        names = [name for name in evaluation.metrics if name not in LEVELS]  # the same every time
         names.sort(key=lambda name: (name != plan.metric, name != "loss"))
         shown = ", ".join(f"{name} {number(evaluation.metrics[name])}" for name in names)
         best = ", the best so far" if evaluation.is_best else ""
