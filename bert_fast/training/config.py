@@ -76,6 +76,8 @@ class TrainingConfig:
             ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS), ("sharding", SHARDING),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
+        if not isinstance(self.best_by, str | None):
+            raise TypeError(f"best_by: expected text or None, got {type(self.best_by).__name__}")
         for name in ("gradient_checkpointing", "graphs"):
             check_flag(name, getattr(self, name))
         for name, value in (("precision", "fp16"), ("sharding", "fsdp2"), ("gradient_checkpointing", True)):

@@ -18,7 +18,7 @@ STALLED_EVALUATIONS = 5  # without a fall of the loss: then it is said
 _FALL = 0.002  # share of the loss that counts as one
 _WINDOW = 5  # reports that are averaged: single ones are as noisy as their batches
 _RISE = 1.1  # times the lowest mean of a window
-_NOISES = 6.0  # and so many standard errors above it
+_NOISES = 10.0  # and so many standard errors above it, as the lowest of many is low by chance, too
 _NORM_GROWTH = 10.0  # times the lowest median of a window
 _ENDING = 0.05  # share of the highest learning rate, below which little is to be expected
 

@@ -160,6 +160,8 @@ class Run:
                 "another output_dir"
             )
         seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
+        if not has_checkpoints:
+            self.judge.check()
         outcome, notes = self._go_on() if has_checkpoints else (None, [])
         tell(self.observers, Observer.start, self._plan())
         self._tell_notes(notes)
@@ -174,6 +176,11 @@ class Run:
         restore_run(directory, self.model, self.optimizer, processes)
         self.progress, self.metrics = state.progress, state.metrics
         notes = [processes.on_main(partial(folder.set_aside, step, problem)) for step, problem in damage.items()]
+        if state.agreement.get("processes") != processes.count:
+            notes.append(
+                f"{processes.count} processes in place of {state.agreement.get('processes')}: the same examples in every "
+                "step, but sums of another order and other dropout, so not the same bits"
+            )
         best = self.progress.best_step
         if best is not None and best != newest:
             problem = processes.on_main(partial(folder.damage, best, WEIGHTS))
