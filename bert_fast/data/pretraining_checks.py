@@ -3,7 +3,7 @@
 import numpy as np
 
 from bert_fast.data.masking import MASKED, REPLACED
-from bert_fast.data.pretraining import PretrainingSource, token_counts
+from bert_fast.data.pretraining import PretrainingSource
 from bert_fast.data.token_store import TokenStore, check_tokenizer
 from bert_fast.tokenization import BertTokenizer
 

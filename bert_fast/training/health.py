@@ -96,7 +96,8 @@ class Health:
         self._has_said_rise = True
         norm = ""
         if self._low_norm is not None and self._norms:
-            norm = f", the gradient norm is {statistics.median(self._norms) / max(self._low_norm[0], 1e-12):.1f} times its lowest"
+            growth = statistics.median(self._norms) / max(self._low_norm[0], 1e-12)
+            norm = f", the gradient norm is {growth:.1f} times its lowest"
         return (
             f"training diverges: its loss was {low.loss:.4g} until step {low.step:,} and is {mean:.4g} now{norm}. "
             f"{self._lower_rate()}"
@@ -117,23 +118,24 @@ class Health:
         clipped = self._config.max_grad_norm
         limit = "" if clipped is None else f" (clipped to max_grad_norm={clipped:g})"
         return (
-            f"the gradient norm grew from {lowest:.3g} to {norm:.3g}{limit}, and the loss did not fall: often the first "
-            f"sign that training diverges. {self._lower_rate()}"
+            f"the gradient norm grew from {lowest:.3g} to {norm:.3g}{limit}, and the loss did not fall: often the "
+            f"first sign that training diverges. {self._lower_rate()}"
         )
 
     def _lower_rate(self) -> str:
         rate = self._config.learning_rate
         return (
             f"A learning_rate that is ten times too high does this: try {rate / 10:.2g} (it is {rate:.2g} at its "
-            f"highest), a longer warmup (it is {self._config.warmup:g}), or larger batches; begin anew, or the damage stays"
+            f"highest), a longer warmup (it is {self._config.warmup:g}), or larger batches, from the beginning: "
+            "what was damaged hardly mends"
         )
 
     def _stall(self, loss: float, evaluation: Evaluation) -> str:
         assert self._best is not None
         best, step, training_then = self._best
         said = (
-            f"the loss of the examples to judge by has not fallen for {self._since_fall} evaluations: it is {loss:.4g}, "
-            f"and was {best:.4g} at step {step:,}. "
+            f"the loss of the examples to judge by has not fallen for {self._since_fall} evaluations: it is "
+            f"{loss:.4g}, and was {best:.4g} at step {step:,}. "
         )
         training = self._mean
         if training is not None and training_then is not None and training < training_then * (1 - 10 * _FALL):

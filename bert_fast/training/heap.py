@@ -1,9 +1,9 @@
 """`Heap`: gives pages back that malloc keeps between tensors of many sizes.
 
-On a CPU each batch has tensors of sizes of its own. glibc's malloc keeps what is freed for the next of that size, between
-others that live on, and after some hundred batches holds more gaps than tensors: of 872 MB of a process that had made 400
-steps (2 layers of 128), 415 MB were gaps. They are whole pages, which `malloc_trim` returns wherever they lie; the next
-batch takes fresh ones.
+On a CPU each batch has tensors of sizes of its own. glibc's malloc keeps what is freed for the next of that size,
+between others that live on, and after some hundred batches holds more gaps than tensors: of 872 MB of a process that
+had made 400 steps (2 layers of 128), 415 MB were gaps. They are whole pages, which `malloc_trim` returns
+wherever they lie; the next batch takes fresh ones.
 """
 
 import ctypes

@@ -178,8 +178,8 @@ class Run:
         notes = [processes.on_main(partial(folder.set_aside, step, problem)) for step, problem in damage.items()]
         if state.agreement.get("processes") != processes.count:
             notes.append(
-                f"{processes.count} processes in place of {state.agreement.get('processes')}: the same examples in every "
-                "step, but sums of another order and other dropout, so not the same bits"
+                f"{processes.count} processes in place of {state.agreement.get('processes')}: the same examples in "
+                "every step, but sums of another order and other dropout, so not the same bits"
             )
         best = self.progress.best_step
         if best is not None and best != newest:

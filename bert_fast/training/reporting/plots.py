@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bert_fast.training.reporting.drawing import BAD, MAIN, SECOND, SOFT, svg
 from bert_fast.training.observers import LEVELS
+from bert_fast.training.reporting.drawing import BAD, MAIN, SECOND, SOFT, svg
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed
 
 if TYPE_CHECKING:

@@ -217,8 +217,8 @@ class PretrainingTask(Task):
             unknown = 0.0 if source is None else unknown_share(source.store, source.tokenizer)
             if unknown > _UNKNOWN:
                 notes.append(
-                    f"tokenizer: {unknown:.1%} of the tokens of {name} are [UNK], words that it has no pieces for: is it "
-                    "of this language? They are never predicted, and hide what is around words"
+                    f"tokenizer: {unknown:.1%} of the tokens of {name} are [UNK], words that it has no pieces for: is "
+                    "it of this language? They are never predicted, and hide what is around words"
                 )
         repeated = repeated_share(source_of_kind(PretrainingSource, batches.source).store)
         if repeated > _REPEATED:
@@ -230,14 +230,19 @@ class PretrainingTask(Task):
 
     def meaning_of_stall(self, metrics: Mapping[str, float]) -> str | None:
         """See `Task.meaning_of_stall`: the plateau before context is learned."""
-        loss, level = metrics["masked_lm"], metrics["context_free_loss"]
+        loss, level, entropy = (metrics[name] for name in ("masked_lm", "context_free_loss", "unigram_entropy"))
         if loss < level - _NEAR:
             return None
+        if loss > (level + entropy) / 2:
+            return (
+                f"masked_lm is {loss:.4g}, little below {entropy:.4g}, which guessing by frequency gives: after the "
+                "warm-up a learning rate that is too high, five or ten times, keeps a model there"
+            )
         return (
-            f"masked_lm is {loss:.4g}, and {level:.4g} is what guessing without a look at other words gives. Every BERT "
-            "gets over this plateau after a few thousand steps of a learning rate that is right: go on, with smaller "
-            "batches and more steps; a narrow model needs an initializer_range above 0.02 (0.08 for a width of 128). At "
-            "the unigram_entropy or above, the learning rate is too high"
+            f"masked_lm is {loss:.4g}, and {level:.4g} is what guessing without a look at other words gives. Every "
+            "BERT comes to this plateau first, and over it by more steps: go on, or try smaller batches and more of them, "
+            "a smaller vocabulary, and for a model narrower than 768 an initializer_range above 0.02, as "
+            "0.02 * sqrt(768 / hidden_size)"
         )
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
