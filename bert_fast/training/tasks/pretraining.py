@@ -240,8 +240,8 @@ class PretrainingTask(Task):
             )
         return (
             f"masked_lm is {loss:.4g}, and {level:.4g} is what guessing without a look at other words gives. Every "
-            "BERT comes to this plateau first, and over it by more steps: go on, or try smaller batches and more of them, "
-            "a smaller vocabulary, and for a model narrower than 768 an initializer_range above 0.02, as "
+            "BERT comes to this plateau first, and over it by more steps: go on, or try smaller batches and more of "
+            "them, a smaller vocabulary, and for a model narrower than 768 an initializer_range above 0.02, as "
             "0.02 * sqrt(768 / hidden_size)"
         )
 
