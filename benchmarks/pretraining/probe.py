@@ -18,8 +18,8 @@ from bert_fast.data.token_store import TokenStore
 _FUNCTION_WORDS = """
 a an the this that these those i you he she it we they me him her us them my your his its our their who whom which what
 of to in on at by for from with without into upon over under about after before between through against and or but nor
-if as than when while because so not no is am are was were be been being do does did have has had will would shall should
-may might can could must there here then
+if as than when while because so not no is am are was were be been being do does did have has had will would shall
+should may might can could must there here then
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 _NAME_SHARE, _NAME_COUNT = 0.8, 3
