@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from bert_fast import BertConfig, BertForMaskedLM
+from bert_fast.data.batches import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training import Trainer, TrainingConfig
 from bert_fast.training.observers import Observer, Step
@@ -48,11 +49,13 @@ class _Texts:
         )
 
 
-class _Words(Task):
-    name = "memory"
+class Words(Task):
+    """Masked words of a source that nobody judges by."""
 
-    def __init__(self) -> None:
-        self.train, self.valid = _Texts(), None
+    name = "words"
+
+    def __init__(self, source: Source) -> None:
+        self.train, self.valid = source, None
 
     def predict(self, model: Any, batch: Any) -> Any:
         raise NotImplementedError
@@ -85,7 +88,7 @@ def resident(batches: int) -> Iterator[tuple[int, float]]:
             Path(folder), steps=batches, batch_size=_BATCH_SIZE, learning_rate=1e-4, keep_checkpoints=0,
             log_every=max(1, batches // 50),
         )  # fmt: skip
-        Trainer(BertForMaskedLM(BertConfig(**_SIZES)), _Words(), config, observers=[watched]).train()
+        Trainer(BertForMaskedLM(BertConfig(**_SIZES)), Words(_Texts()), config, observers=[watched]).train()
     yield from watched.found
 
 

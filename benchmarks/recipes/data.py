@@ -60,8 +60,11 @@ def books_vocabulary(directory: Path = PREPARED) -> Path:
             vocab_size=_BOOKS_PIECES, min_frequency=2, limit_alphabet=100, show_progress=False,
         )  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)
-        words = sorted(maker.get_vocab().items(), key=lambda entry: entry[1])
-        _write(path, "".join(f"{word}\n" for word, _ in words).encode())
+        special = sorted((number, word) for word, number in maker.get_vocab().items() if word.startswith("["))[:5]
+        first = [word for _, word in special]
+        # Its order differs between calls; what is in it does not.
+        words = [*first, *sorted(maker.get_vocab().keys() - set(first))]
+        _write(path, "".join(f"{word}\n" for word in words).encode())
     return path
 
 
