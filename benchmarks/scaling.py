@@ -36,7 +36,7 @@ _COUNTERS = Path("/proc/self/net/dev")  # of the network that this process is in
 
 
 def sent_by_formula(parameters: int, in_layers: int, processes: int, sharding: str, accumulation: int) -> float:
-    """Bytes that a process sends in a step, by the table of docs/scaling.md; gloo scatters what it has reduced whole."""
+    """Bytes that a process sends in a step, by the table of docs/scaling.md; gloo scatters after it reduced all."""
     if sharding == "none":
         return 2 * (processes - 1) / processes * 4 * parameters
     elsewhere = parameters - in_layers

@@ -17,6 +17,7 @@ from bert_fast.training.reporting import read_metrics
 
 STORED = RESULTS / "pretraining.jsonl"
 _CURVE_POINTS = 200
+_CONFIG = ("vocab_size", "num_hidden_layers", "hidden_size", "hidden_dropout_prob", "initializer_range")
 
 Store = Callable[..., Any]
 
@@ -38,7 +39,7 @@ def _probe(options: argparse.Namespace, store: Store) -> None:
         steps=steps[-1]["step"],
         tokens=sum(line["tokens"] for line in steps),
         training_seconds=round(sum(line["seconds"] for line in steps)),
-        config={key: value for key, value in model.config.to_dict().items() if not key.startswith("_")},
+        config={key: getattr(model.config, key) for key in _CONFIG},
         found=found,
         curve=[[line["step"], round(line["losses"]["masked_lm"], 4)] for line in steps[::stride]],
         evaluations=[
