@@ -72,8 +72,8 @@ def _ablations(options: argparse.Namespace, store: Store) -> None:
 
 
 def _finetuned(options: argparse.Namespace, store: Store) -> None:
-    for task in finetuned.CHANGES:
-        for line in finetuned.finetuned(options.run / "model", task):
+    for case in options.cases or finetuned.CASES:
+        for line in finetuned.finetuned(options.run / "model", case):
             store("finetuned", **line)
 
 
@@ -111,7 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     made = command("ablations", _ablations)
     made.add_argument("names", nargs="*", help=f"of {', '.join(ablations.PARTS)}; default: all")
     made.add_argument("--steps", type=int, default=ablations.STEPS, help="default: %(default)s")
-    command("finetuned", _finetuned).add_argument("run", type=Path, help="directory of a finished run")
+    made = command("finetuned", _finetuned)
+    made.add_argument("run", type=Path, help="directory of a finished run")
+    made.add_argument("cases", nargs="*", help=f"of {', '.join(finetuned.CASES)}; default: all of them")
     command("memory", _memory).add_argument("--batches", type=int, default=5000, help="default: %(default)s")
     command("picture", _picture).add_argument("--output", type=Path, default=picture.PATH)
     return parser
