@@ -13,10 +13,22 @@ from bert_fast.training.recipes import Settings, run
 
 SEEDS = (0, 1, 2)
 _EVERY = 10  # of so many examples one is learned from
-# Changes of examples/polarity.yaml for a small model; "few": a tenth of the examples.
+_PAIRS = DATA / "classification" / "question_sentence_pairs"
+# Changes of examples/polarity.yaml for a small model; "few": a tenth of the examples; "pairs": does a sentence answer a
+# question?
 CASES: dict[str, dict[str, Any]] = {
     "few": {"steps": None, "epochs": 5, "learning_rate": 1e-3, "warmup": 0.1},
     "all": {"steps": None, "epochs": 2, "learning_rate": 5e-4, "warmup": 0.1},
+    "pairs": {
+        "train": str(_PAIRS / "train.tsv"),
+        "valid": str(_PAIRS / "dev.tsv"),
+        "text": "question",
+        "text_pair": "sentence",
+        "steps": None,
+        "epochs": 5,
+        "learning_rate": 5e-4,
+        "warmup": 0.1,
+    },
 }
 
 
