@@ -52,7 +52,7 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("books", "pretrain", ("masked_lm", "unigram_entropy", "next_sentence_accuracy"), has_peer=False),
+        Recipe("books", "pretrain", ("masked_lm", "context_free_loss", "next_sentence_accuracy"), has_peer=False),
         Recipe("sms", "classify", ("accuracy", "f1", "matthews_correlation")),
         Recipe("polarity", "classify", ("accuracy", "f1", "matthews_correlation")),
         Recipe("wnut17", "ner", ("f1", "precision", "recall"), seeds=3),

@@ -14,6 +14,7 @@ from bert_fast.files import write_atomically
 PREPARED = ROOT / "build" / "recipes" / "data"
 
 _EVERY = 10  # of so many messages one is kept to judge by
+_BOOKS_PIECES = 4096
 _TRAIN_ARTICLES = 40  # of 48
 _SEARCH_ARTICLES = 32  # of 48: more are kept to judge by
 _SENTENCE_ENDS = {"en": r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\u201c])", "zh": r"(?<=[\u3002\uff01\uff1f])"}
@@ -22,13 +23,14 @@ _SENTENCE_ENDS = {"en": r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\u201c])", "zh": r"(?<=[\u3
 def prepare(directory: Path = PREPARED) -> None:
     """Writes whatever is missing.
 
-    sms_{train,valid}.tsv, xquad_{train,valid}.json, {search_en,search_zh,rerank_en}_{train,valid}.jsonl, minilm,
-    chinese_tiny.
+    books_vocab.txt, sms_{train,valid}.tsv, xquad_{train,valid}.json,
+    {search_en,search_zh,rerank_en}_{train,valid}.jsonl, minilm, chinese_tiny.
 
     Raises:
         FileNotFoundError: the data, or the package of MiniLM, is not there.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    books_vocabulary(directory)
     _split_messages(directory)
     _split_articles(directory)
     for language in _SENTENCE_ENDS:
@@ -40,6 +42,30 @@ def prepare(directory: Path = PREPARED) -> None:
             _add_negatives(directory, part)
     if not (directory / "chinese_tiny").exists():
         _make_chinese_model(directory / "chinese_tiny")
+
+
+def books_vocabulary(directory: Path = PREPARED) -> Path:
+    """A vocab.txt of 4,096 word pieces, in lower case, made from the novels that are learned from.
+
+    Raises:
+        ImportError: tokenizers, which learns the pieces, is not installed (extra `demo`).
+    """
+    path = directory / "books_vocab.txt"
+    if not path.exists():
+        from tokenizers import BertWordPieceTokenizer
+
+        maker = BertWordPieceTokenizer(lowercase=True)
+        maker.train(
+            [str(DATA / "pretrain_en" / "books_train.txt")],
+            vocab_size=_BOOKS_PIECES, min_frequency=2, limit_alphabet=100, show_progress=False,
+        )  # fmt: skip
+        directory.mkdir(parents=True, exist_ok=True)
+        special = sorted((number, word) for word, number in maker.get_vocab().items() if word.startswith("["))[:5]
+        first = [word for _, word in special]
+        # Its order differs between calls; what is in it does not.
+        words = [*first, *sorted(maker.get_vocab().keys() - set(first))]
+        _write(path, "".join(f"{word}\n" for word in words).encode())
+    return path
 
 
 def minilm() -> Path:

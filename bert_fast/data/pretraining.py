@@ -27,7 +27,7 @@ from bert_fast.errors import StoreError
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["PretrainingSource", "unigram_entropy"]
+__all__ = ["PretrainingSource", "token_counts", "unigram_entropy"]
 
 _MAX_LENGTH = 1 << 16  # tokens that masking counts
 _TOKENS_AT_ONCE = 1 << 24  # whose ids are counted
@@ -220,9 +220,16 @@ def unigram_entropy(store: TokenStore, tokenizer: Tokenizer) -> float:
     """Entropy of a store's tokens in nats, special tokens left out; 0 for a store without any.
 
     It is the masked-LM loss of a model that knows how often each token is, and looks at nothing. One that also repeats
-    what it sees comes lower without any use of context, as a tenth of the words to predict stand there unmasked: by
-    about 0.5 nats in English.
+    what it sees comes lower without any use of context, as a tenth of the words to predict stand there unmasked: see
+    `pretraining_checks.context_free_loss`.
     """
+    counts = token_counts(store, tokenizer)
+    shares = counts[counts > 0] / max(1, counts.sum())
+    return float(-(shares * np.log(shares)).sum())
+
+
+def token_counts(store: TokenStore, tokenizer: BertTokenizer) -> np.ndarray:
+    """How often each token occurs in a store: int64 [vocabulary], 0 for special tokens."""
     _check_kinds(store, tokenizer)
     check_tokenizer(store.path, store.info, tokenizer)
     size = len(tokenizer)
@@ -230,5 +237,4 @@ def unigram_entropy(store: TokenStore, tokenizer: Tokenizer) -> float:
     for start in range(0, len(store.tokens), _TOKENS_AT_ONCE):
         counts += np.bincount(store.tokens[start : start + _TOKENS_AT_ONCE], minlength=size)
     counts[tokenizer.all_special_ids] = 0
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * np.log(shares)).sum())
+    return counts

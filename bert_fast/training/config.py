@@ -61,6 +61,7 @@ class TrainingConfig:
     eval_every: float | None = None  # steps; below 1: share of all; None: after every epoch
     save_every: float | None = None  # the same for checkpoints
     keep_checkpoints: int = 2  # newest; the best one is kept beside them; 0: that one alone
+    best_by: str | None = None  # metric that chooses the best checkpoint; None: the task's
     early_stopping: int | None = None  # evaluations without a better metric
 
     def __post_init__(self) -> None:
@@ -75,6 +76,8 @@ class TrainingConfig:
             ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS), ("sharding", SHARDING),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
+        if not isinstance(self.best_by, str | None):
+            raise TypeError(f"best_by: expected text or None, got {type(self.best_by).__name__}")
         for name in ("gradient_checkpointing", "graphs"):
             check_flag(name, getattr(self, name))
         for name, value in (("precision", "fp16"), ("sharding", "fsdp2"), ("gradient_checkpointing", True)):

@@ -1,5 +1,6 @@
 """Running a model over all examples of a source, shared among processes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,12 @@ __all__ = ["run_over"]
 
 
 def run_over(
-    task: Task, model: nn.Module, source: Source, processes: Processes, max_tokens: int
+    task: Task,
+    model: nn.Module,
+    source: Source,
+    processes: Processes,
+    max_tokens: int,
+    watch: Callable[[int, int], None] | None = None,
 ) -> tuple[Predictions, dict[str, float]]:
     """(what the model says about every example, means of the parts of the loss and their sum, "loss").
 
@@ -25,6 +31,7 @@ def run_over(
         source: the examples; their epoch is 0.
         processes: batch i is worked on by process i modulo their number.
         max_tokens: of a batch; an example that is longer is a batch of its own.
+        watch: is told (batches done, of all) after each batch of this process.
     """
     lengths = source.lengths(0)
     predictions = Predictions(lengths)
@@ -48,6 +55,8 @@ def run_over(
             for name, value in parts.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * counts[name]
                 sums["labels of " + name] = sums.get("labels of " + name, 0.0) + counts[name]
+            if watch is not None:
+                watch(min(first + processes.count, len(plan)), len(plan))
     return _joined(predictions, sums, processes)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,9 @@ from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.failures import FiniteWatch, StopSignals, explained, smaller_steps
 from bert_fast.training.gradients import Gradients, ReplayedGradients, run_budgets, total
+from bert_fast.training.health import Health
+from bert_fast.training.heap import Heap
+from bert_fast.training.judging import Judge
 from bert_fast.training.loader import BatchLoader, MicroBatch
 from bert_fast.training.observers import Evaluation, Observer, Plan, Tally, tell
 from bert_fast.training.optimization import learning_rate_schedule
@@ -116,6 +118,9 @@ class Run:
         self.observers = setup.observers
         self.tally = Tally(self.processes, config.batch_tokens)
         self.watch = FiniteWatch(config.output_dir / "failed_batch", self.processes, self._examples)
+        self.heap = Heap()
+        self.judge = Judge(self.task, config, setup.evaluate, setup.observers)
+        self.health = Health(config, self.task)
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.grad_norm: Tensor | None = None
@@ -155,10 +160,11 @@ class Run:
                 "another output_dir"
             )
         seed_generators(self.config.seed + _RANK_SEEDS * self.processes.rank)
+        if not has_checkpoints:
+            self.judge.check()
         outcome, notes = self._go_on() if has_checkpoints else (None, [])
         tell(self.observers, Observer.start, self._plan())
-        for note in notes:
-            tell(self.observers, Observer.note, note)
+        self._tell_notes(notes)
         return outcome
 
     def _go_on(self) -> tuple[str | None, list[str]]:
@@ -170,6 +176,11 @@ class Run:
         restore_run(directory, self.model, self.optimizer, processes)
         self.progress, self.metrics = state.progress, state.metrics
         notes = [processes.on_main(partial(folder.set_aside, step, problem)) for step, problem in damage.items()]
+        if state.agreement.get("processes") != processes.count:
+            notes.append(
+                f"{processes.count} processes in place of {state.agreement.get('processes')}: the same examples in "
+                "every step, but sums of another order and other dropout, so not the same bits"
+            )
         best = self.progress.best_step
         if best is not None and best != newest:
             problem = processes.on_main(partial(folder.damage, best, WEIGHTS))
@@ -232,8 +243,8 @@ class Run:
             device=device_name(self.processes.device),
             flops_per_token=flops[0],
             flops_per_square=flops[1],
-            metric=self.task.metric,
-            higher_is_better=self.task.higher_is_better,
+            metric=self.judge.metric,
+            higher_is_better=self.judge.higher_is_better,
         )
 
     # The loop
@@ -316,10 +327,12 @@ class Run:
         with self._pause():
             if evaluates:
                 saves = self._evaluate() or saves
-                if outcome is None and self._is_hopeless():
+                if outcome is None and self.judge.is_hopeless(self.progress):
                     outcome, saves = "stopped early", saves or self._saves
             if saves:
                 self._save(outcome)
+        if self.processes.device.type == "cpu":
+            self.heap.settle()
         return outcome
 
     def _interrupted(self, by: str) -> str:
@@ -380,31 +393,18 @@ class Run:
             rate = self.learning_rate(self.progress.step - 1)
             step = self.tally.report(self.progress.step, self.epochs, rate, self.grad_norm, self.paused)
             tell(self.observers, Observer.step, step)
+            self._tell_notes(self.health.after_step(step))
             self.paused = 0.0
 
     def _evaluate(self) -> bool:
         """Judges the model; whether it is the best so far."""
-        began = time.perf_counter()
-        assert self.task.valid is not None
-        self.metrics = self.setup.evaluate()
-        value = self.metrics.get(self.task.metric)
-        if value is None:
-            raise ValueError(f"metric: expected one of {sorted(self.metrics)}, got {self.task.metric!r}")
-        best = self.progress.best_value
-        is_best = best is None or _is_better(value, best, self.task.higher_is_better)
-        if is_best:
-            self.progress.best_step, self.progress.best_value, self.progress.since_best = self.progress.step, value, 0
-        else:
-            self.progress.since_best += 1
-        tokens = int(self.task.valid.lengths(0).sum())
-        seconds = time.perf_counter() - began
-        evaluation = Evaluation(self.progress.step, self.epochs, self.metrics, is_best, seconds, tokens)
-        tell(self.observers, Observer.evaluation, evaluation)
+        self.metrics, is_best = self.judge.judge(self.progress, self.epochs)
+        self._tell_notes(self.health.after_evaluation(Evaluation(self.progress.step, self.epochs, self.metrics)))
         return is_best
 
-    def _is_hopeless(self) -> bool:
-        patience = self.config.early_stopping
-        return patience is not None and self.progress.since_best >= patience
+    def _tell_notes(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            tell(self.observers, Observer.note, note)
 
     def _save(self, outcome: str | None) -> None:
         step = self.progress.step
@@ -438,10 +438,3 @@ class Run:
 
 def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(one[name] for one in counts) for name in counts[0]}
-
-
-def _is_better(value: float, best: float, higher_is_better: bool) -> bool:
-    """Whether a metric is better than the best one so far; one that is not a number is worse than any that is."""
-    if math.isnan(value) or math.isnan(best):
-        return not math.isnan(value)
-    return value > best if higher_is_better else value < best

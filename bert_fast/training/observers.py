@@ -14,7 +14,10 @@ from torch import Tensor
 from bert_fast.training.distributed import Processes
 from bert_fast.training.loader import MicroBatch
 
-__all__ = ["Evaluation", "Observer", "Plan", "Step", "Tally", "tell"]
+__all__ = ["LEVELS", "Evaluation", "Observer", "Plan", "Step", "Tally", "tell"]
+
+# What losses of masked words are compared with, by the metric's name, and what guessing gives them.
+LEVELS = {"unigram_entropy": "word frequencies", "context_free_loss": "without context"}
 
 _P = ParamSpec("_P")
 
@@ -72,7 +75,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics over the examples to judge by, after a step; "loss" and the parts of the loss are among them."""
+    """Metrics over the examples to judge by, after a step; "loss" and the parts of the loss are among them.
+
+    So may be `LEVELS`, constants of the examples to compare losses with.
+    """
 
     step: int
     epoch: float
@@ -95,6 +101,10 @@ class Observer(Protocol):
 
     def step(self, step: Step) -> None:
         """After every `log_every` steps and the last."""
+        return
+
+    def evaluating(self, done: int, batches: int) -> None:
+        """While a model is run over examples, after every batch of this process: so many of all are done."""
         return
 
     def evaluation(self, evaluation: Evaluation) -> None:

@@ -109,6 +109,7 @@ class Task(ABC):
         valid: labelled examples to judge by, or None.
         metric: the key of `score`'s result by which the best checkpoint is chosen; "loss" is always there.
         higher_is_better: of that metric.
+        falling: metrics that are the better the lower they are.
     """
 
     name: str
@@ -116,6 +117,18 @@ class Task(ABC):
     valid: Source | None
     metric: str = "loss"
     higher_is_better: bool = False
+    falling: tuple[str, ...] = ("loss",)
+
+    def is_better_when_higher(self, metric: str) -> bool:
+        """Of a metric by its name: all are but those of `falling`."""
+        return metric not in self.falling
+
+    def meaning_of_stall(self, metrics: Mapping[str, float]) -> str | None:
+        """What it means, and what to try, that the loss no longer falls; None: nothing is known of it.
+
+        metrics: of the last evaluation.
+        """
+        return None
 
     def model_config(self) -> dict[str, Any]:
         """Entries of the model's configuration that the task decides, such as num_labels and id2label."""

@@ -13,7 +13,7 @@ from bert_fast.training.evaluation import run_over
 from bert_fast.training.failures import explained
 from bert_fast.training.gradients import check_replayable
 from bert_fast.training.loop import Run, Setup, TrainingResult
-from bert_fast.training.observers import Observer
+from bert_fast.training.observers import Observer, tell
 from bert_fast.training.optimization import make_optimizer
 from bert_fast.training.reporting import default_observers
 from bert_fast.training.task import Predictions, Task
@@ -129,6 +129,9 @@ class Trainer:
         tokens = self.config.eval_batch_tokens
         try:
             with explained("evaluation", lambda: f"with {tokens} tokens in a batch. Lower eval_batch_tokens"):
-                return run_over(self.task, self.model, source, self.processes, tokens)
+                return run_over(self.task, self.model, source, self.processes, tokens, self._watch)
         finally:
             self.model.train(was_training)
+
+    def _watch(self, done: int, batches: int) -> None:
+        tell(self.observers, Observer.evaluating, done, batches)

@@ -62,14 +62,35 @@ def agreement(config: TrainingConfig, task: Task, model: Any, tokenizer: Any, pr
 
 
 def check_agreement(saved: Mapping[str, Any], present: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError that names everything on which a checkpoint and this run do not agree."""
+    """Raises CheckpointError that names everything on which a checkpoint and this run do not agree.
+
+    The number of processes may be another if the micro-batches of a step are as many as before: which examples a step
+    takes is a function of their numbers alone.
+    """
     later = [name for name in _NOT_IN_EARLIER_VERSIONS if name not in saved]
-    differences = _differences({name: value for name, value in present.items() if name not in later}, saved)
+    then, now = _with_share(saved), _with_share({name: one for name, one in present.items() if name not in later})
+    differences = _differences(now, then)
+    shares = now.get("batches a step"), then.get("batches a step")
+    if differences and shares[0] != shares[1] and saved["processes"] != present["processes"]:
+        wanted, rest = divmod(shares[1], present["processes"])
+        differences += f" (with {present['processes']} processes, gradient_accumulation " + (
+            f"{wanted} makes them as many)" if not rest else "cannot make them as many)"
+        )
     if differences:
         raise CheckpointError(
             f"{path}: was made by another run: {differences}. Go on with the same settings, or begin anew in another "
             "output_dir"
         )
+
+
+def _with_share(agreed: Mapping[str, Any]) -> dict[str, Any]:
+    """What was agreed on, with the micro-batches of a step in place of processes and the accumulation of each."""
+    training = dict(agreed.get("training", {}))
+    accumulation, processes = training.pop("gradient_accumulation", None), agreed.get("processes")
+    if not isinstance(accumulation, int) or not isinstance(processes, int):
+        return dict(agreed)  # of a damaged or foreign file: compared as it is
+    rest = {name: value for name, value in agreed.items() if name != "processes"}
+    return rest | {"training": training, "batches a step": accumulation * processes}
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
@@ -161,7 +182,9 @@ def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Pr
             optimizer.load_state_dict(saved["optimizer"])
         if saved["scaler"] is not None and processes.accelerator.scaler is not None:
             processes.accelerator.scaler.load_state_dict(saved["scaler"])
-        _set_random_states(generators[processes.rank], processes.device)
+        # Of more processes than there were, the last ones keep the generators that they were seeded with.
+        if processes.rank < len(generators):
+            _set_random_states(generators[processes.rank], processes.device)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory}: does not fit this run: {error}") from error
 

@@ -127,7 +127,7 @@ def test_pretraining_in_two_phases(shared_data: Path, tmp_path: Path) -> None:
     vocabulary = str(shared_data / "vocab" / "bert-base-uncased" / "vocab.txt")
     found = our_run(
         settings_of(
-            RECIPES["books"], 0, train=corpora[0], valid=corpora[1], tokenizer=vocabulary,
+            RECIPES["books"], 0, model="tiny", train=corpora[0], valid=corpora[1], tokenizer=vocabulary,
             output_dir=str(tmp_path / "run"), steps=6, max_length=32, long_length=48, long_share=0.34, batch_tokens=512,
         )
     )  # fmt: skip

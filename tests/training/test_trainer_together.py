@@ -1,5 +1,6 @@
 """Two processes train as one does with twice the batch."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bert_fast.errors import TrainingError
+from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.training.checkpoints import CheckpointFolder
-from bert_fast.training.training_state import check_processes
+from bert_fast.training.training_state import check_agreement, check_processes
 from tests.training.toy import toy_model
-from tests.training.toy_process import start, train_together
+from tests.training.toy_process import start, toy_trainer, train_together
 
 pytest.importorskip("accelerate")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -68,6 +69,43 @@ def test_a_shared_run_goes_on_with_the_same_bits(tmp_path, sharding) -> None:
     assert train_together(run, 2, **arguments) == [0, 0]
     first, second = weights(tmp_path / "straight"), weights(run)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_another_number_of_processes_goes_on(tmp_path) -> None:
+    straight, run = tmp_path / "straight", tmp_path / "cut off"
+    alone = dict(dropout=0.0, save_every=4, batch_size=4)
+    toy_trainer(straight, gradient_accumulation=4, **alone).train()
+    shutil.copytree(straight, run)
+    folder = CheckpointFolder(run / "checkpoints", 2)
+    for step in folder.steps():
+        if step > 8:
+            shutil.rmtree(folder.directory(step))
+    shutil.rmtree(run / "model")
+    with pytest.raises(CheckpointError, match="batches a step is 3 here and 4 there"):
+        toy_trainer(run, gradient_accumulation=3, **alone).train()
+    assert train_together(run, 2, gradient_accumulation=2, **alone) == [0, 0]
+    first, second = weights(straight), weights(run)
+    for name, value in first.items():
+        bound = RELATIVE["two_processes"] * max(1.0, value.abs().max().item())
+        assert (value - second[name]).abs().max() <= bound, name
+    told = (run / "metrics.jsonl").read_text()
+    assert "2 processes in place of 1: the same examples" in told
+    assert [line["step"] for line in map(json.loads, told.splitlines()) if line["kind"] == "step"] == [12]
+
+
+def test_how_another_number_of_processes_may_go_on_is_said(tmp_path) -> None:
+    def agreed(processes: int, accumulation: int) -> dict:
+        return {"processes": processes, "training": {"gradient_accumulation": accumulation, "seed": 0}}
+
+    check_agreement(agreed(2, 4), agreed(8, 1), tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"8 there \(with 4 processes, gradient_accumulation 2 makes them as many"
+    ):
+        check_agreement(agreed(2, 4), agreed(4, 4), tmp_path)
+    with pytest.raises(CheckpointError, match=r"with 3 processes, gradient_accumulation cannot make them as many"):
+        check_agreement(agreed(2, 4), agreed(3, 3), tmp_path)
+    with pytest.raises(CheckpointError, match=r"training\.seed is 0 here and 1 there. Go on"):
+        check_agreement({**agreed(2, 4), "training": {"gradient_accumulation": 4, "seed": 1}}, agreed(2, 4), tmp_path)
 
 
 def test_processes_draw_different_dropout(tmp_path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bert_fast.training.observers import LEVELS
 from bert_fast.training.reporting.drawing import BAD, MAIN, SECOND, SOFT, svg
 from bert_fast.training.reporting.record import Curve, RunRecord, smoothed
 
@@ -55,9 +56,10 @@ def loss_plot(record: RunRecord) -> str | None:
     for part in parts:
         curves = [("training", record.loss(part), MAIN), ("validation", record.evaluated(part), SECOND)]
         levels = []
-        entropy = record.evaluated("unigram_entropy").finite
-        if entropy and (part == "masked_lm" or len(parts) == 1):
-            levels.append(("word frequencies", entropy[-1]))
+        for name, words in LEVELS.items():
+            level = record.evaluated(name).finite
+            if level and (part == "masked_lm" or len(parts) == 1):
+                levels.append((words, level[-1]))
         panels.append(_Panel("" if len(parts) == 1 else part, curves, levels, smooth=True))
     return _drawn(panels, record)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from bert_fast.terminal import Part, StatusLine
-from bert_fast.training.observers import Evaluation, Observer, Plan, Step
+from bert_fast.training.observers import LEVELS, Evaluation, Observer, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
 from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, percent, rate
 
@@ -57,13 +57,23 @@ class ProgressLine(Observer):
         self._marks.append((step.step, self._clock()))
         self._line.show(self._parts(step), step.step / self._steps, is_last=step.step == self._steps)
 
+    def evaluating(self, done: int, batches: int) -> None:
+        """Draws how far an evaluation is, in place of the speed of steps."""
+        if self._plan is None:  # of a model that is not in training
+            return
+        parts = [
+            Part(f"step {self._step:,}/{self._steps:,}", 0, "bold"),
+            Part(f"evaluating, {percent(done / batches)} of {batches:,} batches", 1, "cyan"),
+        ]
+        self._line.show(parts, self._step / self._steps)
+
     def evaluation(self, evaluation: Evaluation) -> None:
         """Says what came out, the metric that counts first."""
         plan = self._plan
         assert plan is not None
         if evaluation.is_best:
             self._best = evaluation
-        names = [name for name in evaluation.metrics if name != "unigram_entropy"]  # the same every time
+        names = [name for name in evaluation.metrics if name not in LEVELS]  # the same every time
         names.sort(key=lambda name: (name != plan.metric, name != "loss"))
         shown = ", ".join(f"{name} {number(evaluation.metrics[name])}" for name in names)
         best = ", the best so far" if evaluation.is_best else ""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bert_fast.errors import SourceError
+from bert_fast.training.observers import LEVELS
 from bert_fast.training.reporting.loggers import read_metrics
 from bert_fast.training.reporting.run_directory import RunDirectory
 
@@ -120,7 +121,7 @@ class RunRecord:
         names: dict[str, None] = {}
         for line in self.evaluations:
             names.update(dict.fromkeys(line["metrics"]))
-        left_out = {"loss", "unigram_entropy", *self.loss_parts}
+        left_out = {"loss", *LEVELS, *self.loss_parts}
         return sorted((name for name in names if name not in left_out), key=lambda name: name != self.metric)
 
     def step_curve(self, value: Callable[[dict[str, Any]], float | None]) -> Curve:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_fast.files import path_name, write_atomically
-from bert_fast.training.observers import Evaluation, Observer, Plan
+from bert_fast.training.observers import LEVELS, Evaluation, Observer, Plan
 from bert_fast.training.reporting import plots
 from bert_fast.training.reporting.formatting import count, duration, memory, number, percent
 from bert_fast.training.reporting.page import Html, cards, columns, figure, notes, page, section, table, tagged
@@ -220,11 +220,16 @@ def _explanations(record: RunRecord) -> Sequence[str]:
         "Everything on this page comes from run.json and metrics.jsonl beside it; bert-fast report makes it again.",
         "Validation runs without dropout, training with it: its loss is the greater of the two for the same model.",
     ]
-    entropy = record.evaluated("unigram_entropy").finite
+    entropy, level = (record.evaluated(name).finite for name in LEVELS)
     if entropy:
         lines.append(
-            f"The dashed level, {number(entropy[-1])}, is the entropy of the single tokens of the training text: the "
-            "loss of a model that knows how frequent each is, and looks at nothing else. One that reads is below it."
+            f"The dashed level {number(entropy[-1])} is the entropy of the single tokens of the training text: the "
+            "loss of a model that knows how frequent each is, and looks at nothing else."
+        )
+    if level:
+        lines.append(
+            f"The dashed level {number(level[-1])} is the loss of masked words of validation for a guess that also "
+            "repeats what is shown in their place: one below it looks at other words."
         )
     if record.step_curve(lambda line: line.get("mfu")).finite:
         lines.append(

@@ -113,6 +113,7 @@ class ClassificationTask(Task):
     name = "classify"
     metric = "accuracy"
     higher_is_better = True
+    falling = ("loss", "mse")
 
     def __init__(self, train: ClassificationSource | None = None, valid: ClassificationSource | None = None) -> None:
         check_sources(ClassificationSource, train=train, valid=valid)

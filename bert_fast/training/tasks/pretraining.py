@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.batches import Source
-from bert_fast.data.pretraining import PretrainingSource, unigram_entropy
+from bert_fast.data.batches import Batches, Source
+from bert_fast.data.pretraining import PretrainingSource, token_counts, unigram_entropy
+from bert_fast.data.pretraining_checks import context_free_loss, repeated_share, unknown_share
 from bert_fast.models import BertForMaskedLM, BertForPreTraining, BertPreTrainedModel
 from bert_fast.models.losses import class_loss
 from bert_fast.tokenization import Tokenizer
@@ -30,6 +31,9 @@ __all__ = ["PretrainSettings", "PretrainingTask"]
 
 _NUM_GUESSES = 5
 _NUM_WRITTEN = 1000  # examples
+_UNKNOWN = 0.01  # share of [UNK] from which on a tokenizer is taken to be of another language
+_REPEATED = 0.1  # share of the tokens in sentences that stood there before, from which on it is said
+_NEAR = 0.1  # of the context-free loss: so near to it nothing of context is learned yet
 _ROWS_AT_ONCE = 512  # of scores over the vocabulary, in fp32
 
 
@@ -182,7 +186,8 @@ class PretrainingTask(Task):
     Parts of the loss: masked_lm, the mean over all masked words of a step, and with pairs next_sentence, the mean over
     all pairs. Metrics: perplexity (e to the masked_lm loss); masked_accuracy (share of masked words guessed); with
     pairs next_sentence_accuracy; unigram_entropy, the masked_lm loss of guessing by frequency alone (of the tokens of
-    `train`). The best checkpoint is that of the least loss.
+    `train`); context_free_loss, that of guessing without a look at other words, on the examples that are judged by (see
+    `pretraining_checks`): what is below it was learned from context. The best checkpoint is that of the least loss.
 
     Args:
         train: see `Task`.
@@ -195,6 +200,7 @@ class PretrainingTask(Task):
     train: PretrainingSource | None
     valid: PretrainingSource | None
     name = "pretrain"
+    falling = ("loss", "masked_lm", "next_sentence", "perplexity")
 
     def __init__(self, train: PretrainingSource | None = None, valid: PretrainingSource | None = None) -> None:
         check_sources(PretrainingSource, train=train, valid=valid)
@@ -202,6 +208,42 @@ class PretrainingTask(Task):
         if train is not None and valid is not None and train.next_sentence != valid.next_sentence:
             raise ValueError(f"valid: expected next_sentence={train.next_sentence}, as in train, got the other")
         self._unigram_entropy: float | None = None
+        self._context_free: tuple[PretrainingSource, float] | None = None  # of the examples last judged by
+
+    def notes(self, batches: Batches) -> list[str]:
+        """See `Task.notes`: words that the tokenizer does not know, and text that repeats itself."""
+        notes = []
+        for name, source in (("train", self.train), ("valid", self.valid)):
+            unknown = 0.0 if source is None else unknown_share(source.store, source.tokenizer)
+            if unknown > _UNKNOWN:
+                notes.append(
+                    f"tokenizer: {unknown:.1%} of the tokens of {name} are [UNK], words that it has no pieces for: is "
+                    "it of this language? They are never predicted, and hide what is around words"
+                )
+        repeated = repeated_share(source_of_kind(PretrainingSource, batches.source).store)
+        if repeated > _REPEATED:
+            notes.append(
+                f"train: {repeated:.0%} of the tokens stand in sentences that stood there before: they are learned by "
+                "heart, and the loss of training will be lower than the model is good. Leave repeats out"
+            )
+        return notes
+
+    def meaning_of_stall(self, metrics: Mapping[str, float]) -> str | None:
+        """See `Task.meaning_of_stall`: the plateau before context is learned."""
+        loss, level, entropy = (metrics[name] for name in ("masked_lm", "context_free_loss", "unigram_entropy"))
+        if loss < level - _NEAR:
+            return None
+        if loss > (level + entropy) / 2:
+            return (
+                f"masked_lm is {loss:.4g}, little below {entropy:.4g}, which guessing by frequency gives: after the "
+                "warm-up a learning rate that is too high, five or ten times, keeps a model there"
+            )
+        return (
+            f"masked_lm is {loss:.4g}, and {level:.4g} is what guessing without a look at other words gives. Every "
+            "BERT comes to this plateau first, and over it by more steps: go on, or try smaller batches and more of "
+            "them, a smaller vocabulary, and for a model narrower than 768 an initializer_range above 0.02, as "
+            "0.02 * sqrt(768 / hidden_size)"
+        )
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """See `Task.label_counts`."""
@@ -241,6 +283,7 @@ class PretrainingTask(Task):
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
             "masked_accuracy": int(is_right.sum()) / num_masked,
             "unigram_entropy": self._entropy(source),
+            "context_free_loss": self._level(source),
         }
         if source.next_sentence:
             metrics["next_sentence_accuracy"] = float(predictions.rows("is_pair_right").mean())
@@ -292,6 +335,14 @@ class PretrainingTask(Task):
             known = self.train or source
             self._unigram_entropy = unigram_entropy(known.store, known.tokenizer)
         return self._unigram_entropy
+
+    def _level(self, source: PretrainingSource) -> float:
+        """The context-free loss of these examples."""
+        if self._context_free is None or self._context_free[0] is not source:
+            known = self.train or source
+            counts = token_counts(known.store, known.tokenizer)
+            self._context_free = (source, context_free_loss(source, counts))
+        return self._context_free[1]
 
 
 def _parts(output: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -56,6 +56,18 @@ def test_lines_now_and_then_where_there_is_no_terminal(plan: Plan) -> None:
     assert lines[-1] == "finished at step 100 of 100, after 1 min 40 s; best loss 2.6000 at step 50"
 
 
+def test_an_evaluation_has_a_line(plan: Plan) -> None:
+    stream, clock = io.StringIO(), Clock()
+    line = ProgressLine(stream, clock)
+    line.evaluating(1, 4)  # of a model that is not in training
+    line.start(plan)
+    for done in range(1, 5):
+        clock.now += 11
+        line.evaluating(done, 4)
+    shown = [text for text in stream.getvalue().splitlines() if "evaluating" in text]
+    assert shown[0] == "step 0/100  evaluating, 25.0 % of 4 batches" and len(shown) == 4
+
+
 def test_what_a_line_says(plan: Plan) -> None:
     stream = io.StringIO()
     watch(plan, stream)
