@@ -1,4 +1,4 @@
-"""Writes the lock of this Python on this system: all that `make demo` and `make test` install, by version and hash.
+"""Writes the lock of this Python on this system: all that `make demo`, `make test` and `make site` install, by hash.
 
     python3 -m tools.lock
 
@@ -9,6 +9,7 @@ for under tools/constraints.txt, in a fresh environment; what it would take goes
     demo.txt     what `make demo` needs beside these
     test.txt     what `make test` needs beside both
     compat.txt   what goes into `.compat/`
+    site.txt     what `make site` needs, in an environment of its own
 
 To renew it: change tools/constraints.txt, run this, run `make test`, commit. torch is not in it: its one version is
 several builds (CPU, CUDA), of which pip's configuration chooses, and each brings packages of its own.
@@ -31,6 +32,7 @@ from tools.setup_environment import (
     EXTRAS,
     LOCK,
     ROOT,
+    SITE_REQUIREMENTS,
     TORCH,
     WEIGHTS,
 )
@@ -57,11 +59,13 @@ def main() -> int:
         build = resolve("-c", versions, *BUILD_TOOLS)
         demo = resolve("-c", versions, TORCH, extras("demo"))
         compat = resolve("--no-deps", "-r", COMPAT_REQUIREMENTS)
+        site = resolve("-c", versions, "-r", SITE_REQUIREMENTS)
     LOCK.mkdir(parents=True, exist_ok=True)
     write("build", build)
     write("demo", {*demo, *weights} - {*build})
     write("test", {*everything} - {*build, *demo})
     write("compat", compat)
+    write("site", site)
     return 0
 
 
