@@ -92,6 +92,10 @@ site:
 	@$(PYTHON) tools/setup_environment.py site --venv $(VENV)-site
 	@$(VENV)-site/bin/python -m tools.site
 
+dist:
+	@$(PYTHON) tools/setup_environment.py dist --venv $(VENV)-dist
+	@$(VENV)-dist/bin/python -m tools.wheels build
+
 clean:
 	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bert_fast.egg-info
 	rm -f bert_fast/_native*.so

@@ -1,8 +1,7 @@
 """The newest stored result of every CPU case, as README, docs/results.md and docs/speed.svg show it.
 
-    python -m benchmarks.table             prints the tables
-    python -m benchmarks.table --write     puts them into the pages, and draws the picture
-    python -m benchmarks.table --check     fails where a page or the picture is not of the stored results
+`python -m benchmarks.table` prints the tables; `--write` puts them into the pages and draws the picture; `--check`
+fails where a page or the picture is not of the stored results.
 """
 
 import argparse

@@ -29,10 +29,10 @@ def _config(hidden: int, layers: int, heads: int) -> dict[str, int]:
 
 
 SIZES = (
-    Size("base", "BERT-base: 12 layers, hidden size 768", _config(768, 12, 12), (8, 12, 17, 22, 28, 35, 45, 65)),
+    Size("base", "BERT-base: 12 layers, hidden size 768", _config(768, 12, 12), (8, 12, 17, 21, 27, 34, 44, 63)),
     Size(
         "minilm", "MiniLM: 6 layers, hidden size 384", _config(384, 6, 12),
-        (6, 9, 11, 13, 16, 18, 21, 23, 26, 29, 33, 37, 41, 48, 58, 78),
+        (6, 9, 11, 13, 15, 18, 20, 22, 26, 29, 32, 36, 41, 47, 56, 72),
     ),
 )  # fmt: skip
 TINY = Size("tiny", "a toy: 2 layers, hidden size 32", _config(32, 2, 2), (3, 9), 8)
@@ -70,7 +70,9 @@ class Case:
 
 def cases_of(sizes: tuple[Size, ...]) -> tuple[Case, ...]:
     """All comparisons of some sizes."""
-    return tuple(Case(size, padded, training) for size in sizes for padded in (True, False) for training in (True, False))
+    return tuple(
+        Case(size, padded, training) for size in sizes for padded in (True, False) for training in (True, False)
+    )
 
 
 CASES = cases_of(SIZES)

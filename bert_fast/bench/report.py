@@ -33,15 +33,16 @@ def render_page(results: Sequence[Result], picture: Picture, environment: Enviro
         )
         for result in results
     ]  # fmt: skip
-    head = ("model", "what", "tokens in batch", "fused, tokens/s", "untouched, tokens/s", "ratio", "rounds", "difference")
+    head = ("model", "what", "tokens", "fused, tokens/s", "untouched, tokens/s", "ratio", "rounds", "difference")
     caption = (
         "Blue: the fused model. Grey: the same model untouched, which is 1. Both take turns on the same batch; a ratio "
-        "is the median over rounds."
+        "is the median over rounds. Tokens: the share of the batch's positions that hold one. Difference: the largest "
+        "between both models' hidden states, which are about 1 in size."
     )
     return page(
         title="bert_fast bench",
-        text=f"transformers' BertModel before and after bert_fast.fuse, measured on this machine: {environment.device}, "
-        f"{environment.time}.",
+        text="transformers' BertModel before and after bert_fast.fuse, measured on this machine: "
+        f"{environment.device}, {environment.time}.",
         verdict=f"{len(wrong)} of {len(results)} comparisons disagree" if wrong else "both models agree",
         is_good=not wrong,
         sections=(

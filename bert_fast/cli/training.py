@@ -55,7 +55,8 @@ class _ShowsAll:
                 parser.print_help()
                 parser.exit()
 
-        parser.add_argument("--help-all", action=Show, nargs=0, help="show every option and exit; here are the usual ones")
+        text = "show every option and exit; here are the usual ones"
+        parser.add_argument("--help-all", action=Show, nargs=0, help=text)
         self._hidden = hidden
 
     def add(self, action: argparse.Action, is_usual: bool) -> None:
@@ -67,9 +68,9 @@ class _ShowsAll:
 
 # Settings that most runs set, by name: all that a task needs, and what decides how well and how long it learns.
 _SHORT = {
-    "model", "tokenizer", "train", "valid", "text", "text_pair", "label", "query", "document", "negatives", "context",
+    "model", "tokenizer", "train", "valid", "text", "text_pair", "label", "query", "negatives", "context",
     "question", "choices", "output_dir", "epochs", "steps", "batch_size", "max_length", "learning_rate", "precision",
-    "seed", "eval_every",
+    "positive", "loss", "seed", "eval_every",
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ DEMO = TRAINING | {"training", "losses", "__init__"}
 BENCH = DEMO | {"demo"}
 CLI = BENCH | {"bench"}
 ALLOWED = {
+    "_requirements": set(),
     "_version": set(),
     "errors": set(),
     "env": set(),
@@ -58,7 +59,7 @@ ALLOWED = {
     # For tests and benchmarks: may import all, and nothing imports it.
     "testing": CLI | {"aten", "kernels", "cli"},
     # Re-exports of the public API.
-    "__init__": TRAINING | {"training", "losses"},
+    "__init__": TRAINING | {"_requirements", "training", "losses"},
 }
 
 # Packages that a part may import beyond the standard library, torch and what torch itself requires for typing.

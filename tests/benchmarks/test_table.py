@@ -29,9 +29,7 @@ def append(path: Path, **fields: Any) -> None:
         file.write(json.dumps(fields) + "\n")
 
 
-def test_a_new_result_makes_all_of_them_stale(
-    other_results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_result_makes_all_of_them_stale(other_results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = table.CASES[0].stored
     newest = [line for line in read_lines(other_results / "cpu.jsonl") if line["case"] == name][-1]
     append(other_results / "cpu.jsonl", **newest | {"ratio": 9.87})

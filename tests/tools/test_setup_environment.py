@@ -149,7 +149,7 @@ def test_the_site_needs_its_packages_alone(project: Path, steps: list[str], monk
     monkeypatch.setattr(setup_environment, "_pip", lambda python, arguments: installed.append(arguments))
     requirements = project / "site.txt"
     requirements.write_text("a\n")
-    monkeypatch.setattr(setup_environment, "SITE_REQUIREMENTS", requirements)
+    monkeypatch.setattr(setup_environment, "APART", {"site": requirements})
     assert set_up(project, steps, "site") == [] and installed == [["-r", requirements]]
     set_up(project, steps, "site")
     assert len(installed) == 1

@@ -1,7 +1,4 @@
-"""Builds the site into build/site, and fails where a link is broken or a page fetches something from elsewhere.
-
-    make site        or, with tools/site/requirements.txt installed: python -m tools.site
-"""
+"""`make site`: builds the site into build/site, fails where a link is broken or a page fetches something from elsewhere."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What must hold of the built site beyond what MkDocs checks: nothing is fetched from elsewhere, every public name is there."""
+"""What must hold of the built site beyond what MkDocs checks: nothing is fetched from elsewhere, no name is missing."""
 
 import re
 from collections.abc import Iterable, Iterator

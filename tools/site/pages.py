@@ -1,7 +1,7 @@
 """Which pages the site has, in which order, and where they come from.
 
-Pages lie in build/site_sources as they do in the repository, so that links lead where they lead there. What is made here
-beside them: a page of reference for each public module.
+Pages lie in build/site_sources as they do in the repository, so that links lead where they lead there. Beside them a
+page of reference is made for each public module.
 """
 
 import re
@@ -19,7 +19,9 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 GUIDES = {
     "Accelerate what you have": ["docs/migration.md", "docs/families.md"],
-    "Train": ["docs/training.md", "docs/finetuning.md", "docs/pretraining_data.md", "docs/recipes.md", "docs/scaling.md"],
+    "Train": [
+        "docs/training.md", "docs/finetuning.md", "docs/pretraining_data.md", "docs/recipes.md", "docs/scaling.md",
+    ],
     "Embed and search": ["docs/embeddings.md"],
     "Tokenize": ["docs/tokenizer.md", "docs/unigram.md", "docs/token_store.md"],
     "From C++": ["docs/cpp_api.md"],

@@ -28,13 +28,16 @@ class Part:
 
 
 PARTS = (
-    Part("bert_fast", "What most programs need", STABLE, ("XLMRobertaTokenizer", "warm_up", "BertForTextEmbedding", "graphs")),
-    Part("bert_fast.ops", "Single operations, each with its gradient", STABLE, ("dropout_site", "DropoutSite", "draw_seed")),
-    Part("bert_fast.optim", "Optimizers", STABLE, ("make_lamb",)),
+    Part(
+        "bert_fast", "What most programs need",
+        but=("XLMRobertaTokenizer", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
+    ),
+    Part("bert_fast.ops", "Single operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
+    Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
     Part("bert_fast.losses", "Losses of embeddings and rerankers", NEW),
     Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
     Part("bert_fast.training", "Training runs", NEW, ("Trainer", "TrainingConfig")),
-    Part("bert_fast.tokenization", "What tokenizers take and give"),
+    Part("bert_fast.tokenization", "What tokenizers take and give", but=("XLMRobertaTokenizer",)),
     Part("bert_fast.huggingface", "transformers' models in place"),
     Part("bert_fast.graphs", "CUDA graphs; none has run on a GPU yet", NEW),
     Part("bert_fast.errors", "Exceptions"),
@@ -71,10 +74,8 @@ def public_names(part: Part) -> list[Name]:
     """In the order of `__all__`, without dunders. ValueError where `but` names none of them."""
     path = file_of(part.module)
     assert path is not None, part.module
-    assignments = (n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign))
-    names: list[str] = next(
-        ast.literal_eval(n.value) for n in assignments if isinstance(n.targets[0], ast.Name) and n.targets[0].id == "__all__"
-    )
+    assignments = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
+    names: list[str] = next(ast.literal_eval(a.value) for a in assignments if ast.unparse(a.targets[0]) == "__all__")
     if unknown := set(part.but) - set(names):
         raise ValueError(f"{part.module}.__all__: no {', '.join(sorted(unknown))}")
     return [Name(name, part, *found_in(part.module, name)) for name in names if not name.startswith("__")]
@@ -116,19 +117,18 @@ HEAD = """\
 # Every public name
 
 <!-- Written by `python -m tools.site.public_names --write`. -->
-A name is public if a table below has it; all else, modules whose name begins with an underscore above all, may change in any
-release. `bert_fast.<name>` is the short way to what most programs need.
+A name is public if a table below has it; all else may change in any release, modules whose name begins with an underscore
+above all. `bert_fast.<name>` is the short way to what most programs need.
 
-**stable**: the name, its arguments and what they mean stay. What has to go is first marked: for one minor release and at least three
-months it works as before, warns (`DeprecationWarning`) and says what to use instead; the changelog lists it under "Deprecated".
-Before version 1.0 that holds from one minor version (0.1) to the next (0.2).
+**stable**: the name, its arguments and what they mean stay. What has to go is first marked: for one minor release and at
+least three months it works as before, warns (`DeprecationWarning`) and says what to use instead; the changelog lists it under
+"Deprecated". Before version 1.0 that holds from one minor version (0.1) to the next (0.2).
 
-**may change**: works and is tested like the rest, but its form is young; it may change in a minor release without a warning. The
-changelog says so.
+**may change**: works and is tested like the rest, but its form is young; it may change in a minor release without a warning.
+The changelog says so.
 
-Behaviour that counts as part of the interface: parameter names and files of models, token ids, dropout masks of a seed, and
-what an error names. Speeds, memory and which back-end computes an operation do not. Numbers may differ in their last bits between
-releases.
+Part of the interface are also: parameter names and files of models, token ids, dropout masks of a seed, and what an error
+names. Speeds, memory, and which back-end computes an operation are not. Numbers may differ in their last bits between releases.
 """
 
 
