@@ -1,7 +1,7 @@
 """Source archive and wheel: builds and checks them, and tries out one that is installed.
 
-`python -m tools.wheels build` makes dist/: sdist and wheel, judged by twine, auditwheel and by what they hold (`make dist`
-sets up what that needs). `python -m tools.wheels try` is for the package that is installed, not for the sources.
+`python -m tools.wheels build` makes dist/: sdist and wheel, judged by twine, auditwheel and what they hold (`make dist` sets
+up what that needs). `python -m tools.wheels try` is for the package that is installed, not for the sources.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def needed(library: Path) -> list[str]:
 
 
 def problems_of(wheel: Path) -> list[str]:
-    """What is wrong with a wheel: foreign files, an extension that the tag does not tell of, or one that needs torch."""
+    """What is wrong with a wheel: foreign files, an extension that the tag does not tell of or that needs torch."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         names = archive.namelist()
         extensions = [name for name in names if re.fullmatch(r"bert_fast/_native\.[^/]*(so|pyd)", name)]

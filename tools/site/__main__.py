@@ -1,4 +1,4 @@
-"""`make site`: builds the site into build/site, fails where a link is broken or a page fetches something from elsewhere."""
+"""`make site`: builds the site into build/site; fails where a link is broken or a page fetches from elsewhere."""
 
 import os
 import subprocess

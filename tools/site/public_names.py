@@ -32,7 +32,7 @@ PARTS = (
         "bert_fast", "What most programs need",
         but=("XLMRobertaTokenizer", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
     ),
-    Part("bert_fast.ops", "Single operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
+    Part("bert_fast.ops", "Operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
     Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
     Part("bert_fast.losses", "Losses of embeddings and rerankers", NEW),
     Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
@@ -117,18 +117,19 @@ HEAD = """\
 # Every public name
 
 <!-- Written by `python -m tools.site.public_names --write`. -->
-A name is public if a table below has it; all else may change in any release, modules whose name begins with an underscore
-above all. `bert_fast.<name>` is the short way to what most programs need.
+A name is public if a table below has it; all else may change in any release, modules whose name begins with an
+underscore above all. `bert_fast.<name>` is the short way to what most programs need.
 
-**stable**: the name, its arguments and what they mean stay. What has to go is first marked: for one minor release and at
-least three months it works as before, warns (`DeprecationWarning`) and says what to use instead; the changelog lists it under
-"Deprecated". Before version 1.0 that holds from one minor version (0.1) to the next (0.2).
+**stable**: the name, its arguments and what they mean stay. What has to go is first marked: for one minor release and
+at least three months it works as before, warns (`DeprecationWarning`) and says what to use instead; the changelog lists
+it under "Deprecated". Before version 1.0 that holds from one minor version (0.1) to the next (0.2).
 
-**may change**: works and is tested like the rest, but its form is young; it may change in a minor release without a warning.
-The changelog says so.
+**may change**: works and is tested like the rest, but its form is young; it may change in a minor release without a
+warning. The changelog says so.
 
-Part of the interface are also: parameter names and files of models, token ids, dropout masks of a seed, and what an error
-names. Speeds, memory, and which back-end computes an operation are not. Numbers may differ in their last bits between releases.
+Part of the interface are also: parameter names and files of models, token ids, dropout masks of a seed, and what an
+error names. Speeds, memory, and which back-end computes an operation are not. Numbers may differ in their last bits
+between releases.
 """
 
 
