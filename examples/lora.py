@@ -7,7 +7,7 @@ import transformers
 
 import bert_fast
 
-options = material.arguments(__doc__, steps=20)
+options = material.arguments(__doc__, steps=60)
 train, valid = material.examples()
 torch.manual_seed(0)
 folder = material.model_folder()
@@ -16,7 +16,7 @@ model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, 
 adapters = peft.LoraConfig(r=8, target_modules=["query", "value"], modules_to_save=["classifier"])
 model = peft.get_peft_model(bert_fast.fuse(model), adapters)  # fusing afterwards is the same
 model.print_trainable_parameters()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
 
 
 def batch_of(examples: list[material.Example]) -> dict[str, torch.Tensor]:

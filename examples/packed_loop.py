@@ -34,7 +34,9 @@ for step, batch in enumerate(loader, start=1):  # batch["input_ids"] is [T]: the
     optimizer.zero_grad()
     tokens += len(batch["input_ids"])
     if step % 10 == 0 or step == options.steps:
-        print(f"step {step}: loss {loss.item():.3f}, {tokens / (time.perf_counter() - began):,.0f} tokens/s", flush=True)
+        print(
+            f"step {step}: loss {loss.item():.3f}, {tokens / (time.perf_counter() - began):,.0f} tokens/s", flush=True
+        )
     if step == options.steps:
         break
 

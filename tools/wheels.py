@@ -1,7 +1,7 @@
 """Source archive and wheel: builds and checks them, and tries out one that is installed.
 
-`python -m tools.wheels build` makes dist/: sdist and wheel, judged by twine, auditwheel and what they hold (`make dist` sets
-up what that needs). `python -m tools.wheels try` is for the package that is installed, not for the sources.
+`python -m tools.wheels build` makes dist/, sdist and wheel, judged by twine, auditwheel and what they hold: `make dist`
+is that in an environment of its own. `python -m tools.wheels try` is for the package that is installed.
 """
 
 import argparse

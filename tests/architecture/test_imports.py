@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_fast._requirements import check_torch
 from tests.architecture.imports import imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,3 +173,16 @@ def test_import_adds_little_beyond_torch(modules: list[str]) -> None:
 def test_command_line_starts_without_torch_extras() -> None:
     after = loaded_by("import bert_fast.cli.main")
     assert not {"triton", "transformers", "tokenizers", "rich", "matplotlib"} & after
+
+
+def test_a_torch_that_is_too_old_is_one_sentence() -> None:
+    code = "import torch; torch.__version__ = '2.9.1+cpu'\nimport bert_fast"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    expected = "ImportError: bert_fast needs torch >= 2.10, this is 2.9.1+cpu: pip install 'torch>=2.10'"
+    assert result.stderr.strip().splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cpu", "3.0", "2.11.0.dev20260101+cu130", "main"])
+def test_a_torch_that_is_new_enough_is_taken(version: str) -> None:
+    check_torch(version)

@@ -37,6 +37,7 @@ PARTS = (
     Part("bert_fast.losses", "Losses of embeddings and rerankers", NEW),
     Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
     Part("bert_fast.training", "Training runs", NEW, ("Trainer", "TrainingConfig")),
+    Part("bert_fast.training.recipes", "Whole runs, embedding and search, from plain settings", NEW),
     Part("bert_fast.tokenization", "What tokenizers take and give", but=("XLMRobertaTokenizer",)),
     Part("bert_fast.huggingface", "transformers' models in place"),
     Part("bert_fast.graphs", "CUDA graphs; none has run on a GPU yet", NEW),
@@ -90,6 +91,8 @@ def found_in(module: str, name: str) -> tuple[str, str]:
     for node in _statements(ast.parse(path.read_text(encoding="utf-8"))) if path else ():
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return f"{module}.{name}", _first(ast.get_docstring(node))
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node):
+            return f"{module}.{name}", "A constant"
         if isinstance(node, ast.ImportFrom) and node.module and f"{node.module}.{name}" != f"{module}.{name}":
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
@@ -98,6 +101,10 @@ def found_in(module: str, name: str) -> tuple[str, str]:
     if submodule is None:
         raise ValueError(f"{module}: {name} is neither defined nor imported there")
     return f"{module}.{name}", _first(ast.get_docstring(ast.parse(submodule.read_text(encoding="utf-8"))))
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    return [ast.unparse(t) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
