@@ -8,7 +8,7 @@ from html import escape
 
 __all__ = ["Bar", "Group", "Picture", "as_svg", "as_text"]
 
-_WIDTH, _MARGIN, _LABELS, _FIGURES = 680, 20, 190, 66  # pixels: of the picture, its edge, the names, the figures
+_WIDTH, _MARGIN, _FIGURES, _LETTER = 680, 20, 66, 8  # pixels: of the picture, its edge, the figures, a letter
 _ROW, _BAR = 30, 18  # pixels: from bar to bar, and of a bar
 _STYLE = """
 .card { fill: #ffffff; stroke: #d5dce1 } .ink { fill: #1f2a33 } .soft { fill: #5a6773 }
@@ -74,8 +74,9 @@ def as_text(picture: Picture, width: int = 78, is_ascii: bool = False) -> str:
 
 def as_svg(picture: Picture) -> str:
     """The picture as an SVG document: a bar for each ratio, and below it transformers' own, which is 1."""
-    unit = (_WIDTH - 2 * _MARGIN - _LABELS - _FIGURES) / picture.longest  # pixels of 1x
-    start, y, parts = _MARGIN + _LABELS, 42, []
+    start = _MARGIN + 10 + _LETTER * max((len(bar.label) for group in picture.groups for bar in group.bars), default=0)
+    unit = (_WIDTH - _MARGIN - start - _FIGURES) / picture.longest  # pixels of 1x
+    y, parts = 42, []
     parts.append(f'<text class="title ink" x="{_MARGIN}" y="{y}">{escape(picture.title)}</text>')
     for group in picture.groups:
         y += 34
