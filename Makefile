@@ -12,7 +12,7 @@ TESTS ?=
 OUTER_ARGS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots docs clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -28,7 +28,9 @@ help:
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
-	@echo "make docs        checks the links of the documentation and renders it to build/docs"
+	@echo "make results     README, docs/results.md and docs/speed.svg from the stored results"
+	@echo "make site        the documentation as a site in build/site, in an environment of its own (.venv-site)"
+	@echo "make dist        source archive and wheel in dist/, checked (.venv-dist)"
 	@echo "make clean       removes what was built;  make distclean  the environment as well"
 
 setup:
@@ -83,8 +85,16 @@ outer: setup
 plots: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.plot
 
-docs: setup
-	@$(VENV_PYTHON) tools/build_docs.py
+results: setup
+	@$(VENV_PYTHON) -m benchmarks.table --write
+
+site:
+	@$(PYTHON) tools/setup_environment.py site --venv $(VENV)-site
+	@$(VENV)-site/bin/python -m tools.site
+
+dist:
+	@$(PYTHON) tools/setup_environment.py dist --venv $(VENV)-dist
+	@$(VENV)-dist/bin/python -m tools.wheels build
 
 clean:
 	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bert_fast.egg-info
@@ -92,4 +102,4 @@ clean:
 	find bert_fast benchmarks tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-site $(VENV)-dist

@@ -1,7 +1,10 @@
 """Builds `bert_fast._native` with CMake and ninja; everything else about the package is in `pyproject.toml`.
 
+Where no C++17 compiler works the package is built in pure Python: tagged so, with a note that `bert-fast doctor` shows.
+
 Environment:
     BERT_FAST_NATIVE=0   builds a package without the extension.
+    BERT_FAST_NATIVE=1   fails where the extension cannot be built.
     BERT_FAST_CUDA=1     passed on to CMake as -DBERT_FAST_CUDA=ON.
     CMAKE_ARGS           further arguments of CMake's configure step, split as a shell would.
     CMAKE_BUILD_PARALLEL_LEVEL   number of compile jobs (CMake's own variable).
@@ -13,11 +16,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 
@@ -88,7 +93,65 @@ def _run(command: list[str]) -> None:
         ) from None
 
 
-if os.environ.get("BERT_FAST_NATIVE", "1") == "0":
-    setup()
-else:
+# What the extension is written in: C++17 with the builtins of GCC and Clang, threads, and Python's headers.
+_PROBE = """
+#include <Python.h>
+#include <optional>
+#include <thread>
+typedef float Four __attribute__((vector_size(16)));
+std::optional<int> one(__builtin_popcount(1));
+int main() { std::thread([] {}).join(); return sizeof(Four) - 16 * *one; }
+"""
+
+
+def why_no_extension() -> str | None:
+    """What keeps the extension from being built here; None if nothing does. Runs the compiler on a few lines."""
+    if os.name == "nt":
+        return "it is written for GCC and Clang, which do not build Python extensions on Windows"
+    given = os.environ.get("CXX")
+    names = [given] if given else ["c++", "g++", "clang++"]
+    compilers = [name for name in names if shutil.which(shlex.split(name)[0])]
+    if not compilers:
+        return f"no C++ compiler found (looked for {', '.join(names)})"
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").is_file():
+        return f"Python's headers are not installed (no {headers}/Python.h)"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text(_PROBE)
+        options = ["-std=c++17", "-pthread", f"-I{headers}", "-c", str(source), "-o", f"{source}.o"]
+        command = [*shlex.split(compilers[0]), *options]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no message"]
+        return f"{compilers[0]} compiles no C++17 here ({lines[0].replace(folder, '').lstrip('/')})"
+    return None
+
+
+class BuildWithNote(build_py):
+    """Leaves a note in the package that says why it has no extension."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            Path(self.build_lib, "bert_fast", "_no_native.txt").write_text(f"{missing}\n", encoding="utf-8")
+
+
+def _note(why: str) -> str:
+    return (
+        f"\nbert_fast: built WITHOUT its C++ extension: {why}.\n"
+        "  What you get: everything, in pure Python and PyTorch; same token ids, dropout masks and results.\n"
+        "  What is slower: the tokenizer, and attention and dropout on a CPU.\n"
+        "  To have it: install a C++17 compiler (Debian: apt-get install g++ python3-dev) and install again.\n"
+    )
+
+
+wanted = os.environ.get("BERT_FAST_NATIVE", "auto")
+missing = "switched off by BERT_FAST_NATIVE=0" if wanted == "0" else why_no_extension()
+if missing is None:
     setup(ext_modules=[CMakeExtension("bert_fast._native")], cmdclass={"build_ext": CMakeBuild})
+elif wanted == "1":
+    raise SystemExit(f"bert_fast: BERT_FAST_NATIVE=1, but {missing}")
+else:
+    print(_note(missing), file=sys.stderr)
+    setup(cmdclass={"build_py": BuildWithNote})

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving                    some minutes; appends to results/serving.jsonl
     python -m benchmarks.serving --only MiniLM/one --threads 1 --dry-run
-    python -m benchmarks.serving --table            the table of docs/speed.md, from the stored results
+    python -m benchmarks.serving --table            the table of docs/results.md, from the stored results
 
 fp32, models of MiniLM's and BERT-base's form with random weights, real texts, all of them tokenized beforehand. Every
 contestant is given the same padded batch and returns hidden states, which must agree; those that take packed input are

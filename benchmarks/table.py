@@ -1,14 +1,21 @@
-"""Prints the newest stored result of every CPU case as the tables of docs/speed.md: models, `fuse`, families, runs.
+"""The newest stored result of every CPU case, as README, docs/results.md and docs/speed.svg show it.
 
-python -m benchmarks.table
+`python -m benchmarks.table` prints the tables; `--write` puts them into the pages and draws the pictures; `--check`
+fails where a page or the picture is not of the stored results.
 """
 
+import argparse
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.markdown import table
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.markdown import page_with, table
+from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
 from benchmarks.tokenizers.stored import best_peer, newest_lines
+from bert_fast.bench.cases import CASES, draw
+from bert_fast.bench.picture import Bar, Group, Picture, as_svg
 
 Line = dict[str, Any]
 _FUSED, _FAMILIES, _RUN = "fuse/", "families/", "run/"
@@ -29,15 +36,17 @@ def newest() -> dict[str, Line]:
     return {line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")}
 
 
-def render() -> str:
-    """Two Markdown tables: whole models of ours (real tokens per second), single pieces."""
-    results = newest()
-    models = {case: r for case, r in results.items() if not case.startswith((_FUSED, _FAMILIES, _RUN))}
+def render_models() -> str:
+    """A Markdown table: whole models of ours, real tokens per second."""
+    models = {case: r for case, r in newest().items() if not case.startswith((_FUSED, _FAMILIES, _RUN))}
+    return _models("bert_fast", models, digits=1)
+
+
+def render_pieces() -> str:
+    """A Markdown table: single pieces."""
     pieces = [_tokenizer(line) for line in newest_lines(RESULTS / "tokenizers.jsonl").values()]
-    pieces += [_piece(case, r) for case, r in results.items()]
-    return f"{_models('bert_fast', models, digits=1)}\n\n" + table(
-        ("piece", "bert_fast", "compared with", "ratio"), filter(None, pieces)
-    )
+    pieces += [_piece(case, r) for case, r in newest().items()]
+    return table(("piece", "bert_fast", "compared with", "ratio"), filter(None, pieces))
 
 
 def render_fused() -> str:
@@ -103,5 +112,99 @@ def _piece(case: str, r: Line) -> tuple[str, ...] | None:
     return None
 
 
+def render_front() -> str:
+    """A Markdown list: what README says of each hardware."""
+    results = newest()
+
+    def span(is_padded: bool) -> str:
+        ratios = sorted(results[case.stored]["ratio"] for case in CASES if case.is_padded is is_padded)
+        return f"{ratios[0]:.1f} to {ratios[-1]:.1f} times"
+
+    gpus = [file.stem for file in sorted(RESULTS.glob("*.jsonl")) if is_of_gpu(file)]
+    lines = (
+        f"- **CPU** (x86-64): {span(True)} as fast on padded batches, {span(False)} where nothing is padded, in "
+        "training and in inference; measured beside the same model untouched.",
+        f"- **GPU**: {f'measured on {chr(44).join(gpus)}' if gpus else 'no speed has been measured yet'}. The Triton "
+        "kernels are checked in Triton's interpreter and compiled for NVIDIA's Ampere, Hopper and Blackwell and AMD's "
+        "MI300; `make gpu` measures them on yours.",
+    )
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+
+
+def is_of_gpu(file: Path) -> bool:
+    """Whether a file of results has times that were taken on a GPU."""
+    return any(line.get("gpu") and line.get("kind") in ("timing", "step", "model") for line in read_lines(file))
+
+
+def picture() -> str:
+    """docs/speed.svg: what `fuse` gives, from the newest stored results."""
+    results = newest()
+    lines = [results[case.stored] for case in CASES]
+    processors, threads = sorted({line["processor"] for line in lines}), sorted({line["threads"] for line in lines})
+    share = min(line["fill"] for line in lines)
+    notes = (
+        f"1x (grey) is the same model untouched, with PyTorch's SDPA attention. {' and '.join(processors)}, "
+        f"{' or '.join(map(str, threads))} cores, fp32.",
+        f"Padded batch: sentences of novels as they come; {share:.0%} or more of the positions hold a token.",
+    )
+    return as_svg(draw(lambda case: float(results[case.stored]["ratio"]), CASES, notes))
+
+
+def picture_of_the_rest() -> str:
+    """docs/speed_more.svg: the library's own classes, whole runs and tokenizers, from the newest stored results."""
+    results = newest()
+    groups = []
+    for size in dict.fromkeys(case.size for case in CASES):
+        stored = {case.label: results[case.stored.removeprefix(_FUSED)]["ratio"] for case in CASES if case.size is size}
+        groups.append(Group(f"The library's own classes, {size.name}", tuple(Bar(*item) for item in stored.items())))
+    runs = {case: line["ratio"] for case, line in results.items() if case.startswith(_RUN)}
+    labels = {"sms": "classes of messages", "single_books": "masked words, novels"}
+    bars = (Bar(labels.get(case.split("/")[-1], "masked words, SQuAD"), ratio) for case, ratio in runs.items())
+    groups.append(Group("Whole training runs beside transformers' Trainer, minilm", tuple(bars)))
+    lines = newest_lines(RESULTS / "tokenizers.jsonl")
+    shown = {"en_docs/arrays": "English", "zh_docs/arrays": "Chinese", "multi_docs/arrays": "99 languages"}
+    best = {what: (lines[f"tokenizer/{case}"], best_peer(lines[f"tokenizer/{case}"])) for case, what in shown.items()}
+    bars = (Bar(what, line["entrants"][peer]["ratio"]) for what, (line, peer) in best.items() if peer is not None)
+    groups.append(Group("Tokenizer beside the fastest other with the right ids", tuple(bars)))
+    notes = ("1x (grey) is the other side of each comparison; two cores of an AMD EPYC, fp32.",)
+    return as_svg(Picture("Tokens per second, the rest of what is measured", tuple(groups), notes))
+
+
+TABLES = {
+    "front": render_front,
+    "models": render_models,
+    "pieces": render_pieces,
+    "fused": render_fused,
+    "families": render_families,
+    "runs": render_runs,
+}  # fmt: skip
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PICTURES = {ROOT / "docs" / "speed.svg": picture, ROOT / "docs" / "speed_more.svg": picture_of_the_rest}
+
+
+def present() -> dict[Path, str]:
+    """What each page and the picture should be, by the stored results."""
+    tables = {name: render() for name, render in TABLES.items()}
+    pages = {page: page_with(page.read_text(encoding="utf-8"), tables) for page in PAGES}
+    return pages | {path: drawn() for path, drawn in PICTURES.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 1 if `--check` finds something stale."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages, and draw the picture")
+    parser.add_argument("--check", action="store_true", help="fail where a page or the picture is stale")
+    options = parser.parse_args(arguments)
+    if not options.write and not options.check:
+        print("\n\n".join(f"{name}\n\n{render()}" for name, render in TABLES.items()))
+        return 0
+    stale = [path for path, text in present().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if options.write:
+            path.write_text(present()[path], encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {'written' if options.write else 'stale; run `make results`'}")
+    return 1 if stale and not options.write else 0
+
+
 if __name__ == "__main__":
-    print(f"{render()}\n\n{render_fused()}\n\n{render_families()}\n\n{render_runs()}")
+    sys.exit(main())

@@ -1,5 +1,8 @@
-"""BERT training kernels, drop-in modules and a C++ WordPiece tokenizer."""
+"""BERT-shaped encoders, trained and run in less time: fused models of transformers, classes, operations, tokenizers."""
 
+from bert_fast import _requirements as _requirements  # first: it says so where torch is too old
+
+# isort: split
 from bert_fast import graphs, losses, ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 from bert_fast.env import SETTINGS
@@ -16,6 +17,9 @@ def _import() -> tuple[ModuleType | None, str | None]:
     try:
         return importlib.import_module("bert_fast._native"), None
     except ImportError as error:
+        note = Path(__file__).with_name("_no_native.txt")  # setup.py leaves it in a package without the extension
+        if note.is_file():
+            return None, f"not built when bert_fast was installed: {note.read_text(encoding='utf-8').strip()}"
         return None, f"bert_fast._native cannot be imported ({error}); build it with `pip install -e .`"
 
 

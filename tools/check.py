@@ -78,7 +78,7 @@ def lint() -> list[Outcome]:
         "ruff check": [_tool("ruff"), "check"],
         "ruff format": [_tool("ruff"), "format", "--check"],
         "clang-format": [_tool("clang-format"), "--dry-run", "-Werror", *cpp_files],
-        "documentation": [sys.executable, "tools/build_docs.py", "--check"],
+        "links": [sys.executable, "tools/check_links.py"],
     }
     return _run_together(*({name: command} for name, command in commands.items()))
 

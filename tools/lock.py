@@ -1,4 +1,4 @@
-"""Writes the lock of this Python on this system: all that `make demo` and `make test` install, by version and hash.
+"""Writes the lock of this Python on this system: all that `make demo`, `make test` and their like install.
 
     python3 -m tools.lock
 
@@ -9,6 +9,7 @@ for under tools/constraints.txt, in a fresh environment; what it would take goes
     demo.txt     what `make demo` needs beside these
     test.txt     what `make test` needs beside both
     compat.txt   what goes into `.compat/`
+    site.txt, dist.txt   what `make site` and `make dist` need, in environments of their own
 
 To renew it: change tools/constraints.txt, run this, run `make test`, commit. torch is not in it: its one version is
 several builds (CPU, CUDA), of which pip's configuration chooses, and each brings packages of its own.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.setup_environment import (
+    APART,
     BUILD_TOOLS,
     COMPAT_REQUIREMENTS,
     CONSTRAINTS,
@@ -57,11 +59,14 @@ def main() -> int:
         build = resolve("-c", versions, *BUILD_TOOLS)
         demo = resolve("-c", versions, TORCH, extras("demo"))
         compat = resolve("--no-deps", "-r", COMPAT_REQUIREMENTS)
+        apart = {name: resolve("-c", versions, "-r", requirements) for name, requirements in APART.items()}
     LOCK.mkdir(parents=True, exist_ok=True)
     write("build", build)
     write("demo", {*demo, *weights} - {*build})
     write("test", {*everything} - {*build, *demo})
     write("compat", compat)
+    for name, lines in apart.items():
+        write(name, lines)
     return 0
 
 

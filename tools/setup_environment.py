@@ -1,6 +1,6 @@
-"""Sets up everything that `make demo` and `make test` need, in an environment of the project's own.
+"""Sets up everything that `make demo`, `make test` and `make site` need, in environments of the project's own.
 
-    python3 tools/setup_environment.py demo|test [--venv .venv]
+    python3 tools/setup_environment.py demo|test|site|dist [--venv .venv]
 
 Needs nothing but Python >= 3.10 with its `venv` module, a C++17 compiler, and a package index that pip knows.
 Each step keeps a hash of what it depends on in `<venv>/bert_fast_setup.json` and is skipped while the hash stands:
@@ -8,6 +8,8 @@ Each step keeps a hash of what it depends on in `<venv>/bert_fast_setup.json` an
     packages   build tools, bert_fast (editable) with its extras, the demo's weights, torch (only when none is there)
     extension  `bert_fast._native`, built in place (incremental)
     compat     `.compat/`: an older transformers as second oracle of the parity tests (`requirements-compat.txt`)
+
+The site and the wheels have the first step alone, without bert_fast and torch: `APART` says what they need.
 
 Where `tools/locks` has a folder for this Python and system, packages are those whose versions and hashes stand there,
 all but torch; elsewhere those that pyproject.toml's ranges and `tools/constraints.txt` allow. `tools/lock.py` writes
@@ -38,13 +40,15 @@ CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 LOCK = ROOT / "tools" / "locks" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 COMPAT_REQUIREMENTS = ROOT / "requirements-compat.txt"
 COMPAT_DIR = ROOT / ".compat"
+# Profiles that need their requirements and nothing else, each in an environment of its own.
+APART = {"site": ROOT / "tools" / "site" / "requirements.txt", "dist": ROOT / "tools" / "dist_requirements.txt"}
 BY_HASH = ("--require-hashes", "--no-deps")
 RETRY_AFTER_S = 5
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("profile", choices=sorted(EXTRAS))
+    parser.add_argument("profile", choices=[*EXTRAS, *APART])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     arguments = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 is on PATH runs this script
@@ -73,13 +77,19 @@ def _set_up(profile: str, venv: Path) -> None:
         done[name] = wanted
         _write_atomically(stamp, json.dumps(done, indent=1))
 
-    packages = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *sorted(LOCK.glob("*.txt"))]
+    if profile in APART:
+        locked = LOCK / f"{profile}.txt"
+        wanted = [*BY_HASH, "-r", locked] if locked.exists() else ["-r", APART[profile]]
+        step(f"packages: {profile}", [APART[profile], *LOCK.glob(locked.name)], lambda: _pip(python, wanted))
+        return
+    locks = [path for path in sorted(LOCK.glob("*.txt")) if path.stem not in APART]
+    packages = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *locks]
     # The packages for tests contain those for the demo.
     covered = done.get("packages: test") == _hash(packages)
     if profile == "test" or not covered:
         step(f"packages: {profile}", packages, lambda: _install_packages(python, profile))
     sources = [ROOT / "setup.py", ROOT / "CMakeLists.txt", ROOT / "bert_fast" / "_version.py"]
-    for folder in ("wordpiece", "cpu", "bindings"):
+    for folder in ("wordpiece", "unigram", "cpu", "api", "bindings"):
         sources += sorted(path for path in (ROOT / "csrc" / folder).rglob("*") if path.is_file())
     built = any((ROOT / "bert_fast").glob("_native*.so")) or os.environ.get("BERT_FAST_NATIVE") == "0"
     step("extension", sources, lambda: _build_extension(python), built)
@@ -115,7 +125,9 @@ def _install_packages(python: Path, profile: str) -> None:
 
 
 def _build_extension(python: Path) -> None:
-    strict = os.environ | {"CMAKE_ARGS": f"-DBERT_FAST_WERROR=ON {os.environ.get('CMAKE_ARGS', '')}".strip()}
+    native = os.environ.get("BERT_FAST_NATIVE", "1")  # 1: a compiler that does not work is an error
+    arguments = f"-DBERT_FAST_WERROR=ON {os.environ.get('CMAKE_ARGS', '')}".strip()
+    strict = os.environ | {"BERT_FAST_NATIVE": native, "CMAKE_ARGS": arguments}
     subprocess.run([python, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=strict, check=True)
 
 

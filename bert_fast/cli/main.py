@@ -21,6 +21,7 @@ __all__ = ["COMMANDS", "command", "main"]
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
     "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
+    "bench": "what bert_fast.fuse gives on this machine, beside transformers: a picture and a page",
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
     "pretrain": "a model that learns to fill in words from plain text",
     "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice, embed, rerank",
@@ -35,9 +36,36 @@ COMMANDS = {
 }
 
 
+_OVERVIEW = """\
+bert_fast {version}: trains and runs BERT-shaped encoders in less time. Five things it does:
+
+  compare    what bert_fast.fuse gives on this machine, beside transformers
+             bert-fast bench
+
+  train      from files to a model that transformers opens; runs go on where they were interrupted
+             bert-fast finetune classify --model DIR --train reviews.tsv --output-dir run
+
+  use        what a trained model says about new examples
+             bert-fast predict run new.tsv
+
+  search     texts as vectors, and the nearest to a query
+             bert-fast embed DIR texts.txt -o texts.npy
+             bert-fast search DIR texts.npy queries.txt
+
+  tokenize   text of any size to token ids that are mapped into memory
+             bert-fast tokenize books/*.txt -o corpus --tokenizer DIR
+
+DIR is a folder with a model and its tokenizer, such as transformers' save_pretrained leaves.
+`bert-fast --help` lists all commands, `bert-fast doctor` says what is installed and what can run here.
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit status (2 for wrong arguments, 130 and 141 as after SIGINT and SIGPIPE)."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv:
+        print(_OVERVIEW.format(version=__version__), end="")
+        return 0
     parser = argparse.ArgumentParser(prog="bert-fast", description="BERT training kernels and tokenizer: command line")
     parser.add_argument("--version", action="version", version=f"bert_fast {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     from bert_fast.training.recipes.settings import TASKS, ModelSettings, fields_of, settings_fields
 
     fields = settings_fields(task)
+    shows_all = _ShowsAll(parser)
     parser.usage = "%(prog)s [--config FILE] --model MODEL --train FILE --output-dir DIR [option ...]"
     run_group = parser.add_argument_group("run")
     run_group.add_argument("--config", metavar="FILE", help="settings in YAML, under the names of the flags; flags win")
@@ -38,10 +39,42 @@ def add_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     for name, part in (("model", ModelSettings), ("data", TASKS[task]), ("training", TrainingConfig)):
         group = parser.add_argument_group(name)
         for entry in fields_of(part):
-            _add_flag(group, task, fields[entry])
+            shows_all.add(_add_flag(group, task, fields[entry]), entry in _SHORT)
 
 
-def _add_flag(group: Any, task: str, field: "Field") -> None:
+class _ShowsAll:
+    """`--help-all`, beside a `--help` that shows what most runs set, so that it fits a screen."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        hidden: list[tuple[argparse.Action, str | None]] = []
+
+        class Show(argparse.Action):
+            def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+                for action, text in hidden:
+                    action.help = text
+                parser.print_help()
+                parser.exit()
+
+        text = "show every option and exit; here are the usual ones"
+        parser.add_argument("--help-all", action=Show, nargs=0, help=text)
+        self._hidden = hidden
+
+    def add(self, action: argparse.Action, is_usual: bool) -> None:
+        """An option that `--help` shows only where it is usual."""
+        if not is_usual:
+            self._hidden.append((action, action.help))
+            action.help = argparse.SUPPRESS
+
+
+# Settings that most runs set, by name: all that a task needs, and what decides how well and how long it learns.
+_SHORT = {
+    "model", "tokenizer", "train", "valid", "text", "text_pair", "label", "query", "negatives", "context",
+    "question", "choices", "output_dir", "epochs", "steps", "batch_size", "max_length", "learning_rate", "precision",
+    "positive", "loss", "seed", "eval_every",
+}  # fmt: skip
+
+
+def _add_flag(group: Any, task: str, field: "Field") -> argparse.Action:
     from bert_fast.training.recipes.settings import MISSING, default_of
 
     default = default_of(task, field)
@@ -55,12 +88,11 @@ def _add_flag(group: Any, task: str, field: "Field") -> None:
     # What is not on the command line is not in the namespace: then the file or the default counts.
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": "; ".join(says).replace("%", "%%")}
     if field.kind is bool:
-        group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options)
-        return
+        return group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options)
     options["metavar"] = "{" + ",".join(field.choices) + "}" if field.choices else _METAVARS.get(field.kind, "TEXT")
     if field.is_list:
         options["nargs"] = field.count or "+"
-    group.add_argument(field.flag, type=_reader(field), **options)
+    return group.add_argument(field.flag, type=_reader(field), **options)
 
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", Path: "DIR"}

@@ -228,7 +228,7 @@ def unigram_entropy(store: TokenStore, tokenizer: Tokenizer) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def token_counts(store: TokenStore, tokenizer: BertTokenizer) -> np.ndarray:
+def token_counts(store: TokenStore, tokenizer: Tokenizer) -> np.ndarray:
     """How often each token occurs in a store: int64 [vocabulary], 0 for special tokens."""
     _check_kinds(store, tokenizer)
     check_tokenizer(store.path, store.info, tokenizer)

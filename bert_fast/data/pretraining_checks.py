@@ -5,7 +5,7 @@ import numpy as np
 from bert_fast.data.masking import MASKED, REPLACED
 from bert_fast.data.pretraining import PretrainingSource
 from bert_fast.data.token_store import TokenStore, check_tokenizer
-from bert_fast.tokenization import BertTokenizer
+from bert_fast.tokenization import Tokenizer
 
 __all__ = ["context_free_loss", "repeated_share", "unknown_share"]
 
@@ -51,7 +51,7 @@ def context_free_loss(source: PretrainingSource, counts: np.ndarray) -> float:
     return total / max(1, number)
 
 
-def unknown_share(store: TokenStore, tokenizer: BertTokenizer) -> float:
+def unknown_share(store: TokenStore, tokenizer: Tokenizer) -> float:
     """Share of a store's tokens that are [UNK]: what the tokenizer has no pieces for.
 
     Raises:

@@ -56,7 +56,7 @@ def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
     """The output of layers in a row, by one routine; None where they are to be called one after the other.
 
-    On the CPU, where they leave nothing between them that anybody sees. The caller knows that nothing records gradients,
+    On the CPU, where they leave nothing between them that anybody sees. The caller knows that no gradient is recorded,
     and that each layer is of a class that does no more than `run_whole`.
     """
     if not x.is_cpu or is_watched():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_fast._requirements import check_torch
 from tests.architecture.imports import imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,8 +23,10 @@ HUGGINGFACE = MODELS | {"models", "graphs", "tokenization"}  # a model of texts 
 DATA = MODELS | {"models", "tokenization", "graphs"}
 TRAINING = DATA | {"data", "huggingface", "warming"}
 DEMO = TRAINING | {"training", "losses", "__init__"}
-CLI = DEMO | {"demo"}
+BENCH = DEMO | {"demo"}
+CLI = BENCH | {"bench"}
 ALLOWED = {
+    "_requirements": set(),
     "_version": set(),
     "errors": set(),
     "env": set(),
@@ -51,12 +54,13 @@ ALLOWED = {
     "data": DATA,
     "training": TRAINING | {"losses"},
     "demo": DEMO,
+    "bench": BENCH,
     "cli": CLI,
     "__main__": CLI | {"cli"},
     # For tests and benchmarks: may import all, and nothing imports it.
     "testing": CLI | {"aten", "kernels", "cli"},
     # Re-exports of the public API.
-    "__init__": TRAINING | {"training", "losses"},
+    "__init__": TRAINING | {"_requirements", "training", "losses"},
 }
 
 # Packages that a part may import beyond the standard library, torch and what torch itself requires for typing.
@@ -101,8 +105,8 @@ def wrong_imports(path: Path) -> Iterator[str]:
             oracle = "bert_fast.reference.wordpiece"
             if part == "tokenization" and target == "reference" and not f"{name}.".startswith(f"{oracle}."):
                 yield f"{where}:{line}: tokenization may import reference.wordpiece only, not {name}"
-        elif top == "transformers" and part not in {"huggingface", "demo"}:
-            yield f"{where}:{line}: only huggingface (and the demo, which compares) imports transformers"
+        elif top == "transformers" and part not in {"huggingface", "demo", "bench"}:
+            yield f"{where}:{line}: only huggingface (and demo and bench, which compare) imports transformers"
         elif top == "triton" and part not in {"kernels", "testing"}:  # testing counts what the interpreter loads
             yield f"{where}:{line}: only kernels imports triton"
         elif part in ALLOWED_PACKAGES and top not in sys.stdlib_module_names and top not in EVERYWHERE:
@@ -169,3 +173,16 @@ def test_import_adds_little_beyond_torch(modules: list[str]) -> None:
 def test_command_line_starts_without_torch_extras() -> None:
     after = loaded_by("import bert_fast.cli.main")
     assert not {"triton", "transformers", "tokenizers", "rich", "matplotlib"} & after
+
+
+def test_a_torch_that_is_too_old_is_one_sentence() -> None:
+    code = "import torch; torch.__version__ = '2.9.1+cpu'\nimport bert_fast"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    expected = "ImportError: bert_fast needs torch >= 2.10, this is 2.9.1+cpu: pip install 'torch>=2.10'"
+    assert result.stderr.strip().splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cpu", "3.0", "2.11.0.dev20260101+cu130", "main"])
+def test_a_torch_that_is_new_enough_is_taken(version: str) -> None:
+    check_torch(version)

@@ -1,20 +1,51 @@
-"""The figures that README and docs/speed.md show are the stored ones."""
+"""What README, docs/results.md and docs/speed.svg show is what is stored."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from benchmarks import table
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_page_shows_the_newest_stored_results():
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    for shown in (table.render(), table.render_fused(), table.render_runs()):
-        assert shown in page, "run `python -m benchmarks.table` and paste its output"
+from benchmarks.kit.record import RESULTS, read_lines
 
 
-def test_what_the_readme_shows_is_on_the_page():
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8").splitlines()
-    measured = (ROOT / "README.md").read_text(encoding="utf-8").split("## Measured")[1].split("\n## ")[0]
-    rows = [line for line in measured.splitlines() if line.startswith("| ")]
-    assert len(rows) > 8 and not [row for row in rows if row not in page]
+def test_pages_and_picture_are_of_the_newest_stored_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.fixture
+def other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the stored results, which the tables are made of from here on."""
+    for file in RESULTS.glob("*.jsonl"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def append(path: Path, **fields: Any) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
+def test_a_new_result_makes_all_of_them_stale(other_results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = table.CASES[0].stored
+    newest = [line for line in read_lines(other_results / "cpu.jsonl") if line["case"] == name][-1]
+    append(other_results / "cpu.jsonl", **newest | {"ratio": 9.87})
+    assert table.main(["--check"]) == 1
+    stale = set(re.findall(r"^(\S+): stale", capsys.readouterr().out, re.MULTILINE))
+    assert stale == {"README.md", "docs/results.md", "docs/speed.svg"}
+
+
+def test_the_gpu_is_named_once_there_are_times_of_one(other_results: Path) -> None:
+    assert "no speed has been measured yet" in table.render_front()
+    append(other_results / "some-gpu.jsonl", kind="verify", gpu="Some GPU")
+    assert "no speed has been measured yet" in table.render_front()
+    append(other_results / "some-gpu.jsonl", kind="step", gpu="Some GPU")
+    assert "measured on some-gpu" in table.render_front()
+
+
+def test_every_table_has_its_place() -> None:
+    shown = "".join(page.read_text(encoding="utf-8") for page in table.PAGES)
+    assert set(re.findall(r"<!-- table: (\w+) -->", shown)) == set(table.TABLES)

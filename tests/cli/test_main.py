@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 from bert_fast._version import __version__
 from bert_fast.cli import doctor, main
 from bert_fast.errors import BackendError
+from bert_fast.training.recipes.settings import settings_fields
+from bert_fast.training.tasks import TASKS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,12 +23,46 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"bert_fast {__version__}"
 
 
-@pytest.mark.parametrize("argv", [[], ["no-such-command"], ["doctor", "--no-such-option"]])
+@pytest.mark.parametrize("argv", [["no-such-command"], ["doctor", "--no-such-option"]])
 def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main.main(argv)
     assert exit_info.value.code == 2
     assert "usage: bert-fast" in capsys.readouterr().err
+
+
+def test_without_arguments_it_shows_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 0
+    shown = capsys.readouterr().out
+    examples = [line.split()[1] for line in shown.splitlines() if line.strip().startswith("bert-fast ")]
+    assert len(examples) >= 5 and set(examples) <= set(main.COMMANDS)
+    assert len(shown.splitlines()) < 30
+
+
+SCREEN = 50  # lines of a terminal window that fills most of a laptop's display
+HELPS = [[name] for name in main.COMMANDS] + [["finetune", task] for task in TASKS if not TASKS[task].is_pretraining]
+
+
+@pytest.mark.parametrize("argv", [[], *HELPS], ids=" ".join)
+def test_help_fits_a_screen(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main.main([*argv, "--help"])
+    assert len(capsys.readouterr().out.splitlines()) <= SCREEN
+
+
+@pytest.mark.parametrize("argv", [["pretrain"], ["finetune", "classify"]], ids=" ".join)
+def test_all_help_names_what_the_short_one_leaves_out(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main.main([*argv, flag])
+        shown.append(set(re.findall(r"--[a-z-]+", capsys.readouterr().out)))
+    assert shown[0] < shown[1]
+    task = argv[-1]
+    assert {field.flag for field in settings_fields(task).values()} <= shown[1]
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

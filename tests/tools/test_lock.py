@@ -54,7 +54,8 @@ def test_what_is_asked_for_is_locked(folder: Path) -> None:
             assert_holds(versions, wanted)
     constraints = setup_environment.CONSTRAINTS.read_text().splitlines()
     compat = setup_environment.COMPAT_REQUIREMENTS.read_text().splitlines()
-    for lines, versions in ((constraints, test), (compat, read(folder, "compat"))):
+    apart = [(path.read_text().splitlines(), read(folder, name)) for name, path in setup_environment.APART.items()]
+    for lines, versions in ((constraints, test), (compat, read(folder, "compat")), *apart):
         for line in lines:
             if line and not line.startswith("#"):
                 assert_holds(versions, Requirement(line))

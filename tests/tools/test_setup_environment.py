@@ -142,3 +142,17 @@ def test_pip_gets_one_second_try(
         with pytest.raises(subprocess.CalledProcessError):
             setup_environment._pip(python, ["x"])
     assert len(calls.read_text()) == min(failures + 1, 2)
+
+
+def test_the_site_needs_its_packages_alone(project: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[list[object]] = []
+    monkeypatch.setattr(setup_environment, "_pip", lambda python, arguments: installed.append(arguments))
+    requirements = project / "site.txt"
+    requirements.write_text("a\n")
+    monkeypatch.setattr(setup_environment, "APART", {"site": requirements})
+    assert set_up(project, steps, "site") == [] and installed == [["-r", requirements]]
+    set_up(project, steps, "site")
+    assert len(installed) == 1
+    requirements.write_text("b\n")
+    set_up(project, steps, "site")
+    assert len(installed) == 2

@@ -1,12 +1,10 @@
-"""Checks the links of every Markdown file and renders them to build/docs.
+"""Checks the links of every Markdown file: a relative one leads to a file, and its #fragment to a heading of that file.
 
-    .venv/bin/python tools/build_docs.py [--check]      (--check: links only)
+    .venv/bin/python tools/check_links.py
 
-A relative link must lead to a file, and its #fragment to a heading of that file. Links to the web are not followed.
+Links to the web are not followed. `make site` builds the pages.
 """
 
-import argparse
-import html
 import re
 import sys
 from collections.abc import Iterator
@@ -17,18 +15,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / "build" / "docs"
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ max-width: 55rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif }}
-table {{ border-collapse: collapse }} td, th {{ border: 1px solid #bbb; padding: .2rem .5rem }}
-pre, code {{ background: #f4f4f4 }} pre {{ padding: .6rem; overflow-x: auto }}</style></head>
-<body>{body}</body></html>
-"""
 
 
 def sources() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for pattern in ("*.md", "docs/**/*.md", "examples/*.md") for path in sorted(ROOT.glob(pattern))]
 
 
 def tokens_of(path: Path) -> list[Token]:
@@ -61,25 +51,11 @@ def broken_links(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}: {link}: no such heading"
 
 
-def render(path: Path) -> None:
-    body = MarkdownIt("commonmark").enable("table").render(path.read_text(encoding="utf-8"))
-    body = re.sub(r'(href="(?![a-z][a-z0-9+.-]*:)[^"#]+)\.md(["#])', r"\1.html\2", body)
-    target = OUTPUT / path.relative_to(ROOT).with_suffix(".html")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(PAGE.format(title=html.escape(path.stem), body=body), encoding="utf-8")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="check the links, write nothing")
-    arguments = parser.parse_args()
     broken = [problem for path in sources() for problem in broken_links(path)]
     for problem in broken:
         print(problem, file=sys.stderr)
-    if not arguments.check:
-        for path in sources():
-            render(path)
-    print(f"{len(sources())} pages, {len(broken)} broken links" + ("" if arguments.check else f"; see {OUTPUT}"))
+    print(f"{len(sources())} pages, {len(broken)} broken links")
     return 1 if broken else 0
 
 

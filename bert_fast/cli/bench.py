@@ -1,0 +1,77 @@
+"""`bert-fast bench`: what `fuse` gives on this machine, beside transformers, as a picture and a page."""
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from bert_fast.cli.common import find_device, positive, seconds
+from bert_fast.terminal import Part, StatusLine
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `bert-fast bench`."""
+    parser.description = (
+        "Times transformers' BERT before and after bert_fast.fuse on this machine, checks that both give the same "
+        "hidden states (exit status 1 if not), prints the picture that README shows, and writes it with its figures "
+        "to a page. Random weights, nothing is downloaded. Close other programs first."
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("bench.html"), metavar="FILE", help="the page; default: %(default)s"
+    )
+    parser.add_argument("--seconds", type=seconds, default=90.0, help="to spend, about; default: %(default).0f")
+    parser.add_argument("--threads", type=positive, help="of PyTorch; default: PyTorch's own choice")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: cuda if there is one, else cpu"
+    )
+    parser.add_argument("--quick", action="store_true", help="toy models, to see that it runs; times mean nothing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the comparison; returns 0, 1 where models disagree or something is missing."""
+    if importlib.util.find_spec("transformers") is None:
+        print("bert-fast bench: not installed: transformers; pip install transformers", file=sys.stderr)
+        return 1
+    import torch
+
+    from bert_fast.bench.cases import CASES, TINY, cases_of
+    from bert_fast.bench.measuring import MOST_DIFFERENCE, compare
+    from bert_fast.bench.picture import as_text
+    from bert_fast.bench.report import picture_of, render_page
+    from bert_fast.demo.environment import describe_environment
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    try:
+        device = find_device(arguments.device)
+    except ValueError as error:
+        print(f"bert-fast bench: {error}", file=sys.stderr)
+        return 1
+    cases = cases_of((TINY,)) if arguments.quick else CASES
+    environment = describe_environment(device)
+    line, results = StatusLine(is_transient=True), []
+    line.open()
+    for result in compare(cases, arguments.seconds, device):
+        results.append(result)
+        words = f"{len(results)} of {len(cases)}: {result.case.size.name}, {result.case.label}: {result.ratio:.1f}x"
+        line.show([Part(words, 0)], len(results) / len(cases), f"bert-fast bench: {words}")
+    line.close()
+    wrong = [result for result in results if not result.difference <= MOST_DIFFERENCE[device.type]]
+    threads = f", {environment.threads} threads, fp32" if device.type == "cpu" else ", bf16"
+    picture = picture_of(results, environment.device + threads, arguments.quick)
+    arguments.output.write_text(render_page(results, picture, environment, wrong), encoding="utf-8")
+    print(as_text(picture, is_ascii=not _writes_blocks()))
+    print(f"The page: {arguments.output}")
+    for result in wrong:
+        print(f"bert-fast bench: FAILED: {result.case.label}: hidden states differ by {result.difference:.2g}")
+    return 1 if wrong else 0
+
+
+def _writes_blocks() -> bool:
+    try:
+        "\u2588\u2592".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Which pages the site has, in which order, and where they come from.
+
+Pages lie in build/site_sources as they do in the repository, so that links lead where they lead there. Beside them a
+page of reference is made for each public module.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.site.public_names import PARTS, ROOT, public_names
+
+STAGED = ROOT / "build" / "site_sources"
+STYLE = ROOT / "tools" / "site" / "site.css"
+PROJECT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+GUIDES = {
+    "Accelerate what you have": ["docs/migration.md", "docs/families.md"],
+    "Train": [
+        "docs/training.md", "docs/finetuning.md", "docs/pretraining_data.md", "docs/recipes.md", "docs/scaling.md",
+    ],
+    "Embed and search": ["docs/embeddings.md"],
+    "Tokenize": ["docs/tokenizer.md", "docs/unigram.md", "docs/token_store.md"],
+    "From C++": ["docs/cpp_api.md"],
+    "Examples": ["examples/README.md"],
+}  # fmt: skip
+RESULTS = ["docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/benchmarks.md"]
+ABOUT = [
+    "docs/architecture.md", "docs/environment.md", "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
+    "docs/witness_results.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
+]  # fmt: skip
+
+
+def navigation() -> list[Any]:
+    """As MkDocs wants it: titles are those of the pages."""
+    return [
+        {"Start": ["README.md", "docs/start.md", "docs/glossary.md"]},
+        {"Guides": [{title: pages} for title, pages in GUIDES.items()]},
+        {"Reference": ["docs/api.md", *(_reference(part.module) for part in PARTS), *_folder("docs/kernels")]},
+        {"Results": RESULTS},
+        {"Decisions": list(_folder("docs/decisions"))},
+        {"Project": ABOUT},
+    ]
+
+
+def _folder(name: str) -> Iterator[str]:
+    """The pages of a folder, its README first."""
+    found = sorted((ROOT / name).glob("*.md"), key=lambda path: (path.name != "README.md", path.name))
+    return (path.relative_to(ROOT).as_posix() for path in found)
+
+
+def _reference(module: str) -> str:
+    return f"reference/{module}.md"
+
+
+def stage() -> int:
+    """Puts all pages into build/site_sources; returns how many there are."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    sources = [ROOT / name for name in PROJECT]
+    sources += [path for path in (ROOT / "docs").rglob("*") if path.suffix in {".md", ".svg", ".png"}]
+    for path in sources:
+        target = STAGED / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            target.write_text(without_links_out(path, set(sources)), encoding="utf-8")
+        else:
+            shutil.copyfile(path, target)
+    shutil.copyfile(STYLE, STAGED / STYLE.name)
+    (STAGED / "reference").mkdir()
+    for part in PARTS:
+        (STAGED / _reference(part.module)).write_text(reference_of(part.module), encoding="utf-8")
+    return sum(1 for _ in STAGED.rglob("*.md"))
+
+
+def without_links_out(page: Path, sources: set[Path]) -> str:
+    """The page, in which links to files of the repository that the site has not are their text alone."""
+
+    def replaced(link: re.Match[str]) -> str:
+        text, target, _ = link.groups()
+        if re.match(r"[a-z][a-z0-9+.-]*:", target):
+            return link[0]
+        return link[0] if (page.parent / target).resolve() in sources else text
+
+    return _LINK.sub(replaced, page.read_text(encoding="utf-8"))
+
+
+def reference_of(module: str) -> str:
+    """A page of Markdown that asks for the docstrings of every public name of a module."""
+    part = next(part for part in PARTS if part.module == module)
+    lines = [f"# {module}", "", f"{part.title}. [How stable each name is](../docs/api.md)."]
+    modules = {part.module for part in PARTS}
+    for name in public_names(part):
+        if name.defined in modules:
+            lines += ["", f"[`{name.name}`]({name.defined}.md): {name.says}."]
+        else:
+            lines += ["", f"::: {name.defined}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,164 @@
+"""Every public name of the package, read from its sources, and the page that lists them with their stability.
+
+    python -m tools.site.public_names [--write]      docs/api.md
+
+A name is public if `__all__` of one of these modules holds it. Importing this module imports no torch.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "api.md"
+STABLE, NEW = "stable", "may change"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A public module: its name, what it is for, and whether its names are stable (but those listed)."""
+
+    module: str
+    title: str
+    stability: str = STABLE
+    but: tuple[str, ...] = ()
+
+
+PARTS = (
+    Part(
+        "bert_fast", "What most programs need",
+        but=("XLMRobertaTokenizer", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
+    ),
+    Part("bert_fast.ops", "Operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
+    Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
+    Part("bert_fast.losses", "Losses of embeddings and rerankers", NEW),
+    Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
+    Part("bert_fast.training", "Training runs", NEW, ("Trainer", "TrainingConfig")),
+    Part("bert_fast.training.recipes", "Whole runs, embedding and search, from plain settings", NEW),
+    Part("bert_fast.tokenization", "What tokenizers take and give", but=("XLMRobertaTokenizer",)),
+    Part("bert_fast.huggingface", "transformers' models in place"),
+    Part("bert_fast.graphs", "CUDA graphs; none has run on a GPU yet", NEW),
+    Part("bert_fast.errors", "Exceptions"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public name: where it is public, where it is defined, what its docstring says first, its stability."""
+
+    name: str
+    part: Part
+    defined: str
+    says: str
+
+    @property
+    def stability(self) -> str:
+        other = NEW if self.part.stability == STABLE else STABLE
+        return other if self.name in self.part.but else self.part.stability
+
+    @property
+    def path(self) -> str:
+        """As users import it."""
+        return f"{self.part.module}.{self.name}"
+
+
+def file_of(module: str) -> Path | None:
+    """The source of a dotted module name; None if there is none."""
+    path = ROOT.joinpath(*module.split("."))
+    return next((p for p in (path / "__init__.py", path.with_suffix(".py")) if p.is_file()), None)
+
+
+def public_names(part: Part) -> list[Name]:
+    """In the order of `__all__`, without dunders. ValueError where `but` names none of them."""
+    path = file_of(part.module)
+    assert path is not None, part.module
+    assignments = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
+    names: list[str] = next(ast.literal_eval(a.value) for a in assignments if ast.unparse(a.targets[0]) == "__all__")
+    if unknown := set(part.but) - set(names):
+        raise ValueError(f"{part.module}.__all__: no {', '.join(sorted(unknown))}")
+    return [Name(name, part, *found_in(part.module, name)) for name in names if not name.startswith("__")]
+
+
+def found_in(module: str, name: str) -> tuple[str, str]:
+    """(where a name of a module is defined, the first sentence of its docstring); imports are followed.
+
+    ValueError where the module has no such name.
+    """
+    path = file_of(module)
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))) if path else ():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return f"{module}.{name}", _first(ast.get_docstring(node))
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node):
+            return f"{module}.{name}", "A constant"
+        if isinstance(node, ast.ImportFrom) and node.module and f"{node.module}.{name}" != f"{module}.{name}":
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return found_in(node.module, alias.name)
+    submodule = file_of(f"{module}.{name}")
+    if submodule is None:
+        raise ValueError(f"{module}: {name} is neither defined nor imported there")
+    return f"{module}.{name}", _first(ast.get_docstring(ast.parse(submodule.read_text(encoding="utf-8"))))
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    return [ast.unparse(t) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Those of a module, also where they are for type checkers alone."""
+    for node in tree.body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from node.body
+
+
+def _first(docstring: str | None) -> str:
+    paragraph = " ".join((docstring or "").split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".:") if paragraph else ""
+
+
+HEAD = """\
+# Every public name
+
+<!-- Written by `python -m tools.site.public_names --write`. -->
+A name is public if a table below has it; all else may change in any release, modules whose name begins with an
+underscore above all. `bert_fast.<name>` is the short way to what most programs need.
+
+**stable**: the name, its arguments and what they mean stay. What has to go is first marked: for one minor release and
+at least three months it works as before, warns (`DeprecationWarning`) and says what to use instead; the changelog lists
+it under "Deprecated". Before version 1.0 that holds from one minor version (0.1) to the next (0.2).
+
+**may change**: works and is tested like the rest, but its form is young; it may change in a minor release without a
+warning. The changelog says so.
+
+Part of the interface are also: parameter names and files of models, token ids, dropout masks of a seed, and what an
+error names. Speeds, memory, and which back-end computes an operation are not. Numbers may differ in their last bits
+between releases.
+"""
+
+
+def render() -> str:
+    """The page."""
+    parts = [HEAD]
+    for part in PARTS:
+        rows = [f"| `{n.name}` | {n.says.replace('|', '&#124;')} | {n.stability} |" for n in public_names(part)]
+        head = f"## {part.module}\n{part.title}.\n\n| name | what | stability |\n| --- | --- | --- |\n"
+        parts.append(head + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.site.public_names", description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/api.md; else print it")
+    if parser.parse_args(arguments).write:
+        PAGE.write_text(render(), encoding="utf-8")
+    else:
+        print(render(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
