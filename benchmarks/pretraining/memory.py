@@ -96,7 +96,7 @@ def resident(batches: int, trims: bool = True) -> Iterator[tuple[int, float]]:
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
             if not trims:
-                stack.enter_context(unittest.mock.patch.object(Heap, "settle", lambda heap: False))
+                stack.enter_context(unittest.mock.patch.object(Heap, "settle", return_value=False))
             Trainer(BertForMaskedLM(BertConfig(**_SIZES)), Words(_Texts()), config, observers=[watched]).train()
     yield from watched.found
 
