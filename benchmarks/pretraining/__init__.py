@@ -6,6 +6,7 @@
     python -m benchmarks.pretraining finetuned build/recipes/books  classification from these weights, and random ones
     python -m benchmarks.pretraining memory                         the process over 5,000 batches
     python -m benchmarks.pretraining picture                        all stored curves in one picture
+    python -m benchmarks.pretraining tables --write                 those of docs/pretraining.md
 
 Each stores JSON lines in benchmarks/results/pretraining.jsonl.
 """

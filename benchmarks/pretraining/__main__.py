@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks import pretraining
+from benchmarks.kit.markdown import show_tables
 from benchmarks.kit.record import RESULTS, Recorder, host_environment
-from benchmarks.pretraining import ablations, beside, finetuned, memory, picture, probe, setting
+from benchmarks.pretraining import ablations, beside, finetuned, memory, picture, probe, setting, tables
 from bert_fast import BertForPreTraining, BertTokenizer
 from bert_fast.data.pretraining import PretrainingSource
 from bert_fast.training.reporting import read_metrics
@@ -78,9 +79,13 @@ def _finetuned(options: argparse.Namespace, store: Store) -> None:
 
 
 def _memory(options: argparse.Namespace, store: Store) -> None:
-    found = list(memory.resident(options.batches))
+    found = list(memory.resident(options.batches, trims=not options.keep_gaps))
     points = [[step, round(size, 1)] for step, size in found]
-    store("memory", batches=options.batches, **memory.growth(found), resident_mb=points)
+    store("memory", batches=options.batches, trims=not options.keep_gaps, **memory.growth(found), resident_mb=points)
+
+
+def _tables(options: argparse.Namespace, store: Store) -> None:
+    show_tables(tables.tables(STORED), tables.PAGE, options.write)
 
 
 def _picture(options: argparse.Namespace, store: Store) -> None:
@@ -114,7 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     made = command("finetuned", _finetuned)
     made.add_argument("run", type=Path, help="directory of a finished run")
     made.add_argument("cases", nargs="*", help=f"of {', '.join(finetuned.CASES)}; default: all of them")
-    command("memory", _memory).add_argument("--batches", type=int, default=5000, help="default: %(default)s")
+    made = command("memory", _memory)
+    made.add_argument("--batches", type=int, default=5000, help="default: %(default)s")
+    made.add_argument("--keep-gaps", action="store_true", help="as malloc does by itself")
+    made = command("tables", _tables)
+    made.add_argument("--write", action="store_true", help="put them into docs/pretraining.md")
     command("picture", _picture).add_argument("--output", type=Path, default=picture.PATH)
     return parser
 

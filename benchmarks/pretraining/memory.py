@@ -1,6 +1,8 @@
 """The memory of a process that trains on a CPU, over thousands of batches of varied lengths."""
 
+import contextlib
 import tempfile
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from bert_fast import BertConfig, BertForMaskedLM
 from bert_fast.data.batches import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training import Trainer, TrainingConfig
+from bert_fast.training.heap import Heap
 from bert_fast.training.observers import Observer, Step
 from bert_fast.training.task import Predictions, Task
 
@@ -78,8 +81,11 @@ class _Resident(Observer):
             self.found.append((step.step, int(file.read().split()[1]) * _PAGE / 1e6))
 
 
-def resident(batches: int) -> Iterator[tuple[int, float]]:
-    """(batches done, megabytes of the process) every fiftieth of the way."""
+def resident(batches: int, trims: bool = True) -> Iterator[tuple[int, float]]:
+    """(batches done, megabytes of the process) every fiftieth of the way.
+
+    trims: False: gaps are kept, as malloc does by itself.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     watched = _Resident()
@@ -88,7 +94,10 @@ def resident(batches: int) -> Iterator[tuple[int, float]]:
             Path(folder), steps=batches, batch_size=_BATCH_SIZE, learning_rate=1e-4, keep_checkpoints=0,
             log_every=max(1, batches // 50),
         )  # fmt: skip
-        Trainer(BertForMaskedLM(BertConfig(**_SIZES)), Words(_Texts()), config, observers=[watched]).train()
+        with contextlib.ExitStack() as stack:
+            if not trims:
+                stack.enter_context(unittest.mock.patch.object(Heap, "settle", return_value=False))
+            Trainer(BertForMaskedLM(BertConfig(**_SIZES)), Words(_Texts()), config, observers=[watched]).train()
     yield from watched.found
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bert_fast.training.checkpoints import Progress
-from bert_fast.training.config import TrainingConfig
+from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.observers import Evaluation, Observer, tell
 from bert_fast.training.task import Task
 
@@ -38,12 +38,12 @@ class Judge:
     def check(self) -> None:
         """One evaluation of an untrained model, where the settings chose the metric: its names are known by it only.
 
-        Raises: ValueError: there is no such metric, or nothing to judge by.
+        Raises: SettingsError: there is no such metric, or nothing to judge by.
         """
         if not self._is_chosen:
             return
         if self.task.valid is None:
-            raise ValueError(f"best_by: expected examples to judge by (valid), got none for {self.metric!r}")
+            raise SettingsError(f"best_by: expected examples to judge by (valid), got none for {self.metric!r}")
         self._value(self._evaluate())
 
     def judge(self, progress: Progress, epochs: float) -> tuple[dict[str, float], bool]:
@@ -70,8 +70,10 @@ class Judge:
     def _value(self, metrics: dict[str, float]) -> float:
         value = metrics.get(self.metric)
         if value is None:
-            name = "best_by" if self._is_chosen else "metric"
-            raise ValueError(f"{name}: expected one of {sorted(metrics)}, got {self.metric!r}")
+            wrong = f"expected one of {', '.join(sorted(metrics))}, got {self.metric!r}"
+            if self._is_chosen:
+                raise SettingsError(f"best_by: {wrong}")
+            raise ValueError(f"metric: {wrong}")
         return value
 
 

@@ -233,7 +233,7 @@ class PretrainingTask(Task):
         loss, level, entropy = (metrics[name] for name in ("masked_lm", "context_free_loss", "unigram_entropy"))
         if loss < level - _NEAR:
             return None
-        if loss > (level + entropy) / 2:
+        if loss > (level + entropy) / 2 > level:  # on text that is harder than that of training the entropy is lower
             return (
                 f"masked_lm is {loss:.4g}, little below {entropy:.4g}, which guessing by frequency gives: after the "
                 "warm-up a learning rate that is too high, five or ten times, keeps a model there"
