@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("bench.html"), metavar="FILE", help="the page; default: %(default)s"
     )
-    parser.add_argument("--seconds", type=seconds, default=90.0, help="to spend, about; default: %(default).0f")
+    parser.add_argument("--seconds", type=seconds, default=75.0, help="to spend, about; default: %(default).0f")
     parser.add_argument("--threads", type=positive, help="of PyTorch; default: PyTorch's own choice")
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: cuda if there is one, else cpu"
