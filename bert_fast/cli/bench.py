@@ -1,12 +1,13 @@
 """`bert-fast bench`: what `fuse` gives on this machine, beside transformers, as a picture and a page."""
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
 
 from bert_fast.cli.common import find_device, positive, seconds
-from bert_fast.terminal import Part, StatusLine
+from bert_fast.terminal import Part, StatusLine, printable
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("bench.html"), metavar="FILE", help="the page; default: %(default)s"
     )
-    parser.add_argument("--seconds", type=seconds, default=90.0, help="to spend, about; default: %(default).0f")
+    parser.add_argument("--seconds", type=seconds, default=75.0, help="to spend, about; default: %(default).0f")
     parser.add_argument("--threads", type=positive, help="of PyTorch; default: PyTorch's own choice")
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: cuda if there is one, else cpu"
@@ -34,10 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("transformers") is None:
         print("bert-fast bench: not installed: transformers; pip install transformers", file=sys.stderr)
         return 1
+    if not arguments.output.parent.is_dir() or arguments.output.is_dir():  # before two minutes are spent
+        message = f"--output: expected a file in a folder that is there, got {arguments.output}"
+        print(printable(f"bert-fast bench: {message}"), file=sys.stderr)
+        return 1
     import torch
 
     from bert_fast.bench.cases import CASES, TINY, cases_of
-    from bert_fast.bench.measuring import MOST_DIFFERENCE, compare
+    from bert_fast.bench.measuring import MOST_DIFFERENCE, Result, compare
     from bert_fast.bench.picture import as_text
     from bert_fast.bench.report import picture_of, render_page
     from bert_fast.demo.environment import describe_environment
@@ -51,13 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     cases = cases_of((TINY,)) if arguments.quick else CASES
     environment = describe_environment(device)
-    line, results = StatusLine(is_transient=True), []
-    line.open()
-    for result in compare(cases, arguments.seconds, device):
-        results.append(result)
-        words = f"{len(results)} of {len(cases)}: {result.case.size.name}, {result.case.label}: {result.ratio:.1f}x"
-        line.show([Part(words, 0)], len(results) / len(cases), f"bert-fast bench: {words}")
-    line.close()
+    results: list[Result] = []
+    with contextlib.closing(StatusLine(is_transient=True)) as line:
+        line.open()
+        for result in compare(cases, arguments.seconds, device):
+            results.append(result)
+            words = f"{len(results)} of {len(cases)}: {result.case.size.name}, {result.case.label}: {result.ratio:.1f}x"
+            line.show([Part(words, 0)], len(results) / len(cases), f"bert-fast bench: {words}")
     wrong = [result for result in results if not result.difference <= MOST_DIFFERENCE[device.type]]
     threads = f", {environment.threads} threads, fp32" if device.type == "cpu" else ", bf16"
     picture = picture_of(results, environment.device + threads, arguments.quick)

@@ -53,6 +53,17 @@ def test_a_device_that_is_not_there(device: str, says: str, capsys: pytest.Captu
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("output", ["no/such/folder/bench.html", "."])
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_timed(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measuring, "compare", None)
+    assert main.main(["bench", "--output", output]) == 1
+    assert f"--output: expected a file in a folder that is there, got {output}" in capsys.readouterr().err
+
+
 def test_without_transformers_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
