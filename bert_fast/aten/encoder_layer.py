@@ -68,7 +68,8 @@ def encoder_layers_fwd(layers: Sequence[EncoderLayer]) -> Tensor | None:
 
 def _described(a: EncoderLayer) -> tuple[Any, ...] | None:
     """A layer as the C++ routine takes it; None if it cannot."""
-    parameters, width = a[_PARAMETERS], a.query_weight.shape[0]
+    parameters: Any = a[_PARAMETERS]
+    width = a.query_weight.shape[0]
     if a.probabilities_dropout_p or a.attention_dropout_p or a.dropout_p or a.hidden_act not in _ACTIVATIONS:
         return None
     if width > a.num_heads * MAX_NATIVE_HEAD_DIM:

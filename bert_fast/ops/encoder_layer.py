@@ -72,7 +72,7 @@ def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> T
     run = getattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "encoder_layers_fwd", None)
     if run is None or not (are_plain(_not_parameters(given[0])) and are_plain(_not_parameters(given[-1]))):
         return None
-    layers = [EncoderLayer(*one, "output", "output", False) for one in given]
+    layers = [EncoderLayer._make((*one, "output", "output", False)) for one in given]
     for a in (layers[0], layers[-1]):  # between them calls are alike
         _check_values(a)
     return run(layers)
