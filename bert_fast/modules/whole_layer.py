@@ -49,8 +49,8 @@ _LEAST_P = 2.0**-17  # up to which nothing is dropped
 
 def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op."""
-    given = _given(layer, x, call)
-    return None if given is None else encoder_layer_of_model(given, requested())
+    given = _given(layer, x, call, backend := requested())
+    return None if given is None else encoder_layer_of_model(given, backend)
 
 
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
@@ -61,16 +61,16 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
     """
     if not x.is_cpu or is_watched():
         return None
-    given = []
+    given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):
-        found = None if call.hidden_states is not None or _is_called(layer) else _given(layer, x, call)
+        found = None if call.hidden_states is not None or _is_called(layer) else _given(layer, x, call, backend)
         if found is None:
             return None
         given.append(found)
-    return encoder_layers_of_model(given, requested())
+    return encoder_layers_of_model(given, backend)
 
 
-def _given(layer: Any, x: Tensor, call: Call) -> tuple[Any, ...] | None:
+def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] | None:
     """The fields of `EncoderLayer` but the last three; None where the layer is to run op by op."""
     if (
         call.bias is not None
@@ -105,7 +105,6 @@ def _given(layer: Any, x: Tensor, call: Call) -> tuple[Any, ...] | None:
     parameters = _parameters(layers)
     seed, keys = call.seed, call.packing
     queries = keys if call.row_packing is None else call.row_packing
-    backend = requested()
     if (
         parameters is None
         or not _fits(x, _form_of(parameters), heads.num_heads * heads.head_dim)
@@ -136,7 +135,18 @@ def _given(layer: Any, x: Tensor, call: Call) -> tuple[Any, ...] | None:
 def are_own(containers: tuple[Any, ...], computing: tuple[Any, ...]) -> bool:
     """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
     for module, packed in zip(containers, computing, strict=True):
-        if getattr(type(module), "forward_packed", None) is not packed.forward_packed or _is_called(module):
+        own = type(module)
+        forward = getattr(own, "forward", None)
+        if (  # `_is_called`, a call less
+            getattr(own, "forward_packed", None) is not packed.forward_packed
+            or (forward is not packed.forward_packed and not hasattr(forward, "leads_to_packed"))
+            or "forward" in module.__dict__
+            or module._compiled_call_impl is not None
+            or module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        ):
             return False
     return True
 
