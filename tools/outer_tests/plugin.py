@@ -96,7 +96,7 @@ def _count_other(*args: Any) -> None:
     if torch.compiler.is_dynamo_compiling():  # which has its own reasons for what it cannot trace
         return
     _calls["others"] += 1
-    for reason in {re.sub(r"\d+", "N", reason) for reason in args[-1]}:
+    for reason in {re.sub(r"\.\d+\b", ".N", reason) for reason in args[-1]}:
         _others[reason] += 1
 
 
