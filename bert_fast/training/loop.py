@@ -173,12 +173,13 @@ class Run:
         newest, damage = processes.on_main(folder.newest_intact)
         directory, state = folder.directory(newest), folder.state(newest)
         check_agreement(state.agreement, self.agreed, directory)
-        restore_run(directory, self.model, self.optimizer, processes)
+        num_saved = state.agreement.get("processes", processes.count)
+        restore_run(directory, self.model, self.optimizer, processes, num_saved)
         self.progress, self.metrics = state.progress, state.metrics
         notes = [processes.on_main(partial(folder.set_aside, step, problem)) for step, problem in damage.items()]
-        if state.agreement.get("processes") != processes.count:
+        if num_saved != processes.count:
             notes.append(
-                f"{processes.count} processes in place of {state.agreement.get('processes')}: the same examples in "
+                f"{processes.count} processes in place of {num_saved}: the same examples in "
                 "every step, but sums of another order and other dropout, so not the same bits"
             )
         best = self.progress.best_step

@@ -165,8 +165,10 @@ def run_state(model: nn.Module, optimizer: Any, processes: Processes) -> Callabl
     return write
 
 
-def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Processes) -> None:
+def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Processes, num_saved: int) -> None:
     """Gives model, optimizer, loss scaler and random number generators the state that `run_state` found.
+
+    num_saved: processes of which generators were saved; later ones keep those that they were seeded with.
 
     Raises: CheckpointError: something is missing, damaged, or of another run.
     """
@@ -182,8 +184,7 @@ def restore_run(directory: Path, model: nn.Module, optimizer: Any, processes: Pr
             optimizer.load_state_dict(saved["optimizer"])
         if saved["scaler"] is not None and processes.accelerator.scaler is not None:
             processes.accelerator.scaler.load_state_dict(saved["scaler"])
-        # Of more processes than there were, the last ones keep the generators that they were seeded with.
-        if processes.rank < len(generators):
+        if processes.rank < num_saved:
             _set_random_states(generators[processes.rank], processes.device)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory}: does not fit this run: {error}") from error
