@@ -7,7 +7,7 @@ wherever they lie; the next batch takes fresh ones.
 """
 
 import ctypes
-import resource
+import mmap
 import time
 from collections.abc import Callable
 from functools import cache
@@ -47,7 +47,7 @@ def _resident_bytes() -> int:
     """Of this process; glibc is Linux's, but /proc need not be there."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+            return int(file.read().split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
 
