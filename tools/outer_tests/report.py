@@ -57,7 +57,7 @@ def lines(path: Path | None = None) -> list[dict[str, Any]]:
     newest: dict[str, dict[str, Any]] = {}
     path = RECORD if path is None else path
     for line in read_lines(path) if path.exists() else ():
-        newest[f"{line['project']} {line['installed']} {line['paths']}"] = line
+        newest[f"{line['project']} {_installed(line)} {line['paths']}"] = line
     return list(newest.values())
 
 
