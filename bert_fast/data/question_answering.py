@@ -227,12 +227,12 @@ class Windows:
 
         room: tokens of question and context in a window; before_second: special ones in front of the context.
         """
-        room = room - question_lengths
-        step = room - np.where(stride < room, stride, room // 2)
-        counts = 1 + -(-np.maximum(context_lengths - room, 0) // step)  # rounded up
+        rooms = room - question_lengths
+        step = rooms - np.where(stride < rooms, stride, rooms // 2)
+        counts = 1 + -(-np.maximum(context_lengths - rooms, 0) // step)  # rounded up
         question = np.repeat(np.arange(len(counts)), counts)
         first = ranges(np.zeros_like(counts), counts) * step[question]
-        length = np.minimum(room[question], context_lengths[question] - first)
+        length = np.minimum(rooms[question], context_lengths[question] - first)
         return cls(question, first, question_lengths[question] + before_second, length)
 
 
