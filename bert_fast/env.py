@@ -8,7 +8,9 @@ used (`csrc/wordpiece/dispatch.cpp`), as programs without Python use it too.
 import os
 from dataclasses import dataclass
 
-__all__ = ["SETTINGS", "VARIABLES", "Settings"]
+__all__ = ["SETTINGS", "VARIABLES", "Settings", "bound_kernel_cache"]
+
+_KERNELS_KEPT = "64"  # a training step of BERT has some 30 products of different sizes, whatever the number of layers
 
 VARIABLES = {
     "BERT_FAST_BACKEND": "back-end of every op: reference, torch or triton; default: the first that can run the call",
@@ -16,6 +18,7 @@ VARIABLES = {
     "BERT_FAST_DEBUG": "1: value checks that need a device sync (ids, labels and lengths in range)",
     "BERT_FAST_SIMD": "instruction set of the tokenizer: portable, avx2, avx512 or neon; default: the fastest there is",
     "CC": "C compiler with which Triton builds its launchers; default: gcc, else clang",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "kernels that oneDNN keeps; default: a Trainer on a CPU sets 64, else 1024",
     "TRITON_INTERPRET": "1: Triton kernels run on CPU tensors in Triton's interpreter (for tests)",
 }
 
@@ -42,3 +45,15 @@ def _read() -> Settings:
 
 
 SETTINGS = _read()
+
+
+def bound_kernel_cache() -> None:
+    """Has oneDNN keep 64 kernels for sizes of matrices, not 1024, unless the environment says how many.
+
+    It makes a kernel for every new number of tokens, of which batches without padding have many. Kept ones do not come
+    back; they lie between the tensors of their step, and what was freed around them is of no use to tensors of other
+    sizes: a process grows for hundreds of batches, to one and a half times and more. oneDNN reads the variable when it
+    makes its first kernel; later this does nothing.
+    """
+    if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
+        os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = _KERNELS_KEPT

@@ -79,9 +79,9 @@ def _finetuned(options: argparse.Namespace, store: Store) -> None:
 
 
 def _memory(options: argparse.Namespace, store: Store) -> None:
-    found = list(memory.resident(options.batches, trims=not options.keep_gaps))
+    found = list(memory.resident(options.batches, options.kernels))
     points = [[step, round(size, 1)] for step, size in found]
-    store("memory", batches=options.batches, trims=not options.keep_gaps, **memory.growth(found), resident_mb=points)
+    store("memory", batches=options.batches, kernels=options.kernels, **memory.growth(found), resident_mb=points)
 
 
 def _tables(options: argparse.Namespace, store: Store) -> None:
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("cases", nargs="*", help=f"of {', '.join(finetuned.CASES)}; default: all of them")
     made = command("memory", _memory)
     made.add_argument("--batches", type=int, default=5000, help="default: %(default)s")
-    made.add_argument("--keep-gaps", action="store_true", help="as malloc does by itself")
+    made.add_argument("--kernels", type=int, help="that oneDNN keeps; default: as a Trainer has it")
     made = command("tables", _tables)
     made.add_argument("--write", action="store_true", help="put them into docs/pretraining.md")
     command("picture", _picture).add_argument("--output", type=Path, default=picture.PATH)

@@ -1,8 +1,7 @@
 """The memory of a process that trains on a CPU, over thousands of batches of varied lengths."""
 
-import contextlib
+import os
 import tempfile
-import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from bert_fast import BertConfig, BertForMaskedLM
 from bert_fast.data.batches import Source
 from bert_fast.tokenization.pack import PackedBatch
 from bert_fast.training import Trainer, TrainingConfig
-from bert_fast.training.heap import Heap
 from bert_fast.training.observers import Observer, Step
 from bert_fast.training.task import Predictions, Task
 
@@ -81,11 +79,13 @@ class _Resident(Observer):
             self.found.append((step.step, int(file.read().split()[1]) * _PAGE / 1e6))
 
 
-def resident(batches: int, trims: bool = True) -> Iterator[tuple[int, float]]:
-    """(batches done, megabytes of the process) every fiftieth of the way.
+def resident(batches: int, kernels: int | None = None) -> Iterator[tuple[int, float]]:
+    """(batches done, megabytes of the process) every fiftieth of the way; to be called once in a process.
 
-    trims: False: gaps are kept, as malloc does by itself.
+    kernels: that oneDNN keeps; None: as a Trainer has it.
     """
+    if kernels is not None:
+        os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(kernels)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     watched = _Resident()
@@ -94,18 +94,12 @@ def resident(batches: int, trims: bool = True) -> Iterator[tuple[int, float]]:
             Path(folder), steps=batches, batch_size=_BATCH_SIZE, learning_rate=1e-4, keep_checkpoints=0,
             log_every=max(1, batches // 50),
         )  # fmt: skip
-        with contextlib.ExitStack() as stack:
-            if not trims:
-                stack.enter_context(unittest.mock.patch.object(Heap, "settle", return_value=False))
-            Trainer(BertForMaskedLM(BertConfig(**_SIZES)), Words(_Texts()), config, observers=[watched]).train()
+        Trainer(BertForMaskedLM(BertConfig(**_SIZES)), Words(_Texts()), config, observers=[watched]).train()
     yield from watched.found
 
 
 def growth(found: list[tuple[int, float]]) -> dict[str, float]:
-    """Mean megabytes of the second quarter of the way and of the last, by what share the latter is more, and the most.
-
-    Quarters, as a process that gives gaps back once a second goes up and down by a tenth in between.
-    """
+    """Mean megabytes of the second quarter of the way and of the last, the growth between them, and the most."""
     sizes = np.array([size for _, size in found])
     quarter = max(1, len(sizes) // 4)
     early, late = float(sizes[quarter : 2 * quarter].mean()), float(sizes[-quarter:].mean())

@@ -37,7 +37,7 @@ def tables(stored: Path) -> dict[str, str]:
         "kinds": NOTHING if longest is None else _kinds(longest["found"]),
         "ablations": _ablations(_newest(lines, "ablation", "name")),
         "finetuned": _finetuned([line for line in lines if line["kind"] == "finetuned"]),
-        "memory": _memory(_newest(lines, "memory", "trims")),
+        "memory": _memory(_newest(lines, "memory", "kernels")),
         "taken": "; ".join(f"{key} {value}" for key, value in facts(lines, ("processor", "torch", "commit")).items()),
     }
 
@@ -120,10 +120,10 @@ def _memory(lines: list[dict[str, Any]]) -> str:
     for line in lines:
         sizes = dict(line["resident_mb"])
         rows.append([
-            "as it is" if line["trims"] else "gaps kept",
+            f"{line['kernels'] or 64:,}",
             *(f"{sizes[point]:.0f}" if point in sizes else "" for point in _POINTS),
             f"{line['most_mb']:.0f}",
             f"{line['growth']:+.1%}",
         ])  # fmt: skip
-    head = ["batches", *(f"{point:,}" for point in _POINTS), "most", "second quarter to last"]
+    head = ["kernels kept, batches", *(f"{point:,}" for point in _POINTS), "most", "second quarter to last"]
     return table(head, rows) if rows else NOTHING

@@ -22,7 +22,6 @@ from bert_fast.training.distributed import Processes
 from bert_fast.training.failures import FiniteWatch, StopSignals, explained, smaller_steps
 from bert_fast.training.gradients import Gradients, ReplayedGradients, run_budgets, total
 from bert_fast.training.health import Health
-from bert_fast.training.heap import Heap
 from bert_fast.training.judging import Judge
 from bert_fast.training.loader import BatchLoader, MicroBatch
 from bert_fast.training.observers import Evaluation, Observer, Plan, Tally, tell
@@ -118,7 +117,6 @@ class Run:
         self.observers = setup.observers
         self.tally = Tally(self.processes, config.batch_tokens)
         self.watch = FiniteWatch(config.output_dir / "failed_batch", self.processes, self._examples)
-        self.heap = Heap()
         self.judge = Judge(self.task, config, setup.evaluate, setup.observers)
         self.health = Health(config, self.task)
         self.progress = Progress()
@@ -332,8 +330,6 @@ class Run:
                     outcome, saves = "stopped early", saves or self._saves
             if saves:
                 self._save(outcome)
-        if self.processes.device.type == "cpu":
-            self.heap.settle()
         return outcome
 
     def _interrupted(self, by: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from bert_fast.data.batches import Source, check_source
+from bert_fast.env import bound_kernel_cache
 from bert_fast.training.config import TrainingConfig
 from bert_fast.training.distributed import Processes
 from bert_fast.training.evaluation import run_over
@@ -65,6 +66,8 @@ class Trainer:
         self.processes = Processes(config)
         if config.graphs:
             check_replayable(model)
+        if self.processes.device.type == "cpu":
+            bound_kernel_cache()
         self.model = self.processes.place(model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()

@@ -374,3 +374,13 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     for wrong in ("bert-base-uncased", torch.nn.Linear(3, 3), None):
         with pytest.raises(TypeError, match="model: expected"):
             Trainer(wrong, ToyTask(), toy_config(tmp_path))
+
+
+def test_kernels_that_are_kept_are_few(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "7")
+    Trainer(toy_model(), ToyTask(), toy_config(tmp_path))
+    assert os.environ[name] == "7", "whoever sets it decides"
+    monkeypatch.delenv(name)
+    Trainer(toy_model(), ToyTask(), toy_config(tmp_path))
+    assert os.environ[name] == "64"
