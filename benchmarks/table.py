@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from benchmarks import serving
 from benchmarks.kit.markdown import page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
@@ -176,6 +177,7 @@ TABLES = {
     "pieces": render_pieces,
     "fused": render_fused,
     "families": render_families,
+    "serving": serving.table,
     "runs": render_runs,
 }  # fmt: skip
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")

@@ -1,4 +1,4 @@
-"""Derives the polynomial behind the fp32 GELU of `csrc/cpu/kernels_body.h`; prints its coefficients and its error.
+"""Derives the polynomial behind the fp32 GELU of `csrc/cpu/kernels_linear.h`; prints its coefficients and its error.
 
     python tools/fit_normal_tail.py
 

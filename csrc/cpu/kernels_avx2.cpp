@@ -6,7 +6,7 @@
 
 #include <immintrin.h>
 
-#include "cpu/kernels_body.h"
+#include "cpu/kernels_linear.h"
 
 namespace bert_fast::cpu {
 namespace {
@@ -95,7 +95,7 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kTable = RowKernels<Avx2>::table("avx2");
+constexpr Kernels kTable = kernels_of<Avx2>("avx2");
 
 }  // namespace
 

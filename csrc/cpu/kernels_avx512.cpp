@@ -11,7 +11,7 @@
 #endif
 #include <immintrin.h>
 
-#include "cpu/kernels_body.h"
+#include "cpu/kernels_linear.h"
 
 namespace bert_fast::cpu {
 namespace {
@@ -95,7 +95,7 @@ struct Avx512 {
   }
 };
 
-constexpr Kernels kTable = RowKernels<Avx512>::table("avx512");
+constexpr Kernels kTable = kernels_of<Avx512>("avx512");
 
 }  // namespace
 

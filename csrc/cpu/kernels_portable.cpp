@@ -1,6 +1,6 @@
 // Any processor: 4 floats at a time in the compiler's own vector type (SSE2 on x86-64, NEON on Arm), one Philox block.
 
-#include "cpu/kernels_body.h"
+#include "cpu/kernels_linear.h"
 
 namespace bert_fast::cpu {
 namespace {
@@ -76,7 +76,7 @@ struct Portable {
   }
 };
 
-constexpr Kernels kTable = RowKernels<Portable>::table("portable");
+constexpr Kernels kTable = kernels_of<Portable>("portable");
 
 }  // namespace
 
