@@ -135,4 +135,4 @@ def _keeps_the_start(cut: Truncation) -> bool:
 
 def _pair_options(pairs: PairForm) -> dict[str, int]:
     """Arguments of the engine; none where it is BERT's form, which all engines have."""
-    return {} if pairs is BERT_PAIRS else {"pair_separators": pairs.num_separators, "pair_type": pairs.type_id}
+    return {} if pairs == BERT_PAIRS else {"pair_separators": pairs.num_separators, "pair_type": pairs.type_id}

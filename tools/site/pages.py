@@ -20,14 +20,17 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 GUIDES = {
     "Accelerate what you have": ["docs/migration.md", "docs/families.md"],
     "Train": [
-        "docs/training.md", "docs/finetuning.md", "docs/pretraining_data.md", "docs/recipes.md", "docs/scaling.md",
+        "docs/training.md", "docs/finetuning.md", "docs/pretraining.md", "docs/pretraining_data.md", "docs/recipes.md",
+        "docs/scaling.md",
     ],
     "Embed and search": ["docs/embeddings.md"],
     "Tokenize": ["docs/tokenizer.md", "docs/unigram.md", "docs/token_store.md"],
     "From C++": ["docs/cpp_api.md"],
     "Examples": ["examples/README.md"],
 }  # fmt: skip
-RESULTS = ["docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/benchmarks.md"]
+RESULTS = [
+    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/outer_tests.md", "docs/benchmarks.md",
+]  # fmt: skip
 ABOUT = [
     "docs/architecture.md", "docs/environment.md", "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
     "docs/witness_results.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
