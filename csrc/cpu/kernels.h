@@ -77,8 +77,8 @@ struct SoftmaxRow {
   float softmax_scale;
   const uint8_t* keep_bits;  // nullptr: no dropout
   float scale;
-  const float* bias;  // [num_keys], added to the scaled scores; nullptr: none
-  float* dbias;       // [num_keys], which the gradients are added to; nullptr: not wanted, or no bias
+  const float* bias = nullptr;  // [num_keys], added to the scaled scores; nullptr: none
+  float* dbias = nullptr;       // [num_keys], which the gradients are added to; nullptr: not wanted, or no bias
 };
 
 // c [m, n] = a [m, k] b [k, n], or c += it. a may have any strides, so a transposed left side costs nothing; rows of b
