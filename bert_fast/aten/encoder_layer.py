@@ -58,6 +58,8 @@ def encoder_layers_fwd(layers: Sequence[EncoderLayer]) -> Tensor | None:
         return None
     num_queries = last.coords_q.shape[0]
     y = first.x.new_empty((num_queries, first.x.shape[1]))
+    if not num_queries:  # rows without elements have no address, as if there were none
+        return y
     lib.encoder_layers_fwd(
         first.x.data_ptr(), y.data_ptr(), described, address(last.rows), last.cu_seqlens_q.data_ptr(),
         last.cu_seqlens_k.data_ptr(), last.coords_q.data_ptr(), last.coords_k.data_ptr(),

@@ -50,16 +50,16 @@ _LEAST_P = 2.0**-17  # up to which nothing is dropped
 def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op."""
     given = _given(layer, x, call, backend := requested())
-    return None if given is None else encoder_layer_of_model(given, backend)
+    return None if given is None else encoder_layer_of_model(given, backend, layer.training)
 
 
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
     """The output of layers in a row, by one routine; None where they are to be called one after the other.
 
-    On the CPU, where they leave nothing between them that anybody sees. The caller knows that no gradient is recorded,
-    and that each layer is of a class that does no more than `run_whole`.
+    In evaluation, on the CPU, where they leave nothing between them that anyone sees. The caller knows that no gradient
+    is recorded, and that each layer is of a class that does no more than `run_whole`.
     """
-    if not x.is_cpu or is_watched():
+    if not x.is_cpu or is_watched() or any(layer.training for layer in layers):
         return None
     given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):

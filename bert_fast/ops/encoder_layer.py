@@ -46,10 +46,11 @@ def is_whole(x_device: torch.device, dtype: torch.dtype, hidden_size: int, head_
         return False
 
 
-def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
+def encoder_layer_of_model(given: tuple[Any, ...], backend: str, is_training: bool = False) -> Tensor:
     """y [M, H]. given: the fields of `EncoderLayer` but the last three, as they fit: `modules.whole_layer` looks.
 
-    Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here.
+    Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here. is_training: the
+    model is, and has the same bits with gradients and without, where back-ends have other products for the latter.
     """
     x, of_attention, of_mlp = given[0], given[9:11], given[15:17]
     saves = what_is_saved(x, *of_attention), what_is_saved(x, *of_mlp)
@@ -58,9 +59,10 @@ def encoder_layer_of_model(given: tuple[Any, ...], backend: str) -> Tensor:
     has_all = not keeps or (given[17] is None and _any_requires_grad(*given[:7]))
     if has_all and saves == _DEVICE_TWICE and _computes_again(x.device, x.dtype, backend):
         saves = AGAIN, AGAIN
+    returns = keeps or (is_training and x.is_cpu)
     if are_plain(_not_parameters(given)) and not _profiler_enabled():
-        return _op.around(keeps, *given, *saves, keeps, backend)[0]
-    return _op(*given, *saves, keeps, backend)[0]
+        return _op.around(keeps, *given, *saves, returns, backend)[0]
+    return _op(*given, *saves, returns, backend)[0]
 
 
 def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> Tensor | None:
