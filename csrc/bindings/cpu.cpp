@@ -180,16 +180,6 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, A
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
-void linear(Address x, Address weight, Address bias, Address y, int64_t num_rows, int64_t num_cols, int64_t k,
-            int64_t x_stride, int64_t weight_stride, int num_threads) {
-  const cpu::Weights weights{at<const float>(weight), weight_stride, at<const float>(bias), num_cols};
-  cpu::linear({at<const float>(x), x_stride}, &weights, 1, {at<float>(y), num_cols}, num_rows, k, nullptr, num_threads);
-}
-
-void activate(Address dst, Address src, int64_t count, const std::string& hidden_act, int num_threads) {
-  cpu::activate(at<float>(dst), at<const float>(src), count, cpu::activation_of(hidden_act.c_str()), num_threads);
-}
-
 // A layer as Python describes it: 16 parameters in the order of bert_fast/reference/encoder_layer.py, all contiguous;
 // width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps.
 using Layer = std::tuple<std::array<Address, 16>, int64_t, int64_t, int64_t, bool, std::string, float, float>;
@@ -272,15 +262,6 @@ void bind_cpu(py::module_& module) {
              "Gradients of dropout_add_layer_norm_fwd, from kept = h with bias 0, or from kept = y with bias given\n"
              "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
-  module.def(
-      "linear", &linear, no_gil, arg("x"), arg("weight"), arg("bias"), arg("y"), arg("num_rows"), arg("num_cols"),
-      arg("k"), arg("x_stride"), arg("weight_stride"), arg("num_threads"),
-      "y [num_rows, num_cols] = x [num_rows, k] weight [num_cols, k]^T + bias (fp32 addresses).\n\n"
-      "Rows of x and weight *_stride floats apart, y contiguous; bias may be 0. The bits of an element depend on\n"
-      "its row of x, its row of weight and its bias alone.");
-  module.def("activate", &activate, no_gil, arg("dst"), arg("src"), arg("count"), arg("hidden_act"), arg("num_threads"),
-             "dst = activation(src), count floats each (addresses); dst may be src. ValueError for a name of an\n"
-             "activation other than gelu, gelu_new, gelu_pytorch_tanh, relu, silu and swish.");
   module.def(
       "encoder_layers_fwd", &encoder_layers_fwd, no_gil, arg("x"), arg("y"), arg("layers"), arg("rows"), arg("cu_q"),
       arg("cu_k"), arg("coords_q"), arg("coords_k"), arg("num_sequences"), arg("num_queries"), arg("num_tokens"),
