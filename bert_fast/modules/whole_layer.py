@@ -59,11 +59,13 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
     In evaluation, on the CPU, where they leave nothing between them that anyone sees. The caller knows that no gradient
     is recorded, and that each layer is of a class that does no more than `run_whole`.
     """
-    if not x.is_cpu or is_watched() or any(layer.training for layer in layers):
+    if not x.is_cpu or is_watched() or calls[-1].hidden_states is not None:
+        return None
+    if any(layer.training for layer in layers) or not are_own(layers, list(map(type, layers))):
         return None
     given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):
-        found = None if call.hidden_states is not None or _is_called(layer) else _given(layer, x, call, backend)
+        found = _given(layer, x, call, backend)
         if found is None:
             return None
         given.append(found)
@@ -132,12 +134,12 @@ def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] |
     )  # fmt: skip
 
 
-def are_own(containers: tuple[Any, ...], computing: tuple[Any, ...]) -> bool:
+def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
     """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
     for module, packed in zip(containers, computing, strict=True):
         own = type(module)
         forward = getattr(own, "forward", None)
-        if (  # `_is_called`, a call less
+        if (
             getattr(own, "forward_packed", None) is not packed.forward_packed
             or (forward is not packed.forward_packed and not hasattr(forward, "leads_to_packed"))
             or "forward" in module.__dict__
@@ -149,20 +151,6 @@ def are_own(containers: tuple[Any, ...], computing: tuple[Any, ...]) -> bool:
         ):
             return False
     return True
-
-
-def _is_called(module: Any) -> bool:
-    """Whether a call of the module is more than its class's `forward_packed`."""
-    own = type(module)
-    forward = own.forward
-    return (
-        (forward is not own.forward_packed and not hasattr(forward, "leads_to_packed"))
-        or "forward" in module.__dict__
-        or module._compiled_call_impl is not None
-        or bool(
-            module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-        )
-    )
 
 
 def _parameters(layers: tuple[nn.Module, ...]) -> tuple[Tensor | None, ...] | None:
