@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from bert_fast.cli.common import find_device, positive, seconds
+from bert_fast.files import write_atomically
 from bert_fast.terminal import Part, StatusLine, printable
 
 __all__ = ["add_arguments", "run"]
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     wrong = [result for result in results if not result.difference <= MOST_DIFFERENCE[device.type]]
     threads = f", {environment.threads} threads, fp32" if device.type == "cpu" else ", bf16"
     picture = picture_of(results, environment.device + threads, arguments.quick)
-    arguments.output.write_text(render_page(results, picture, environment, wrong), encoding="utf-8")
+    page = render_page(results, picture, environment, wrong)
+    write_atomically(arguments.output, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     print(as_text(picture, is_ascii=not _writes_blocks()))
     print(f"The page: {arguments.output}")
     for result in wrong:

@@ -110,7 +110,7 @@ def make_config(size: str, vocab_size: int, **overrides: Any) -> BertConfig:
 
     A size narrower than BERT-base has weights drawn from a wider distribution, such that what a layer adds to its input
     is as large, in proportion, as in BERT-base: initializer_range is 0.02 * sqrt(768 / hidden_size), 0.049 for a width
-    of 128. With 0.02 attention hardly begins to matter there (docs/pretraining_data.md).
+    of 128. With 0.02 attention hardly begins to matter there (docs/pretraining.md).
 
     Args:
         size: a key of `SIZES`.
