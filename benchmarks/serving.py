@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.kit import markdown
 from benchmarks.kit.clock import interleaved
 from benchmarks.kit.record import DATA, RESULTS, Recorder, cpu_environment, read_lines
 
@@ -224,14 +225,7 @@ def measure(runs: dict[str, Run], case: Case, rounds: int) -> dict[str, Any]:
         if not error <= TOLERANCE:
             raise RuntimeError(f"{name}: expected hidden states within {TOLERANCE} of transformers', got {error:.1e}")
 
-    def paused(run: Run) -> Callable[[], object]:
-        def timed() -> object:
-            return run()
-
-        return timed
-
-    clock = _Paused()
-    times = interleaved({name: paused(run) for name, run in runs.items()}, rounds, warmup=2, clock=clock)
+    times = interleaved(dict(runs), rounds, warmup=2, clock=_Paused())
     texts = sum(map(len, case.batches))
     ours = min((times[name] for name in runs if name.startswith("bert_fast")), key=lambda one: one.median)
     return {
@@ -280,20 +274,14 @@ def results(only: str, threads: Sequence[int], rounds: int, compiles: bool) -> I
 def table(path: Path = PATH) -> str:
     """The newest stored results as a table: how much longer others take than bert_fast."""
     newest = {(line["case"], line["threads"]): line for line in read_lines(path) if line.get("kind") == "serving"}
-    names = list(
-        dict.fromkeys(name for line in newest.values() for name in line["entrants"] if "bert_fast" not in name)
-    )
-    rows = [
-        f"| model, case | threads | bert_fast, ms | {' | '.join(names)} |", "| --- |" * 1 + " --- |" * (2 + len(names)),
-    ]  # fmt: skip
+    names = dict.fromkeys(name for line in newest.values() for name in line["entrants"] if "bert_fast" not in name)
+    rows = []
     for (case, threads), line in newest.items():
         entrants = line["entrants"]
         ours = min(entry["ms"] for name, entry in entrants.items() if name.startswith("bert_fast"))
         ratios = [f"{entrants[name]['bert_fast_ratio']:.2f}" if name in entrants else "" for name in names]
-        rows.append(
-            f"| {case.removeprefix('serving/').replace('/', ', ')} | {threads} | {ours:.2f} | {' | '.join(ratios)} |"
-        )
-    return "\n".join(rows)
+        rows.append((case.removeprefix("serving/").replace("/", ", "), str(threads), f"{ours:.2f}", *ratios))
+    return markdown.table(("model, case", "threads", "bert_fast, ms", *names), rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
