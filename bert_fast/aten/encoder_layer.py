@@ -1,8 +1,8 @@
 """A layer of BERT from the ops of this back-end, as `reference.encoder_layer` puts them together.
 
-Without gradients, in fp32 on the CPU, it is one C++ routine with products of its own, which reads the weights as they
-lie (`csrc/cpu/linear.h`): no layout of them is kept that could be older than they are, and a token's result does not
-depend on the tokens beside it.
+What keeps nothing for backward, in fp32 on the CPU, is one C++ routine with products of its own, which reads the
+weights as they lie (`csrc/cpu/linear.h`): no layout of them is kept that could be older than they are, and a token's
+result does not depend on the tokens beside it.
 """
 
 from collections.abc import Sequence
