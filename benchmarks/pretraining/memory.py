@@ -1,5 +1,6 @@
 """The memory of a process that trains on a CPU, over thousands of batches of varied lengths."""
 
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from bert_fast.training import Trainer, TrainingConfig
 from bert_fast.training.observers import Observer, Step
 from bert_fast.training.task import Predictions, Task
 
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _SIZES = dict(
     vocab_size=4000, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256,
     max_position_embeddings=128,
