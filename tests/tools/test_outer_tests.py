@@ -47,6 +47,13 @@ def test_what_is_not_there():
         no_such_name(3)
 
 
+def test_of_another_family():
+    from transformers import BertForMaskedLM
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    assert (BertForMaskedLM.__name__, BertLayer.__name__) == ("ElectraForMaskedLM", "ElectraLayer")
+
+
 def test_class_is_their_own():
     assert "Fused" not in str(type(model()).__mro__)
 
@@ -65,12 +72,12 @@ def test_both_runs_are_compared(
     (folder / "test_unreadable.py").write_text("import no_such_module")
     record = tmp_path / "record.jsonl"
     monkeypatch.setattr(report, "RECORD", record)
-    absent = "--outer-absent=transformers.activations:no_such_name"
-    assert main([str(folder), "--record", "theirs 1.0", "--continue-on-collection-errors", absent]) == 1
+    absent, instead = "--outer-absent=transformers.activations:no_such_name", "--outer-instead=Bert:Electra"
+    assert main([str(folder), "--record", "theirs 1.0", "--continue-on-collection-errors", absent, instead]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["untouched", "7", "5", "2", "0", "0", "0"]
+    assert lines[1].split() == ["untouched", "8", "6", "2", "0", "0", "0"]
     name, run, passed, failed, skipped, packed, others = lines[2].split()
-    assert (name, run, passed, failed, skipped, others) == ("fused", "7", "4", "3", "0", "1")
+    assert (name, run, passed, failed, skipped, others) == ("fused", "8", "5", "3", "0", "1")
     assert int(packed) >= 2, "one as it is, and at least one that is compiled"
     assert lines[3:] == [
         "tests with packed calls: 2",
@@ -79,8 +86,8 @@ def test_both_runs_are_compared(
         "fails only fused: tests/test_theirs.py::test_class_is_their_own",
     ]
     (line,) = report.lines(record)
-    assert line["untouched"] == {"passed": 5, "failed": 2, "skipped": 0} and line["packed_tests"] == 2
-    assert line["paths"] == ["tests"] and line["options"] == ["--continue-on-collection-errors", absent]
+    assert line["untouched"] == {"passed": 6, "failed": 2, "skipped": 0} and line["packed_tests"] == 2
+    assert line["paths"] == ["tests"] and line["options"] == ["--continue-on-collection-errors", absent, instead]
     rendered = report.tables(record)
     assert "| theirs 1.0 | transformers " in rendered["runs"] and "test_class_is_their_own" in rendered["differences"]
     run = {
@@ -90,7 +97,7 @@ def test_both_runs_are_compared(
         "reasons": {},
     }
     both = dict.fromkeys(("untouched", "fused"), run | {"versions": line["installed"]})
-    report.store("theirs 1.0", ["tests"], [], both, [], [])
+    report.store("theirs 1.0", ["tests"], [instead], both, [], [])
     assert [line["fails_only_fused"] for line in report.lines(record)] == [[]], "the newest line counts"
 
 

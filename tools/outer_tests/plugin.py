@@ -1,7 +1,9 @@
 """What pytest is given for a run of another project's tests: models fused or not, and a report of every test.
 
-Options `--outer-report FILE` (written when the run ends, JSON), `--outer-patched` and `--outer-absent MODULE:NAME`, for
-a name that the tests import and the installed version lacks: what uses it fails, fused or not.
+Options `--outer-report FILE` (written when the run ends, JSON), `--outer-patched`, and `--outer-absent MODULE:NAME`,
+for a name that the tests import and the installed version lacks: what uses it fails, fused or not. `--outer-instead
+Roberta:XLMRoberta` gives tests that ask transformers for classes of the first name those of the second: for a family
+of the same form that has no tests of its own.
 
 The report counts calls of fused models: packed ones, and by reason those that transformers' code ran. A model that
 torch.compile traces counts when it is traced, not when the program runs.
@@ -31,13 +33,14 @@ _unread: list[str] = []  # files that could not be imported, and why
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The three options."""
+    """The options."""
     group = parser.getgroup("outer tests")
     group.addoption("--outer-report", type=Path, required=True, help="file for the outcomes")
     group.addoption("--outer-patched", action="store_true", help="fuse all models that transformers makes")
     group.addoption(
         "--outer-absent", action="append", default=[], help="MODULE:NAME that tests import and is not there"
     )
+    group.addoption("--outer-instead", default="", help="ASKED:GIVEN, how the names of two families' classes begin")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if hasattr(theirs, name):
             raise pytest.UsageError(f"--outer-absent: {absent} is there")
         setattr(theirs, name, functools.partial(_raise_absent, absent))
+    if config.getoption("--outer-instead"):
+        _give_instead(*config.getoption("--outer-instead").split(":"))
     if not config.getoption("--outer-patched"):
         return
     import torch
@@ -67,6 +72,22 @@ def pytest_collection_finish() -> None:
 
         _patches.pop().undo()
         _patches.append(bert_fast.patch_transformers())
+
+
+def _give_instead(asked: str, given: str) -> None:
+    """Those of another family under the names of one's classes, in transformers and in the module of the first."""
+    import transformers
+
+    module, others = (sys.modules[getattr(transformers, f"{one}Model").__module__] for one in (asked, given))
+    transformers = sys.modules["transformers"]  # another than was imported, after the first class
+    found = {f"{asked}Config": getattr(transformers, f"{given}Config")}
+    for name, own in list(vars(module).items()):
+        other = getattr(others, given + name.removeprefix(asked), None)
+        if name.startswith(asked) and isinstance(own, type) and isinstance(other, type):
+            found[name] = other
+    for name, other in found.items():
+        setattr(transformers, name, other)
+        setattr(module, name, other)
 
 
 def _raise_absent(absent: str, *args: Any, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 A line: project and version of the tests, paths and options of the run, versions of what was installed; for both runs
 how many tests passed, failed and were skipped; calls of the fused run by path; reasons; names of the tests that differ.
-The newest line of a project, its paths and installed versions counts.
+The newest line of a project, its paths, installed versions and families given instead counts.
 """
 
 from collections import Counter
@@ -16,9 +16,9 @@ from benchmarks.kit.record import ROOT, Recorder, host_environment, read_lines
 RECORD = ROOT / "tests" / "outer_tests.jsonl"
 PAGE = ROOT / "docs" / "outer_tests.md"
 OUTCOMES = ("passed", "failed", "skipped")
-# Ends of names of tests that fail on one side, now and then or always, and no fault of ours -> why.
+# Parts of names of tests that fail on one side, now and then or always, and no fault of ours -> why.
 EXPLAINED = {
-    "test_training_gradient_checkpointing_use_reentrant_false": "compares which gradients are exactly 0 in two steps. "
+    "test_training_gradient_checkpointing_use_reentrant": "compares which gradients are exactly 0 in two steps. "
     "That of the bias of a head of multiple choice is 0 but for rounding, and the test puts a mock in the place of a "
     "layer's forward before the second step, which so runs by transformers' code, with other rounding and dropout",
 }
@@ -57,7 +57,8 @@ def lines(path: Path | None = None) -> list[dict[str, Any]]:
     newest: dict[str, dict[str, Any]] = {}
     path = RECORD if path is None else path
     for line in read_lines(path) if path.exists() else ():
-        newest[f"{line['project']} {_installed(line)} {line['paths']}"] = line
+        instead = [option for option in line["options"] if option.startswith("--outer-instead=")]
+        newest[f"{line['project']} {_installed(line)} {line['paths']} {instead}"] = line
     return list(newest.values())
 
 
@@ -80,7 +81,7 @@ def show(*, write: bool) -> None:
 
 
 def _why(test: str) -> str:
-    return next((why for end, why in EXPLAINED.items() if test.endswith(end)), "not known")
+    return next((why for part, why in EXPLAINED.items() if part in test), "not known")
 
 
 def _row(line: Mapping[str, Any]) -> list[str]:
