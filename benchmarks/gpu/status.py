@@ -11,10 +11,12 @@ old.
 
 import argparse
 import ast
+import functools
 import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 
@@ -36,9 +38,7 @@ def source_hash(file: str) -> str:
 
 def kernel_names(file: str) -> list[str]:
     """Functions of a file that are decorated with `triton.jit` and launched (named `_..._kernel`)."""
-    functions = [node for node in _parse(KERNELS / f"{file}.py").body if isinstance(node, ast.FunctionDef)]
-    jitted = [node.name for node in functions if any("jit" in ast.unparse(item) for item in node.decorator_list)]
-    return [name for name in jitted if name.endswith("_kernel")]
+    return [*_read(KERNELS / f"{file}.py").kernels]
 
 
 def kernel_hashes() -> dict[str, str]:
@@ -71,8 +71,38 @@ def owed(*folders: Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+class _Source(NamedTuple):
+    """What is to be known of a file's text."""
+
+    kernels: tuple[str, ...]
+    imported: tuple[str, ...]  # names of bert_fast.kernels, those of modules and of what is in them
+
+
+def _read(path: Path) -> _Source:
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+@functools.cache  # of the text: hashes are asked for before every case that runs
+def _parsed(text: str) -> _Source:
+    tree = ast.parse(text)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    jitted = [node.name for node in functions if any("jit" in ast.unparse(item) for item in node.decorator_list)]
+    return _Source(tuple(name for name in jitted if name.endswith("_kernel")), tuple(_imported(tree)))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    prefix = "bert_fast.kernels"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level == 1:
+                module = f"{prefix}.{module}" if module else prefix
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[2] for name in names if name.startswith(prefix + "."))
 
 
 def _with_imports(path: Path) -> list[Path]:
@@ -83,27 +113,9 @@ def _with_imports(path: Path) -> list[Path]:
         current = waiting.pop()
         if current not in seen:
             seen.add(current)
-            waiting += _imports(current)
+            named = (KERNELS / f"{name}.py" for name in _read(current).imported)
+            waiting += [one for one in named if one.is_file()]
     return sorted(seen)
-
-
-def _imports(path: Path) -> Iterator[Path]:
-    prefix = "bert_fast.kernels"
-    for node in ast.walk(_parse(path)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level == 1:
-                module = f"{prefix}.{module}" if module else prefix
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.startswith(prefix + "."):
-                candidate = KERNELS / f"{name.split('.')[2]}.py"
-                if candidate.is_file():
-                    yield candidate
 
 
 def main(arguments: list[str] | None = None) -> int:
