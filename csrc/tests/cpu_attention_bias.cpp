@@ -201,7 +201,8 @@ void test_bias() {
     const int64_t full[4] = {1 + std::max(largest(coords_q, 0), largest(coords_k, 0)), kHeads, 1 + largest(coords_q, 1),
                              1 + largest(coords_k, 1)};
     for (int letters = 0; letters < 16; ++letters) {
-      for (const int (&order)[4] : orders) {
+      for (int number = 0; number < 3; ++number) {
+        const int (&order)[4] = orders[number];
         int64_t sizes[4];
         for (int dim = 0; dim < 4; ++dim) sizes[dim] = letters >> dim & 1 ? full[dim] : 1;
         Values values(static_cast<uint32_t>(letters));
@@ -210,12 +211,11 @@ void test_bias() {
           if (i % 4 == 1 || (i % 32 > 20 && letters & 8)) bias.elements[i] = kMinusInfinity;
         }
         for (const bool causal : {false, true}) {
-          for (const uint32_t threshold : {0u, 6554u}) {
-            const Result one = run(batch, bias, causal, threshold, 1, true);
-            const Result three = run(batch, bias, causal, threshold, 3, false);
-            CHECK(one.out == three.out && one.lse == three.lse && one.dbias == three.dbias);
-            CHECK(one.dq == three.dq && one.dk == three.dk && one.dv == three.dv);
-          }
+          const uint32_t threshold = (letters + number + causal) % 2 ? 6554u : 0u;
+          const Result one = run(batch, bias, causal, threshold, 1, true);
+          const Result three = run(batch, bias, causal, threshold, 3, false);
+          CHECK(one.out == three.out && one.lse == three.lse && one.dbias == three.dbias);
+          CHECK(one.dq == three.dq && one.dk == three.dk && one.dv == three.dv);
         }
       }
     }

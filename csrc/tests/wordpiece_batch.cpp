@@ -149,9 +149,9 @@ void test_limits() {
   const wp::Tokenizer tokenizer(wordpiece_test::views(kVocab), with_mask());
   std::mt19937 random(9);
   std::vector<std::string> texts;
-  for (std::size_t i = 0; i < 3000; ++i) texts.push_back(make_text(random, random() % 40, true));
-  std::vector<std::size_t> limits = {0, 1, 2, 3, 50, 51, 1000, 20000, 20001, 1000000, static_cast<std::size_t>(-2)};
-  for (int i = 0; i < 20; ++i) limits.push_back(random() % 60000);
+  for (std::size_t i = 0; i < 2000; ++i) texts.push_back(make_text(random, random() % 40, true));
+  std::vector<std::size_t> limits = {0, 1, 2, 50, 51, 1000, 20000, 1000000, static_cast<std::size_t>(-2)};
+  for (int i = 0; i < 4; ++i) limits.push_back(random() % 60000);
   check_limits(tokenizer, views_of(texts), limits);
   check_limits(tokenizer, {}, {0, 5});
   // A text that is cut into parts, first, last and in between: it is whole, or not there.
@@ -159,7 +159,7 @@ void test_limits() {
   for (const std::size_t place : {std::size_t{0}, std::size_t{100}, std::size_t{299}}) {
     std::vector<std::string> some(texts.begin(), texts.begin() + 300);
     some[place] = giant;
-    check_limits(tokenizer, views_of(some), {1, 100, 2000, 30000, 60000, 100000, 200000});
+    check_limits(tokenizer, views_of(some), {1, 2000, 60000, 200000});
   }
 }
 

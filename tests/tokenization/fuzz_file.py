@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 MAGIC = b"wordpiece texts 2\n"
 FULL_FILE = ROOT / "build" / "fuzz" / "wordpiece.bin"  # where the check runner puts the file with all texts
-NUM_TEXTS = 1_000_000  # of the grammar; sweeps over code points and real texts come on top
+NUM_TEXTS = 500_000  # of the grammar; sweeps over code points and real texts come on top
 SEED = 7
 SWITCHES = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
 Result = tuple[list[int], list[tuple[int, int]], list[int]]
@@ -67,6 +67,7 @@ class Format(NamedTuple):
     """A kind of tokenizer: its settings, and how a file holds them."""
 
     magic: bytes
+    num_texts: int  # of the grammar, in a whole file
     sources: tuple[str, ...]  # files that decide what is in one, besides this module
     plan_blocks: Callable[[int, int], list[tuple[Setting, list[bytes] | int]]]
     write_setting: Callable[[Setting], bytes]
@@ -80,9 +81,10 @@ def file_key(num_texts: int, form: Format) -> bytes:
     return hashlib.sha256(b"".join(sources) + tokenizers.__version__.encode()).hexdigest().encode()
 
 
-def is_current(path: Path, num_texts: int = NUM_TEXTS, form: Format | None = None) -> bool:
+def is_current(path: Path, num_texts: int | None = None, form: Format | None = None) -> bool:
     """Whether the file is there and what `write_file` would write."""
     form = form or WORDPIECE
+    num_texts = num_texts or form.num_texts
     if not path.is_file():
         return False
     start = form.magic + write_string(file_key(num_texts, form))
@@ -214,7 +216,7 @@ def write_array(values: Any) -> bytes:
     return struct.pack("<QB", len(numbers), width) + numbers.astype(f"<u{width}").tobytes()
 
 
-def write_file(path: Path, num_texts: int = NUM_TEXTS, processes: int = 1, form: Format | None = None) -> None:
+def write_file(path: Path, num_texts: int, processes: int = 1, form: Format | None = None) -> None:
     """Writes the file, atomically."""
     form = form or WORDPIECE
     plans = form.plan_blocks(num_texts, SEED)
@@ -260,7 +262,9 @@ def read_added(file: BinaryIO) -> list[tuple[Any, ...]]:
     return added
 
 
-WORDPIECE = Format(MAGIC, (fuzz_grammar.__file__, native_core.__file__), plan_blocks, write_setting, read_setting)
+WORDPIECE = Format(
+    MAGIC, NUM_TEXTS, (fuzz_grammar.__file__, native_core.__file__), plan_blocks, write_setting, read_setting
+)
 
 
 def read_string(file: BinaryIO) -> bytes:
@@ -365,10 +369,11 @@ def check_file(path: Path, some: bool = False, form: Format | None = None) -> tu
 
 
 def main(form: Format | None = None) -> int:
+    form = form or WORDPIECE
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("write", "check"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--texts", type=int, default=NUM_TEXTS, help="write: how many texts of the grammar")
+    parser.add_argument("--texts", type=int, default=form.num_texts, help="write: how many texts of the grammar")
     parser.add_argument("--some", action="store_true", help="check: a part of the blocks")
     arguments = parser.parse_args()
     if arguments.command == "check":

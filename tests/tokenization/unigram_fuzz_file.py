@@ -44,6 +44,7 @@ from .unigram_core import MARK, SPECIAL, Piece, added_token, forms, make_engine,
 
 MAGIC = b"unigram texts 1\n"
 FULL_FILE = fuzz_file.ROOT / "build" / "fuzz" / "unigram.bin"  # where the check runner puts the file with all texts
+NUM_TEXTS = 1_000_000  # of the grammar; code points and real texts come on top
 SWITCHES = ("byte_fallback", "whitespace_split", "split")
 CONTENTS = ("<e1>", "<E1>", "a-b", "x y", " q", "q ", "É_", "\u2581z", "<mask", "\ufb01n")  # no model has these pieces
 
@@ -180,7 +181,7 @@ def plan_blocks(num_texts: int, seed: int) -> list[tuple[Setting, list[bytes] | 
     plans: list[tuple[Setting, list[bytes] | int]] = [
         (setting, seam_count if setting.seams else count) for setting in settings
     ]
-    if num_texts >= fuzz_file.NUM_TEXTS:
+    if num_texts >= NUM_TEXTS:
         plans += [*every_code_point(), *real_texts(fuzz_file.DATA)]
     return plans
 
@@ -221,7 +222,7 @@ def read_setting(file: BinaryIO) -> Setting:
 
 _MODULES = (fuzz_grammar, native_core, unigram_core, charsmap, unigram_file)
 _SOURCES = (__file__, *(str(module.__file__) for module in _MODULES))
-UNIGRAM = Format(MAGIC, _SOURCES, plan_blocks, write_setting, read_setting)
+UNIGRAM = Format(MAGIC, NUM_TEXTS, _SOURCES, plan_blocks, write_setting, read_setting)
 
 if __name__ == "__main__":
     sys.exit(fuzz_file.main(UNIGRAM))
