@@ -110,7 +110,7 @@ def _create_venv(venv: Path) -> None:
 
 def _install_packages(python: Path, profile: str) -> None:
     names = ("build", "demo", "test") if profile == "test" else ("build", "demo")
-    locked = [[*BY_HASH, "--no-build-isolation", "-r", LOCK / f"{name}.txt"] for name in names]
+    locked: list[Sequence[object]] = [[*BY_HASH, "--no-build-isolation", "-r", LOCK / f"{name}.txt"] for name in names]
     if not LOCK.is_dir():
         print(f"[setup] no {LOCK.relative_to(ROOT)}: versions by {CONSTRAINTS.name} and ranges, no hashes", flush=True)
         locked = [BUILD_TOOLS]
@@ -151,8 +151,12 @@ def _install_compat(python: Path) -> None:
 
 
 def _pip(python: Path, arguments: Sequence[object], environment: dict[str, str] | None = None) -> None:
-    """`pip install`, tried twice: an index that times out once usually answers the next time."""
-    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *map(str, arguments)]
+    """`pip install`, tried twice: an index that times out once usually answers the next time.
+
+    Python files are compiled when they are imported: most never are.
+    """
+    options = ["-q", "--disable-pip-version-check", "--no-compile"]
+    command = [str(python), "-m", "pip", "install", *options, *map(str, arguments)]
     env = {**os.environ, **(environment or {})}
     if subprocess.run(command, env=env, check=False).returncode != 0:
         print(f"[setup] pip failed; once more in {RETRY_AFTER_S} s", file=sys.stderr)
