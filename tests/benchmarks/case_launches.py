@@ -1,7 +1,7 @@
-"""Names of the kernels that cases of all ops launch, as JSON: `python -m tests.benchmarks.case_launches SIZE`.
+"""Names of the kernels that cases of all ops launch, as JSON: `python -m tests.benchmarks.case_launches SIZE ...`.
 
 Over the null driver, without compiling anything, and on zeros: drawing random numbers took most of the time.
-SIZE: of the cases, "smoke" or "gpu"; of cases that differ in rows alone, the one with the fewest.
+SIZE: of the cases, "smoke", "gpu"; of cases that differ in rows alone, the one with the fewest.
 """
 
 import json
@@ -15,6 +15,7 @@ import benchmarks.smoke.dry
 
 benchmarks.smoke.dry.start("sm_90")
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.aot.launches import capture  # noqa: E402
@@ -32,18 +33,21 @@ def fewest_rows(cases: Iterable[KernelCase]) -> list[KernelCase]:
 
 
 def zeros(*size: Any, generator: torch.Generator | None = None, **options: Any) -> torch.Tensor:
-    """In place of `torch.randn`; memory that nobody writes to costs nothing."""
-    return torch.zeros(*size, **options)
+    """In place of `torch.randn`; NumPy's, since memory that nobody writes to costs nothing."""
+    (shape,) = size if isinstance(size[0], tuple) else (size,)
+    return torch.from_numpy(np.zeros(shape, np.float32)).to(**options)
 
 
-def main(size: str) -> None:
-    found: dict[str, list[str]] = {}
-    for case in fewest_rows(kernel_cases(size, family_names())):
-        with capture() as launches, mock.patch.object(torch, "randn", zeros):
-            results_of(case.make(torch.device("cpu")))
-        found[case.name] = sorted({launch.kernel.__name__ for launch in launches})
+def main(sizes: list[str]) -> None:
+    found: dict[str, dict[str, list[str]]] = {}
+    for size in sizes:
+        of_size = found[size] = {}
+        for case in fewest_rows(kernel_cases(size, family_names())):
+            with capture() as launches, mock.patch.object(torch, "randn", zeros):
+                results_of(case.make(torch.device("cpu")))
+            of_size[case.name] = sorted({launch.kernel.__name__ for launch in launches})
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])
