@@ -38,6 +38,17 @@ def _over_best(*cases: str) -> Figures:
     return lambda lines: (figure for figures in each for figure in figures(lines))
 
 
+def _speed(*cases: str) -> Figures:
+    """MB/s."""
+
+    def figures(lines: Sequence[Line]) -> Iterator[Figure]:
+        for case in cases:
+            ours = _entrants(lines, case).get("bert_fast")
+            yield Figure(case, None if ours is None else ours["mb_per_s"])
+
+    return figures
+
+
 def _time_of_best(case: str) -> Figures:
     """Share of the best peer's time for a call."""
     return _beside_best(case, "us", 3, lambda ratio: 1 / ratio)
@@ -101,11 +112,8 @@ TOKENIZER_GOALS = (
     _goal("Chinese documents, over the best peer", 3.5, _over_best("zh_docs/arrays")),
     _goal("99 languages, over the best peer", 3.0, _over_best("multi_docs/arrays")),
     _goal("code, tweets with emoji, over the best peer", 2.5, _over_best("code_docs/arrays", "tweets/arrays")),
-    _goal(
-        "Unigram, over the best peer",
-        2.5,
-        _over_best(*_UNIGRAM),
-    ),
+    _goal("Unigram, over the best peer", 2.5, _over_best(*_UNIGRAM)),
+    _goal("Unigram, English, MB/s", 100, _speed(*_UNIGRAM[::2]), unit=" MB/s"),
     _goal("a call of 11 bytes, of the best peer's time", 1.0, _time_of_best("en_11/one"), is_upper=True),
     _goal("a call of 128 bytes, of the best peer's time", 0.5, _time_of_best("en_128/one"), is_upper=True),
     _goal("two threads over one", 1.7, _two_threads),
