@@ -26,7 +26,7 @@ from benchmarks.serving.start import measure_start
 from benchmarks.serving.timing import measure
 
 START_ROUNDS = 5
-ROUNDS, ROUNDS_OF_BATCHES = 15, 7  # batches take long, and so vary little
+ROUNDS, ROUNDS_OF_BATCHES = 15, 5  # batches take long, and so vary little
 
 
 def speeds(only: str, threads: Sequence[int], rounds: int | None, compiles: bool) -> Iterator[dict[str, Any]]:
