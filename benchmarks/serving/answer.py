@@ -14,7 +14,8 @@ from typing import Any
 
 IDS = [101, *range(2000, 2029), 102]
 SHOWN = 8  # of the answer's numbers, by which contestants are compared
-Steps = Iterator[Any]  # None once all is imported, then some of the first answer's numbers
+# None once all is imported, then some of the first answer's numbers; the model is kept until the memory was looked at.
+Steps = Iterator[Any]
 
 
 def _of_transformers(folder: Path, threads: int) -> Steps:
@@ -23,7 +24,8 @@ def _of_transformers(folder: Path, threads: int) -> Steps:
 
     yield None
     torch.set_num_threads(threads)
-    yield _of_torch(BertModel.from_pretrained(folder, add_pooling_layer=False).eval())
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    yield _of_torch(model)
 
 
 def _of_fuse(folder: Path, threads: int) -> Steps:
@@ -34,7 +36,8 @@ def _of_fuse(folder: Path, threads: int) -> Steps:
 
     yield None
     torch.set_num_threads(threads)
-    yield _of_torch(bert_fast.fuse(BertModel.from_pretrained(folder, add_pooling_layer=False).eval()))
+    model = bert_fast.fuse(BertModel.from_pretrained(folder, add_pooling_layer=False).eval())
+    yield _of_torch(model)
 
 
 def _of_own_class(folder: Path, threads: int) -> Steps:
@@ -44,7 +47,8 @@ def _of_own_class(folder: Path, threads: int) -> Steps:
 
     yield None
     torch.set_num_threads(threads)
-    yield _of_torch(bert_fast.BertModel.from_pretrained(folder, add_pooling_layer=False).eval())
+    model = bert_fast.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    yield _of_torch(model)
 
 
 def _of_torch(model: Any) -> list[float]:
