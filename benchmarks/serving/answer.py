@@ -25,7 +25,7 @@ def _of_transformers(folder: Path, threads: int) -> Steps:
     yield None
     torch.set_num_threads(threads)
     model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    yield _of_torch(model)
+    yield hidden_states(model)
 
 
 def _of_fuse(folder: Path, threads: int) -> Steps:
@@ -37,7 +37,7 @@ def _of_fuse(folder: Path, threads: int) -> Steps:
     yield None
     torch.set_num_threads(threads)
     model = bert_fast.fuse(BertModel.from_pretrained(folder, add_pooling_layer=False).eval())
-    yield _of_torch(model)
+    yield hidden_states(model)
 
 
 def _of_own_class(folder: Path, threads: int) -> Steps:
@@ -48,10 +48,11 @@ def _of_own_class(folder: Path, threads: int) -> Steps:
     yield None
     torch.set_num_threads(threads)
     model = bert_fast.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    yield _of_torch(model)
+    yield hidden_states(model)
 
 
-def _of_torch(model: Any) -> list[float]:
+def hidden_states(model: Any) -> list[float]:
+    """The first numbers of a PyTorch model's answer."""
     import torch
 
     ids = torch.tensor([IDS])

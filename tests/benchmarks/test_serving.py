@@ -11,6 +11,7 @@ from benchmarks.kit.bert import BASE, Size
 from benchmarks.kit.record import DATA
 from benchmarks.serving import contestants as entrants_of
 from benchmarks.serving import report, start
+from benchmarks.serving.answer import SHOWN
 from benchmarks.serving.cases import BATCH_SIZE, Case, cases
 from benchmarks.serving.contestants import Run, contestants, model_of
 from benchmarks.serving.timing import measure
@@ -69,11 +70,17 @@ def test_batches_have_the_fill_that_is_said_of_them() -> None:
 def test_every_process_that_answers_says_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (start, entrants_of):
         monkeypatch.setattr(module, "is_there", lambda package: False)
-    monkeypatch.setattr(start, "CONTESTANTS", ["bert_fast.fuse", "transformers"])
+    monkeypatch.setattr(start, "CONTESTANTS", ["bert_fast.BertModel"])  # the others import for seconds
     line = start.measure_start(TOY, threads=1, rounds=1)
-    assert list(line["entrants"]) == ["bert_fast.fuse", "transformers"]
+    assert list(line["entrants"]) == ["bert_fast.BertModel"]
     for entry in line["entrants"].values():
         assert entry["import_s"] > 0 and entry["answer_s"] > 0 and 100 < entry["resident_mib"] <= entry["most_mib"]
+    monkeypatch.setattr(start, "hidden_states", lambda model: [9.0] * SHOWN)
+    with pytest.raises(RuntimeError, match=r"bert_fast.BertModel: expected hidden states within 0.001 of transform"):
+        start.measure_start(TOY, threads=1, rounds=1)
+
+
+def test_a_process_that_fails_is_named() -> None:
     with pytest.raises(RuntimeError, match="openvino: the process ended with 1: "):
         start._line("openvino", Path("nowhere"), 1)
 
