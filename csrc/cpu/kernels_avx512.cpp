@@ -37,21 +37,32 @@ struct Avx512 {
     const F guess = _mm512_rcp14_ps(x);
     return _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(guess, x, set1(1.0f)), guess);
   }
+  // Steps of `sums`. Of what is added, one side is blended: shuffles run on one port alone, which multiplies, too.
+  static F add_halves(F a, F b) {  // quarters (a0 + a2, a1 + a3, b0 + b2, b1 + b3)
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4(a, b, 0x4E));
+  }
+  static F add_quarters(F a, F b) {  // quarters (a0 + a1, b0 + b1, a2 + a3, b2 + b3)
+    const __m512i others = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, a, b), _mm512_permutex2var_ps(a, others, b));
+  }
+  static F add_pairs(F a, F b) {  // in each quarter, elements (a0 + a2, a1 + a3, b0 + b2, b1 + b3)
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps(a, b, 0x4E));
+  }
+  template <int count>
   static F sums(const F* v) {
-    F half[8], quarter[4];  // two quarters of a register for each vector, then one
-    for (int i = 0; i < 8; ++i) {
-      half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xEE));
+    constexpr int n = count <= 8 ? 2 : 4;  // quarter i of `of` holds the vectors n * i on
+    F of[4];
+    for (int i = 0; i < n; ++i) {
+      of[i] = add_quarters(add_halves(v[i], v[2 * n + i]), add_halves(v[n + i], v[3 * n + i]));
     }
-    for (int i = 0; i < 4; ++i) {
-      quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88),
-                                 _mm512_shuffle_f32x4(half[i], half[i + 4], 0xDD));
+    const F first = add_pairs(of[0], of[1]);
+    if constexpr (count <= 8) {
+      const F all = _mm512_add_ps(first, _mm512_permute_ps(first, 0xB1));
+      return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0), all);
+    } else {
+      const F second = add_pairs(of[2], of[3]);
+      return _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x88), _mm512_shuffle_ps(first, second, 0xDD));
     }
-    const F first =
-        _mm512_add_ps(_mm512_unpacklo_ps(quarter[0], quarter[1]), _mm512_unpackhi_ps(quarter[0], quarter[1]));
-    const F second =
-        _mm512_add_ps(_mm512_unpacklo_ps(quarter[2], quarter[3]), _mm512_unpackhi_ps(quarter[2], quarter[3]));
-    const F all = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xEE));
-    return _mm512_shuffle_f32x4(all, all, 0xD8);  // quarters hold vectors 0, 8, 4 and 12 on
   }
   static F zero_where_less(F x, F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x); }
   static F power_of_two(F magic) {

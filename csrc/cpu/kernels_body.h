@@ -13,7 +13,7 @@
 //   keep(x, bits, column)                 x where the keep bit is 1, else 0; column % kLanes == 0
 //   kTileVectors                          vectors per row of a matrix product's tile
 //   kLinearRows, kLinearColumns           rows and columns of the tile of a linear layer
-//   sums(v)                               the vector whose element i is the sum of v[i], for kLanes vectors
+//   sums<count>(v)                        the vector whose element i < count is the sum of v[i], for kLanes vectors
 //   reciprocal                            1 / x for 1 <= x, within two units in the last place
 //   interleave_low, interleave_high       a0 b0 a1 b1 .. from the first, second halves of a and b
 //   power_of_two(magic)                   2^n from n + 1.5 * 2^23

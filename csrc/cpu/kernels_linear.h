@@ -67,7 +67,7 @@ struct LinearKernels {
         const int place = group * V::kLanes + i;
         of_group[i] = place < m * n ? sums[place / n * stride + place % n] : V::set1(0.0f);
       }
-      V::store(totals + group * V::kLanes, V::sums(of_group));
+      V::store(totals + group * V::kLanes, V::template sums < m * n<V::kLanes ? m * n : V::kLanes>(of_group));
     }
     if (add) {
       for (int i = 0; i < m; ++i) {

@@ -40,7 +40,10 @@ struct Portable {
     return max;
   }
   static F reciprocal(F x) { return set1(1.0f) / x; }
-  static F sums(const F* v) { return F{reduce_add(v[0]), reduce_add(v[1]), reduce_add(v[2]), reduce_add(v[3])}; }
+  template <int count>
+  static F sums(const F* v) {
+    return F{reduce_add(v[0]), reduce_add(v[1]), reduce_add(v[2]), reduce_add(v[3])};
+  }
   static F zero_where_less(F x, F a, F b) { return reinterpret_cast<F>(~(a < b) & as_int(x)); }
   static F power_of_two(F magic) {
     // Unsigned: the magic's own bits are shifted out on purpose.

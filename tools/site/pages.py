@@ -24,6 +24,7 @@ GUIDES = {
         "docs/scaling.md",
     ],
     "Embed and search": ["docs/embeddings.md"],
+    "Serve": ["docs/serving.md"],
     "Tokenize": ["docs/tokenizer.md", "docs/unigram.md", "docs/token_store.md"],
     "From C++": ["docs/cpp_api.md"],
     "Examples": ["examples/README.md"],
