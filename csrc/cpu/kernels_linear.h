@@ -59,7 +59,7 @@ struct LinearKernels {
   template <int m, int n>
   static BERT_FAST_INLINE void store_totals(const F* sums, int stride, const float* bias, bool add, float* y,
                                             int64_t y_stride) {
-    constexpr int kGroups = (m * n + V::kLanes - 1) / V::kLanes;
+    constexpr int kGroups = (m * n + V::kLanes - 1) / V::kLanes, kOfGroup = m * n < V::kLanes ? m * n : V::kLanes;
     float totals[kGroups * V::kLanes];
     for (int group = 0; group < kGroups; ++group) {
       F of_group[V::kLanes];
@@ -67,7 +67,7 @@ struct LinearKernels {
         const int place = group * V::kLanes + i;
         of_group[i] = place < m * n ? sums[place / n * stride + place % n] : V::set1(0.0f);
       }
-      V::store(totals + group * V::kLanes, V::template sums < m * n<V::kLanes ? m * n : V::kLanes>(of_group));
+      V::store(totals + group * V::kLanes, V::template sums<kOfGroup>(of_group));
     }
     if (add) {
       for (int i = 0; i < m; ++i) {
