@@ -78,6 +78,7 @@ class _Runs:
             "warmup": 0.1,
             "seed": seed,
             "max_length": self.starts.positions,
+            "eval_every": 1e9,  # after the last step alone
             "keep_checkpoints": 0,
             "output_dir": str(self.folder / f"run-{next(self.numbers)}"),
         }

@@ -79,6 +79,7 @@ def test_rates_are_searched_on_what_is_kept_back(rows: Case, monkeypatch: pytest
         train, valid = Path(settings.data.train), Path(settings.data.valid)
         ran.append((settings.model.model, settings.training.seed, settings.training.learning_rate,
                     train.read_text(), valid.read_text()))  # fmt: skip
+        assert settings.training.eval_every > 1e6 and settings.training.keep_checkpoints == 0
         best = RATES[2] if settings.model.model == "random" else RATES[0]
         return SimpleNamespace(step=7, metrics={"accuracy": 1.0 - abs(settings.training.learning_rate - best)})
 
