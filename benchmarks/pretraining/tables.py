@@ -98,20 +98,18 @@ def _ablations(lines: list[dict[str, Any]]) -> str:
 
 
 def _finetuned(lines: list[dict[str, Any]]) -> str:
-    """Of runs whose learning rate was searched."""
+    """Runs whose learning rate was searched; where there are none of a start, those with one that was given."""
     rows = []
     for name, case in CASES.items():
         for start in case.starts:
-            newest = {
-                line["seed"]: line
-                for line in lines
-                if (line.get("case"), line["start"]) == (name, start) and "learning_rate" in line
-            }
+            of_start = [line for line in lines if (line.get("case"), line["start"]) == (name, start)]
+            searched = [line for line in of_start if "learning_rate" in line]
+            newest = {line["seed"]: line for line in searched or of_start}
             runs = [newest[seed] for seed in sorted(newest)]
             found = [run["metrics"]["accuracy"] for run in runs]
             if len(found) > 1:
                 mean = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
-                rate = f"{runs[-1]['learning_rate']:g}"
+                rate = f"{runs[-1]['learning_rate']:g}" if searched else "given"
                 rows.append([case.words, start, rate, ", ".join(f"{value:.3f}" for value in found), mean])
     return table(["examples", "start", "rate", "accuracy of each seed", "mean"], rows) if rows else NOTHING
 

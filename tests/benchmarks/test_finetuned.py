@@ -131,10 +131,14 @@ def test_the_table_has_the_newest_runs_of_searched_rates(tmp_path: Path) -> None
 
     lines = [line("random", 0, 0.1), line("random", 0, 0.2, learning_rate=1e-3)]
     lines += [line("random", 0, 0.5, learning_rate=3e-3), line("random", 1, 0.7, learning_rate=3e-3)]
+    lines += [line("pre-trained", 0, 0.25), line("pre-trained", 1, 0.75)]
     stored = tmp_path / "stored.jsonl"
     stored.write_text("".join(json.dumps(one) + "\n" for one in lines))
     rows = tables.tables(stored)["finetuned"].splitlines()[2:]
-    assert rows == ["| parts of speech, 2,001 sentences | random | 0.003 | 0.500, 0.700 | 0.600 ± 0.141 |"]
+    assert rows == [
+        "| parts of speech, 2,001 sentences | random | 0.003 | 0.500, 0.700 | 0.600 ± 0.141 |",
+        "| parts of speech, 2,001 sentences | pre-trained | given | 0.250, 0.750 | 0.500 ± 0.354 |",
+    ]
 
 
 def test_an_unknown_case_is_refused(pretrained: Path) -> None:
