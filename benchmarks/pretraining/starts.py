@@ -23,8 +23,8 @@ class Start(NamedTuple):
 STARTS = {
     "random": Start(is_pretrained=False, is_adapted=False),
     "pre-trained": Start(is_pretrained=True, is_adapted=False),
-    "random, task's texts": Start(is_pretrained=False, is_adapted=True),
     "pre-trained, task's texts": Start(is_pretrained=True, is_adapted=True),
+    "random, task's texts": Start(is_pretrained=False, is_adapted=True),
 }
 ADAPTATION_STEPS = 1000
 _MASKED_WORDS = {"next_sentence": False, "max_length": 64, "batch_tokens": 2048, "learning_rate": 1e-3, "warmup": 0.1}
