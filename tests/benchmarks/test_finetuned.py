@@ -62,12 +62,13 @@ def test_sentences_of_a_case(tmp_path: Path) -> None:
     assert Path(dataclasses.replace(case, every=1).write(tmp_path / "all", case._parts()[1])).read_text() == whole
 
 
-def test_cases_never_learn_from_what_they_are_judged_by(shared_data: Path) -> None:
-    for case in CASES.values():
-        judged = dataclasses.replace(case, train=case.valid, every=1)
-        shared = set(judged.unlabelled()) & set(case.unlabelled())
-        assert not set(judged.examples()) & set(case.examples()) or case.task == "ner"  # short sentences, as "Thanks ."
-        assert case.texts != ("sentence",) or not shared
+def test_cases_learn_from_other_examples_than_they_are_judged_by(shared_data: Path) -> None:
+    for name, most in {"all": 0, "pairs": 0, "tags": 40}.items():  # of 2,077 sentences; short ones, as "Thanks ."
+        case = CASES[name]
+        judged = dataclasses.replace(case, train=case.valid).examples()
+        assert len(set(judged) & set(case.examples())) <= most < 0.02 * len(judged)
+    films = CASES["few"]
+    assert not set(films.unlabelled()) & set(dataclasses.replace(films, train=films.valid).unlabelled())
     counts = {name: len(case.examples()) for name, case in CASES.items()}
     assert counts == {"few": 960, "all": 9596, "tags-few": 201, "tags": 2001, "pairs": 1833}
 
