@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,18 @@ import torch
 from benchmarks import pretraining
 from benchmarks.kit.markdown import show_tables
 from benchmarks.kit.record import RESULTS, Recorder, host_environment
-from benchmarks.pretraining import ablations, beside, finetuned, memory, picture, probe, setting, tables
+from benchmarks.pretraining import (
+    ablations,
+    beside,
+    cases,
+    finetuned,
+    memory,
+    picture,
+    probe,
+    setting,
+    starts,
+    tables,
+)
 from bert_fast import BertForPreTraining, BertTokenizer
 from bert_fast.data.pretraining import PretrainingSource
 from bert_fast.training.reporting import read_metrics
@@ -73,9 +85,13 @@ def _ablations(options: argparse.Namespace, store: Store) -> None:
 
 
 def _finetuned(options: argparse.Namespace, store: Store) -> None:
-    for case in options.cases or finetuned.CASES:
-        for line in finetuned.finetuned(options.run / "model", case):
-            store("finetuned", **line)
+    if unknown := set(options.cases) - cases.CASES.keys():
+        raise SystemExit(f"cases: expected some of {', '.join(cases.CASES)}, got {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory() as folder:
+        found = starts.Starts(options.run / "model", Path(folder), options.adaptation_steps)
+        for name in options.cases or cases.CASES:
+            for line in finetuned.finetuned(cases.CASES[name], found, range(options.seeds)):
+                store("finetuned", case=name, **line)
 
 
 def _memory(options: argparse.Namespace, store: Store) -> None:
@@ -118,7 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=ablations.STEPS, help="default: %(default)s")
     made = command("finetuned", _finetuned)
     made.add_argument("run", type=Path, help="directory of a finished run")
-    made.add_argument("cases", nargs="*", help=f"of {', '.join(finetuned.CASES)}; default: all of them")
+    made.add_argument("cases", nargs="*", help=f"of {', '.join(cases.CASES)}; default: all of them")
+    made.add_argument("--seeds", type=int, default=finetuned.SEEDS, help="default: %(default)s")
+    steps = {"type": int, "default": starts.ADAPTATION_STEPS}
+    made.add_argument("--adaptation-steps", **steps, help="with masked words of a task's texts; default: %(default)s")
     made = command("memory", _memory)
     made.add_argument("--batches", type=int, default=5000, help="default: %(default)s")
     made.add_argument("--kernels", type=int, help="that oneDNN keeps; default: as a Trainer has it")

@@ -31,6 +31,7 @@ PARTS: dict[str, dict[str, str]] = {
     "whole words": {"whole-words": "true"},
     "no next sentences": {"next-sentence": "false"},
     "LAMB": {"optimizer": "lamb", "learning-rate": "2e-2"},
+    "LAMB, learning rate 5e-3": {"optimizer": "lamb", "learning-rate": "5e-3"},
     "bf16": {"precision": "bf16"},
     "two processes": {"gradient-accumulation": "1"},
     "two phases, interrupted": {"long-length": "128", "long-share": "0.2"},

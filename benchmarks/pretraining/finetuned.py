@@ -1,65 +1,85 @@
-"""The pre-trained model on a classification of texts, beside the same model from random weights."""
+"""Fine-tuning from the pre-trained model beside random weights, the learning rate of each searched in one way."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from benchmarks.kit.record import DATA, ROOT
-from bert_fast import BertForPreTraining, BertTokenizer
+from benchmarks.pretraining.cases import Case
+from benchmarks.pretraining.starts import STARTS, Starts, write_texts
+from bert_fast.training import TrainingResult
 from bert_fast.training.recipes import Settings, run
 
-SEEDS = (0, 1, 2)
-_EVERY = 10  # of so many examples one is learned from
-_PAIRS = DATA / "classification" / "question_sentence_pairs"
-# Changes of examples/polarity.yaml for a small model; "few": a tenth of the examples; "pairs": does a sentence answer a
-# question?
-CASES: dict[str, dict[str, Any]] = {
-    "few": {"steps": None, "epochs": 5, "learning_rate": 1e-3, "warmup": 0.1},
-    "all": {"steps": None, "epochs": 2, "learning_rate": 5e-4, "warmup": 0.1},
-    "pairs": {
-        "train": str(_PAIRS / "train.tsv"),
-        "valid": str(_PAIRS / "dev.tsv"),
-        "text": "question",
-        "text_pair": "sentence",
-        "steps": None,
-        "epochs": 5,
-        "learning_rate": 5e-4,
-        "warmup": 0.1,
-    },
-}
+SEEDS = 3
+RATES = (3e-4, 1e-3, 3e-3)
+_HELD_OUT = 5  # of so many examples one is kept back while rates are compared
 
 
-def finetuned(directory: Path, case: str) -> Iterator[dict[str, Any]]:
-    """The lines to store: case, start ("pre-trained" or "random"), seed, steps, metrics after the last step.
+def finetuned(case: Case, starts: Starts, seeds: Iterable[int] = range(SEEDS)) -> Iterator[dict[str, Any]]:
+    """The lines to store: start, seed, learning_rate, rates ({rate: accuracy}), adaptation_steps, steps, metrics.
 
-    directory: of a pre-trained model with its tokenizer. case: a key of `CASES`. A start from random weights differs
-    between seeds; so do, for both, the new head and the order of the examples.
+    The learning rate of a start is the one of `RATES` that is best on examples kept back from those to learn from, in
+    each fold others, learned from the rest. With it all of them are learned from, once with every seed; what is judged
+    by is looked at only then, after the last step. Seeds change random weights, the masks of an adaptation, the new
+    head and the order of the examples.
     """
     torch.set_num_threads(1)
-    config = BertForPreTraining.from_pretrained(directory).config
-    with tempfile.TemporaryDirectory() as folder:
-        common = CASES[case] | {"max_length": config.max_position_embeddings, "keep_checkpoints": 0}
-        if case == "few":
-            common["train"] = str(_few(Path(folder)))
-        for seed in SEEDS:
-            random = Path(folder) / f"random-{seed}"
-            torch.manual_seed(seed)
-            BertForPreTraining(config).save_pretrained(random)
-            BertTokenizer.from_pretrained(directory).save_pretrained(random)
-            for start, model in (("pre-trained", directory), ("random", random)):
-                output = str(Path(folder) / f"{start}-{seed}-run")
-                changes = common | {"model": str(model), "output_dir": output, "seed": seed}
-                settings = Settings.load("classify", ROOT / "examples" / "polarity.yaml", changes)
-                result = run(settings, quiet=True)
-                yield {"case": case, "start": start, "seed": seed, "steps": result.step, "metrics": result.metrics}
+    with tempfile.TemporaryDirectory() as name:
+        runs = _Runs(case, starts, Path(name))
+        for start in case.starts:
+            rates = {rate: runs.held_out_accuracy(start, rate) for rate in RATES}
+            best = max(rates, key=rates.__getitem__)
+            for seed in seeds:
+                result = runs.run(start, seed, best)
+                yield {
+                    "start": start,
+                    "seed": seed,
+                    "learning_rate": best,
+                    "rates": {f"{rate:g}": round(value, 4) for rate, value in rates.items()},
+                    "adaptation_steps": starts.steps if STARTS[start].is_adapted else 0,
+                    "steps": result.step,
+                    "metrics": result.metrics,
+                }
 
 
-def _few(folder: Path) -> Path:
-    """The header and every tenth example of the file to learn from."""
-    lines = (DATA / "classification" / "sentence_polarity" / "train.tsv").read_text(encoding="utf-8").splitlines(True)
-    path = folder / "few.tsv"
-    path.write_text("".join(lines[:1] + lines[1::_EVERY]), encoding="utf-8")
-    return path
+class _Runs:
+    """Those of a case, in a folder."""
+
+    def __init__(self, case: Case, starts: Starts, folder: Path) -> None:
+        self.case, self.starts, self.folder, self.numbers = case, starts, folder, count()
+        self.texts = write_texts(folder / f"{case.folder.name}.txt", case.unlabelled())
+        examples = case.examples()
+        self.files = case.write(folder / "whole", examples), str(case.folder / case.valid)
+        self.folds = [
+            (
+                case.write(folder / f"rest-{fold}", [one for n, one in enumerate(examples) if n % _HELD_OUT != fold]),
+                case.write(folder / f"kept-{fold}", examples[fold::_HELD_OUT]),
+            )
+            for fold in range(case.folds)
+        ]
+
+    def held_out_accuracy(self, start: str, rate: float) -> float:
+        """Mean of the folds, each with a seed of its own."""
+        found = [self.run(start, fold, rate, files).metrics for fold, files in enumerate(self.folds)]
+        return fmean(metrics["accuracy"] for metrics in found)
+
+    def run(self, start: str, seed: int, rate: float, files: tuple[str, str] | None = None) -> TrainingResult:
+        """One run, on all examples or on the files given."""
+        train, valid = files or self.files
+        values = self.case.settings | {
+            "model": str(self.starts.model(start, seed, self.texts)),
+            "train": train,
+            "valid": valid,
+            "learning_rate": rate,
+            "warmup": 0.1,
+            "seed": seed,
+            "max_length": self.starts.positions,
+            "eval_every": 1e9,  # after the last step alone
+            "keep_checkpoints": 0,
+            "output_dir": str(self.folder / f"run-{next(self.numbers)}"),
+        }
+        return run(Settings.of(self.case.task, values), quiet=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PATH = ROOT / "docs" / "pretraining_curves.svg"
 _WIDTH, _HEIGHT = 10.0, 9.0
-_COLORS = (MAIN, SECOND, BAD, "#5b8c3e", "#7a5aa6", "#a68a2f", "#3a9a9a", "#b05a8a", SOFT, INK)
+_COLORS = (MAIN, SECOND, BAD, "#5b8c3e", "#7a5aa6", "#a68a2f", "#3a9a9a", "#b05a8a", SOFT, INK, "#8a5a3c")
 
 
 def draw(stored: Path, output: Path) -> Path:

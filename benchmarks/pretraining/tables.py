@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.kit.markdown import NOTHING, facts, table
 from benchmarks.kit.record import ROOT, read_lines
-from benchmarks.pretraining.finetuned import CASES
+from benchmarks.pretraining.cases import CASES
 
 PAGE = ROOT / "docs" / "pretraining.md"
 _KINDS = {
@@ -17,11 +17,6 @@ _KINDS = {
     "repeated": "repeated: to be seen elsewhere in the example",
     "other": "other words",
     "name": "names",
-}
-_CASES = {
-    "few": "film snippets, 960 examples",
-    "all": "film snippets, 9,596 examples",
-    "pairs": "does a sentence answer a question, 1,833 pairs",
 }
 _POINTS = (100, 500, 1000, 2000, 3000, 4000, 5000)
 
@@ -103,16 +98,20 @@ def _ablations(lines: list[dict[str, Any]]) -> str:
 
 
 def _finetuned(lines: list[dict[str, Any]]) -> str:
+    """Runs whose learning rate was searched; where there are none of a start, those with one that was given."""
     rows = []
-    for case, words in _CASES.items():
-        for start in ("pre-trained", "random"):
-            newest = {line["seed"]: line for line in lines if line.get("case") == case and line["start"] == start}
-            found = [newest[seed]["metrics"]["accuracy"] for seed in sorted(newest)]
+    for name, case in CASES.items():
+        for start in case.starts:
+            of_start = [line for line in lines if (line.get("case"), line["start"]) == (name, start)]
+            searched = [line for line in of_start if "learning_rate" in line]
+            newest = {line["seed"]: line for line in searched or of_start}
+            runs = [newest[seed] for seed in sorted(newest)]
+            found = [run["metrics"]["accuracy"] for run in runs]
             if len(found) > 1:
                 mean = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
-                rows.append([words, start, ", ".join(f"{value:.3f}" for value in found), mean])
-    assert _CASES.keys() == CASES.keys()
-    return table(["examples", "start", "accuracy of each seed", "mean"], rows) if rows else NOTHING
+                rate = f"{runs[-1]['learning_rate']:g}" if searched else "given"
+                rows.append([case.words, start, rate, ", ".join(f"{value:.3f}" for value in found), mean])
+    return table(["examples", "start", "rate", "accuracy of each seed", "mean"], rows) if rows else NOTHING
 
 
 def _memory(lines: list[dict[str, Any]]) -> str:

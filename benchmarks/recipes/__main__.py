@@ -26,7 +26,11 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m benchmarks.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="run this recipe")
-    parser.add_argument("--side", choices=["ours", "theirs"], help="run one side")
+    parser.add_argument(
+        "--side",
+        choices=["ours", "theirs", "masked"],
+        help="run one side; masked: theirs, padding kept out of the softmax",
+    )
     parser.add_argument("--seeds", type=int, help="seeds of a run, 0 and upwards; default: as many as the recipe says")
     parser.add_argument("--first-seed", type=int, default=0, help="default: 0")
     parser.add_argument("--prepare", action="store_true", help="make the files that the recipes read, and stop")
@@ -43,16 +47,17 @@ def main(arguments: list[str] | None = None) -> int:
 
     if options.only is not None and options.only not in RECIPES:
         parser.error(f"--only: expected one of {', '.join(RECIPES)}, got {options.only}")
+    chosen = [recipe for recipe in RECIPES.values() if options.only in (None, recipe.name)]
+    if options.side is not None and not any(options.side in recipe.sides for recipe in chosen):
+        parser.error(f"--side: {options.only} is run by {', '.join(chosen[0].sides)}, got {options.side}")
     prepare()
     if options.prepare:
         return 0
     os.chdir(ROOT)  # which the paths in examples/ are relative to
     recorder = Recorder(RESULTS / FILE, cpu_environment())
-    for recipe in RECIPES.values():
-        if options.only not in (None, recipe.name):
-            continue
+    for recipe in chosen:
         for seed in range(options.first_seed, options.first_seed + (options.seeds or recipe.seeds)):
-            for side in ("ours", "theirs") if recipe.has_peer else ("ours",):
+            for side in recipe.sides:
                 if options.side not in (None, side):
                     continue
                 settings = settings_of(recipe, seed)
@@ -61,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
                 else:
                     from benchmarks.recipes.theirs import their_run
 
-                    found = their_run(settings)
+                    found = their_run(settings, masks_padding=side == "masked")
                 line = recorder.write("recipe", case=recipe.name, side=side, seed=seed, **found)
                 print(json.dumps({"case": recipe.name, "side": side, "seed": seed} | line["metrics"]), flush=True)
     return 0

@@ -24,6 +24,7 @@ class Recipe:
 
     name: of the file. task: as in the settings. metrics: those to compare, the main one first. seeds: how many.
     has_peer: whether transformers' Trainer, or sentence-transformers' for vectors and rerankers, runs it too.
+    has_masked: whether transformers also runs it with padding kept out of the softmax over a window's positions.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Recipe:
     metrics: tuple[str, ...]
     seeds: int = 1
     has_peer: bool = True
+    has_masked: bool = False
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Who runs it: "ours", "theirs", "masked"."""
+        return ("ours", *(("theirs",) if self.has_peer else ()), *(("masked",) if self.has_masked else ()))
 
     @property
     def peer(self) -> str:
@@ -57,7 +64,7 @@ RECIPES = {
         Recipe("polarity", "classify", ("accuracy", "f1", "matthews_correlation")),
         Recipe("wnut17", "ner", ("f1", "precision", "recall"), seeds=3),
         Recipe("uner_zh", "ner", ("f1", "precision", "recall"), seeds=3),
-        Recipe("xquad", "qa", ("f1", "exact_match")),
+        Recipe("xquad", "qa", ("f1", "exact_match"), seeds=3, has_masked=True),
         Recipe("swag", "choice", ("accuracy",)),
         Recipe("search_en", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
         Recipe("search_zh", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),

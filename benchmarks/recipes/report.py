@@ -13,7 +13,7 @@ Line = dict[str, Any]
 Lines = dict[tuple[str, str, int], Line]  # by recipe, side, seed
 
 PAGE = ROOT / "docs" / "recipes.md"
-SIDES = {"ours": "bert_fast", "theirs": "transformers"}
+SIDES = ("ours", "theirs")
 
 
 def stored(path: Path) -> Lines:
@@ -50,7 +50,8 @@ def _all(lines: Lines) -> str:
 def _of_recipe(recipe: Recipe, lines: Lines) -> str:
     rows = []
     columns = recipe.metrics if recipe.is_of_search else (*recipe.metrics, "loss")
-    for side, name in (("ours", SIDES["ours"]), ("theirs", recipe.peer)):
+    names = {"ours": "bert_fast", "theirs": recipe.peer, "masked": f"{recipe.peer}, padding masked"}
+    for side, name in names.items():
         runs = runs_of(recipe, side, lines)
         if runs and "before" in runs[0]:
             rows.append((f"{name}, before", "", *(f"{runs[0]['before'][metric]:.4g}" for metric in columns), *[""] * 6))

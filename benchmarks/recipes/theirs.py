@@ -20,6 +20,8 @@ from bert_fast.data.answers import exact_match, f1
 from bert_fast.training.recipes.build import build
 from bert_fast.training.recipes.settings import Settings
 
+_SHARE_EVERY = 10  # steps
+
 Rows = list[dict[str, Any]]
 Scores = dict[str, float]
 
@@ -34,8 +36,17 @@ class Parts:
     scores: Callable[[Any], Scores]
 
 
-def their_run(settings: Settings) -> dict[str, Any]:
-    """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted."""
+def their_run(settings: Settings, masks_padding: bool = False) -> dict[str, Any]:
+    """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted.
+
+    Of the task qa also `padding_share`: the probability that the softmax over a window's positions has on padding, mean
+    of a batch, for every tenth step from the first on. masks_padding keeps padding out of that softmax.
+
+    Raises:
+        ValueError: masks_padding with another task than qa.
+    """
+    if masks_padding and settings.task != "qa":
+        raise ValueError(f"masks_padding: expected the task qa, got {settings.task}")
     if settings.task in ("embed", "rerank"):
         from benchmarks.recipes import theirs_search
 
@@ -51,6 +62,7 @@ def their_run(settings: Settings) -> dict[str, Any]:
         with clock.running():
             tokenizer = transformers.AutoTokenizer.from_pretrained(start)
             model = getattr(transformers, name).from_pretrained(start, attn_implementation="sdpa")
+            shares = _watch_padding(model, masks_padding) if settings.task == "qa" else []
             parts = _PARTS[settings.task](settings, tokenizer, model)
             trainer = _CountingTrainer(
                 model,
@@ -71,10 +83,33 @@ def their_run(settings: Settings) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "tokens": trainer.tokens,
         "padded_tokens": trainer.padded_tokens,
+        **({"padding_share": [round(share, 4) for share in shares[::_SHARE_EVERY]]} if shares else {}),
         "seconds": round(clock.seconds, 1),
         "cpu_seconds": round(clock.cpu_seconds, 1),
         "threads": torch.get_num_threads(),
     }
+
+
+def _watch_padding(model: Any, masks: bool) -> list[float]:
+    """The share of probability on padding of every step from now on, as a list that grows; see `their_run`."""
+    kept: dict[str, torch.Tensor] = {}
+    shares: list[float] = []
+
+    def remember(module: Any, arguments: Any, keywords: Any) -> None:
+        kept["is_padding"] = keywords["attention_mask"] == 0
+
+    def watch(module: Any, arguments: Any, scores: torch.Tensor) -> torch.Tensor:
+        """scores [B, S, 2], of being the first and the last token of the answer."""
+        is_padding = kept["is_padding"][..., None]
+        if masks:
+            scores = scores.masked_fill(is_padding, torch.finfo(scores.dtype).min)
+        if module.training:
+            shares.append(float((scores.detach().softmax(dim=1) * is_padding).sum(dim=1).mean()))
+        return scores
+
+    model.register_forward_pre_hook(remember, with_kwargs=True)
+    model.qa_outputs.register_forward_hook(watch)
+    return shares
 
 
 def _arguments(settings: Settings, directory: Path) -> transformers.TrainingArguments:

@@ -143,3 +143,7 @@ def test_changes_of_the_model_in_ablations(tmp_path: Path) -> None:
     path = ablations._model(tmp_path, "hidden_dropout_prob=0.1 initializer_range=0.02")
     values = json.loads(path.read_text())
     assert (values["hidden_dropout_prob"], values["initializer_range"], values["vocab_size"]) == (0.1, 0.02, 4096)
+
+
+def test_every_part_has_a_colour() -> None:
+    assert len(ablations.PARTS) <= len(set(picture._COLORS))

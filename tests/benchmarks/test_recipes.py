@@ -12,6 +12,7 @@ from benchmarks.kit.record import RESULTS, ROOT
 from benchmarks.recipes import __main__ as command
 from benchmarks.recipes import cases, data, report
 from benchmarks.recipes.cases import RECIPES, our_run, settings_of
+from bert_fast.testing.tolerances import RELATIVE
 
 pytest.importorskip("accelerate")
 pytest.importorskip("seqeval")
@@ -113,9 +114,51 @@ def test_both_sides_read_and_judge_alike(name: str, shared_data: Path, checkpoin
             assert round(ours["before"][metric], 9) == round(theirs["before"][metric], 9), metric
     for metric in recipe.metrics:
         assert round(ours["metrics"][metric], 9) == round(theirs["metrics"][metric], 9), metric
-    if recipe.task != "qa" and not recipe.is_of_search:  # transformers' softmax has padding in it there
+    if recipe.task == "qa":  # transformers' softmax has padding in it there
+        assert 0 < theirs["padding_share"][0] < 1
+    elif not recipe.is_of_search:
         assert round(ours["metrics"]["loss"], 1) == round(theirs["metrics"]["loss"], 1)
     assert min(run["cpu_seconds"] for run in (ours, theirs)) > 0
+
+
+def test_a_loss_without_padding_is_that_of_windows_alone() -> None:
+    import torch
+    import transformers
+
+    from benchmarks.recipes.theirs import _watch_padding
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16, hidden_dropout_prob=0, attention_probs_dropout_prob=0, initializer_range=0.3,
+    )  # fmt: skip
+    ids, lengths = torch.randint(1, 40, (3, 11)), torch.tensor([11, 7, 2])
+    mask = (torch.arange(11) < lengths[:, None]).long()
+    spans = {"start_positions": torch.tensor([3, 0, 1]), "end_positions": torch.tensor([10, 6, 1])}
+
+    def loss(model: Any, row: int) -> float:
+        its = {name: places[row : row + 1] for name, places in spans.items()}
+        kept = {"input_ids": ids[row : row + 1, : lengths[row]], "attention_mask": mask[row : row + 1, : lengths[row]]}
+        return float(model(**kept, **its).loss.detach())
+
+    for masks in (False, True):
+        model = transformers.BertForQuestionAnswering(config).train()
+        shares = _watch_padding(model, masks)
+        alone = sum(loss(model, row) for row in range(3)) / 3
+        assert shares == [0.0, 0.0, 0.0]
+        output = model(input_ids=ids, attention_mask=mask, **spans)
+        output.loss.backward()
+        assert (abs(float(output.loss.detach()) - alone) < RELATIVE["training_loss_50_steps"]) == masks
+        assert shares[3] == 0 if masks else 0.1 < shares[3] < 0.9
+        scores = output.start_logits.softmax(1)
+        assert ((scores * (1 - mask)).sum() == 0) == masks and model.qa_outputs.weight.grad.isfinite().all()
+
+
+def test_padding_is_masked_in_answers_alone() -> None:
+    from benchmarks.recipes.theirs import their_run
+
+    with pytest.raises(ValueError, match="masks_padding: expected the task qa, got classify"):
+        their_run(settings_of(RECIPES["sms"], 0), masks_padding=True)
 
 
 def test_pretraining_in_two_phases(shared_data: Path, tmp_path: Path) -> None:
@@ -199,7 +242,8 @@ def stored_line(side: str, seed: int, f1: float, **others: Any) -> dict[str, Any
 def test_tables(tmp_path: Path) -> None:
     lines = [
         stored_line("ours", 0, 0.1), stored_line("ours", 0, 0.4), stored_line("ours", 1, 0.5),
-        stored_line("theirs", 0, 0.3, padded_tokens=2000), {"kind": "cpu", "case": "other"},
+        stored_line("theirs", 0, 0.3, padded_tokens=2000), stored_line("masked", 0, 0.2),
+        {"kind": "cpu", "case": "other"},
     ]  # fmt: skip
     file = tmp_path / "recipes.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -209,6 +253,7 @@ def test_tables(tmp_path: Path) -> None:
         "| bert_fast | 0 | 0.4 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 | 100 | 1 |",
         "| bert_fast | 1 | 0.5 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 | 100 | 1 |",
         "| transformers | 0 | 0.3 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 | 2,000 | 90 | 100 | 1 |",
+        "| transformers, padding masked | 0 | 0.2 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 | 100 | 1 |",
     ]
     assert made["swag"] == "Nothing is stored."
     assert report.stored(tmp_path / "none.jsonl") == {}
@@ -224,8 +269,8 @@ def test_the_command_stores_a_line_for_each_side_and_seed(
     ran: list[tuple[str, int]] = []
 
     def run(side: str) -> Any:
-        def of(settings: Any) -> dict[str, Any]:
-            ran.append((side, settings.training.seed))
+        def of(settings: Any, masks_padding: bool = False) -> dict[str, Any]:
+            ran.append(("masked" if masks_padding else side, settings.training.seed))
             return {"metrics": {"f1": 0.5, "masked_lm": 0.5, "accuracy": 0.5}, "cpu_seconds": 60.0}
 
         return of
@@ -237,11 +282,14 @@ def test_the_command_stores_a_line_for_each_side_and_seed(
     monkeypatch.setattr(theirs, "their_run", run("theirs"))
     assert command.main(["--only", "wnut17", "--seeds", "2", "--first-seed", "1"]) == 0
     assert command.main(["--only", "books"]) == 0 and command.main(["--only", "swag", "--side", "theirs"]) == 0
-    expected = [("ours", 1), ("theirs", 1), ("ours", 2), ("theirs", 2), ("ours", 0), ("theirs", 0)]
+    assert command.main(["--only", "xquad", "--side", "masked", "--seeds", "1"]) == 0
+    expected = [("ours", 1), ("theirs", 1), ("ours", 2), ("theirs", 2), ("ours", 0), ("theirs", 0), ("masked", 0)]
     assert ran == expected
     stored = [json.loads(line) for line in (tmp_path / command.FILE).read_text().splitlines()]
     assert [(line["side"], line["seed"]) for line in stored] == expected and stored[0]["processor"]
-    assert capsys.readouterr().out.count('"f1": 0.5') == 6
+    assert capsys.readouterr().out.count('"f1": 0.5') == 7
+    with pytest.raises(SystemExit):
+        command.main(["--only", "sms", "--side", "masked"])
     with pytest.raises(SystemExit):
         command.main(["--only", "other"])
 
