@@ -3,7 +3,7 @@
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,19 @@ def _beside(options: argparse.Namespace, store: Store) -> None:
 
 
 def _ablations(options: argparse.Namespace, store: Store) -> None:
+    _check("names", options.names, ablations.PARTS)
     for line in ablations.ablations(options.names or list(ablations.PARTS), options.steps):
         store("ablation", **line)
 
 
+def _check(argument: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    if unknown := [name for name in given if name not in known]:
+        raise SystemExit(f"{argument}: expected some of {', '.join(known)}; got {', '.join(unknown)}")
+
+
 def _finetuned(options: argparse.Namespace, store: Store) -> None:
-    if unknown := set(options.cases) - cases.CASES.keys():
-        raise SystemExit(f"cases: expected some of {', '.join(cases.CASES)}, got {', '.join(sorted(unknown))}")
+    _check("cases", options.cases, cases.CASES)
     with tempfile.TemporaryDirectory() as folder:
         found = starts.Starts(options.run / "model", Path(folder), options.adaptation_steps)
         for name in options.cases or cases.CASES:

@@ -153,5 +153,10 @@ def test_the_table_has_the_newest_runs_of_searched_rates(tmp_path: Path) -> None
 
 
 def test_an_unknown_case_is_refused(pretrained: Path) -> None:
-    with pytest.raises(SystemExit, match=r"cases: expected some of few, all, .*, got other"):
+    with pytest.raises(SystemExit, match=r"cases: expected some of few, all, .*; got other"):
         command.main(["--dry-run", "finetuned", str(pretrained.parent), "other"])
+
+
+def test_an_unknown_ablation_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"names: expected some of as in the recipe, .*; got other"):
+        command.main(["--dry-run", "ablations", "other"])
