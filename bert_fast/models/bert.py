@@ -15,6 +15,7 @@ from bert_fast.models.argument_checks import (
     read_heads,
 )
 from bert_fast.models.config import BertConfig
+from bert_fast.models.initial_values import is_undrawn, undrawn
 from bert_fast.models.outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 from bert_fast.models.packed import PackedBertModel
 from bert_fast.models.pretrained import PretrainedMixin
@@ -47,7 +48,7 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
 
     def init_weights(self) -> None:
         """Initial values as published, by `_init_weights` for every module."""
-        self.apply(self._init_weights)
+        self.apply(lambda module: None if is_undrawn(module) else self._init_weights(module))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -251,9 +252,10 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         super().__init__(config)
         check_architecture(config)
         check_flag("add_pooling_layer", add_pooling_layer)
-        self.embeddings = BertEmbeddings(config)
-        self.encoder = BertEncoder(config)
-        self.pooler = BertPooler(config) if add_pooling_layer else None
+        with undrawn(self):
+            self.embeddings = BertEmbeddings(config)
+            self.encoder = BertEncoder(config)
+            self.pooler = BertPooler(config) if add_pooling_layer else None
         self.init_weights()
 
     def forward(

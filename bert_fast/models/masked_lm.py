@@ -11,6 +11,7 @@ from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform, predict_words
+from bert_fast.models.initial_values import undrawn
 from bert_fast.models.losses import class_loss
 from bert_fast.models.outputs import BertForPreTrainingOutput, CausalLMOutputWithCrossAttentions, MaskedLMOutput
 from bert_fast.modules.layer_norm import LayerNorm
@@ -103,7 +104,8 @@ class BertForMaskedLM(_WordModel):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config, add_pooling_layer=False)
-        self.cls = BertOnlyMLMHead(config)
+        with undrawn(self):
+            self.cls = BertOnlyMLMHead(config)
         self.post_init()
 
     @takes_model_arguments
@@ -140,7 +142,8 @@ class BertForPreTraining(_WordModel):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config)
-        self.cls = BertPreTrainingHeads(config)
+        with undrawn(self):
+            self.cls = BertPreTrainingHeads(config)
         self.post_init()
 
     @takes_model_arguments
@@ -178,7 +181,8 @@ class BertLMHeadModel(_WordModel):
         if not config.is_decoder:
             warnings.warn("BertLMHeadModel: without config.is_decoder every token sees the next one", stacklevel=2)
         self.bert = BertModel(config, add_pooling_layer=False)
-        self.cls = BertOnlyMLMHead(config)
+        with undrawn(self):
+            self.cls = BertOnlyMLMHead(config)
         self.post_init()
 
     @takes_model_arguments

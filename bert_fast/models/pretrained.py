@@ -18,6 +18,7 @@ from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.models.config import BertConfig
 from bert_fast.models.config_checks import is_parameter_dtype, shown
 from bert_fast.models.hub import is_hub_name, take_hub_options
+from bert_fast.models.initial_values import draw, weights_follow
 from bert_fast.models.shapes import check_sizes
 
 __all__ = ["PretrainedMixin"]
@@ -91,13 +92,16 @@ class PretrainedMixin:
             ignore_mismatched_sizes=ignore_mismatched_sizes,
         )
         resolved_dtype = _resolve_dtype(dtype, config, state_dict)
-        try:
-            model = cls(config, **arguments)  # type: ignore[call-arg]
-        except ValueError as error:  # fields that no model goes with
-            raise ValueError(f"{path}: {error}") from error
-        assert isinstance(model, nn.Module)
-        model.to(device=device, dtype=resolved_dtype)
-        report = load_into(model, state_dict, ignore_mismatched_sizes=ignore_mismatched_sizes, source=path)
+        with weights_follow():
+            try:
+                model = cls(config, **arguments)  # type: ignore[call-arg]
+            except ValueError as error:  # fields that no model goes with
+                raise ValueError(f"{path}: {error}") from error
+            assert isinstance(model, nn.Module)
+            model.to(device=device, dtype=resolved_dtype)
+            report = load_into(model, state_dict, ignore_mismatched_sizes=ignore_mismatched_sizes, source=path)
+            not_loaded = [*report.missing, *(mismatch.name for mismatch in report.mismatched)]
+            draw(model, not_loaded, model._init_weights)
         _warn(cls.__name__, path, report)
         model.eval()
         return model

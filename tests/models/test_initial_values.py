@@ -1,0 +1,130 @@
+"""What a checkpoint lacks has initial values, and what it holds is not drawn first."""
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bert_fast import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, BertPreTrainedModel
+from bert_fast.models import initial_values
+from bert_fast.models.checkpoint import load_checkpoint
+
+CONFIG = BertConfig(
+    vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+    max_position_embeddings=32, initializer_range=0.05,
+)  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:.* initial values")
+
+
+def without(model: nn.Module, folder: Path, *parts: str) -> Path:
+    """A checkpoint of the model that lacks parameters whose names hold one of `parts`."""
+    model.save_pretrained(folder)
+    kept = {key: value for key, value in load_checkpoint(folder).items() if not any(part in key for part in parts)}
+    (folder / "model.safetensors").unlink()
+    torch.save(kept, folder / "pytorch_model.bin")
+    return folder
+
+
+def assert_drawn(weight: Tensor) -> None:
+    values = weight.detach().float()
+    assert values.isfinite().all() and 0.045 < float(values.std()) < 0.055 and abs(float(values.mean())) < 0.01
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForSequenceClassification])
+def test_what_is_loaded_is_not_drawn(cls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cls(CONFIG)
+    model.save_pretrained(tmp_path)
+    drawn: list[int] = []
+    for name in ("normal_", "uniform_"):
+        original = getattr(Tensor, name)
+
+        def counted(tensor: Tensor, *args: Any, original: Any = original, **kwargs: Any) -> Tensor:
+            drawn.append(tensor.numel())
+            return original(tensor, *args, **kwargs)
+
+        monkeypatch.setattr(Tensor, name, counted)
+    loaded = cls.from_pretrained(tmp_path)
+    assert sum(drawn) <= 300, "no more than the head that tells classes, by PyTorch and by us"
+    assert bool(drawn) == (cls is BertForSequenceClassification)
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_missing_has_initial_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    lacking = "encoder.layer.1", "pooler", "word_embeddings", "embeddings.LayerNorm.bias", "layer.0.output.dense.weight"
+    folder = without(BertModel(CONFIG), tmp_path, *lacking)
+    loaded = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        loaded.append(BertModel.from_pretrained(folder, dtype=dtype))
+    model, again = loaded
+    stored = load_checkpoint(folder)
+    for name, value in model.state_dict().items():
+        assert value.dtype == dtype and torch.equal(value, again.state_dict()[name])
+        if name in stored:
+            assert torch.equal(value, stored[name].to(dtype)), name
+        elif name.endswith("LayerNorm.weight"):
+            assert (value == 1).all(), name
+        elif name.endswith("bias"):
+            assert (value == 0).all(), name
+        elif name.endswith("word_embeddings.weight"):
+            assert (value[CONFIG.pad_token_id] == 0).all()
+            assert_drawn(value[CONFIG.pad_token_id + 1 :])
+        else:
+            assert_drawn(value)
+    assert not any(initial_values.is_undrawn(module) for module in model.modules())
+
+
+def test_parameters_of_another_shape_and_tied_ones(tmp_path: Path) -> None:
+    BertForMaskedLM(CONFIG).save_pretrained(tmp_path)
+    model = BertForMaskedLM.from_pretrained(tmp_path, vocab_size=150, ignore_mismatched_sizes=True)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert_drawn(model.get_input_embeddings().weight[1:])
+
+
+class HeadFirst(BertPreTrainedModel):
+    """Its decoder, tied to the words, stands before the encoder, of which it has a copy and a part of its own."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.bert = BertModel(config)
+        self.other = copy.deepcopy(self.bert)
+        self.memory = nn.LSTM(config.hidden_size, 8)
+        self.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+
+def test_classes_of_users(tmp_path: Path) -> None:
+    folder = without(BertModel(CONFIG), tmp_path, "word_embeddings")
+    model = HeadFirst.from_pretrained(folder)
+    stored = load_checkpoint(folder)
+    assert_drawn(model.decoder.weight[1:])
+    assert_drawn(model.other.encoder.layer[0].intermediate.dense.weight)
+    assert (model.other.encoder.layer[1].output.dense.bias == 0).all()
+    limit = 8**-0.5  # of the LSTM's own
+    assert all(0 < float(p.detach().abs().max()) <= limit for p in model.memory.parameters())
+    query = "encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(model.bert.get_parameter(query), stored[query])
+
+
+def test_models_that_are_made_meanwhile_are_drawn() -> None:
+    made: list[BertModel] = []
+    with initial_values.weights_follow():
+        thread = threading.Thread(target=lambda: made.append(BertModel(CONFIG)))
+        thread.start()
+        thread.join()
+    made.append(BertModel(CONFIG))
+    for model in made:
+        assert_drawn(model.encoder.layer[0].intermediate.dense.weight)
+
+
+def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = without(BertModel(CONFIG), tmp_path)
+    with pytest.raises(Exception, match=r"hidden_size|shape|fit"):
+        BertModel.from_pretrained(folder, vocab_size=150)
+    assert_drawn(BertModel(CONFIG).encoder.layer[0].intermediate.dense.weight)
