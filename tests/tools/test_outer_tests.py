@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.kit.markdown import page_with
-from tools.outer_tests import report, stand_ins
+from tools.outer_tests import plugin, report, stand_ins
 from tools.outer_tests.__main__ import compare, folder_of, main
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
@@ -136,6 +137,21 @@ def test_pytest_runs_where_the_project_does(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     assert folder_of(folder / "test_a.py") == tmp_path
     assert folder_of(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("Bert", "expected ASKED:GIVEN, as Roberta:XLMRoberta, got Bert"),
+        ("Bert:No", "transformers has no class NoModel"),
+    ],
+    ids=["no colon", "no such family"],
+)
+def test_families_that_are_not_there_are_named(given: str, said: str) -> None:
+    found: dict[str, object] = {"--outer-absent": [], "--outer-instead": given}
+    config = SimpleNamespace(getoption=found.__getitem__)
+    with pytest.raises(pytest.UsageError, match=f"--outer-instead: {said}"):
+        plugin.pytest_configure(config)  # type: ignore[arg-type]
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

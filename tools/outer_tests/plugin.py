@@ -51,8 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if hasattr(theirs, name):
             raise pytest.UsageError(f"--outer-absent: {absent} is there")
         setattr(theirs, name, functools.partial(_raise_absent, absent))
-    if config.getoption("--outer-instead"):
-        _give_instead(*config.getoption("--outer-instead").split(":"))
+    if instead := config.getoption("--outer-instead"):
+        asked, _, given = instead.partition(":")
+        if not asked or not given:
+            raise pytest.UsageError(f"--outer-instead: expected ASKED:GIVEN, as Roberta:XLMRoberta, got {instead}")
+        _give_instead(asked, given)
     if not config.getoption("--outer-patched"):
         return
     import torch
@@ -78,6 +81,9 @@ def _give_instead(asked: str, given: str) -> None:
     """Those of another family under the names of one's classes, in transformers and in the module of the first."""
     import transformers
 
+    for one in (asked, given):
+        if not hasattr(transformers, f"{one}Model"):
+            raise pytest.UsageError(f"--outer-instead: transformers has no class {one}Model")
     module, others = (sys.modules[getattr(transformers, f"{one}Model").__module__] for one in (asked, given))
     transformers = sys.modules["transformers"]  # another than was imported, after the first class
     found = {f"{asked}Config": getattr(transformers, f"{given}Config")}
