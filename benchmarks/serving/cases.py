@@ -1,7 +1,7 @@
 """What is encoded: one text at a time, batches as they come, and batches of sorted texts."""
 
 import csv
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,9 +48,9 @@ class Case(NamedTuple):
             made.append((ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()))
         return made
 
-    def packed(self) -> list[dict[str, object]]:
+    def packed(self) -> list[dict[str, Any]]:
         """The same without padding, as arguments of a fused model."""
-        made: list[dict[str, object]] = []
+        made: list[dict[str, Any]] = []
         for batch in self.batches:
             lengths = torch.tensor([0, *map(len, batch)])
             ids = torch.tensor([token for ids in batch for token in ids])

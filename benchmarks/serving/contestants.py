@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kit.bert import Size
+from benchmarks.serving.answer import onnxruntime_session, openvino_model
 from benchmarks.serving.cases import Case
 
 Run = Callable[[], list[Tensor]]  # hidden states of every batch
@@ -29,11 +30,15 @@ def contestants(model: Any, threads: int, compiles: bool) -> dict[str, Callable[
     import bert_fast
 
     fused = bert_fast.fuse(_copy(model))
-    found = {"bert_fast": _of_torch(fused), "bert_fast packed": _of_packed(fused), "transformers": _of_torch(model)}
+    found = {
+        "bert_fast": _of_torch(fused, _padded),
+        "bert_fast packed": _of_torch(fused, Case.packed),
+        "transformers": _of_torch(model, _padded),
+    }
     if compiles:
         # The number of threads is part of the code that is made, and so of the key under which it is kept.
         compiled = torch.compile(_copy(model), dynamic=True, options={"cpp.threads": threads})
-        found["torch.compile"] = _of_torch(compiled)
+        found["torch.compile"] = _of_torch(compiled, _padded)
     if all(map(is_there, ("onnx", "onnxruntime"))):
         onnx = exported(model)
         found["onnxruntime"] = _of_onnxruntime(onnx, threads)
@@ -57,22 +62,11 @@ def _copy(model: Any) -> Any:
     return copy
 
 
-def _of_torch(model: Any) -> Callable[[Case], Run]:
+def _of_torch(model: Any, arguments: Callable[[Case], list[dict[str, Any]]]) -> Callable[[Case], Run]:
+    """arguments: of the model, for every batch of a case."""
+
     def prepare(case: Case) -> Run:
-        batches = case.padded()
-
-        def run() -> list[Tensor]:
-            with torch.inference_mode():
-                return [model(input_ids=ids, attention_mask=mask).last_hidden_state for ids, mask in batches]
-
-        return run
-
-    return prepare
-
-
-def _of_packed(model: Any) -> Callable[[Case], Run]:
-    def prepare(case: Case) -> Run:
-        batches = case.packed()
+        batches = arguments(case)
 
         def run() -> list[Tensor]:
             with torch.inference_mode():
@@ -81,6 +75,10 @@ def _of_packed(model: Any) -> Callable[[Case], Run]:
         return run
 
     return prepare
+
+
+def _padded(case: Case) -> list[dict[str, Any]]:
+    return [{"input_ids": ids, "attention_mask": mask} for ids, mask in case.padded()]
 
 
 def exported(model: Any) -> bytes:
@@ -121,27 +119,22 @@ def optimized(onnx_model: bytes, config: Any) -> bytes:
 
 
 def _of_onnxruntime(onnx_model: bytes, threads: int) -> Callable[[Case], Run]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(onnx_model, options, providers=["CPUExecutionProvider"])
-
-    def prepare(case: Case) -> Run:
-        inputs = [{"input_ids": ids.numpy(), "attention_mask": mask.numpy()} for ids, mask in case.padded()]
-        return lambda: [torch.from_numpy(session.run(None, one)[0]) for one in inputs]
-
-    return prepare
+    session = onnxruntime_session(onnx_model, threads)
+    return _of_arrays(lambda inputs: session.run(None, inputs)[0])
 
 
 def _of_openvino(onnx_model: bytes, threads: int) -> Callable[[Case], Run]:
     import openvino
 
-    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(openvino.convert_model(io.BytesIO(onnx_model)), "CPU", settings)
+    compiled = openvino_model(openvino.convert_model(io.BytesIO(onnx_model)), threads)
+    return _of_arrays(lambda inputs: compiled(inputs)[0].copy())
+
+
+def _of_arrays(states: Callable[[dict[str, Any]], Any]) -> Callable[[Case], Run]:
+    """states: hidden states of a batch, from and to NumPy's arrays."""
 
     def prepare(case: Case) -> Run:
-        inputs = [{"input_ids": ids.numpy(), "attention_mask": mask.numpy()} for ids, mask in case.padded()]
-        return lambda: [torch.from_numpy(compiled(one)[0].copy()) for one in inputs]
+        inputs = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in _padded(case)]
+        return lambda: [torch.from_numpy(states(one)) for one in inputs]
 
     return prepare
