@@ -6,6 +6,7 @@ from bert_fast import _requirements as _requirements  # first: it says so where 
 from bert_fast import graphs, losses, ops, optim
 from bert_fast._version import __version__
 from bert_fast.backend import explain, use_backend
+from bert_fast.batch_invariance import batch_invariant
 from bert_fast.data import PackedCollator
 from bert_fast.errors import BackendError, CheckpointError
 from bert_fast.huggingface import fuse, patch_transformers, register_attention, unfuse, why_not
@@ -47,6 +48,7 @@ __all__ = [
     "RaggedBatch",
     "XLMRobertaTokenizer",
     "__version__",
+    "batch_invariant",
     "explain",
     "fuse",
     "graphs",

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bert_fast.batch_invariance import refuse_on_gpu
 from bert_fast.devices import wide_products
 
 __all__ = ["cast", "linear", "matmul", "matmul_add", "weight_gradient"]
@@ -25,6 +26,8 @@ def cast(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K] @ weight [N, K]^T + bias [N], of the dtype of x, which parameters are rounded to."""
+    if not x.is_cpu:
+        refuse_on_gpu("linear", x)
     if weight.dtype is not x.dtype:
         weight = weight.to(x.dtype)
     if bias is not None and bias.dtype is not x.dtype:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bert_fast.aten._native import address, dropout_arguments, routines
 from bert_fast.aten.relative_positions import RelativePositions
+from bert_fast.batch_invariance import refuse_on_gpu
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.reference.precision import wide_dtype
@@ -38,6 +39,7 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
             lse.data_ptr(), *_native_arguments(a),
         )  # fmt: skip
         return out, lse
+    refuse_on_gpu("attention", a.q)
     for sequence in _sequences(a):
         q, k, v = _heads(a.q, sequence.q), _heads(a.k, sequence.k), _heads(a.v, sequence.k)
         scores = _scores(a, q, k, sequence, lse.dtype)  # [A, Sq, Sk]

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as _global
 
 from bert_fast.backend import requested
+from bert_fast.batch_invariance import ASKED
 from bert_fast.errors import BackendError, DerivativeError
 from bert_fast.graphs.budgets import Budget, by_work
 from bert_fast.graphs.steps import check_device
@@ -87,7 +88,7 @@ class EncoderGraphs:
             return None
         form = (
             self._number_of(tuple(parameters)), *state, x.dtype, x.requires_grad, is_trained, call.seed is None,
-            call.causal, autocast_dtype(x), requested(), torch.get_float32_matmul_precision(),
+            call.causal, autocast_dtype(x), requested(), ASKED.get(), torch.get_float32_matmul_precision(),
             torch.is_inference_mode_enabled(),
         )  # fmt: skip
         captured = self._of_form(form).get(budget)

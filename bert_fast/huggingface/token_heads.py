@@ -32,6 +32,7 @@ from bert_fast.models.heads import drop, predict_spans
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
 from bert_fast.models.packed import Encoded
 from bert_fast.modules.call import Call
+from bert_fast.modules.fusable import head_linear
 
 __all__ = [
     "FusedDiscriminator",
@@ -137,7 +138,7 @@ class FusedForTokenClassification(TokenModel):
         encoded = self.inner.encode(**encode_arguments(inputs))
         packing, labels = encoded.packing, inputs.get("labels")
         dropout_p = self.dropout.p if self.dropout.training else 0.0
-        logits = self.classifier(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed))
+        logits = head_linear(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed), self.classifier)
         loss = None if labels is None else class_loss(logits, pack_labels(labels, packing))
         return self._finish(TokenClassifierOutput, inputs, encoded, loss=loss, logits=packing.unpack(logits))
 
@@ -180,7 +181,7 @@ class FusedForQuestionAnswering(TokenModel):
         hidden, dropout = encoded.hidden, self._modules.get("dropout")  # which few families have here
         if dropout is not None:
             hidden = drop(hidden, dropout.p if dropout.training else 0.0, encoded.packing.coords, encoded.seed)
-        loss, starts, ends = predict_spans(self.qa_outputs(hidden), encoded.packing, *positions)
+        loss, starts, ends = predict_spans(head_linear(hidden, self.qa_outputs), encoded.packing, *positions)
         return self._finish(
             QuestionAnsweringModelOutput, inputs, encoded, loss=loss, start_logits=starts, end_logits=ends
         )

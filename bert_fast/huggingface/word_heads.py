@@ -14,6 +14,7 @@ from bert_fast.huggingface.token_heads import TokenModel, output_class
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform, predict_words
 from bert_fast.models.losses import IGNORE_INDEX, class_loss
 from bert_fast.models.packed import Encoded
+from bert_fast.modules.fusable import head_linear
 
 __all__ = ["FusedForCausalLM", "FusedForMaskedLM", "FusedForPreTraining"]
 
@@ -79,7 +80,7 @@ class FusedForPreTraining(_WordModel):
     def _packed(self, inputs: dict[str, Any]) -> Any:
         labels, next_sentence_label = inputs.get("labels"), inputs.get("next_sentence_label")
         loss, scores, encoded = self._predict(inputs, None if next_sentence_label is None else labels, pooled=True)
-        relationship = self.cls.seq_relationship(self.inner.pool(encoded))
+        relationship = head_linear(self.inner.pool(encoded), self.cls.seq_relationship)
         if loss is not None and next_sentence_label is not None:
             loss = loss + class_loss(relationship, next_sentence_label.flatten(), "next_sentence_label")
         return self._finish(

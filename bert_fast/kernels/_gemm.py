@@ -10,7 +10,8 @@ a contiguous one, a copy is made only where neither dimension has its neighbours
 bias [N]: fp32 or a's dtype. hidden_act: the names of BERT's config, as in bias_gelu.
 
 `_gemm_tiles.choose` says who computes, and with which tile; `tile=` forces our kernel. In the interpreter it is always
-ours. Results are new, contiguous tensors of a's dtype where nothing else is said.
+ours, and so it is within `batch_invariant`, where the number of rows has no say. Results are new, contiguous tensors of
+a's dtype where nothing else is said.
 
 Bytes moved beside operands (M K + K N), elements of e bytes; "library": a product, then the kernels of bias_gelu:
     product_activation  ours: y, pre: 2 M N e                     library: 3 M N e  (pre; pre, y; without pre the same)
@@ -30,11 +31,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.batch_invariance import ASKED
 from bert_fast.devices import wide_products
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._gemm_launch import Epilogue, launch
-from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose
+from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose, choose_for_weights
 from bert_fast.kernels._launch import assumed_architecture, unit_stride
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.reference.bias_gelu import BiasGelu
@@ -64,7 +66,7 @@ def by_library() -> Iterator[None]:
 
 def settings() -> tuple[Any, ...]:
     """What kernels and tiles are chosen by beside the arguments of a call."""
-    return _library_only.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32
+    return _library_only.get(), ASKED.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32
 
 
 def narrowed(parameter: Tensor, x: Tensor) -> Tensor:
@@ -80,6 +82,8 @@ def _tile(kind: str, a: Tensor, b: Tensor, forced: Tile | None, out: Tensor | No
         return None
     if SETTINGS.triton_interpret:
         return INTERPRETER_TILE
+    if ASKED.get():
+        return choose_for_weights(kind, a, b)
     return choose(kind, a, b, a.dtype if out is None else out.dtype)
 
 

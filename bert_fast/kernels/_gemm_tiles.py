@@ -12,6 +12,10 @@
     half precision, fewer than _MIN_ROWS rows                 library: our smallest tile would be mostly padding
     half precision, activations and derivatives               ours: saves a pass over the output, or more
 
+`choose_for_weights` is asked within `batch_invariant`, where the order of a sum may depend on nothing but the sizes of
+the weight and how matrices lie: always our kernel, never in parts of K, and without a table, whose choices are made for
+numbers of tokens.
+
 Kinds of processor, as for attention: sm_90 and sm_100 (operands from shared memory, copy engine), sm_80 and sm_86
 (operands in registers; the same tiles for data centres' chips and for cards, so at most 99 KB of shared memory), gfx
 (AMD CDNA: 64 KB). Chosen so that nothing spills (docs/kernels/ahead_of_time.md), under the oldest Triton neither.
@@ -28,7 +32,7 @@ from bert_fast.kernels._gemm_launch import has_aligned_rows, layout_of, row_majo
 from bert_fast.kernels._gemm_table import Tile
 from bert_fast.kernels._launch import architecture, ceil_div, kind_of, num_multiprocessors
 
-__all__ = ["INTERPRETER_TILE", "Tile", "candidates", "choose"]
+__all__ = ["INTERPRETER_TILE", "Tile", "candidates", "choose", "choose_for_weights"]
 
 # Large enough that few programs run, small enough that several tiles and steps are there.
 INTERPRETER_TILE = Tile(64, 64, 64, num_stages=2)
@@ -115,6 +119,23 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
     return None if is_librarys else heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
 
 
+def choose_for_weights(kind: str, a: Tensor, b: Tensor) -> Tile:
+    """The tile of our kernel for a [M, K] @ b [K, N] and what follows, whatever M is."""
+    return _tile_for_weights(kind, b.shape[0], a.dtype, architecture(a.device))
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile_for_weights(kind: str, k: int, dtype: torch.dtype, name: str) -> Tile:
+    if dtype == torch.float32:
+        return candidates(name, dtype)[0]
+    wide, twin, *_ = candidates(name, dtype)
+    return _of_many_rows(wide, twin, kind, k)
+
+
+def _of_many_rows(wide: Tile, twin: Tile, kind: str, k: int) -> Tile:
+    return wide if k >= _LONG_K or kind in _PLAIN else twin
+
+
 _PLAIN = ("plain", "accumulate")  # kinds with nothing to fuse that the library does not fuse
 
 
@@ -130,7 +151,7 @@ def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, 
     if dtype == torch.float32 or m < _MIN_ROWS:
         return None
     wide, twin, _, small = candidates(name, dtype)
-    tile = wide if k >= _LONG_K or kind in _PLAIN else twin
+    tile = _of_many_rows(wide, twin, kind, k)
     if _num_tiles(tile, m, n) >= multiprocessors * tile.resident:
         return tile
     # Too few tiles to go round: smaller ones, and parts of K side by side where it is long.

@@ -11,7 +11,8 @@
 Two regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once, softmax
 takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias, a head mask or relative
 positions, a program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward
-is two kernels and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is.
+is two kernels and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
+`batch_invariant` every sequence is a long one.
 
 Bytes per head of a sequence with Sq queries and Sk keys, in elements of D and dtype size, caches left out; BM, BN the
 tiles' sides (`_attention_tiles.py`):
@@ -35,6 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.batch_invariance import ASKED
 from bert_fast.env import SETTINGS
 from bert_fast.kernels._attention_bwd import _attention_bwd_dkdv_kernel, _attention_bwd_dq_kernel
 from bert_fast.kernels._attention_extras_bwd import extras_gradients
@@ -132,7 +134,8 @@ class _Call:
             self.config = extras_config(head_dim, dtype, chip, a.distance_table is not None)
         else:
             self.config = launch_config(head_dim, dtype, chip, a.causal)
-            self.short = short_config(max_seqlen, head_dim, dtype, chip)
+            if not ASKED.get():  # the longest sequence may have no say in how the others are summed up
+                self.short = short_config(max_seqlen, head_dim, dtype, chip)
         has_dropout = dropout_threshold(a.dropout_p) > 0
         drop_max, self.dropout_scale = dropout_numbers(a.dropout_p) if has_dropout else (0, 1.0)
         q = _addressable(a.q, a.max_seqlen_q)

@@ -16,6 +16,7 @@ from bert_fast.models.outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from bert_fast.modules.fusable import head_linear
 
 __all__ = [
     "BertForMultipleChoice",
@@ -51,7 +52,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
         loss_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
         """
         pooled, encoded = pooled_sequences(self.bert, inputs, self.dropout_p)
-        logits = self.classifier(pooled)
+        logits = head_linear(pooled, self.classifier)
         loss = None if labels is None else text_loss(logits, labels, self.config.problem_type, loss_mask)
         return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
@@ -86,7 +87,7 @@ class BertForNextSentencePrediction(BertPreTrainedModel):
             warnings.warn("next_sentence_label is deprecated, use labels", FutureWarning, stacklevel=5)
             labels = next_sentence_label
         pooled, encoded = pooled_sequences(self.bert, inputs)
-        logits = self.cls.seq_relationship(pooled)
+        logits = head_linear(pooled, self.cls.seq_relationship)
         loss = None if labels is None else text_loss(logits, labels, "single_label_classification", loss_mask)
         return NextSentencePredictorOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
@@ -121,7 +122,7 @@ class BertForMultipleChoice(BertPreTrainedModel):
         """
         num_choices = _num_choices(inputs, num_choices)
         pooled, encoded = pooled_sequences(self.bert, _flat_choices(inputs), self.dropout_p)
-        logits = self.classifier(pooled).view(-1, num_choices)
+        logits = head_linear(pooled, self.classifier).view(-1, num_choices)
         loss = None if labels is None else class_loss(logits, labels)
         return MultipleChoiceModelOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
@@ -191,6 +192,6 @@ class BertForTokenClassification(BertPreTrainedModel):
         encoded = self.bert.encode(**inputs)
         packing = encoded.packing
         targets = None if labels is None else pack_labels(labels, packing)
-        logits = self.classifier(drop(encoded.hidden, self.dropout_p, packing.coords, encoded.seed))
+        logits = head_linear(drop(encoded.hidden, self.dropout_p, packing.coords, encoded.seed), self.classifier)
         loss = None if targets is None else class_loss(logits, targets)
         return TokenClassifierOutput(loss, packing.unpack(logits), encoded.hidden_states, encoded.attentions)

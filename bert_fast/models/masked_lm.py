@@ -14,6 +14,7 @@ from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransfo
 from bert_fast.models.initial_values import undrawn
 from bert_fast.models.losses import class_loss
 from bert_fast.models.outputs import BertForPreTrainingOutput, CausalLMOutputWithCrossAttentions, MaskedLMOutput
+from bert_fast.modules.fusable import head_linear
 from bert_fast.modules.layer_norm import LayerNorm
 
 __all__ = ["BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"]
@@ -165,7 +166,7 @@ class BertForPreTraining(_WordModel):
             self.bert, self.cls.predictions, inputs, labels, positions=masked_lm_positions,
             output_logits=output_logits, pooled=True,
         )  # fmt: skip
-        relationship = self.cls.seq_relationship(self.bert.pool(encoded))
+        relationship = head_linear(self.bert.pool(encoded), self.cls.seq_relationship)
         if loss is not None and next_sentence_label is not None:
             loss = loss + class_loss(relationship, next_sentence_label, "next_sentence_label")
         else:

@@ -7,6 +7,7 @@ from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.heads import predict_spans
 from bert_fast.models.outputs import QuestionAnsweringModelOutput
+from bert_fast.modules.fusable import head_linear
 
 __all__ = ["BertForQuestionAnswering"]
 
@@ -34,6 +35,6 @@ class BertForQuestionAnswering(BertPreTrainedModel):
         """
         encoded = self.bert.encode(**inputs)
         loss, start_logits, end_logits = predict_spans(
-            self.qa_outputs(encoded.hidden), encoded.packing, start_positions, end_positions
+            head_linear(encoded.hidden, self.qa_outputs), encoded.packing, start_positions, end_positions
         )
         return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bert_fast.batch_invariance import ASKED
 from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
@@ -16,6 +17,7 @@ from bert_fast.storage import one_tensor
 
 __all__ = [
     "activated_linear",
+    "head_linear",
     "is_plain",
     "is_watched",
     "joined_products",
@@ -50,6 +52,11 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Any]:
 def plain_linear(x: Tensor, layer: nn.Module) -> Tensor:
     """layer(x), by the op where it is plain. x [T, K] to [T, N]."""
     return linear(x, *weight_and_bias(layer)) if is_plain(layer) else layer(x)
+
+
+def head_linear(x: Tensor, layer: nn.Module) -> Tensor:
+    """layer(x), of a head's few columns: by the library, but where its sums may not depend on the batch. x [T, K]."""
+    return plain_linear(x, layer) if ASKED.get() else layer(x)
 
 
 def product_and_bias(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor | None]:

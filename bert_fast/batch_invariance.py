@@ -1,0 +1,55 @@
+"""The same bits for a text in every batch: who asks for it, and what to say where it can't be had.
+
+A product's sums run in an order that depends on its tile, attention's on how many keys a program takes at once; both
+are chosen by how many tokens there are, lest some work for nothing. Within `batch_invariant` they are chosen by the
+weights alone (`kernels/_gemm_tiles.py`, `kernels/attention.py`), and a text's results depend on nothing but itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor
+
+from bert_fast.errors import BackendError
+
+__all__ = ["ASKED", "batch_invariant", "refuse_on_gpu"]
+
+# Of this thread and asyncio task.
+ASKED: ContextVar[bool] = ContextVar("bert_fast.batch_invariant", default=False)
+
+
+@contextmanager
+def batch_invariant() -> Iterator[None]:
+    """Within the context a text's results have the same bits in every batch, on a GPU.
+
+    They depend neither on the other texts of the batch and their number, nor on order, padding or the longest text.
+    That is so of hidden states and of what our heads make of them, in forward passes without dropout by Triton's
+    kernels on one kind of GPU, in fp32, fp16 and bf16, whether gradients are recorded or not; not of losses and
+    gradients. Products are then never the library's, small batches are worked on in tiles that they do not fill, short
+    texts in the loop for long ones. Layers that are more than an `nn.Linear` (adapters, quantised ones) and heads that
+    transformers' own code computes promise nothing.
+
+    On the CPU nothing changes: there hidden states in evaluation, without gradients, in fp32 are such anyway, and
+    nothing else is (docs/serving.md).
+
+    The choice is that of a thread or asyncio task, when a kernel is launched; a CUDA graph keeps what it was captured
+    with.
+
+    Raises:
+        BackendError: within the context, where an op on a GPU would run by PyTorch's operators.
+    """
+    token = ASKED.set(True)
+    try:
+        yield
+    finally:
+        ASKED.reset(token)
+
+
+def refuse_on_gpu(op: str, x: Tensor) -> None:
+    """BackendError where somebody asked for the same bits of an op that PyTorch's operators are to compute on a GPU."""
+    if x.is_cuda and ASKED.get():
+        raise BackendError(
+            f"{op}: within batch_invariant() expected the back-end 'triton' on {x.device}, got 'torch', whose products "
+            "depend on the number of rows; bert_fast.explain says why"
+        )
