@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
@@ -161,6 +163,80 @@ def syncs(driver: NullDriver) -> dict[str, list[list[str]]]:
                     getattr(step, part)()
                 each.append(waited)
         found[f"{name} {precision} {kind}"] = each
+    return found
+
+
+# Inference of our models and of transformers' in their place.
+SERVED = (
+    ("BertForSequenceClassification", "bf16", "bert_fast"),
+    ("BertForTokenClassification", "autocast", "fused"),
+    ("BertForMaskedLM", "fp32", "bert_fast"),
+)
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")
+
+
+class _Noted(TorchDispatchMode):
+    """Products of the library, by name."""
+
+    def __init__(self, into: list[Any]) -> None:
+        super().__init__()
+        self._into = into
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in PRODUCTS:
+            self._into.append((func.overloadpacket.__name__,))
+        return func(*args, **(kwargs or {}))
+
+
+def batch_invariant(driver: NullDriver) -> dict[str, list[int]]:
+    """How many different lists of launches batches of different lengths have: as they are, and asked for the same bits.
+
+    Of a launch everything counts that its kernel is compiled for: constants, options, what Triton specializes; but not
+    whether sequences come in an order of their own, which says who works on one and enters no number. No kernel is
+    compiled or run. A product of the library is a launch, too.
+    """
+    import bert_fast
+    from bert_fast.kernels._launch_plan import LaunchPlan
+
+    noted: list[Any] = []
+
+    def note(self: Any, grid: Any, operands: Any, numbers: Any = ()) -> None:
+        params = self._kernel.params[len(operands) :]
+        of_numbers = [
+            (n == 1, n % 16 == 0)
+            for n, param in zip(numbers, params, strict=False)
+            if isinstance(n, int) and not param.do_not_specialize
+        ]
+        of_operands = [
+            None if t is None else (str(t.dtype), t.data_ptr() % 16 == 0)
+            for t, param in zip(operands, self._kernel.params, strict=False)
+            if param.name != "order_ptr"
+        ]
+        constants = sorted((key, str(value)) for key, value in self._constants.items())
+        noted.append((self._kernel.__name__, constants, of_operands, of_numbers))
+        for t in operands:  # what stands in memory might be no number at all, and ids are asked for
+            if t is not None and t.is_floating_point():
+                t.nan_to_num_()
+
+    LaunchPlan.__call__ = note  # type: ignore[method-assign,assignment]
+    found = {}
+    for name, precision, kind in SERVED:
+        step = make_step(name, precision, kind=kind)
+        step.model.eval()
+        counts = []
+        for asked in (False, True):
+            launched = set()
+            for lengths in REAL:
+                step.inputs = inputs_of(name, lengths)
+                del step.inputs["labels"]
+                noted.clear()
+                with torch.no_grad(), bert_fast.batch_invariant() if asked else nullcontext(), _Noted(noted):
+                    step.forward()
+                launched.add(str(noted))
+                if asked and any(one[0] in PRODUCTS for one in noted):
+                    raise AssertionError(f"{name} {kind} {lengths}: a product of the library")
+            counts.append(len(launched))
+        found[f"{name} {precision} {kind}"] = counts
     return found
 
 
@@ -314,7 +390,18 @@ SCENARIOS = (
     | REHEARSAL_SCENARIOS
     | {
         one.__name__: one
-        for one in (launches, shapes, warm_up, syncs, compilations, one_step, refusals, resources, saved_bytes)
+        for one in (
+            launches,
+            shapes,
+            warm_up,
+            syncs,
+            batch_invariant,
+            compilations,
+            one_step,
+            refusals,
+            resources,
+            saved_bytes,
+        )
     }
 )
 

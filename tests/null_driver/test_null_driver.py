@@ -80,6 +80,15 @@ def test_the_host_waits_once_for_padding_and_once_for_labelled_words() -> None:
     assert len(found) == 10 and {f"{words} bert_fast", f"{words} packed"} <= found.keys()
 
 
+@pytest.mark.parametrize("device", ["sm_80", "sm_90"])
+def test_asked_for_the_same_bits_every_batch_has_the_same_kernels(device: str) -> None:
+    found = run("batch_invariant", device)
+    assert {case: asked for case, (_, asked) in found.items()} == dict.fromkeys(found, 1)
+    # As they are, half precision has several; fp32 has the library's products, whose kernels nobody sees.
+    seen = {case: as_they_are for case, (as_they_are, _) in found.items() if "fp32" not in case}
+    assert len(seen) == 2 and min(seen.values()) > 5, "the test would not see a difference"
+
+
 def test_compilations_are_noticed() -> None:
     kernel = ["_count_kernel"]
     assert run("compilations") == [kernel, [], kernel, [], kernel]
