@@ -14,7 +14,7 @@ from benchmarks.kit.clock import interleaved
 from benchmarks.models.build import draw_lengths, our_model, their_model
 from benchmarks.models.families import FAMILIES
 from benchmarks.registry import Case
-from bert_fast import fuse
+from bert_fast import batch_invariant, fuse
 
 
 def make_models(
@@ -62,7 +62,7 @@ def run_case(
     """Times one case; returns real tokens/s of both sides, fill, ratio, and on a CPU the ratio aimed at.
 
     device: None for the CPU, in fp32; elsewhere both sides run under autocast to bf16, and a round ends when the device
-        is through.
+        is through; of inference also ours within `batch_invariant`, as a ratio to ours without.
     """
     device = device or torch.device("cpu")
     if gemm == "mkl":  # what a processor gets where MKL itself uses all instructions: no help from oneDNN
@@ -92,6 +92,9 @@ def run_case(
         model.train(is_training)
         steps = [make_step(model, batch, gradient) for batch, gradient in zip(batches, gradients, strict=True)]
         contestants[name] = lambda steps=steps: _run(steps, device)
+    asks_for_same_bits = device.type != "cpu" and not is_training  # on a CPU it changes nothing
+    if asks_for_same_bits:
+        contestants["batch_invariant"] = lambda: batch_invariant()(contestants["bert_fast"])()
     times = interleaved(contestants, rounds)
     fill = real / padded
     return {
@@ -102,6 +105,11 @@ def run_case(
         "transformers_tokens_per_s": round(real / times["transformers"].median, 1),
         "ratio": round(times["bert_fast"].speedup_over(times["transformers"]), 3),
         **({"goal": round(max(0.9 / fill, 0.98 if case.is_fused else 1.0), 3)} if device.type == "cpu" else {}),
+        **(
+            {"batch_invariant_ratio": round(times["batch_invariant"].speedup_over(times["bert_fast"]), 3)}
+            if asks_for_same_bits
+            else {}
+        ),
         "bert_fast_s": [round(s, 4) for s in times["bert_fast"].seconds],
         "transformers_s": [round(s, 4) for s in times["transformers"].seconds],
     }

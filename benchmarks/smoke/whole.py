@@ -1,4 +1,4 @@
-"""What is no op: a whole model beside transformers', a captured step, the library's product with an fp32 result."""
+"""What is no op: a model beside transformers', the same bits in every batch, a captured step, products to fp32."""
 
 import itertools
 from functools import partial
@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import bert_fast
 from benchmarks.kit import bert
 from benchmarks.models.build import our_model, their_model
 from benchmarks.smoke.case import Skipped, SmokeCase
 from bert_fast import graphs
+from bert_fast.backend import OpSpec, implementation
 from bert_fast.devices import wide_products
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values
 
@@ -28,6 +30,10 @@ def whole_cases(size: str, is_dry: bool) -> list[SmokeCase]:
     return [
         SmokeCase("whole/addmm/bf16 to fp32", partial(check_addmm, 64 if small else 2048)),
         SmokeCase(f"whole/masked_lm/{name}", model),
+        SmokeCase(
+            f"whole/batch_invariant/{shape.name} {layers} layers",
+            partial(check_same_bits, shape, layers, lengths, is_dry),
+        ),
         SmokeCase(f"whole/graph/{name}", partial(check_graph, shape, layers, lengths)),
     ]
 
@@ -120,6 +126,43 @@ def _launch_model(shape: bert.Size, layers: int, lengths: tuple[int, ...], devic
     ours, _ = _models(shape, layers, device)
     _results(ours, *_padded(lengths, device), autocast=True)
     return {}
+
+
+def check_same_bits(
+    shape: bert.Size, layers: int, lengths: tuple[int, ...], is_dry: bool, device: torch.device
+) -> dict[str, Any]:
+    """Within `batch_invariant` hidden states of texts have the same bits alone and packed together.
+
+    `differ_without` in the case's line: by dtype, of how many texts they differ where nobody asks.
+    """
+    if implementation("encoder_layer", OpSpec(device, torch.bfloat16)).backend != "triton":
+        raise Skipped("the choice is Triton's kernels'; on the CPU: python -m tools.same_bits")
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = bert_fast.BertModel(shape.config(bert_fast.BertConfig, num_hidden_layers=layers)).eval()
+    _draw(model)
+    texts = [torch.randint(1000, bert.VOCAB_SIZE, (n,), device=device) for n in lengths]
+    differ_without = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        model.to(dtype)
+        differ_without[str(dtype).removeprefix("torch.")] = _num_differing(model, texts)
+        with bert_fast.batch_invariant():
+            differ = _num_differing(model, texts)
+        assert is_dry or differ == 0, f"{differ} of {len(texts)} texts have other bits together than alone, in {dtype}"
+    return {"differ_without": differ_without}
+
+
+def _num_differing(model: nn.Module, texts: list[Tensor]) -> int:
+    """How many texts have other hidden states together than alone."""
+
+    def states(chosen: list[Tensor]) -> Tensor:
+        sizes = [len(text) for text in chosen]
+        ends = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32, device=chosen[0].device)
+        return model(input_ids=torch.cat(chosen), cu_seqlens=ends, max_seqlen=max(sizes)).last_hidden_state
+
+    with torch.inference_mode():
+        together = states(texts).split([len(text) for text in texts])
+        return sum(not torch.equal(states([text]), one) for text, one in zip(texts, together, strict=True))
 
 
 def check_graph(shape: bert.Size, layers: int, lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:

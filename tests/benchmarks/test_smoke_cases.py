@@ -141,6 +141,15 @@ def test_a_whole_model_that_differs_is_red(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(checked["outputs"]) == check.MOST_OUTPUTS
 
 
+def test_the_same_bits_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = whole_case("batch_invariant")
+    assert run(case, CPU, CompiledKernels())["outcome"] == "skipped"
+    monkeypatch.setattr(whole, "implementation", lambda *given: SimpleNamespace(backend="triton"))
+    monkeypatch.setattr(whole, "_num_differing", lambda model, texts: 2)
+    checked = run(case, CPU, CompiledKernels())
+    assert checked["outcome"] == "red" and "2 of 3 texts have other bits" in checked["error"]
+
+
 def test_a_graph_is_held_against_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     case = whole_case("graph")
     assert run(case, CPU, CompiledKernels())["outcome"] == "skipped"
