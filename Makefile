@@ -75,9 +75,9 @@ gpu-status:
 	@$(PYTHON) -m benchmarks.gpu.status
 
 witness: setup
-	@$(VENV_PYTHON) -m tools.witness --record
-	@$(VENV_PYTHON) -m tools.witness --record --device sm_80
-	@PYTHONPATH=.compat $(VENV_PYTHON) -m tools.witness --record
+	@$(VENV_PYTHON) -m tools.witness --record --changed
+	@$(VENV_PYTHON) -m tools.witness --record --changed --device sm_80
+	@PYTHONPATH=.compat $(VENV_PYTHON) -m tools.witness --record --changed
 
 outer: setup
 	@$(VENV_PYTHON) -m tools.outer_tests $(TESTS) $(OUTER_ARGS)

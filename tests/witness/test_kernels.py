@@ -1,5 +1,6 @@
 """Kernels as they are compiled for NVIDIA's processors, run by their PTX; bf16, which Triton's interpreter cannot."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,33 @@ def test_a_product_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPat
 def test_every_kernel_was_run_as_it_is_now(name: str) -> None:
     """`make witness` writes the record; a kernel that was changed since has to be run again."""
     assert record.read()[name]["kernels"] == dict(sorted(kernel_hashes().items()))
+
+
+def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "RECORD_PATH", tmp_path / "record.json")
+    monkeypatch.setattr(record, "PAGE_PATH", tmp_path / "page.md")
+    sources = {"first_kernel": "1", "second_kernel": "2", "third_kernel": "3"}
+
+    def line(case: str, *kernels: str, **changes: Any) -> dict[str, Any]:
+        found = {"programs": 7, "output": "y", "worst": 0.1, "rms": 0.1, "share": 0.5, "seconds": 1.0}
+        found |= {"case": f"kernel/{case}", "ok": True, "kernels": {one: sources[one] for one in kernels}}
+        return found | changes
+
+    monkeypatch.setattr(record, "kernel_hashes", lambda: sources)
+    assert record.up_to_date("sm_90", "3.9.0") == set()
+    lines = [line("a", "first_kernel"), line("b", "first_kernel", "second_kernel"), line("c", "third_kernel")]
+    record.write("sm_90", "3.9.0", lines)
+    assert record.up_to_date("sm_90", "3.9.0") == {"kernel/a", "kernel/b", "kernel/c"}
+    assert record.up_to_date("sm_90", "4.0.0") == record.up_to_date("sm_80", "3.9.0") == set()
+    sources["second_kernel"] = "2, changed"
+    known = record.up_to_date("sm_90", "3.9.0")
+    assert known == {"kernel/a", "kernel/c"}
+    record.write("sm_90", "3.9.0", [line("b", "first_kernel", "second_kernel", programs=8)], known)
+    found = record.read()["sm_90"]
+    assert found["kernels"] == sources and list(found["cases"]) == ["a", "b", "c"]
+    assert [case["programs"] for case in found["cases"].values()] == [7, 8, 7]
+    record.write("sm_90", "3.9.0", [line("b", "first_kernel", "second_kernel", ok=False)], known)
+    assert list(record.read()["sm_90"]["cases"]) == ["a", "c"], "what is wrong is in no record"
 
 
 def test_page_is_that_of_the_record() -> None:

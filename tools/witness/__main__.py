@@ -4,6 +4,7 @@
     python -m tools.witness --family attention   of one family (may be given repeatedly)
     python -m tools.witness --device sm_80       or sm_90
     python -m tools.witness --record             writes down which kernels were run, from which source
+    python -m tools.witness --record --changed   the same, of cases whose kernels are not as the record has them
 
 docs/witness.md says what that shows and what it does not.
 """
@@ -14,6 +15,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 DEVICES = {"sm_80": 80, "sm_90": 90}
@@ -28,6 +30,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--family", action="append", default=[], help="this op family only")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this text")
     parser.add_argument("--record", action="store_true", help="write down what was run")
+    parser.add_argument(
+        "--changed", action="store_true", help="cases that the record lacks, or has of other sources or another Triton"
+    )
     arguments = parser.parse_args()
     if importlib.util.find_spec("triton") is None:
         parser.error("Triton is not installed: there is nothing to compile kernels")
@@ -38,8 +43,10 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str, Any]]:
-    """A line for every case: what `check_case` says, programs that were run, seconds.
+def run_cases(
+    device: str, families: list[str], only: str = "", is_known: Callable[[str], bool] = lambda name: False
+) -> list[dict[str, Any]]:
+    """A line for every case but those that `is_known` names: what `check_case` says, programs that were run, seconds.
 
     Once a process, before bert_fast is imported: it takes CPU tensors for a GPU's afterwards.
     """
@@ -54,7 +61,7 @@ def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str
     torch.set_num_threads(1)
     lines = []
     for case in cases(families):
-        if only in case.name:
+        if only in case.name and not is_known(case.name):
             line = run_case(case, device)
             print(
                 f"{'ok ' if line['ok'] else 'RED'} {line['case']}: {line['programs']} programs, {line['seconds']} s, "
@@ -92,16 +99,17 @@ def run_case(case: Any, device: str) -> dict[str, Any]:
 def main() -> int:
     """Command line; 1 if a case is wrong."""
     options = _arguments()
-    lines = run_cases(options.device, options.family, options.only)
+    import triton
+
+    from tools.witness import record
+
+    known = record.up_to_date(options.device, triton.__version__) if options.changed else set()
+    lines = run_cases(options.device, options.family, options.only, known.__contains__)
     if options.record:
-        import triton
-
-        from tools.witness import record
-
-        record.write(options.device, triton.__version__, lines)
+        record.write(options.device, triton.__version__, lines, known)
     red = [line["case"] for line in lines if not line["ok"]]
     print(f"{len(lines)} cases, {sum(line['programs'] for line in lines)} programs; red: {', '.join(red) or 'none'}")
-    return 1 if red or not lines else 0
+    return 1 if red or not (lines or known) else 0
 
 
 if __name__ == "__main__":

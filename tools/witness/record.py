@@ -4,14 +4,17 @@ A record belongs to a processor, and one to the oldest Triton that is supported.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.aot import table
-from bert_fast.testing.compare import Comparison
+from benchmarks.gpu.status import kernel_hashes
 
-__all__ = ["PAGE_PATH", "RECORD_PATH", "figures", "name_of", "page", "read", "write"]
+if TYPE_CHECKING:  # bert_fast is imported later, with a GPU's answers
+    from bert_fast.testing.compare import Comparison
+
+__all__ = ["PAGE_PATH", "RECORD_PATH", "figures", "name_of", "page", "read", "up_to_date", "write"]
 
 RECORD_PATH = Path(__file__).parent / "record.json"
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "witness_results.md"
@@ -23,7 +26,7 @@ def name_of(device: str, triton_version: str) -> str:
     return f"{device} oldest" if triton_version == table.read(table.OLDEST_PATH)["triton"] else device
 
 
-def figures(found: Sequence[Comparison]) -> dict[str, Any]:
+def figures(found: "Sequence[Comparison]") -> dict[str, Any]:
     """Of a case's outputs the one that comes closest to what is allowed: its errors, and their share of that."""
     if not found:
         return {"output": None, "worst": None, "rms": None, "share": None}
@@ -36,7 +39,7 @@ def figures(found: Sequence[Comparison]) -> dict[str, Any]:
     }
 
 
-def _share(one: Comparison) -> float:
+def _share(one: "Comparison") -> float:
     pairs = ((one.worst, one.allowed_worst), (one.rms, one.allowed_rms))
     return max(error / allowed if allowed else float(error > 0.0) for error, allowed in pairs)
 
@@ -49,13 +52,28 @@ def read() -> dict[str, Any]:
     return runs
 
 
-def write(device: str, triton_version: str, lines: Sequence[dict[str, Any]]) -> None:
-    """Puts what a run has found right into the record, and makes the page anew."""
+def up_to_date(device: str, triton_version: str) -> set[str]:
+    """Names of the cases whose kernels all have the sources that the record says, by this Triton."""
+    run = read().get(name_of(device, triton_version))
+    if run is None or run["triton"] != triton_version:
+        return set()
+    current = kernel_hashes()
+    same = {kernel for kernel, source in run["kernels"].items() if current.get(kernel) == source}
+    return {f"kernel/{name}" for name, case in run["cases"].items() if same.issuperset(case["kernels"])}
+
+
+def write(device: str, triton_version: str, lines: Sequence[dict[str, Any]], known: Set[str] = frozenset()) -> None:
+    """Puts what a run found right into the record, in the place of all but the `known` cases; makes the page anew."""
     right = [line for line in lines if line["ok"]]
     kernels = {name: source for line in right for name, source in line["kernels"].items()}
     cases = {line["case"].removeprefix("kernel/"): {c: line[c] for c in _COLUMNS} for line in right}
     for case in cases.values():
         case["kernels"] = sorted(case["kernels"])
+    if known:
+        old = read()[name_of(device, triton_version)]
+        kept = {name: case for name, case in old["cases"].items() if f"kernel/{name}" in known}
+        kernels |= {kernel: old["kernels"][kernel] for case in kept.values() for kernel in case["kernels"]}
+        cases = {name: (kept | cases)[name] for name in dict.fromkeys([*old["cases"], *cases]) if name in kept | cases}
     run = {"triton": triton_version, "kernels": dict(sorted(kernels.items())), "cases": cases}
     runs = dict(sorted((read() | {name_of(device, triton_version): run}).items()))
     RECORD_PATH.write_text(_to_json(runs))
