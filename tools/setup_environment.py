@@ -153,12 +153,13 @@ def _install_compat(python: Path) -> None:
 def _pip(python: Path, arguments: Sequence[object], environment: dict[str, str] | None = None) -> None:
     """`pip install`, tried twice: an index that times out once usually answers the next time.
 
-    Python files are compiled when they are imported: most never are.
+    The second time it says all that it does, versions that exclude each other among it. Python files are compiled when
+    they are imported: most never are.
     """
-    options = ["-q", "--disable-pip-version-check", "--no-compile"]
+    options = ["--disable-pip-version-check", "--no-compile"]
     command = [str(python), "-m", "pip", "install", *options, *map(str, arguments)]
     env = {**os.environ, **(environment or {})}
-    if subprocess.run(command, env=env, check=False).returncode != 0:
+    if subprocess.run([*command, "-q"], env=env, check=False).returncode != 0:
         print(f"[setup] pip failed; once more in {RETRY_AFTER_S} s", file=sys.stderr)
         time.sleep(RETRY_AFTER_S)
         subprocess.run(command, env=env, check=True)
