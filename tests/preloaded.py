@@ -1,9 +1,13 @@
 """What the server of `process_server.py` imports, so that its children need not: most of what tests import."""
 
 import contextlib
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # as the fuzzer wants it before anything reads it
 
 import numpy  # noqa: F401
 import pytest  # noqa: F401
+import torch._dynamo
 import torch.distributed  # noqa: F401
 
 import bert_fast.cli.main
