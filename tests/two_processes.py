@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.process_server import start_server
+
 __all__ = ["WORLD_SIZE", "run_two_processes", "share"]
 
 WORLD_SIZE = 2
@@ -22,7 +24,8 @@ def run_two_processes(work: Callable[[int], Any], folder: Path) -> list[Any]:
     """
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("this PyTorch has no gloo")
-    torch.multiprocessing.spawn(_process, (work, folder), WORLD_SIZE)
+    start_server()
+    torch.multiprocessing.start_processes(_process, (work, folder), WORLD_SIZE, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
 
 

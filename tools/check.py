@@ -54,9 +54,11 @@ JOBS = min(2, os.cpu_count() or 1)
 OUTPUT = threading.Lock()
 WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}  # two processes share two cores
 
-# Set by a user for other runs; here they would change what is tested.
+# Set by a user for other runs; here they would change what is tested, the last one how long it takes: every process
+# would compile the sources anew, pytest's assertions included.
 CLEARED_VARIABLES = (
-    "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "BERT_FAST_SIMD", "TRITON_INTERPRET", "PYTEST_ADDOPTS"
+    "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "BERT_FAST_SIMD", "TRITON_INTERPRET", "PYTEST_ADDOPTS",
+    "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
 
 

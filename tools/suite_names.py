@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("benchmarks", "bert_fast", "tests", "tools", "pyproject.toml")  # all else is linked
 LONGEST_PARAMETERS = 110
 LONGEST = 200
+NOT_COPIED = shutil.ignore_patterns("__pycache__")  # the first process writes it meanwhile
 SHOWN = 5
 UNREADABLE = {
     "not printable ASCII": re.compile(r"[^ -~]"),
@@ -52,11 +53,12 @@ def collect_elsewhere(scratch: Path) -> list[str]:
         if path.name not in COPIED:
             (project / path.name).symlink_to(path)
         elif path.is_dir():
-            shutil.copytree(path, project / path.name)
+            shutil.copytree(path, project / path.name, ignore=NOT_COPIED)
         else:
             shutil.copy2(path, project)
     (scratch / "shared").symlink_to(ROOT.parent / "shared")  # may lead nowhere there as here
     environment = {"PYTHONHASHSEED": "2", "TZ": "Etc/GMT-14", "LC_ALL": "C", "COLUMNS": "40"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # nobody would read it
     for name in ("HOME", "TMPDIR"):
         folder = scratch / name.lower()
         folder.mkdir()

@@ -1,15 +1,16 @@
 """Names of the kernels that cases of all ops launch, as JSON: `python -m tests.benchmarks.case_launches SIZE ...`.
 
-Over the null driver, without compiling anything, and on zeros: drawing random numbers took most of the time.
+Over the null driver, without compiling anything, and on zeros: drawing random numbers, and computing with what was
+drawn, took most of the time.
 SIZE: of the cases, "smoke", "gpu"; of cases that differ in rows alone, the one with the fewest.
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable
 from typing import Any
-from unittest import mock
 
 import benchmarks.smoke.dry
 
@@ -17,11 +18,14 @@ benchmarks.smoke.dry.start("sm_90")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from benchmarks.aot.launches import capture  # noqa: E402
 from benchmarks.kernels.case import KernelCase  # noqa: E402
 from benchmarks.kernels.timing import results_of  # noqa: E402
 from benchmarks.registry import family_names, kernel_cases  # noqa: E402
+
+aten = torch.ops.aten
 
 
 def fewest_rows(cases: Iterable[KernelCase]) -> list[KernelCase]:
@@ -32,10 +36,31 @@ def fewest_rows(cases: Iterable[KernelCase]) -> list[KernelCase]:
     return list(found.values())
 
 
-def zeros(*size: Any, generator: torch.Generator | None = None, **options: Any) -> torch.Tensor:
-    """In place of `torch.randn`; NumPy's, since memory that nobody writes to costs nothing."""
-    (shape,) = size if isinstance(size[0], tuple) else (size,)
-    return torch.from_numpy(np.zeros(shape, np.float32)).to(**options)
+class OnZeros(TorchDispatchMode):
+    """Random numbers, and what is computed from large tensors element by element, are zeros; NumPy's, since memory that
+    nobody writes to costs nothing. Integers, of which launches depend, are what they are.
+    """
+
+    DRAWN = (aten.randn.default, aten.randn.generator)
+    ELEMENTWISE = (
+        aten._to_copy.default, aten.add.Tensor, aten.mul.Tensor, aten.pow.Tensor_Scalar, aten.rand_like.default,
+    )  # fmt: skip
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self.DRAWN:
+            return zeros(args[0], kwargs.get("dtype") or torch.get_default_dtype())
+        if func in self.ELEMENTWISE and args[0].is_floating_point() and args[0].numel() > 2**16:
+            forms = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in args]
+            form = func(*forms, **{name: value for name, value in kwargs.items() if name != "device"})
+            if form.is_floating_point() and form.is_contiguous():
+                return zeros(form.shape, form.dtype)
+        return func(*args, **kwargs)
+
+
+def zeros(shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+    size = math.prod(shape := tuple(shape))
+    return torch.from_numpy(np.zeros(size * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def main(sizes: list[str]) -> None:
@@ -43,8 +68,10 @@ def main(sizes: list[str]) -> None:
     for size in sizes:
         of_size = found[size] = {}
         for case in fewest_rows(kernel_cases(size, family_names())):
-            with capture() as launches, mock.patch.object(torch, "randn", zeros):
-                results_of(case.make(torch.device("cpu")))
+            with OnZeros():
+                problem = case.make(torch.device("cpu"))
+            with capture() as launches:
+                results_of(problem)
             of_size[case.name] = sorted({launch.kernel.__name__ for launch in launches})
     print(json.dumps(found))
 

@@ -15,6 +15,10 @@ from benchmarks.kit.record import ROOT, Recorder
 from tests.benchmarks.conftest import CpuRun
 from tests.patience import PATIENCE_S
 
+# Other plugins than those that `make gpu` asks for take half of the time.
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+WITH_PLUGIN = (sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.pytest_plugin")
+
 TESTS = """
 import pytest, torch
 
@@ -56,12 +60,10 @@ def test_several_processes_write_each_line_once(cpu_run: CpuRun, tmp_path: Path)
     pytest.importorskip("xdist", reason="the package pytest-xdist is not installed")
     (tmp_path / "test_x.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [
-        sys.executable, "-m", "pytest", "-n", "2", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(cpu_run.file),
-        "test_x.py",
-    ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = [*WITH_PLUGIN, "-p", "xdist", "-n", "2", "--gpu-run", str(cpu_run.file), "test_x.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted((line["test"], line["outcome"]) for line in cpu_run.lines("test"))
     assert lines == [("test_x.py::test_a", "passed"), ("test_x.py::test_b", "passed")]
@@ -71,12 +73,10 @@ def test_several_processes_write_each_line_once(cpu_run: CpuRun, tmp_path: Path)
 def test_a_line_for_each_test_survives_a_crash(cpu_run: CpuRun, tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [
-        sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(cpu_run.file),
-        "test_x.py",
-    ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = [*WITH_PLUGIN, "--gpu-run", str(cpu_run.file), "test_x.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 9, done.stdout + done.stderr
     lines = cpu_run.lines("test")
     assert [(line["test"].split("::")[1], line["outcome"]) for line in lines] == [
@@ -110,7 +110,7 @@ def test_d(): pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two"])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "2")], ids=["one process", "two"])
 def test_behind_a_test_that_leaves_the_device_unusable_another_process_goes_on(
     workers: tuple[str, ...], cpu_run: CpuRun, tmp_path: Path
 ) -> None:
@@ -120,10 +120,10 @@ def test_behind_a_test_that_leaves_the_device_unusable_another_process_goes_on(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     progress = tmp_path / "progress.jsonl"
     command = (
-        sys.executable, "-m", "pytest", *workers, "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(cpu_run.file),
-        "--gpu-progress", str(progress), "-c", str(tmp_path / "pytest.ini"), str(tmp_path / "test_x.py"),
+        *WITH_PLUGIN, *workers, "--gpu-run", str(cpu_run.file), "--gpu-progress", str(progress),
+        "-c", str(tmp_path / "pytest.ini"), str(tmp_path / "test_x.py"),
     )  # fmt: skip
-    process = Process("tests", command, {"PYTHONPATH": str(ROOT)}, progress)
+    process = Process("tests", command, ENVIRONMENT, progress)
     recorder = Recorder(cpu_run.results, {"run": "this"})
     parts = run_parts([Part("tests", PATIENCE_S, (process,))], recorder, io.StringIO())
     outcomes = {

@@ -1,12 +1,14 @@
 """`bert-fast embed`, and the Python under it."""
 
 import hashlib
+import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from bert_fast import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 from bert_fast.cli import main
 from bert_fast.models.pooling import Pooling
 from bert_fast.testing.tolerances import ABSOLUTE
-from bert_fast.training.recipes import embedding_files
+from bert_fast.training.recipes import embedding_files, unfinished
 from bert_fast.training.recipes.embedding import Embedder
 from bert_fast.training.recipes.embedding_files import Embedded, embed_files
-from tests.patience import PATIENCE_S
+from bert_fast.training.recipes.unfinished import UnfinishedVectors
+from tests.process_server import Finished, run
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "text", "##s", "é", "."]
 TEXTS = ["a short text .", "", "texts " * 40, "é", "a", "short . " * 9]
@@ -164,51 +167,54 @@ def test_an_encoder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -
         Embedder.from_pretrained(tmp_path)
 
 
-# Groups of three texts, each recorded; the process kills itself when it is asked for the KILL_AT-th time for vectors,
-# or, "finish" and the like, when it is about to call that function, or, "torn", with half of a group's vectors written.
-KILLED = """
-import os, signal, sys
-import torch
-from bert_fast.cli import main
-from bert_fast.training.recipes import embedding_files, unfinished
-from bert_fast.training.recipes.embedding import Embedder
-torch.set_num_threads(1)
-embedding_files._GROUP_TEXTS, embedding_files._RECORD_SECONDS = 3, 0.0
-signals, at = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}, sys.argv[1]
-def stop(): os.kill(os.getpid(), signals[sys.argv[2]])
-embed_tokens, calls = Embedder.embed_tokens, []
-def counted(self, ragged):
-    calls.append(1)
-    if at == str(len(calls)): stop()
-    return embed_tokens(self, ragged)
-Embedder.embed_tokens = counted
-def killing(call):
-    def killed(*arguments):
-        stop()
-        return call(*arguments)
-    return killed
-if at == "write_info": embedding_files.write_info = killing(embedding_files.write_info)
-if at == "finish": unfinished.UnfinishedVectors.finish = killing(unfinished.UnfinishedVectors.finish)
-if at == "remove": unfinished.UnfinishedVectors.remove = killing(unfinished.UnfinishedVectors.remove)
-add = unfinished.UnfinishedVectors.add
-def torn(self, vectors, *arguments):
-    if self.texts >= 6:
-        self._file.write(vectors.tobytes()[: vectors.nbytes // 2 + 1])
-        self._file.flush()
-        stop()
-    add(self, vectors, *arguments)
-if at == "torn": unfinished.UnfinishedVectors.add = torn
-if at == "record": unfinished.write_atomically = killing(unfinished.write_atomically)
-sys.exit(main.main(sys.argv[3:]))
-"""
+def embed_until(at: str, how: str, arguments: list[str]) -> None:
+    """The command with groups of three texts, each recorded. The process stops itself, by SIGKILL or SIGINT, when it is
+    asked for the `at`-th time for vectors, or, "finish" and the like, when it is about to call that function, or,
+    "torn", with half of a group's vectors written.
+    """
+    torch.set_num_threads(1)
+    embedding_files._GROUP_TEXTS, embedding_files._RECORD_SECONDS = 3, 0.0
+    number = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}[how]
+    embed_tokens, add, calls = Embedder.embed_tokens, UnfinishedVectors.add, itertools.count(1)
+
+    def stop() -> None:
+        os.kill(os.getpid(), number)
+
+    def counted(embedder: Embedder, ragged: Any) -> Any:
+        if at == str(next(calls)):
+            stop()
+        return embed_tokens(embedder, ragged)
+
+    def torn(one: UnfinishedVectors, vectors: Any, *others: Any) -> None:
+        if one.texts >= 6:
+            one._file.write(vectors.tobytes()[: vectors.nbytes // 2 + 1])
+            one._file.flush()
+            stop()
+        add(one, vectors, *others)
+
+    def stopping(call: Callable[..., Any]) -> Callable[..., Any]:
+        def stopped(*others: Any) -> Any:
+            stop()
+            return call(*others)
+
+        return stopped
+
+    Embedder.embed_tokens = counted  # type: ignore[method-assign]
+    if at == "torn":
+        UnfinishedVectors.add = torn  # type: ignore[method-assign]
+    if at in ("finish", "remove"):
+        setattr(UnfinishedVectors, at, stopping(getattr(UnfinishedVectors, at)))
+    if at == "write_info":
+        embedding_files.write_info = stopping(embedding_files.write_info)
+    if at == "record":
+        unfinished.write_atomically = stopping(unfinished.write_atomically)
+    sys.exit(main.main(arguments))
 
 
-def run_until(folder: Path, at: str, how: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", KILLED, at, how, "embed", str(folder), "x.txt", "--quiet", *arguments]
-    root = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+def run_until(folder: Path, at: str, how: str, *arguments: str) -> Finished:
+    """In a process of its own, whose output is kept beside the working directory."""
+    command = ["embed", str(folder), "x.txt", "--quiet", *arguments]
+    return run(embed_until, at, how, command, folder=folder)
 
 
 def write_texts(count: int) -> list[str]:

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -24,6 +23,7 @@ from bert_fast.data.text_sources import find_sources, read_blocks
 from bert_fast.data.token_store_writer import StoreWriter, describe
 from bert_fast.errors import SourceError, StoreError
 from tests.patience import PATIENCE_S
+from tests.process_server import CONTEXT, start_server
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "text", "##s", "héllo", "你", "hello", "."]
 
@@ -145,9 +145,8 @@ def test_a_crash_at_any_system_call(
 
 def begin(files: list[Path], folder: Path, tokenizer: BertTokenizer, **options: Any) -> Any:
     """Starts a process that tokenizes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bert_fast.data"])
-    process = context.Process(target=tokenize_files, args=(files, folder, tokenizer), kwargs=options)
+    start_server()
+    process = CONTEXT.Process(target=tokenize_files, args=(files, folder, tokenizer), kwargs=options)
     process.start()
     return process
 

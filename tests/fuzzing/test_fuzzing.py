@@ -1,19 +1,19 @@
 """CI's share of the fuzzer, and tests that it finds what it is for."""
 
 import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from bert_fast.errors import CheckpointError
+from tests.process_server import run
 
 from .planted import FAULTS
 from .rules import argument_names, objection
 from .surfaces import SURFACES, numbers_of, surface_named, surface_of
 
-ROOT = Path(__file__).resolve().parents[2]
 # Surfaces that share a process, so that workers of the test run share the time.
 GROUPS = {
     "ops": ("registered ops",),
@@ -27,10 +27,18 @@ GROUPS = {
 
 def fuzz(*arguments: str) -> tuple[int, str]:
     """The exit status and what was printed; in a fresh process, from which forks are safe."""
-    command = [sys.executable, "-m", "tests.fuzzing", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
+    with tempfile.TemporaryDirectory() as folder:
+        done = run(command_line, arguments, folder=Path(folder))
     assert not done.stderr.startswith("Traceback"), done.stderr
     return done.returncode, done.stdout
+
+
+def command_line(arguments: tuple[str, ...]) -> None:
+    """As `python -m tests.fuzzing` with these arguments."""
+    from .__main__ import main
+
+    sys.argv[1:] = arguments
+    sys.exit(main())
 
 
 @pytest.mark.slow

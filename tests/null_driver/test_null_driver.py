@@ -2,38 +2,24 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tools.null_driver import build, table
+from tests.null_driver.server import run_command
+from tools.null_driver import table
 from tools.null_driver.device_answers import answer_for_gpu
 from tools.null_driver.saved_bytes import layer_list
 
 ROOT = Path(__file__).resolve().parents[2]
-CLEARED = ("TRITON_INTERPRET", "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH")
 pytestmark = pytest.mark.slow
 
 
 def run(scenario: str, device: str = "sm_90") -> Any:
     """What a scenario found, in a process of its own."""
-    reason = build.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.null_driver.scenarios", scenario, device],
-        cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_command("tests.null_driver.scenarios", scenario, device).splitlines()[-1])
 
 
 def test_no_step_launches_more_than_was_written_down() -> None:

@@ -1,17 +1,14 @@
 """Every launch configuration fits on every chip: a part of it rehearsed here, the whole as it was written down."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.null_driver.test_null_driver import CLEARED, run
-from tests.patience import PATIENCE_S
-from tools.null_driver import build, rehearsal
+from tests.null_driver.server import run_command
+from tests.null_driver.test_null_driver import run
+from tools.null_driver import rehearsal
 from tools.null_driver.driver import DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,18 +24,8 @@ CHOSEN = (
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", DEVICES)
 def test_chips_take_what_ships(chip: str) -> None:
-    reason = build.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.null_driver.rehearsal", "--json", "--device", chip]
-        + [f"--only={text}" for text in CHOSEN],
-        cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    arguments = ["--json", "--device", chip, *(f"--only={text}" for text in CHOSEN)]
+    found = json.loads(run_command("tools.null_driver.rehearsal", *arguments).splitlines()[-1])
     assert found["faults"] == []
     assert found["kernels"] >= 8 and found["shared bytes"] <= found["shared limit"]
     assert (found["tensor maps"] > 0) == (chip in ("sm_90", "sm_100"))

@@ -73,6 +73,7 @@ def test_both_runs_are_compared(
     (folder / "test_unreadable.py").write_text("import no_such_module")
     record = tmp_path / "record.jsonl"
     monkeypatch.setattr(report, "RECORD", record)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins take seconds of both runs
     absent, instead = "--outer-absent=transformers.activations:no_such_name", "--outer-instead=Bert:Electra"
     assert main([str(folder), "--record", "theirs 1.0", "--continue-on-collection-errors", absent, instead]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -1,6 +1,5 @@
 """Toy runs in processes of their own: to be killed, or to train together."""
 
-import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -10,11 +9,8 @@ import torch
 
 from bert_fast.training.trainer import Trainer
 from tests.patience import PATIENCE_S
+from tests.process_server import CONTEXT, start_server
 from tests.training.toy import ToySource, ToyTask, toy_config, toy_model
-
-# A server that has everything imported: its children begin at once, without the threads of this process.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.training.toy_process"])
 
 
 def toy_trainer(output_dir: Path, observers=(), dropout: float = 0.1, task=None, **changes) -> Trainer:
@@ -55,6 +51,7 @@ def _train(output_dir: Path, environment: dict[str, str], arguments: dict[str, A
 
 def start(output_dir: Path, environment: dict[str, str] | None = None, **arguments) -> Any:
     """A process that trains, already running."""
+    start_server()
     process = CONTEXT.Process(target=_train, args=(output_dir, environment or {}, arguments))
     process.start()
     return process

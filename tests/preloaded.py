@@ -1,0 +1,20 @@
+"""What the server of `process_server.py` imports, so that its children need not: most of what tests import."""
+
+import contextlib
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # as the fuzzer wants it before anything reads it
+
+import numpy  # noqa: F401
+import pytest  # noqa: F401
+import torch._dynamo
+import torch.distributed  # noqa: F401
+
+import bert_fast.cli.main
+import bert_fast.data
+import bert_fast.training.recipes.embedding_files
+import bert_fast.training.trainer  # noqa: F401
+from tests.training import toy  # noqa: F401
+
+with contextlib.suppress(ImportError):
+    from transformers import BertForMaskedLM, BertForPreTraining  # noqa: F401
