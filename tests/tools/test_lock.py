@@ -40,7 +40,7 @@ def assert_holds(versions: dict[str, str], wanted: Requirement) -> None:
 
 
 def python_version(folder: Path) -> str:
-    """ "3.11" of cpython-311-linux-x86_64."""
+    """The version of a folder such as cpython-311-linux-x86_64: "3.11" of that."""
     digits = folder.name.split("-")[1]
     return f"{digits[0]}.{digits[1:]}"
 
