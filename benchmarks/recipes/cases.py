@@ -22,7 +22,7 @@ from bert_fast.training.trainer import Trainer
 class Recipe:
     """One of `examples/`.
 
-    name: of the file. task: as in the settings. metrics: those to compare, the main one first. seeds: how many.
+    name: of the file. task: as in the settings. metrics: those to compare, the main one first.
     has_peer: whether transformers' Trainer, or sentence-transformers' for vectors and rerankers, runs it too.
     has_masked: whether transformers also runs it with padding kept out of the softmax over a window's positions.
     """
@@ -30,7 +30,6 @@ class Recipe:
     name: str
     task: str
     metrics: tuple[str, ...]
-    seeds: int = 1
     has_peer: bool = True
     has_masked: bool = False
 
@@ -62,12 +61,12 @@ RECIPES = {
         Recipe("books", "pretrain", ("masked_lm", "context_free_loss", "next_sentence_accuracy"), has_peer=False),
         Recipe("sms", "classify", ("accuracy", "f1", "matthews_correlation")),
         Recipe("polarity", "classify", ("accuracy", "f1", "matthews_correlation")),
-        Recipe("wnut17", "ner", ("f1", "precision", "recall"), seeds=3),
-        Recipe("uner_zh", "ner", ("f1", "precision", "recall"), seeds=3),
-        Recipe("xquad", "qa", ("f1", "exact_match"), seeds=3, has_masked=True),
+        Recipe("wnut17", "ner", ("f1", "precision", "recall")),
+        Recipe("uner_zh", "ner", ("f1", "precision", "recall")),
+        Recipe("xquad", "qa", ("f1", "exact_match"), has_masked=True),
         Recipe("swag", "choice", ("accuracy",)),
-        Recipe("search_en", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
-        Recipe("search_zh", "embed", ("recall@1", "mrr@10", "ndcg@10"), seeds=3),
+        Recipe("search_en", "embed", ("recall@1", "mrr@10", "ndcg@10")),
+        Recipe("search_zh", "embed", ("recall@1", "mrr@10", "ndcg@10")),
         Recipe("rerank_en", "rerank", ("mrr@10", "ndcg@10", "map")),
     )
 }
