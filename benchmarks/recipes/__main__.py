@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     if options.only is not None and options.only not in RECIPES:
         parser.error(f"--only: expected one of {', '.join(RECIPES)}, got {options.only}")
+    if options.seeds < 1:
+        parser.error(f"--seeds: expected at least 1, got {options.seeds}")
     chosen = [recipe for recipe in RECIPES.values() if options.only in (None, recipe.name)]
     if options.side is not None and not any(options.side in recipe.sides for recipe in chosen):
         parser.error(f"--side: {options.only} is run by {', '.join(chosen[0].sides)}, got {options.side}")
