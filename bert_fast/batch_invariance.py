@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bert_fast.errors import BackendError
 
-__all__ = ["ASKED", "batch_invariant", "refuse_on_gpu"]
+__all__ = ["ASKED", "batch_invariant", "is_asked", "refuse_on_gpu"]
 
 # Of this thread and asyncio task.
 ASKED: ContextVar[bool] = ContextVar("bert_fast.batch_invariant", default=False)
@@ -34,7 +34,7 @@ def batch_invariant() -> Iterator[None]:
     nothing else is (docs/serving.md).
 
     The choice is that of a thread or asyncio task, when a kernel is launched; a CUDA graph keeps what it was captured
-    with.
+    with, and what `torch.compile` traced its heads'.
 
     Raises:
         BackendError: within the context, where an op on a GPU would run by PyTorch's operators.
@@ -44,6 +44,14 @@ def batch_invariant() -> Iterator[None]:
         yield
     finally:
         ASKED.reset(token)
+
+
+def is_asked() -> bool:
+    """`ASKED`, for code that `torch.compile` traces, which cannot read it and takes what it holds as it traces."""
+    return ASKED.get()
+
+
+is_asked._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `backend.py`
 
 
 def refuse_on_gpu(op: str, x: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.batch_invariance import ASKED
+from bert_fast.batch_invariance import is_asked
 from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
@@ -56,7 +56,7 @@ def plain_linear(x: Tensor, layer: nn.Module) -> Tensor:
 
 def head_linear(x: Tensor, layer: nn.Module) -> Tensor:
     """layer(x), of a head's few columns: by the library, but where its sums may not depend on the batch. x [T, K]."""
-    return plain_linear(x, layer) if ASKED.get() else layer(x)
+    return plain_linear(x, layer) if is_asked() else layer(x)
 
 
 def product_and_bias(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor | None]:
