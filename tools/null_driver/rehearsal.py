@@ -1,6 +1,6 @@
 """Rehearses what ships: every launch configuration on every chip, compiled, launched over the null driver, twice.
 
-    python -m tools.null_driver.rehearsal                          all chips, each in a process of its own
+    python -m tools.null_driver.rehearsal                          all chips, each in a process, one on each core
     python -m tools.null_driver.rehearsal --device sm_86 --only "gelu wide"
     python -m tools.null_driver.rehearsal --record                 all, writes record and table
 
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -181,7 +182,9 @@ def main() -> int:
         print(json.dumps(rehearse(driver, _cases(arguments.family, arguments.only))))
         return 0
     passed_on = [f"--{name}={text}" for name in ("family", "only") for text in getattr(arguments, name)]
-    found = {chip: _in_a_process(chip, passed_on) for chip in arguments.device or DEVICES}
+    chips = [*(arguments.device or DEVICES)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = dict(zip(chips, pool.map(lambda chip: _in_a_process(chip, passed_on), chips), strict=True))
     print("\n".join(rows(found)))
     faults = [f"{chip}: {fault}" for chip, one in found.items() for fault in one["faults"]]
     print("\n".join(f"FAULT {fault}" for fault in faults))
