@@ -12,21 +12,22 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["draw", "is_undrawn", "undrawn", "weights_follow"]
 
 _weights_follow = ContextVar("weights_follow", default=False)
 _MARK = "_is_undrawn"  # of a module; copies of it have the mark, too
-_DRAWS = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_)
+# Of torch.nn.init and of tensors; by name, as transformers puts its own in their place while it loads a model.
+_DRAWS = {"kaiming_uniform_", "uniform_", "normal_"}
 
 
 class _WithoutDraws(TorchFunctionMode):
     """Functions that fill a tensor with random numbers leave it as it is."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _DRAWS:
+        if getattr(function, "__name__", None) in _DRAWS:
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
 

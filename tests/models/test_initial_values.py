@@ -1,6 +1,7 @@
 """What a checkpoint lacks has initial values, and what it holds is not drawn first."""
 
 import copy
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ def test_what_is_loaded_is_not_drawn(cls: Any, tmp_path: Path) -> None:
     assert sum(draws.sizes) > 10_000, "the test would not see them"
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_nothing_is_drawn_by_functions_in_the_place_of_pytorchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers has them while it loads a model, perhaps in another thread."""
+    BertModel(CONFIG).save_pretrained(tmp_path)
+    for name in ("kaiming_uniform_", "uniform_", "normal_"):
+        original = getattr(nn.init, name)
+
+        @functools.wraps(original)
+        def another(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(nn.init, name, another)
+    with Draws() as draws:
+        BertModel.from_pretrained(tmp_path)
+    assert draws.sizes == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
