@@ -17,12 +17,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
 from tools.null_driver import table
-from tools.null_driver.counting import counted_syncs
+from tools.null_driver.counting import counted_operators, counted_syncs
 from tools.null_driver.driver import NullDriver, start
 from tools.null_driver.saved_bytes import layer_list
 from tools.null_driver.steps import PARTS, Step, inputs_of, make_step
@@ -172,28 +171,16 @@ SERVED = (
     ("BertForTokenClassification", "autocast", "fused"),
     ("BertForMaskedLM", "fp32", "bert_fast"),
 )
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")
 
 
-class _Noted(TorchDispatchMode):
-    """Products of the library, by name."""
+def batch_invariant(driver: NullDriver) -> dict[str, list[list[int]]]:
+    """How many different lists of launches batches of different lengths have, and how many products are the library's.
 
-    def __init__(self, into: list[Any]) -> None:
-        super().__init__()
-        self._into = into
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in PRODUCTS:
-            self._into.append((func.overloadpacket.__name__,))
-        return func(*args, **(kwargs or {}))
-
-
-def batch_invariant(driver: NullDriver) -> dict[str, list[int]]:
-    """How many different lists of launches batches of different lengths have: as they are, and asked for the same bits.
+    As they are, then asked for the same bits.
 
     Of a launch everything counts that its kernel is compiled for: constants, options, what Triton specializes; but not
-    whether sequences come in an order of their own, which says who works on one and enters no number. No kernel is
-    compiled or run. A product of the library is a launch, too.
+    whether sequences come in an order of their own, which says who works on one and enters no number. No
+    kernel is compiled or run.
     """
     import bert_fast
     from bert_fast.kernels._launch_plan import LaunchPlan
@@ -225,17 +212,17 @@ def batch_invariant(driver: NullDriver) -> dict[str, list[int]]:
         step.model.eval()
         counts = []
         for asked in (False, True):
-            launched = set()
+            launched, num_products = set(), 0
             for lengths in REAL:
                 step.inputs = inputs_of(name, lengths)
                 del step.inputs["labels"]
                 noted.clear()
-                with torch.no_grad(), bert_fast.batch_invariant() if asked else nullcontext(), _Noted(noted):
+                asking = bert_fast.batch_invariant() if asked else nullcontext()
+                with torch.no_grad(), asking, counted_operators() as operators:
                     step.forward()
                 launched.add(str(noted))
-                if asked and any(one[0] in PRODUCTS for one in noted):
-                    raise AssertionError(f"{name} {kind} {lengths}: a product of the library")
-            counts.append(len(launched))
+                num_products += operators.products
+            counts.append([len(launched), num_products])
         found[f"{name} {precision} {kind}"] = counts
     return found
 

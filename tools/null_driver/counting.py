@@ -14,7 +14,7 @@ from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import PARTS, Step
 from tools.step_calls import calls_of
 
-__all__ = ["Counts", "count", "counted_syncs", "host_microseconds"]
+__all__ = ["Counts", "count", "counted_operators", "counted_syncs", "host_microseconds"]
 
 # What torch's operators are on a GPU beside kernels: memory, views, questions of the host.
 _NO_KERNEL = (
@@ -104,7 +104,7 @@ def counted_syncs() -> Iterator[list[str]]:
 
 
 @contextmanager
-def _counted_operators() -> Iterator[_Operators]:
+def counted_operators() -> Iterator[_Operators]:
     """Ops take the way that they take when nobody watches."""
     from bert_fast.ops import _register
 
@@ -137,7 +137,7 @@ def _count(step: Step, driver: NullDriver) -> dict[str, Any]:
         found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
     for part in PARTS:  # last: what is remembered of tensors is looked at again where a mode is on, and after it
         step.prepare(part)
-        with _counted_operators() as operators:
+        with counted_operators() as operators:
             getattr(step, part)()
         found[part]["products"] = operators.products
         found[part]["small"] = dict(sorted((+operators.small).items()))
