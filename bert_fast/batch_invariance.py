@@ -27,8 +27,8 @@ def batch_invariant() -> Iterator[None]:
     That is so of hidden states and of what our heads make of them, in forward passes without dropout by Triton's
     kernels on one kind of GPU, in fp32, fp16 and bf16, whether gradients are recorded or not; not of losses and
     gradients. Products are then never the library's, small batches are worked on in tiles that they do not fill, short
-    texts in the loop for long ones. Layers that are more than an `nn.Linear` (adapters, quantised ones) and heads that
-    transformers' own code computes promise nothing.
+    texts in the loop for long ones. Layers that are more than an `nn.Linear` (adapters, quantised ones), and heads and
+    whole calls that a fused model leaves to transformers' code, promise nothing.
 
     On the CPU nothing changes: there hidden states in evaluation, without gradients, in fp32 are such anyway, and
     nothing else is (docs/serving.md).
@@ -37,7 +37,7 @@ def batch_invariant() -> Iterator[None]:
     with, and what `torch.compile` traced its heads'.
 
     Raises:
-        BackendError: within the context, where an op on a GPU would run by PyTorch's operators.
+        BackendError: within the context, where products or attention on a GPU would be the back-end torch's.
     """
     token = ASKED.set(True)
     try:

@@ -30,7 +30,7 @@ class Part:
 PARTS = (
     Part(
         "bert_fast", "What most programs need",
-        but=("XLMRobertaTokenizer", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
+        but=("XLMRobertaTokenizer", "batch_invariant", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
     ),
     Part("bert_fast.ops", "Operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
     Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
