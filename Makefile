@@ -10,9 +10,11 @@ COMMIT ?=
 GPU_ARGS ?=
 TESTS ?=
 OUTER_ARGS ?=
+TAG ?=
+LINKS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -31,6 +33,7 @@ help:
 	@echo "make results     README, docs/results.md and docs/speed.svg from the stored results"
 	@echo "make site        the documentation as a site in build/site, in an environment of its own (.venv-site)"
 	@echo "make dist        source archive and wheel in dist/, checked (.venv-dist)"
+	@echo "make release-notes  the changelog's section of this version, for a TAG and with LINKS if given, in build"
 	@echo "make clean       removes what was built;  make distclean  the environment as well"
 
 setup:
@@ -95,6 +98,11 @@ site:
 dist:
 	@$(PYTHON) tools/setup_environment.py dist --venv $(VENV)-dist
 	@$(VENV)-dist/bin/python -m tools.wheels build
+
+release-notes:
+	@mkdir -p build
+	@$(PYTHON) -m tools.release_notes $(if $(TAG),--tag $(TAG)) $(if $(LINKS),--links $(LINKS)) > build/release_notes.md || { rm -f build/release_notes.md; exit 1; }
+	@cat build/release_notes.md
 
 clean:
 	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bert_fast.egg-info
