@@ -140,22 +140,22 @@ def _sms(rounds: int) -> dict[str, Any]:
     return _in_turn("run/minilm/sms", models, examples, collator)
 
 
-def _masked_words(lengths: str, rounds: int) -> dict[str, Any]:
+def masked_words(lengths: str, rounds: int, size: bert.Size = bert.MINILM) -> dict[str, Any]:
     """Steps on sequences of stored lengths."""
     import transformers
 
     case = Case("minilm", lengths, 384 if "384" in lengths else 512, "random", "training", MLM_STEPS * BATCH_SIZE)
     sources = map(DrawnSource, draw_lengths(case, rounds))
     models = [
-        BertForMaskedLM(bert.MINILM.config(BertConfig)),
-        transformers.BertForMaskedLM(bert.MINILM.config(transformers.BertConfig)),
+        BertForMaskedLM(size.config(BertConfig)),
+        transformers.BertForMaskedLM(size.config(transformers.BertConfig)),
     ]
     examples = (
         (MaskedWords(source), [{"input_ids": source.tokens(i).tolist()} for i in range(case.batch_size)])
         for source in sources
     )
     collator = transformers.DataCollatorForLanguageModeling(_plain_tokenizer(), mlm_probability=0.15)
-    return _in_turn(f"run/minilm/mlm/{lengths}", models, examples, collator)
+    return _in_turn(f"run/{size.name}/mlm/{lengths}", models, examples, collator)
 
 
 _SAME = {"learning_rate": 5e-5, "weight_decay": 0.01, "log_every": 10_000}
@@ -219,7 +219,7 @@ def _plain_tokenizer() -> Any:
 
 # name -> function of the number of rounds
 CPU_RUNS = {"run/minilm/sms": _sms} | {
-    f"run/minilm/mlm/{lengths}": (lambda rounds, lengths=lengths: _masked_words(lengths, rounds))
+    f"run/minilm/mlm/{lengths}": (lambda rounds, lengths=lengths: masked_words(lengths, rounds))
     for lengths in MLM_LENGTHS
 }
 

@@ -319,7 +319,7 @@ class Run:
         self.epochs = place.epoch + (place.step + 1) / place.epoch_steps
         evaluates = self.task.valid is not None and self._is_due(self.config.eval_every, ends_epoch, is_last)
         saves = self._saves and self._is_due(self.config.save_every, ends_epoch, is_last)
-        if evaluates or saves or number % self.config.log_every == 0:
+        if evaluates or saves or is_last or number % self.config.log_every == 0:
             self._look()
             self._report()
         outcome = "finished" if is_last else None

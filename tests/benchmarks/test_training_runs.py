@@ -1,11 +1,14 @@
 """Whole runs: what they report, and that both sides do the same work."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks import goals
+from benchmarks.kit import bert
 from benchmarks.models import training_runs
-from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, MaskedWords, time_run
+from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, MaskedWords, masked_words, time_run
 
 pytest.importorskip("accelerate")
 
@@ -17,6 +20,17 @@ def test_a_small_run_reports_itself() -> None:
     assert 0 <= result["wait_share"] <= 1
     assert 0.8 < result["fill"] <= 1
     assert 3 < result["last_loss"] < 7  # ln 100 = 4.6
+
+
+def test_both_sides_of_a_run_on_a_cpu_do_the_same_work(shared_data: Path) -> None:
+    pytest.importorskip("transformers")
+    result = masked_words("single_books", 2, bert.TINY)
+    assert len(result["bert_fast_s"]) == len(result["transformers_s"]) == 2
+    assert min(result["bert_fast_s"] + result["transformers_s"]) > 0
+    assert result["bert_fast_tokens_per_s"] == pytest.approx(result["real_tokens"] / sum(result["bert_fast_s"]), rel=0.1)
+    # Both sides see the same sequences, three batches of 32 a round; theirs are filled up to the longest of a batch.
+    assert 2 * 96 * 2 < result["real_tokens"] < 2 * 96 * 512
+    assert 0.2 < result["fill"] < 1
 
 
 def test_drawn_batches_are_masked_as_in_pretraining() -> None:

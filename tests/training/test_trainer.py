@@ -70,6 +70,14 @@ def test_events_in_order_and_complete(tmp_path) -> None:
     assert [event.learning_rate for event in recorder.of("step")][-1] == pytest.approx(1e-3 / 8)
 
 
+@pytest.mark.parametrize("keep_checkpoints", [0, 1])
+def test_the_last_step_is_told_whatever_else_is_due(tmp_path, keep_checkpoints) -> None:
+    recorder = Recorder()
+    settings = {"steps": 7, "log_every": 5, "save_every": 100, "keep_checkpoints": keep_checkpoints}
+    toy_trainer(tmp_path, [recorder], task=ToyTask(ToySource(50)), **settings).train()
+    assert [(event.step, event.num_steps) for event in recorder.of("step")] == [(5, 5), (7, 2)]
+
+
 def test_an_epoch_takes_every_example_once(tmp_path) -> None:
     seen: list[int] = []
 
