@@ -5,6 +5,7 @@ fails where a page or the picture is not of the stored results.
 """
 
 import argparse
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -15,12 +16,16 @@ from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
 from benchmarks.serving import report as serving
 from benchmarks.tokenizers.stored import best_peer, newest_lines
-from bert_fast.bench.cases import CASES, draw
+from bert_fast.bench.cases import CASES
 from bert_fast.bench.picture import Bar, Group, Picture, as_svg
 
 Line = dict[str, Any]
 _FUSED, _FAMILIES, _RUN = "fuse/", "families/", "run/"
 _RUNS = {"sms": "SMS spam, an epoch", "mlm": "masked words,"}
+_RUN_LABELS = {
+    "sms": "classes of messages", "single_books": "masked words, novels",
+    "squad_windows_384_stride128": "masked words, SQuAD", "packed_nsp_512": "masked words, full texts",
+}  # fmt: skip
 _TOKENIZER = {  # what the page shows of many cases
     "en_docs/arrays": "English documents to arrays",
     "en_docs/padded": "English documents, padded to 512",
@@ -35,6 +40,20 @@ _TOKENIZER = {  # what the page shows of many cases
 def newest() -> dict[str, Line]:
     """Case name -> its last stored result."""
     return {line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")}
+
+
+def fused() -> dict[str, dict[str, Line]]:
+    """Processor -> case name -> its last stored result, of processors on which all that is drawn was measured."""
+    found: dict[str, dict[str, Line]] = {}
+    for line in read_lines(RESULTS / "cpu.jsonl"):
+        if line["case"].startswith(_FUSED):
+            found.setdefault(_short(line["processor"]), {})[line["case"]] = line
+    return {name: of for name, of in sorted(found.items()) if of.keys() >= {case.stored for case in CASES}}
+
+
+def _short(processor: str) -> str:
+    """`Intel Xeon` of `Intel(R) Xeon(R) Processor`."""
+    return re.sub(r"\(R\)|\(TM\)| Processor$", "", processor)
 
 
 def render_models() -> str:
@@ -52,8 +71,11 @@ def render_pieces() -> str:
 
 def render_fused() -> str:
     """A Markdown table: Hugging Face's models after `bert_fast.fuse`, beside the same models untouched."""
-    results = {case.removeprefix(_FUSED): r for case, r in newest().items() if case.startswith(_FUSED)}
-    return _models("fused", results, digits=2)
+    tables = []
+    for processor, results in fused().items():
+        rows = {case.removeprefix(_FUSED): r for case, r in results.items()}
+        tables.append(f"**{processor}**\n\n{_models('fused', rows, digits=2)}")
+    return "\n\n".join(tables)
 
 
 def render_families() -> str:
@@ -115,16 +137,18 @@ def _piece(case: str, r: Line) -> tuple[str, ...] | None:
 
 def render_front() -> str:
     """A Markdown list: what README says of each hardware."""
-    results = newest()
 
-    def span(is_padded: bool) -> str:
+    def span(results: dict[str, Line], is_padded: bool) -> str:
         ratios = sorted(results[case.stored]["ratio"] for case in CASES if case.is_padded is is_padded)
         return f"{ratios[0]:.1f} to {ratios[-1]:.1f} times"
 
+    spans = (
+        f"on an {name} {span(results, True)} as fast on padded batches, {span(results, False)} where nothing is padded"
+        for name, results in fused().items()
+    )
     gpus = [file.stem for file in sorted(RESULTS.glob("*.jsonl")) if is_of_gpu(file)]
     lines = (
-        f"- **CPU** (x86-64): {span(True)} as fast on padded batches, {span(False)} where nothing is padded, in "
-        "training and in inference; measured beside the same model untouched.",
+        f"- **CPU**, in training and in inference, beside the same model untouched: {'; '.join(spans)}.",
         f"- **GPU**: {f'measured on {chr(44).join(gpus)}' if gpus else 'no speed has been measured yet'}. The Triton "
         "kernels are checked in Triton's interpreter and compiled for NVIDIA's Ampere, Hopper and Blackwell and AMD's "
         "MI300; `make gpu` measures them on yours.",
@@ -138,37 +162,66 @@ def is_of_gpu(file: Path) -> bool:
 
 
 def picture() -> str:
-    """docs/speed.svg: what `fuse` gives, from the newest stored results."""
-    results = newest()
-    lines = [results[case.stored] for case in CASES]
-    processors, threads = sorted({line["processor"] for line in lines}), sorted({line["threads"] for line in lines})
+    """docs/speed.svg: what `fuse` gives BERT-base on each processor, from the newest stored results."""
+    cases = [case for case in CASES if case.size is CASES[0].size]
+    results = fused()
+    lines = [of[case.stored] for of in results.values() for case in cases]
     share = min(line["fill"] for line in lines)
+    groups = (
+        Group(f"BERT-base on an {processor}", tuple(_bar(case.label, of[case.stored]) for case in cases))
+        for processor, of in results.items()
+    )
     notes = (
-        f"1x (grey) is the same model untouched, with PyTorch's SDPA attention. {' and '.join(processors)}, "
-        f"{' or '.join(map(str, threads))} cores, fp32.",
+        f"1x (grey) is the same model untouched, with PyTorch's SDPA attention; {_threads(lines)}, fp32.",
         f"Padded batch: sentences of novels as they come; {share:.0%} or more of the positions hold a token.",
     )
-    return as_svg(draw(lambda case: float(results[case.stored]["ratio"]), CASES, notes))
+    return as_svg(Picture("Tokens per second after bert_fast.fuse(model)", tuple(groups), notes))
+
+
+def _threads(lines: list[Line]) -> str:
+    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
 
 
 def picture_of_the_rest() -> str:
-    """docs/speed_more.svg: the library's own classes, whole runs and tokenizers, from the newest stored results."""
+    """docs/speed_more.svg: fused MiniLM, the library's own classes, whole runs and tokenizers, likewise."""
     results = newest()
-    groups = []
-    for size in dict.fromkeys(case.size for case in CASES):
-        stored = {case.label: results[case.stored.removeprefix(_FUSED)]["ratio"] for case in CASES if case.size is size}
-        groups.append(Group(f"The library's own classes, {size.name}", tuple(Bar(*item) for item in stored.items())))
-    runs = {case: line["ratio"] for case, line in results.items() if case.startswith(_RUN)}
-    labels = {"sms": "classes of messages", "single_books": "masked words, novels"}
-    bars = (Bar(labels.get(case.split("/")[-1], "masked words, SQuAD"), ratio) for case, ratio in runs.items())
-    groups.append(Group("Whole training runs beside transformers' Trainer, minilm", tuple(bars)))
-    lines = newest_lines(RESULTS / "tokenizers.jsonl")
+    base, small = dict.fromkeys(case.size for case in CASES)
+    parts = [
+        ("MiniLM after bert_fast.fuse(model)", {case.label: of[case.stored] for case in CASES if case.size is small})
+        for of in fused().values()
+    ]
+    for size in (base, small):
+        own = {case.label: results[case.stored.removeprefix(_FUSED)] for case in CASES if case.size is size}
+        parts.append((f"The library's own classes, {size.name}", own))
+    runs = {_RUN_LABELS[case.split("/")[-1]]: line for case, line in results.items() if case.startswith(_RUN)}
+    parts.append(("Training runs of MiniLM beside transformers' Trainer", runs))
+    parts.append(("Tokenizer beside the fastest other with the right ids", _tokenizers()))
+    threads = _threads([line for _, lines in parts for line in lines.values()])
+    notes = (f"1x (grey) is the other side of each comparison; {threads}, fp32.",)
+    groups = tuple(
+        Group(f"{title} ({_processors(lines)})", tuple(_bar(*item) for item in lines.items())) for title, lines in parts
+    )
+    return as_svg(Picture("Tokens per second, the rest of what is measured", groups, notes))
+
+
+def _tokenizers() -> dict[str, Line]:
+    """Label -> its newest line, with the ratio to the best other tokenizer."""
+    stored = newest_lines(RESULTS / "tokenizers.jsonl")
     shown = {"en_docs/arrays": "English", "zh_docs/arrays": "Chinese", "multi_docs/arrays": "99 languages"}
-    best = {what: (lines[f"tokenizer/{case}"], best_peer(lines[f"tokenizer/{case}"])) for case, what in shown.items()}
-    bars = (Bar(what, line["entrants"][peer]["ratio"]) for what, (line, peer) in best.items() if peer is not None)
-    groups.append(Group("Tokenizer beside the fastest other with the right ids", tuple(bars)))
-    notes = ("1x (grey) is the other side of each comparison; two cores of an AMD EPYC, fp32.",)
-    return as_svg(Picture("Tokens per second, the rest of what is measured", tuple(groups), notes))
+    lines = {}
+    for case, label in shown.items():
+        line = stored[f"tokenizer/{case}"]
+        if (peer := best_peer(line)) is not None:
+            lines[label] = line | {"ratio": line["entrants"][peer]["ratio"]}
+    return lines
+
+
+def _processors(lines: dict[str, Line]) -> str:
+    return ", ".join(sorted({_short(line["processor"]) for line in lines.values()}))
+
+
+def _bar(label: str, line: Line) -> Bar:
+    return Bar(label, float(line["ratio"]))
 
 
 TABLES = {
