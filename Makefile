@@ -14,7 +14,7 @@ TAG ?=
 LINKS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -36,10 +36,16 @@ help:
 	@echo "make release-notes  the changelog's section of this version, for a TAG and with LINKS if given, in build"
 	@echo "make clean       removes what was built;  make distclean  the environment as well"
 
-setup:
+python:
+	@$(PYTHON) tools/require_python.py
+
+gpu-python:
+	@$(GPU_PYTHON) tools/require_python.py
+
+setup: python
 	@$(PYTHON) tools/setup_environment.py test --venv $(VENV)
 
-setup-demo:
+setup-demo: python
 	@$(PYTHON) tools/setup_environment.py demo --venv $(VENV)
 
 demo: setup-demo
@@ -65,16 +71,16 @@ format: setup
 bench: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.run
 
-gpu:
+gpu: gpu-python
 	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
 
-gpu-smoke:
+gpu-smoke: gpu-python
 	@$(GPU_PYTHON) -m benchmarks.smoke --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
 
-gpu-sanitize:
+gpu-sanitize: gpu-python
 	@$(GPU_PYTHON) -m benchmarks.gpu.sanitizer --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
 
-gpu-status:
+gpu-status: python
 	@$(PYTHON) -m benchmarks.gpu.status
 
 witness: setup
@@ -91,15 +97,15 @@ plots: setup-demo
 results: setup
 	@$(VENV_PYTHON) -m benchmarks.table --write
 
-site:
+site: python
 	@$(PYTHON) tools/setup_environment.py site --venv $(VENV)-site
 	@$(VENV)-site/bin/python -m tools.site
 
-dist:
+dist: python
 	@$(PYTHON) tools/setup_environment.py dist --venv $(VENV)-dist
 	@$(VENV)-dist/bin/python -m tools.wheels build
 
-release-notes:
+release-notes: python
 	@mkdir -p build
 	@$(PYTHON) -m tools.release_notes $(if $(TAG),--tag $(TAG)) $(if $(LINKS),--links $(LINKS)) > build/release_notes.md || { rm -f build/release_notes.md; exit 1; }
 	@cat build/release_notes.md

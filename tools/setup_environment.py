@@ -52,9 +52,6 @@ def main() -> int:
     parser.add_argument("profile", choices=[*EXTRAS, *APART])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     arguments = parser.parse_args()
-    if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 is on PATH runs this script
-        print(f"bert_fast needs Python >= 3.10, this is {sys.version.split()[0]}; set PYTHON=...", file=sys.stderr)
-        return 1
     try:
         _set_up(arguments.profile, arguments.venv.absolute())
     except subprocess.CalledProcessError as error:

@@ -1,0 +1,33 @@
+"""Ends with a message where this interpreter is older than pyproject.toml allows; says nothing else.
+
+The Makefile runs this before anything else, by whatever `python3` is on PATH: so it keeps to what any Python can read.
+"""
+
+import os
+import re
+import sys
+
+PYPROJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pyproject.toml")
+
+
+def oldest():
+    """The oldest minor version that is supported: (3, 10)."""
+    with open(PYPROJECT) as file:
+        found = re.search(r'^requires-python = ">=(\d+)\.(\d+)"', file.read(), re.MULTILINE)
+    return int(found.group(1)), int(found.group(2))
+
+
+def problem(version, path):
+    """What to do about an interpreter of this version; None where it is new enough."""
+    wanted = oldest()
+    if tuple(version[:2]) >= wanted:
+        return None
+    is_named = {"wanted": "%d.%d" % wanted, "found": "%d.%d" % tuple(version[:2]), "path": path}
+    return (
+        "bert_fast needs Python %(wanted)s or newer, and %(path)s is Python %(found)s. "
+        "Name another: make ... PYTHON=python%(wanted)s" % is_named
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(problem(sys.version_info, sys.executable))
