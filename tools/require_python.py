@@ -8,6 +8,9 @@ import re
 import sys
 
 PYPROJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pyproject.toml")
+MESSAGE = (
+    "bert_fast needs Python {0}.{1} or newer, and {2} is Python {3}.{4}. Name another: make ... PYTHON=python{0}.{1}"
+)
 
 
 def oldest():
@@ -22,11 +25,7 @@ def problem(version, path):
     wanted = oldest()
     if tuple(version[:2]) >= wanted:
         return None
-    is_named = {"wanted": "%d.%d" % wanted, "found": "%d.%d" % tuple(version[:2]), "path": path}
-    return (
-        "bert_fast needs Python %(wanted)s or newer, and %(path)s is Python %(found)s. "
-        "Name another: make ... PYTHON=python%(wanted)s" % is_named
-    )
+    return MESSAGE.format(wanted[0], wanted[1], path, version[0], version[1])
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def test_both_sides_of_a_run_on_a_cpu_do_the_same_work(shared_data: Path) -> Non
     result = masked_words("single_books", 2, bert.TINY)
     assert len(result["bert_fast_s"]) == len(result["transformers_s"]) == 2
     assert min(result["bert_fast_s"] + result["transformers_s"]) > 0
-    speed = result["real_tokens"] / sum(result["bert_fast_s"])
-    assert result["bert_fast_tokens_per_s"] == pytest.approx(speed, rel=0.05)  # seconds are rounded
+    seconds, speed = sum(result["bert_fast_s"]), result["bert_fast_tokens_per_s"]
+    assert (seconds - 0.002) * speed < result["real_tokens"] < (seconds + 0.002) * speed  # two rounded numbers
     # Both sides see the same sequences, three batches of 32 a round; theirs are filled up to the longest of a batch.
     assert 2 * 96 * 2 < result["real_tokens"] < 2 * 96 * 512
     assert 0.2 < result["fill"] < 1
