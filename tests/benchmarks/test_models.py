@@ -26,8 +26,10 @@ def test_both_sides_are_one_model(is_fused: bool) -> None:
 
 def test_fused_cases_have_names_and_goals_of_their_own() -> None:
     assert {case.name for case in CASES}.isdisjoint(case.name for case in FUSED_CASES)
-    rows = table.render_fused().splitlines()
-    assert len(rows) == 2 + len(FUSED_CASES) and "| fused |" in rows[0]
+    for processor, shown in zip(table.fused(), table.render_fused().split("\n\n**"), strict=True):
+        name, _, *rows = shown.removeprefix("**").splitlines()
+        assert name == f"{processor}**"
+        assert len(rows) == 2 + len(FUSED_CASES) and "| fused |" in rows[0]
     assert "fuse/" not in table.render_models() + table.render_pieces()
 
 

@@ -121,8 +121,18 @@ def sources(chip: str) -> str:
     kernels = table.read()["kernels"] | cards.read()["kernels"]
     codes = sorted(row["code"] for key, row in kernels.items() if key.endswith(f" {chip}"))
     files = sorted((ROOT / "bert_fast" / "kernels").glob("*.py"))
-    trees = [ast.dump(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
+    trees = [repr(_contents(ast.parse(path.read_text(encoding="utf-8")))) for path in files]
     return hashlib.sha256("\0".join([repr(DEVICES[chip]), *codes, *trees]).encode()).hexdigest()[:16]
+
+
+def _contents(node: Any) -> Any:
+    """A syntax tree without fields that are empty, of which Pythons have different ones."""
+    if isinstance(node, list):
+        return [_contents(one) for one in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: _contents(value) for name, value in ast.iter_fields(node) if value is not None and value != []}
+    return type(node).__name__, fields
 
 
 def read() -> dict[str, dict[str, Any]]:
