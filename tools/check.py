@@ -21,11 +21,12 @@ Without arguments all run but the last three.
     gpu          what needs a GPU, within nine minutes: `python -m benchmarks.gpu`. Installs nothing
 
 After cpp, python and interpreter, `python -m tools.suite_counts compare` fails if fewer tests ran than are on record.
-Every check runs even when an earlier one failed; the exit status is 1 if any did. Commands of one core run two at a
-time, each with its output in one piece when it ends.
+Every check runs even when an earlier one failed; the exit status is 1 if any did. Commands of lint, cpp and names run
+two at a time, each with its output in one piece when it ends.
 """
 
 import argparse
+import contextlib
 import io
 import os
 import shutil
@@ -52,6 +53,8 @@ SANITIZED_TESTS = ("ops", "aten", "tokenization")
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
 OUTPUT = threading.Lock()
+CORES = threading.Semaphore(JOBS)  # of commands whose output is shown when they end
+AT_ONCE = ("lint", "cpp", "names")  # so that a core that one of them leaves idle goes on with another
 WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}  # two processes share two cores
 
 # Set by a user for other runs; here they would change what is tested, the last one how long it takes: every process
@@ -160,7 +163,7 @@ def _counts(report: str) -> list[str]:
 
 
 def names() -> list[Outcome]:
-    return [_run("names of tests", [sys.executable, "-m", "tools.suite_names"])]
+    return [_run("names of tests", [sys.executable, "-m", "tools.suite_names"], whole=True)]
 
 
 def python() -> list[Outcome]:
@@ -242,7 +245,12 @@ def _tool(name: str) -> str:
 
 
 def _run(name: str, command: list[str], environment: dict[str, str] | None = None, *, whole: bool = False) -> Outcome:
-    """Runs a command at the project's root, its output shown as it comes or, where others run beside it, at its end."""
+    """Runs a command at the project's root; whole: beside others, when a core is free, its output shown at its end."""
+    with CORES if whole else contextlib.nullcontext():
+        return _run_now(name, command, environment, whole)
+
+
+def _run_now(name: str, command: list[str], environment: dict[str, str] | None, whole: bool) -> Outcome:
     shown = command if len(command) <= 12 else [*command[:12], "..."]
     env = {key: value for key, value in os.environ.items() if key not in CLEARED_VARIABLES} | (environment or {})
     output = io.BytesIO() if whole else sys.stdout.buffer
@@ -275,7 +283,10 @@ def main() -> int:
         parser.error(f"no check {', '.join(unknown)}; there are: {', '.join(CHECKS)}")
     start = time.monotonic()
     chosen = arguments.checks or [name for name in CHECKS if name not in NOT_BY_DEFAULT]
-    outcomes = [outcome for name in chosen for outcome in CHECKS[name]()]
+    with ThreadPoolExecutor(len(AT_ONCE)) as checks:
+        first = [*checks.map(lambda name: CHECKS[name](), (name for name in chosen if name in AT_ONCE))]
+    alone = (CHECKS[name]() for name in chosen if name not in AT_ONCE)
+    outcomes = [outcome for done in (*first, *alone) for outcome in done]
     print("\n" + "-" * 78)
     for outcome in outcomes:
         state = "ok" if outcome.status == 0 else f"FAILED (exit {outcome.status})"

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,35 @@ def test_summary_and_status(
     assert capfd.readouterr().out.splitlines()[-1].startswith(last_line)
 
 
+def test_no_more_commands_run_at_once_than_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several checks together: each command counts those that are in the folder with it."""
+    monkeypatch.setattr(check, "CORES", threading.Semaphore(2))
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    lines = (
+        "import os, sys, time", "open(sys.argv[1], 'w').close()", "time.sleep(0.2)", "print(len(os.listdir('.')))",
+        "os.remove(sys.argv[1])",
+    )  # fmt: skip
+    code = "; ".join(lines)
+
+    def made_up(name: str) -> list[check.Outcome]:
+        return [check._run(name, [sys.executable, "-c", code, f"{name} {k}"], whole=True) for k in range(3)]
+
+    checks = {name: (lambda name=name: made_up(name)) for name in check.AT_ONCE}
+    monkeypatch.setattr(check, "CHECKS", checks)
+    monkeypatch.setattr(sys, "argv", ["check.py"])
+    seen: list[str] = []
+    run_now = check._run_now
+
+    def kept(*arguments: Any) -> check.Outcome:
+        done = run_now(*arguments)
+        seen.append(done.last_line)
+        return done
+
+    monkeypatch.setattr(check, "_run_now", kept)
+    assert check.main() == 0
+    assert len(seen) == 9 and set(seen) <= {"1", "2"}
+
+
 def test_a_setting_of_the_shell_does_not_reach_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_FAST_BACKEND", "triton")
     code = "import os; print(os.environ.get('BERT_FAST_BACKEND'), os.environ.get('TRITON_INTERPRET'))"
@@ -64,6 +95,7 @@ def test_rows_run_side_by_side_and_show_their_output_in_one_piece(
 ) -> None:
     """Each of two commands waits for the other's file between its lines; what follows a failure in its row is left."""
     monkeypatch.setattr(check, "JOBS", 2)
+    monkeypatch.setattr(check, "CORES", threading.Semaphore(2))
     wait = "i=0; until [ -e {other} ] || [ $i -ge {patience} ]; do sleep 0.1; i=$((i + 1)); done; [ -e {other} ]"
 
     def meets(own: str, other: str, status: int) -> list[str]:
@@ -158,4 +190,4 @@ def test_what_takes_long_or_needs_more_is_not_run_by_default(monkeypatch: pytest
     )  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["check.py"])
     assert check.main() == 0
-    assert ran == ["lint", "cpp", "names", "python", "interpreter"]
+    assert sorted(ran[:3]) == sorted(check.AT_ONCE) and ran[3:] == ["python", "interpreter"]
