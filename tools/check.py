@@ -1,4 +1,4 @@
-"""Runs the project's checks one after another and ends with one line that sums them up.
+"""Runs the project's checks and ends with one line that sums them up.
 
     .venv/bin/python tools/check.py [lint] [cpp] [names] [python] [interpreter] [sanitize] [unigram]
                                       [gpu]
