@@ -31,7 +31,7 @@ def rankings(
     for start in range(0, len(asked), size):
         block = asked[start : start + size] @ given.T
         top, order = block.sort(dim=1, descending=True, stable=True)
-        rows[start : start + size], scores[start : start + size] = order[:, :depth], top[:, :depth]
+        rows[start : start + size], scores[start : start + size] = order[:, :depth].numpy(), top[:, :depth].numpy()
     return rows, scores
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,8 @@ def test_real_files(shared_data: Path, name: str, wanted: list[str], length: int
 
 def test_csv_of_any_text_comes_back(tmp_path: Path) -> None:
     draw = random.Random(4)
-    pieces = ["a", '"', ",", "\n", "\r", "\r\n", "\t", " ", "é", "🙂", "\u2028", "\x85", "\x00", "\x0c", "\ufeff", "'"]
+    pieces = ["a", '"', ",", "\n", "\r", "\r\n", "\t", " ", "é", "🙂", "\u2028", "\x85", "\x0c", "\ufeff", "'"]
+    pieces += ["\x00"] * (sys.version_info >= (3, 11))  # csv of 3.10 refuses it, and an error names the line
     path = tmp_path / "a.csv"
     for _ in range(300):
         names = [f"c{number}" for number in range(draw.choice([1, 2, 3]))]

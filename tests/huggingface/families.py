@@ -80,3 +80,9 @@ def configuration(cls: Any, **values: Any) -> Any:
     """A class's configuration from BERT's names."""
     names = _NAMES.get(cls.__name__.split("For")[0].removesuffix("Model"), {})
     return cls.config_class(**{names.get(name, name): value for name, value in values.items()})
+
+
+def checkpoint_layers(model: Any, arguments: dict[str, Any] | None = None) -> None:
+    """Has transformers run layers again in backward, by the name that the installed version gives it."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(arguments)

@@ -94,7 +94,7 @@ def test_gradient_checkpointing(make, batch, prefix: str, reentrant: bool) -> No
     model = fuse(make(f"{prefix}ForMaskedLM", dropout_p=0.3)).train()
     torch.manual_seed(5)
     results, calls = [_run(model, batch)], []
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    families.checkpoint_layers(model, {"use_reentrant": reentrant})
     kind = type(next(m for m in model.modules() if isinstance(m, nn.ModuleList))[0])
     original = kind.forward_packed
     kind.forward_packed = lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs)

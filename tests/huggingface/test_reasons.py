@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from bert_fast.huggingface import fuse, unfuse, why_not
+from tests.huggingface.families import checkpoint_layers
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -127,7 +128,7 @@ def test_reasons_in_the_configuration(make, batch) -> None:
     assert why_not(decoder, **batch, use_cache=False) == []
     assert why_not(decoder, **batch, past_key_values=()) == [
         "past_key_values: the packed path has no such argument", "use_cache: a cache is asked for"]  # fmt: skip
-    decoder.activation_checkpointing_enable()
+    checkpoint_layers(decoder)
     assert why_not(decoder.train(), **batch) == []
     model = fuse(make())
     model.config._attn_implementation = "somebody's"

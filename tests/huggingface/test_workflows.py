@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bert_fast.huggingface import fuse, register_attention, unfuse, why_not
 from bert_fast.huggingface.fused import Fused
+from tests.huggingface.families import checkpoint_layers
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -132,7 +133,7 @@ def test_gradient_checkpointing(make, batch, name, reentrant) -> None:
     calls = []
     counter = type(model.base_model.encoder.layer[0].output)
     original = counter.forward_packed
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint_layers(model, {"use_reentrant": reentrant})
     counter.forward_packed = lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs)
     try:
         again = _gradients(model, call)
@@ -146,7 +147,7 @@ def test_inputs_that_require_gradients(make, batch) -> None:
     """What PEFT asks for beside checkpointing: a hook on the word embeddings, which is then called."""
     model = fuse(make()).train().requires_grad_(False)
     model.encoder.layer[1].output.dense.requires_grad_(True)
-    model.activation_checkpointing_enable({"use_reentrant": True})
+    checkpoint_layers(model, {"use_reentrant": True})
     model.enable_input_require_grads()
     assert why_not(model, **batch) == []
     assert list(_gradients(model, batch)) == [

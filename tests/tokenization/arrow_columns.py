@@ -1,6 +1,7 @@
 """Arrow columns made by hand, good and bad: the C data interface filled in with ctypes; no Arrow library is needed."""
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,17 +53,29 @@ class Stream(ctypes.Structure):
     )
 
 
+# A capsule owns no Python object, and what it calls at its end cannot be freed by that call: structures of capsules, by
+# number, and the numbers of those whose capsule is gone.
+_ALIVE: dict[int, Any] = {}
+_ENDED: list[int] = []
+_NUMBERS = itertools.count()
+
+
 def make_capsule(structure: Any, name: bytes) -> Any:
     """A capsule that releases the structure at its end, unless somebody has taken it over."""
+    while _ENDED:
+        del _ALIVE[_ENDED.pop()]
+    number = next(_NUMBERS)
 
     def destroy(_: int) -> None:
         if structure.release:
             structure.release(ctypes.addressof(structure))
+        _ENDED.append(number)
 
-    structure.destroy = CALLBACK(destroy)
+    called = CALLBACK(destroy)
+    _ALIVE[number] = structure, called
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, CALLBACK]
-    return make(ctypes.addressof(structure), name, structure.destroy)
+    return make(ctypes.addressof(structure), name, called)
 
 
 class Column:
