@@ -92,7 +92,7 @@ class Masking:
         units = np.flatnonzero(is_first)
         chosen = self._choose(units, cu_seqlens, examples, seed, epoch)
         if self._is_piece is not None:
-            is_chosen = np.zeros(len(input_ids), dtype=bool)
+            is_chosen: np.ndarray = np.zeros(len(input_ids), dtype=bool)
             is_chosen[chosen] = True
             is_chosen = is_chosen[units]
             of_unit = np.cumsum(is_first) - 1  # of the tokens before the first unit: -1, not maskable

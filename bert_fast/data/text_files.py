@@ -263,7 +263,7 @@ def _read_lines(source: TextSource, block_bytes: int, position: Sequence[int] = 
             _skip(file, source.name, first_byte, checksum)
         else:
             file.seek(first_byte)
-        rest = np.empty(0, dtype=np.uint8)  # the beginning of a line whose end is not read yet
+        rest: np.ndarray = np.empty(0, dtype=np.uint8)  # the beginning of a line whose end is not read yet
         while True:
             # A line that does not fit into a block is read on in ever larger steps: its copies cost linear time.
             buffer = np.empty(len(rest) + max(block_bytes, len(rest)), dtype=np.uint8)
@@ -335,7 +335,7 @@ def _fill(file: Any, buffer: np.ndarray, filled: int) -> tuple[int, np.ndarray]:
     Returns:
         The number of bytes that are in the buffer now; the places behind the line ends among those read (int64).
     """
-    found = [np.empty(0, dtype=np.int64)]
+    found: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
     while filled < len(buffer):
         count = file.readinto(buffer[filled : filled + _PIECE_BYTES])
         if not count:

@@ -124,7 +124,7 @@ def plan_rows(
     sample = np.arange(len(has_pair), dtype=np.int64)
     if truncation is None:
         return Rows(sample, start, length, has_pair)
-    num_special = np.zeros(len(has_pair), dtype=np.int64)
+    num_special: np.ndarray = np.zeros(len(has_pair), dtype=np.int64)
     if add_special_tokens:
         num_special = np.where(has_pair, pairs.num_special(True), pairs.num_special(False))
     _check_room(truncation, has_pair, num_special)

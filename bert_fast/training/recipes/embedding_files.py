@@ -125,7 +125,7 @@ class _Held:
 
     def __init__(self) -> None:
         self._texts: Any = None
-        self._ends = np.zeros(1, np.int64)  # ends[i]: the size of the first i texts
+        self._ends: np.ndarray = np.zeros(1, np.int64)  # ends[i]: the size of the first i texts
 
     @property
     def count(self) -> int:

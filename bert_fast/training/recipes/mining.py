@@ -197,7 +197,7 @@ def _check_texts(index: Index, embedder: Embedder, corpus: Sequence[str]) -> Non
     if len(corpus) != index.count:
         raise ValueError(f"index: expected as many vectors as the corpus has texts, {len(corpus)}, got {index.count}")
     rows = np.unique(np.linspace(0, index.count - 1, _ROWS_COMPARED).astype(np.int64)) if index.count else np.arange(0)
-    made = embedder.embed([corpus[row] for row in rows])
+    made = embedder.embed([corpus[row] for row in rows.tolist()])
     for row, one, other in zip(rows.tolist(), made, index.vectors_of(rows), strict=True):
         if one.any() and _cosine(one, other) < _SAME_VECTOR:
             raise ValueError(
