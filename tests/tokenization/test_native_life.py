@@ -78,9 +78,10 @@ def test_sub_interpreters_are_refused() -> None:
             interpreters.destroy(other)
         print(native.WordPiece(["[UNK]", "a"]).encode_one("a"))
     """)
-    ours = "bert_fast._native works in the main interpreter only, not in a sub-interpreter\n"
-    python = "module bert_fast._native does not support loading in subinterpreters\n"  # from 3.13 on it says so itself
-    assert said in (2 * ours + "[1]\n", 2 * python + "[1]\n")
+    message = "bert_fast._native works in the main interpreter only, not in a sub-interpreter\n"
+    if sys.version_info >= (3, 13):  # Python itself refuses modules that do not say otherwise
+        message = "module bert_fast._native does not support loading in subinterpreters\n"
+    assert said == 2 * message + "[1]\n"
 
 
 @pytest.mark.parametrize("name", CALLS)
