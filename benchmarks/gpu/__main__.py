@@ -72,7 +72,7 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
         each = budget_s / sum(count + 2 for count in families.values())
         return [Part(f"{name} {f}", each * (count + 2), (part(name, f),)) for f, count in families.items()]
 
-    workers = ("-n", str(min(4, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
+    workers = ("-n", str(min(8, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
     limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
     begun = run_file.with_name("progress-tests.jsonl")
     tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(run_file))
