@@ -52,9 +52,14 @@ def _case(num_tokens: int, hidden_size: int, tables: torch.dtype, y_dtype: torch
 
 
 def word_ids(num_tokens: int, device: torch.device) -> Tensor:
-    """Words whose frequency falls as 1 / rank (Zipf), as in text, at ids in random order."""
-    weights = 1.0 / torch.arange(1, NUM_WORDS, device=device, dtype=torch.float32)
-    ranks = torch.multinomial(weights, num_tokens, replacement=True)
+    """Words whose frequency falls as 1 / rank (Zipf), as in text, at ids in random order.
+
+    The shares are summed up on the CPU: on a GPU the order of a running sum is not the same twice, and a word at the
+    edge of two would be another one.
+    """
+    shares = (1.0 / torch.arange(1, NUM_WORDS, dtype=torch.float64)).cumsum(0)
+    places = torch.rand(num_tokens, device=device, dtype=torch.float64) * shares[-1].item()
+    ranks = torch.searchsorted(shares.to(device), places, right=True).clamp_(max=NUM_WORDS - 2)
     return 1 + torch.randperm(NUM_WORDS - 1, device=device)[ranks]
 
 
