@@ -39,6 +39,7 @@ def test_a_new_result_makes_all_of_them_stale(other_results: Path, capsys: pytes
 
 
 def test_the_gpu_is_named_once_there_are_times_of_one(other_results: Path) -> None:
+    (other_results / "nvidia-h200.jsonl").unlink()
     assert "no speed has been measured yet" in table.render_front()
     append(other_results / "some-gpu.jsonl", kind="verify", gpu="Some GPU")
     assert "no speed has been measured yet" in table.render_front()
