@@ -130,13 +130,13 @@ class _Call:
         dtype, max_seqlen, chip = a.q.dtype, max(a.max_seqlen_q, a.max_seqlen_k), architecture(a.q.device)
         self.num_sequences = len(a.cu_seqlens_q) - 1
         self.short = None
+        has_dropout = dropout_threshold(a.dropout_p) > 0
         if a.has_extras:
             self.config = extras_config(head_dim, dtype, chip, a.distance_table is not None)
         else:
-            self.config = launch_config(head_dim, dtype, chip, a.causal)
+            self.config = launch_config(head_dim, dtype, chip, a.causal, has_dropout)
             if not ASKED.get():  # the longest sequence may have no say in how the others are summed up
                 self.short = short_config(max_seqlen, head_dim, dtype, chip)
-        has_dropout = dropout_threshold(a.dropout_p) > 0
         drop_max, self.dropout_scale = dropout_numbers(a.dropout_p) if has_dropout else (0, 1.0)
         q = _addressable(a.q, a.max_seqlen_q)
         k, v = _addressable(a.k, a.max_seqlen_k), _addressable(a.v, a.max_seqlen_k)

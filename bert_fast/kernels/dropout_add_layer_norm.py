@@ -198,6 +198,7 @@ def _dropout_add_layer_norm_bwd_kernel(
     SAVES: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
     FEW_REGISTERS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Every num_programs-th group of ROWS rows, then the program's sums over its rows.
 
@@ -228,7 +229,9 @@ def _dropout_add_layer_norm_bwd_kernel(
     dweight = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
     dbias = tl.zeros([CHUNKS, ROWS, CHUNK_COLS], tl.float32)
 
-    for group in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), disable_licm=FEW_REGISTERS):
+    for group in tl.range(
+        tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES, disable_licm=FEW_REGISTERS
+    ):
         row = group * ROWS + tile_row
         mask_row = row < n_rows
         mask = mask_row & mask_col
@@ -296,6 +299,7 @@ class LaunchConfig:
     backward: RowTile
     backward_programs_per_multiprocessor: int
     few_registers: bool  # of backward
+    backward_stages: int
     keeps_h: bool  # where `saves` leaves the choice
 
 
@@ -325,6 +329,7 @@ def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
         backward,
         max(1, backward_warps // backward.num_warps),
         few_registers=is_wide or (is_fp32 and elements >= 16),
+        backward_stages=1,
         keeps_h=is_wide and is_fp32,
     )
 
@@ -402,6 +407,7 @@ def _backward(
         SAVES=_chosen(saves, config),
         HAS_DROPOUT=has_dropout,
         FEW_REGISTERS=config.few_registers,
+        STAGES=config.backward_stages,
         num_warps=config.backward.num_warps,
         enable_fp_fusion=True,  # g - mean(g) - n * mean(g n), and the running sums
     )

@@ -299,7 +299,7 @@ def floors(a: Attention) -> tuple[float, float]:
     where = architecture(a.q.device)
     if short_config(max(num_queries, num_keys), head_dim, dtype, where) is not None:
         return num_heads * (2 * queries + 2 * keys + lse + names), num_heads * (4 * queries + 4 * keys + lse + names)
-    config = launch_config(head_dim, dtype, where, False)
+    config = launch_config(head_dim, dtype, where, False, a.dropout_p > 0)
     forward = 2 * queries + lse + names + ceil_div(num_queries, config.forward.block_m) * 2 * keys
     dq = 4 * queries + 2 * lse + names + ceil_div(num_queries, config.dq.block_m) * 2 * keys
     dkdv = 4 * keys + ceil_div(num_keys, config.dkdv.block_n) * (2 * queries + 2 * lse + names)
@@ -337,7 +337,7 @@ def test_causal_attention_reads_no_tile_that_nobody_sees(kernels, dtype: torch.d
     case = AttentionCase((length,), num_heads=1, head_dim=head_dim, causal=True)
     inputs = case.inputs(dtype)
     a = arguments_of(case, inputs)
-    config = launch_config(head_dim, dtype, architecture(a.q.device), True)
+    config = launch_config(head_dim, dtype, architecture(a.q.device), True, False)
     with traffic() as forward:
         out, lse = kernels.attention_fwd(a)
     for token in range(length):  # a key is read by the blocks whose last query stands at it or behind, by tiles
