@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,14 +45,12 @@ NEEDS = {
 COMPARING = "verify,tests"
 
 
-def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Part]:
+def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
     """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
     more shapes and dtypes, so they come second; steps are what the kernels are for; all that follows adds to results
-    that stand without it.
-
-    families: name -> number of cases, by which the time to time them is shared out; starting counts as two cases.
+    that stand without it. One process times all families, in an order of its own: each start costs seconds.
     """
     python = (sys.executable, "-m")
     run = ("--run", str(run_file))
@@ -61,18 +59,15 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, min(8, cores // max(1, len(families)))))}
 
     def part(name: str, family: str) -> Process:
-        command = (*python, "benchmarks.gpu.parts", name, *run, "--family", family, "--seconds", "{seconds}")
+        command = (*python, "benchmarks.gpu.parts", name, *run, "--family", family, "--until", "{until}")
         progress = run_file.with_name("-".join(("progress", name, family)) + ".jsonl")
         return Process(f"{name} {family}".strip(), (*command, "--progress", str(progress)), threads, progress)
 
     def at_once(name: str, budget_s: float, *others: Process) -> Part:
         return Part(name, budget_s, (*(part(name, family) for family in families), *others))
 
-    def in_turn(name: str, budget_s: float) -> list[Part]:
-        each = budget_s / sum(count + 2 for count in families.values())
-        return [Part(f"{name} {f}", each * (count + 2), (part(name, f),)) for f, count in families.items()]
-
-    workers = ("-n", str(min(8, cores // 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
+    # Tests wait for Triton's compiler, which runs on the CPU: as many as leave some of it to this process.
+    workers = ("-n", str(min(12, cores - 2))) if cores >= 4 and importlib.util.find_spec("xdist") else ()
     limit = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
     begun = run_file.with_name("progress-tests.jsonl")
     tests = (*python, "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu.pytest_plugin", "--gpu-run", str(run_file))
@@ -84,7 +79,7 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
         Part("tests", 82, (Process("tests", tests, progress=begun),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
         at_once("compile", 60, part("prepare", ""), part("prepare", "steps")),
-        *in_turn("time", 92),
+        Part("time", 92, (part("time", ""),)),
         Part("steps", 51, (part("steps", ""),)),
         Part("embedding", 20, (part("embedding", ""),)),
         Part("runs", 25, (part("runs", ""),)),
@@ -100,15 +95,10 @@ def parts_of(run_file: Path, families: Mapping[str, int], cores: int) -> list[Pa
 
 def some(parts: list[Part], names: str | None) -> list[Part]:
     """The parts of a list of names, and those that they need; all for None. SystemExit names one that is not there."""
-    kinds = list(dict.fromkeys(_kind(part) for part in parts))
-    wanted = chosen("parts", names, kinds)
+    wanted = chosen("parts", names, [part.name for part in parts])
     for kind in wanted:  # which grows
         wanted += [needed for needed in NEEDS.get(kind, ()) if needed not in wanted]
-    return [part for part in parts if _kind(part) in wanted]
-
-
-def _kind(part: Part) -> str:
-    return part.name.split()[0]
+    return [part for part in parts if part.name in wanted]
 
 
 def gpu_test_files() -> list[str]:
@@ -135,9 +125,9 @@ def main(arguments: list[str] | None = None) -> int:
     if found is None:
         print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
         return 1
-    environment, counts = found
+    environment, there = found
     environment |= made_by
-    families = {name: counts[name] for name in chosen("families", options.families, counts)}
+    families = chosen("families", options.families, there)
     options.results.mkdir(parents=True, exist_ok=True)
     name = slug(environment["gpu"])
     recorder = Recorder((options.results / f"{name}.jsonl").absolute(), environment)
@@ -145,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: sys.exit(1))  # so that `finally` ends what is running
     with tempfile.TemporaryDirectory() as folder, open(options.results / f"{name}.log", "w", encoding="utf-8") as log:
         run_file = Path(folder) / "run.json"
-        Run(str(recorder.path), environment).write(run_file)
+        Run(str(recorder.path), environment, families=families).write(run_file)
         parts = some(parts_of(run_file, families, os.cpu_count() or 1), names)
         share = (60 * options.minutes - RESERVE_S) / sum(part.budget_s for part in parts)
         scaled = [replace(part, budget_s=part.budget_s * share) for part in parts]

@@ -29,7 +29,8 @@ OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"star
 
 @dataclass(frozen=True)
 class Process:
-    """One command of a part; "{seconds}" in it becomes what the part has left when it starts.
+    """One command of a part; "{until}" in it becomes when it should have ended by itself, in seconds of
+    `time.monotonic`, which is one clock for all processes: what a process needs to start counts, too.
 
     progress: where it notes the cases that it begins (`kit/crashes.py`), if it can go on behind one; None if it cannot.
     """
@@ -105,9 +106,9 @@ class _Running:
         self.process, self.name, self.restarts = process, process.name, restarts
         self._start = time.monotonic()
         self._took: float | None = None
-        left = f"{max(1.0, seconds - GRACE_S):.1f}"
+        until = f"{self._start + max(1.0, seconds - GRACE_S):.2f}"
         self.popen = subprocess.Popen(
-            [word.replace("{seconds}", left) for word in process.command], cwd=ROOT,
+            [word.replace("{until}", until) for word in process.command], cwd=ROOT,
             env=process_environment() | process.environment | {"PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **OWN_GROUP,
         )  # fmt: skip

@@ -1,12 +1,12 @@
 """The parts of `make gpu`, in processes that `driver.py` starts within their budgets.
 
-    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--seconds N] [--progress FILE]
+    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--until T] [--progress FILE]
 
     ceilings   copy bandwidth and bf16 matrix rate
     verify     every case of a family against fp64, and twice, bit for bit
     compile    torch.compile of every verified case, into the compiler's cache on disk
     prepare    Triton's compilation of what `gemm` and `tiles` time, into its cache on disk, in several processes
-    time       bert_fast, eager and compiled in turn, cases that verified green only
+    time       bert_fast, eager and compiled in turn, cases of all families that verified green only
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
     tiles      attention's tiles and alternatives in turn
@@ -15,12 +15,13 @@
     runs       whole training runs by our Trainer: tokens/s, MFU, memory, waiting for batches
     models     whole models against transformers, where the lengths of their texts are there
 
-FILE holds what `Run` holds, as JSON. A part stops by itself when its seconds are used up and records what it left out;
-should it hang, it is killed, and what it had recorded stays. A case that leaves the device unusable ends the process;
-with --progress, the next one goes on behind that case.
+FILE holds what `Run` holds, as JSON. A part stops by itself before T, in seconds of `time.monotonic`, and records what
+it left out; should it hang, it is killed, and what it had recorded stays. A case that leaves the device unusable ends
+the process; with --progress, the next one goes on behind that case.
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import sys
@@ -108,11 +109,13 @@ class Job:
                 self.leave_out(case, reason(failure))
         return True
 
-    def green(self, family: str, report: bool = False) -> Iterator[KernelCase]:
-        """The family's cases that verified green in this run; with `report` the others are recorded as left out."""
+    def green(self, families: Iterable[str] | None, report: bool = False) -> Iterator[KernelCase]:
+        """Cases of these families, all for None, that verified green in this run; with `report` the others are recorded
+        as left out.
+        """
         checked = {line["case"]: line["ok"] for line in self.stored("verify")}
         report = report and not self.progress.begun()  # another process has
-        for case in kernel_cases(self.run.size, [family]):
+        for case in kernel_cases(self.run.size, families):
             if checked.get(case.name):
                 yield case
             elif report:
@@ -140,7 +143,7 @@ def verify(job: Job) -> bool:
 
 def compile_(job: Job) -> bool:
     """Compiles forward and backward of the eager functions by running them; a failure is recorded, not an error."""
-    for case in job.cases(job.green(job.family)):
+    for case in job.cases(job.green([job.family])):
         start, error = time.monotonic(), None
         try:
             torch.manual_seed(0)
@@ -196,7 +199,10 @@ def _prepared(job: tuple[Any, ...], device: str) -> str | None:
 
 
 def time_(job: Job) -> bool:
-    """Times what verified green; what `compile` did not get done in this run is timed without the compiled version."""
+    """Times what verified green; what `compile` did not get done in this run is timed without the compiled version.
+
+    family: one, or "" for all of the run.
+    """
     compiled = {line["case"] for line in job.stored("compile") if line["ok"]}
 
     def results(case: KernelCase) -> Iterator[dict[str, Any]]:
@@ -204,7 +210,8 @@ def time_(job: Job) -> bool:
             yield {"provider": "compiled", "skipped": "not compiled in this run"}
         yield from _timed(job, case, timing.PROVIDERS if case.name in compiled else timing.PROVIDERS[:2])
 
-    return job.each(_most_telling_first(job.green(job.family, report=True)), "timing", results)
+    green = job.green([job.family] if job.family else job.run.families, report=True)
+    return job.each(_most_telling_first(job, green), "timing", results)
 
 
 def peers(job: Job) -> bool:
@@ -213,23 +220,45 @@ def peers(job: Job) -> bool:
     if not with_peers:
         say("no other library with such kernels imports here")
         return True
-    green = (case for family in sorted(set(with_peers.values())) for case in job.green(family))
-    cases = _most_telling_first(case for case in green if case.name in with_peers)
-    return job.each(cases, "timing", lambda case: _timed(job, case, ["bert_fast"], with_peers=True))
+    green = job.green(sorted(set(with_peers.values())))
+    cases = [case for case in green if case.name in with_peers]
+    return job.each(
+        _most_telling_first(job, cases), "timing", lambda case: _timed(job, case, ["bert_fast"], with_peers=True)
+    )
 
 
 def _timed(job: Job, case: KernelCase, providers: Iterable[str], with_peers: bool = False) -> Iterator[dict[str, Any]]:
-    kernels = {line["case"]: line["kernels"] for line in job.stored("verify")}[case.name]
+    kernels = _launched_by_case(job)[case.name]
     rounds, ceilings = job.run.rounds or timing.ROUNDS, ceilings_of(job.stored("ceiling"))
     yield from timing.time_case(
-        case, job.device, providers, with_peers=with_peers, rounds=rounds, ceilings=ceilings,
-        compile_backend=job.run.compile_backend, kernels=kernels,
+        case, job.device, providers, with_peers=with_peers, rounds=rounds, seconds=timing.CASE_SECONDS,
+        ceilings=ceilings, compile_backend=job.run.compile_backend, kernels=kernels,
     )  # fmt: skip
 
 
-def _most_telling_first(cases: Iterable[KernelCase]) -> list[KernelCase]:
-    """16,384 tokens, the size that goals are set for, first: should time run out, the other sizes are missing."""
-    return sorted(cases, key=lambda case: not case.shape.startswith("16384"))
+def _launched_by_case(job: Job) -> dict[str, dict[str, str]]:
+    return {line["case"]: line["kernels"] for line in job.stored("verify")}
+
+
+def _most_telling_first(job: Job, cases: Iterable[KernelCase]) -> list[KernelCase]:
+    """Every kernel, then every family, as early as possible: should time run out, variations are missing.
+
+    Families take turns, each with 16,384 tokens, the size that goals are set for, first. In that order come the cases
+    that launch a kernel which none before them launches, and then the others.
+    """
+    by_family: dict[str, list[KernelCase]] = {}
+    for case in sorted(cases, key=lambda case: not case.shape.startswith("16384")):
+        by_family.setdefault(case.family, []).append(case)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_family.values()))
+    launched, covered = _launched_by_case(job), set[str]()
+    with_a_new_kernel: list[KernelCase] = []
+    others: list[KernelCase] = []
+    for case in turns:
+        if case is not None:
+            kernels = set(launched[case.name])
+            (others if kernels <= covered else with_a_new_kernel).append(case)
+            covered |= kernels
+    return with_a_new_kernel + others
 
 
 def gemm(job: Job, products: Iterable[Product] | None = None) -> bool:
@@ -313,10 +342,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--family", default="")
-    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--until", type=float, default=float("inf"))
     parser.add_argument("--progress", type=Path)
     options = parser.parse_args(arguments)
-    job = Job(options.part, Run.read(options.run), options.family, options.seconds, Progress(options.progress))
+    seconds, progress = options.until - time.monotonic(), Progress(options.progress)
+    job = Job(options.part, Run.read(options.run), options.family, seconds, progress)
     return 0 if PARTS[options.part](job) else 1
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class Run:
 
     device: "cuda", or "cpu" for tests; size: of the cases, as `registry.kernel_cases` has it.
     compile_backend: of torch.compile; rounds: counted rounds of every contestant, None for the usual number.
+    families: whose kernel cases run; None for all there are.
     """
 
     results: str
@@ -35,6 +36,7 @@ class Run:
     size: str = "gpu"
     compile_backend: str = "inductor"
     rounds: int | None = None
+    families: Sequence[str] | None = None
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -51,15 +53,14 @@ class Run:
 _PROBE = """
 import json, sys, torch
 from benchmarks.kit.record import gpu_environment
-from benchmarks.registry import family_names, kernel_cases
+from benchmarks.registry import family_names
 if torch.cuda.is_available():
-    counts = {name: len(kernel_cases("gpu", [name])) for name in family_names()}
-    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), counts]))
+    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), list(family_names())]))
 """
 
 
-def probe(commit: str | None) -> tuple[dict[str, Any], dict[str, int]] | None:
-    """(what stands in every line, cases of each family); None without a device. This process stays without torch."""
+def probe(commit: str | None) -> tuple[dict[str, Any], list[str]] | None:
+    """(what stands in every line, names of families); None without a device. This process stays without torch."""
     done = subprocess.run(
         [sys.executable, "-c", _PROBE, commit or ""], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )

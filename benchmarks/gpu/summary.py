@@ -152,7 +152,10 @@ def _products(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _cases(timings: list[dict[str, Any]]) -> list[str]:
-    """us, share of the copy ceiling, TFLOP/s where counted, and how many times as fast as each of the others."""
+    """us, share of the copy ceiling, TFLOP/s where counted, and how many times as fast as each of the others; families
+    one after the other, which are timed in turn.
+    """
+    timings = sorted(timings, key=lambda line: line["family"])
     rows: dict[tuple[str, str], str] = {}
     for line in timings:
         key = line["case"], line["mode"]

@@ -5,6 +5,7 @@ Nothing here knows a family: `case.py` says what a case is. `docs/benchmarks.md`
 
 import math
 import statistics
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,9 +25,11 @@ from benchmarks.kit.record import ROOT, reason
 
 PROVIDERS = ("bert_fast", "eager", "compiled")
 # Several times the largest cache (60 MB of L2 on an H200, 256 MB of Infinity Cache on an MI300): launches take turns
-# on copies of the problem until that much has been touched, so that each finds its inputs in memory.
-ROTATION_BYTES, MAX_ROTATION = 512 * 2**20, 64
-ROUNDS, WARMUP = 20, 3
+# on copies of the problem until that much has been touched, so that each finds its inputs in memory. Each copy costs
+# the time to make and launch it: MAX_ROTATION copies of the smallest shapes that train (4,096 x 768) touch 200 MB.
+ROTATION_BYTES, MAX_ROTATION = 512 * 2**20, 16
+ROUNDS, MIN_ROUNDS, WARMUP = 20, 5, 3
+CASE_SECONDS = 3.0  # for the counted rounds of a case where time is short
 Function = Callable[..., Any]
 
 
@@ -176,12 +179,14 @@ def time_case(
     *,
     with_peers: bool = False,
     rounds: int = ROUNDS,
+    seconds: float = math.inf,
     ceilings: Ceilings | None = None,
     compile_backend: str = "inductor",
     kernels: dict[str, str] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Times one case, which must have been checked; yields a result for each provider and mode.
 
+    rounds, seconds: as `take_turns` has them; results say how many rounds there were.
     kernels: those that the check launched; bert_fast's results then name them, and say that they are verified.
 
     Forward includes what autograd saves. Backward is `torch.autograd.grad` on graphs built before, so neither forward
@@ -201,7 +206,7 @@ def time_case(
             yield {**named, "provider": provider, "skipped": reason(failure)}
     for mode, size in problems[0].bytes_moved.items():
         contestants.append(Contestant("copy", mode, copies(size, len(problems), device), make_clock(device)))
-    take_turns(contestants, rounds)
+    take_turns(contestants, rounds, seconds)
     by_key = {(c.provider, c.mode): c for c in contestants}
     for contestant in contestants:
         if contestant.provider != "copy":
@@ -224,11 +229,23 @@ def quick_times(problem: Problem, device: torch.device, rounds: int) -> dict[str
     }
 
 
-def take_turns(contestants: Sequence[Contestant], rounds: int) -> None:
-    """Round after round, after a few that do not count."""
-    for round_index in range(WARMUP + rounds):
+def take_turns(contestants: Sequence[Contestant], rounds: int, seconds: float = math.inf) -> None:
+    """Round after round, after a few that do not count.
+
+    Where all rounds would take longer than `seconds`, judged by the last one that does not count, there are fewer, but
+    at least MIN_ROUNDS of them if so many were asked for. Every contestant takes part in each.
+    """
+    took = 0.0
+    for _ in range(WARMUP):  # in the first ones, clocks find out how long the device must sleep
+        start = time.perf_counter()
         for contestant in contestants:
-            contestant.take_turn(round_index >= WARMUP)
+            contestant.take_turn(False)
+        took = time.perf_counter() - start
+    if rounds * took > seconds:
+        rounds = min(rounds, max(MIN_ROUNDS, int(seconds / took)))
+    for _ in range(rounds):
+        for contestant in contestants:
+            contestant.take_turn(True)
 
 
 def _rotation(case: KernelCase, device: torch.device) -> list[Problem]:

@@ -86,14 +86,16 @@ class QueueClock:
 
     The device is first put to sleep. While it sleeps the host queues an event, all launches, and an event; then the
     device works through them without waiting for the host. That the first event was still pending when the last launch
-    had been queued is checked for every sample: otherwise the sample is dropped and the sleep made longer. Where the
-    longest sleep does not suffice, more launches were given than the queue takes, and they are timed in smaller groups;
-    where a single one cannot be queued, the function synchronises: `name` becomes "launch-bound" and says so.
+    had been queued is checked for every sample: otherwise the sample is dropped and the sleep made twice as long, or as
+    long as the host had needed, if that is longer: a slow function is not launched again and again. Where the longest
+    sleep does not suffice, more launches were given than the queue takes, and they are timed in smaller groups; where a
+    single one cannot be queued, the function synchronises: `name` becomes "launch-bound" and says so.
 
     cuda: what has `Event`, `synchronize` and `_sleep`, as torch.cuda, which it is by default.
     """
 
     FIRST_SLEEP, LONGEST_SLEEP = 500_000, 64_000_000  # clock cycles: about 0.3 and 35 ms
+    CYCLES_PER_US = 2000  # of the fastest devices
     QUEUE, LAUNCH_BOUND = "queue", "launch-bound"
 
     def __init__(self, cuda: Any = None) -> None:
@@ -142,7 +144,7 @@ class QueueClock:
                 return start.elapsed_time(end) * 1e3, host
             if self._cycles >= self.LONGEST_SLEEP:
                 return None, host
-            self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP)
+            self._cycles = min(max(2 * self._cycles, int(host * self.CYCLES_PER_US)), self.LONGEST_SLEEP)
             del results  # or the next try would need as much memory again
 
 
@@ -175,11 +177,15 @@ class Seconds:
         self._end = time.monotonic() + seconds
 
     def of(self, cases: list[AnyCase], leave_out: Callable[[AnyCase, str], None]) -> Iterator[AnyCase]:
-        """Yields cases as long as one that takes as long as the longest so far would still fit; says how far it is."""
+        """Yields cases as long as another would still fit; says how far it is.
+
+        Another is taken to need what four of five cases so far have not exceeded (with up to three cases, the longest):
+        a single slow one does not leave out all that follow.
+        """
         times: list[float] = []
         for case in cases:
             start = time.monotonic()
-            if start + max(times, default=0.0) > self._end:
+            if start + (Times(tuple(times)).quantiles()[1] if times else 0.0) > self._end:
                 leave_out(case, "no time left in this part")
                 continue
             yield case

@@ -1,6 +1,7 @@
 """Fixtures of the benchmark tests: a run on the CPU of the fake family's cases."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,18 @@ FAMILY = "tests.benchmarks.fake_family"
 class CpuRun:
     """A run as `make gpu` would describe it to its parts, but small and on the CPU."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, families: Sequence[str] = (FAMILY,)) -> None:
         self.results = folder / "results.jsonl"
         self.file = folder / "run.json"
-        Run(str(self.results), {"run": "this", "gpu": None}, "cpu", "small", "aot_eager", 3).write(self.file)
+        Run(str(self.results), {"run": "this", "gpu": None}, "cpu", "small", "aot_eager", 3, families).write(self.file)
 
-    def part(self, name: str, seconds: float = 600.0) -> int:
-        return parts.main([name, "--run", str(self.file), "--family", FAMILY, "--seconds", str(seconds)])
+    @property
+    def run(self) -> Run:
+        return Run.read(self.file)
+
+    def part(self, name: str, seconds: float = 600.0, family: str = FAMILY, progress: Path | None = None) -> int:
+        options = [name, "--run", str(self.file), "--family", family, "--until", str(time.monotonic() + seconds)]
+        return parts.main([*options, *(() if progress is None else ("--progress", str(progress)))])
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         found = read_lines(self.results) if self.results.exists() else ()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.kit import clock as clock_module
 from benchmarks.kit.clock import HostClock, QueueClock, time_on_device
 
 
@@ -74,6 +75,20 @@ def test_launches_that_cannot_be_queued_are_called_so() -> None:
     before = len(cuda.sleeps)
     clock.microseconds([synchronising] * 10)
     assert len(cuda.sleeps) == before + 10 and cuda.sleeps[-1] == QueueClock.FIRST_SLEEP, "not searched for again"
+
+
+def test_a_slow_function_is_launched_few_times_until_the_sleep_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(host_cost=2.0)
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: cuda.host / 1e3)
+    clock = QueueClock(cuda)
+    calls = []
+
+    def launch() -> None:
+        calls.append(1)
+        cuda.launch(0.002)
+
+    assert round(clock.microseconds([launch] * 10), 3) == 2.0
+    assert clock.name == "queue" and len(calls) == 20, "the first try has said what the host needs"
 
 
 def test_more_launches_than_the_queue_takes_are_timed_in_groups() -> None:

@@ -1,11 +1,14 @@
 """What `make gpu` runs in its processes, here on the CPU: red cases are not timed, results are complete."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
 
+from benchmarks.gpu import parts
 from benchmarks.gpu.status import source_hash
 from benchmarks.kernels import timing as kernels
 from benchmarks.kernels.case import KernelCase, Problem
@@ -14,6 +17,7 @@ from benchmarks.kit import clock as budget
 from benchmarks.models import forward_backward as models
 from benchmarks.registry import kernel_cases
 from tests.benchmarks.conftest import FAMILY, CpuRun
+from tests.benchmarks.smoke_family import FAMILY as OTHER_FAMILY
 
 GREEN = {"right", "peers", "step"}
 TIMING_FIELDS = {
@@ -64,6 +68,64 @@ def test_a_case_too_large_for_the_device_does_not_end_the_part(
     assert set(cpu_run.by_variant("timing")) == GREEN - {"right"}
     reasons = {line["reason"] for line in cpu_run.lines("skipped") if line["case"].endswith("right")}
     assert "OutOfMemoryError: tried to allocate 80 GiB" in reasons
+
+
+def kernel_case(name: str) -> KernelCase:
+    """Of a name "family/shape"."""
+    family, shape = name.split("/")
+    return KernelCase(family, shape, torch.float32, "none", lambda device: None)
+
+
+def test_kernels_come_first_then_families_in_turn(cpu_run: CpuRun) -> None:
+    launched = {
+        "a/4096": "a", "a/16384": "a", "a/16384b": "a", "b/16384": "a", "b/32768": "a b", "c/16384": "c",
+        "c/4096": "c", "d/base": "c", "d/large": "d c",
+    }  # fmt: skip
+    for name, those in launched.items():
+        cpu_run.run.recorder.write("verify", case=kernel_case(name).name, kernels=dict.fromkeys(those.split(), "hash"))
+    ordered = parts._most_telling_first(parts.Job("time", cpu_run.run), map(kernel_case, launched))
+    assert [f"{case.family}/{case.shape}" for case in ordered] == [
+        "a/16384", "c/16384", "b/32768", "d/large",  # each launches what none before it does
+        "b/16384", "d/base", "a/16384b", "c/4096", "a/4096",
+    ]  # fmt: skip
+
+
+def test_one_process_times_every_family_of_the_run(tmp_path: Path) -> None:
+    run = CpuRun(tmp_path, (FAMILY, OTHER_FAMILY))
+    for family in (FAMILY, OTHER_FAMILY):
+        for case in kernel_cases("small", [family]):
+            is_green = case.variant in ("right", "step", "last")
+            run.run.recorder.write("verify", family=family, case=case.name, ok=is_green, kernels={})
+    assert run.part("time", family="") == 0
+    timed = list(dict.fromkeys(line["case"] for line in run.lines("timing")))
+    names = {f: f"kernel/{f}/8x16/fp32/" for f in (FAMILY, OTHER_FAMILY)}
+    assert timed == [
+        names[FAMILY] + "right", names[OTHER_FAMILY] + "right", names[FAMILY] + "step", names[OTHER_FAMILY] + "last"
+    ]  # fmt: skip
+    left_out = {line["family"] for line in run.lines("skipped") if line["reason"] == "verified red: not timed"}
+    assert left_out == {FAMILY, OTHER_FAMILY}
+
+
+def test_behind_a_case_that_takes_the_device_with_it_the_next_process_times_the_other_families(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, progress = CpuRun(tmp_path, (FAMILY, OTHER_FAMILY)), tmp_path / "progress.jsonl"
+    for family in (FAMILY, OTHER_FAMILY):
+        for case in kernel_cases("small", [family]):
+            run.run.recorder.write("verify", family=family, case=case.name, ok=case.variant == "right", kernels={})
+    usable = iter([False])
+    monkeypatch.setattr(parts, "is_usable", lambda device: next(usable, True))
+
+    def leave() -> NoReturn:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(parts, "leave", leave)
+    with pytest.raises(SystemExit):
+        run.part("time", family="", progress=progress)
+    assert run.part("time", family="", progress=progress) == 0
+    assert list(dict.fromkeys(line["family"] for line in run.lines("timing"))) == [FAMILY, OTHER_FAMILY]
+    red = [line["case"] for line in run.lines("skipped") if "red" in line["reason"]]
+    assert len(red) == len(set(red)) == 12, "what is left out is recorded once"
 
 
 @pytest.mark.slow
@@ -124,6 +186,17 @@ def test_a_part_without_time_says_what_it_left_out(cpu_run: CpuRun, monkeypatch:
     assert {why for _, why in left_out} == {"no time left in this part"}
 
 
+def test_one_slow_case_does_not_leave_out_all_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    costs = [1.0] * 4 + [40.0] + [1.0] * 100
+    done, left_out = 0, []
+    for cost in budget.Seconds(60.0).of(costs, lambda case, why: left_out.append(case)):
+        now += cost
+        done += 1
+    assert now == 60.0 and done + len(left_out) == len(costs), "all the time is used, none is overrun"
+
+
 def test_backward_leaves_no_gradients_and_runs_on_a_graph_built_before() -> None:
     case = next(case for case in kernel_cases("small", [FAMILY]) if case.variant == "right")
     problem = case.make(torch.device("cpu"))
@@ -158,6 +231,31 @@ def test_launched_kernels_are_recorded_with_their_source(monkeypatch: pytest.Mon
     assert ran == ["_column_sums_kernel"] * 2, "a recorded kernel still runs"
 
 
+@pytest.mark.parametrize(
+    ("round_s", "asked", "taken"), [(0.01, 20, 20), (0.15, 20, 20), (0.5, 20, 6), (2.0, 20, 5), (2.0, 3, 3)]
+)
+def test_a_slow_case_takes_fewer_rounds(
+    round_s: float, asked: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, turns = 0.0, 0
+
+    class SlowAtFirst:
+        name, host_us = "made up", 0.0
+
+        def microseconds(self, launches: object) -> float:
+            nonlocal now, turns
+            turns += 1
+            now += round_s / 2 + (30.0 if turns == 1 else 0.0)  # it has searched for how long to sleep
+            return 1.0
+
+    monkeypatch.setattr(kernels.time, "perf_counter", lambda: now)
+    contestants = [kernels.Contestant(name, "fwd", [], SlowAtFirst()) for name in ("bert_fast", "eager")]
+    kernels.take_turns(contestants, asked, seconds=3.0)
+    assert [len(one.times.seconds) for one in contestants] == [taken, taken]
+    kernels.take_turns(contestants, asked)
+    assert {len(one.times.seconds) for one in contestants} == {taken + asked}, "without a limit all are taken"
+
+
 def test_launches_rotate_over_copies_of_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in kernel_cases("small", [FAMILY]):
         if case.variant in GREEN:
@@ -168,8 +266,10 @@ def test_launches_rotate_over_copies_of_the_problem(monkeypatch: pytest.MonkeyPa
             assert {result["provider"] for result in results} == {"bert_fast", "eager", "compiled"}
 
 
-@pytest.mark.parametrize(("size", "copies"), [(2**30, 1), (2**29, 1), (2**29 - 1, 2), (25 * 2**20, 21), (1, 64)])
-def test_small_problems_are_copied_until_no_cache_holds_them(size: int, copies: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "copies"), [(2**30, 1), (2**29, 1), (2**29 - 1, 2), (32 * 2**20, 16), (25 * 2**20, 16), (1, 16)]
+)
+def test_small_problems_are_copied_until_no_cache_holds_them_or_there_are_many(size: int, copies: int) -> None:
     def make(device: object) -> Problem:
         return Problem((), None, lambda: None, lambda: None, {"step": size}, lambda: None)
 
