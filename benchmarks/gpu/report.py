@@ -115,7 +115,7 @@ def told(folder: Path) -> str:
             if shown := ", ".join(filter(None, (_told(step) for step in steps if step.is_full is is_full))):
                 parts.append(f"{words} {shown}")
         if parts:
-            sentences.append(f"on an {gpu} {'; '.join(parts)}")
+            sentences.append(f"on an {gpu} {'; '.join(parts)}".replace(" times (", " times as fast (", 1))
     return "; ".join(sentences)
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu import report
 from benchmarks.kit.markdown import NOTHING
 
-GPU = {"gpu": "Some GPU", "torch": "2.11", "triton": "3.6", "driver": "1.2"}
+GPU = {"gpu": "Some GPU", "torch": "2.11", "triton": "3.6", "driver": "1.2", "time": "2026-01-01T00:00:00+00:00"}
 CASE = "step/base/full@128/B256"
 Store = Callable[..., None]
 
@@ -86,8 +86,8 @@ def test_full_batches_and_mixed_lengths_are_told_apart(store: Store, tmp_path: P
             step(store, provider, speedup, case=case)
     told = report.told(tmp_path)
     assert told == (
-        "on an Some GPU full batches 1.6 and 2.0 times (BERT-base, 128 tokens), 1.6 and 2.0 times (BERT-large, 512 "
-        "tokens); batches of mixed lengths 2.4 and 3.0 times (BERT-large, up to 512 tokens)"
+        "on an Some GPU full batches 1.6 and 2.0 times as fast (BERT-base, 128 tokens), 1.6 and 2.0 times (BERT-large, "
+        "512 tokens); batches of mixed lengths 2.4 and 3.0 times (BERT-large, up to 512 tokens)"
     )
     own, fused = report.picture(tmp_path).groups
     assert [bar.ratio for bar in own.bars] == [2.0, 2.0, 3.0]
@@ -153,7 +153,7 @@ def test_what_was_checked_is_counted_by_its_newest_line_and_red_is_named(store: 
     store("test", test="t.py::test_z", outcome="skipped")
     store("part", part="tests", outcome="killed")
     assert report.render_checked(tmp_path) == (
-        "- **Some GPU** (torch 2.11, triton 3.6, driver 1.2): 1 of 2 cases of `verify`, which launch 2 kernels, gave the "
-        "same bits twice and agree with fp64 (red: `kernel/b`); 1 of 1 cases of `make gpu-smoke` are green; 1 of 2 GPU "
-        "tests that ran before their time was up passed (failed: `t.py::test_y`)."
+        "- **Some GPU** (torch 2.11, triton 3.6, driver 1.2): 1 of 2 cases of `verify`, which launch 2 kernels, gave "
+        "the same bits twice and agree with fp64 (red: `kernel/b`); 1 of 1 cases of `make gpu-smoke` are green; 1 of 2 "
+        "GPU tests that ran before their time was up passed (failed: `t.py::test_y`)."
     )

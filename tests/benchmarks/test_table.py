@@ -50,7 +50,7 @@ def test_readme_tells_of_a_gpu_once_a_whole_step_was_timed_on_it(other_results: 
         append(other_results / "some-gpu.jsonl", kind="step", gpu="Some GPU", run="1", **fields)
     front = " ".join(table.render_front().split())
     assert "no training step" not in front
-    assert "on an Some GPU full batches 1.5 and 2.4 times (BERT-base, 128 tokens). The" in front
+    assert "on an Some GPU full batches 1.5 and 2.4 times as fast (BERT-base, 128 tokens). The" in front
 
 
 def test_every_table_has_its_place() -> None:
