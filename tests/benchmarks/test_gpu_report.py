@@ -148,12 +148,14 @@ def test_what_was_checked_is_counted_by_its_newest_line_and_red_is_named(store: 
     store("verify", case="kernel/a", ok=True, kernels={"_a_kernel": "2"})
     store("verify", case="kernel/b", ok=False, kernels={"_a_kernel": "2", "_b_kernel": "2"})
     store("smoke", case="whole/graph", outcome="green")
-    store("test", test="t.py::test_x", outcome="passed")
-    store("test", test="t.py::test_y", outcome="failed")
-    store("test", test="t.py::test_z", outcome="skipped")
+    this = f"tests/benchmarks/{Path(__file__).name}::test_without_results_nothing_is_said"
+    for name, outcome in {f"{this}[x]": "passed", f"{this}[y-::]": "failed", f"{this}[z]": "skipped"}.items():
+        store("test", test=name, outcome=outcome)
+    store("test", test=f"{this}_any_more", outcome="failed")
+    store("test", test="tests/no_such_file.py::test_x", outcome="failed")
     store("part", part="tests", outcome="killed")
     assert report.render_checked(tmp_path) == (
         "- **Some GPU** (torch 2.11, triton 3.6, driver 1.2): 1 of 2 cases of `verify`, which launch 2 kernels, gave "
         "the same bits twice and agree with fp64 (red: `kernel/b`); 1 of 1 cases of `make gpu-smoke` are green; 1 of 2 "
-        "GPU tests that ran before their time was up passed (failed: `t.py::test_y`)."
+        f"GPU tests that ran before their time was up passed (failed: `{this}[y-::]`)."
     )
