@@ -148,7 +148,7 @@ def render_front() -> str:
         for name, results in fused().items()
     )
     steps = gpu.told(RESULTS)
-    measured = f"a pre-training step in bf16 beside transformers with SDPA, fused and by the own classes: {steps}"
+    measured = f"a pre-training step in bf16 beside transformers with SDPA, fused and by own classes: {steps}"
     lines = (
         f"- **CPU**, in training and in inference, beside the same model untouched: {'; '.join(spans)}.",
         f"- **GPU**, {measured if steps else 'no training step has been timed yet'}. The Triton kernels are checked in "
