@@ -8,7 +8,7 @@ tokenizers/       the tokenizer beside others
 serving/          encoders as they are served on a CPU, beside what people serve with
 embedding/        raw text to vectors, contrastive steps, memory of large batches, beside sentence-transformers
 recipes/          the runs of `examples/` beside transformers' Trainer
-gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one
+gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one; tables of what is stored
 smoke/            `make gpu-smoke`: every kernel once on a GPU, within 90 seconds
 gemm_tuning/      which tile of our matrix product, or the library, on a GPU
 aot/              the ahead-of-time gate: what the kernels compile to, without a GPU

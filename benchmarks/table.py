@@ -1,4 +1,4 @@
-"""The newest stored result of every CPU case, as README, docs/results.md and docs/speed.svg show it.
+"""The newest stored result of every case, as README, docs/results.md and the pictures in docs show it.
 
 `python -m benchmarks.table` prints the tables; `--write` puts them into the pages and draws the pictures; `--check`
 fails where a page or the picture is not of the stored results.
@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import report as gpu
 from benchmarks.kit.markdown import page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
@@ -146,19 +147,15 @@ def render_front() -> str:
         f"on an {name} {span(results, True)} as fast on padded batches, {span(results, False)} where nothing is padded"
         for name, results in fused().items()
     )
-    gpus = [file.stem for file in sorted(RESULTS.glob("*.jsonl")) if is_of_gpu(file)]
+    steps = gpu.told(RESULTS)
+    measured = f"a pre-training step in bf16 beside transformers with SDPA, fused and by own classes: {steps}"
     lines = (
         f"- **CPU**, in training and in inference, beside the same model untouched: {'; '.join(spans)}.",
-        f"- **GPU**: {f'measured on {chr(44).join(gpus)}' if gpus else 'no speed has been measured yet'}. The Triton "
-        "kernels are checked in Triton's interpreter and compiled for NVIDIA's Ampere, Hopper and Blackwell and AMD's "
-        "MI300; `make gpu` measures them on yours.",
+        f"- **GPU**, {measured if steps else 'no training step has been timed yet'}. The Triton kernels are checked in "
+        "Triton's interpreter, too, and compiled for NVIDIA's Ampere, Hopper and Blackwell and AMD's MI300; `make gpu` "
+        "measures them on yours.",
     )
     return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
-
-
-def is_of_gpu(file: Path) -> bool:
-    """Whether a file of results has times that were taken on a GPU."""
-    return any(line.get("gpu") and line.get("kind") in ("timing", "step", "model") for line in read_lines(file))
 
 
 def picture() -> str:
@@ -233,9 +230,16 @@ TABLES = {
     "serving": serving.render_speed,
     "serving_start": serving.render_start,
     "runs": render_runs,
+    "gpu_steps": lambda: gpu.render_steps(RESULTS),
+    "gpu_kernels": lambda: gpu.render_kernels(RESULTS),
+    "gpu_checked": lambda: gpu.render_checked(RESULTS),
 }  # fmt: skip
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
-PICTURES = {ROOT / "docs" / "speed.svg": picture, ROOT / "docs" / "speed_more.svg": picture_of_the_rest}
+PICTURES = {
+    ROOT / "docs" / "speed.svg": picture,
+    ROOT / "docs" / "speed_more.svg": picture_of_the_rest,
+    ROOT / "docs" / "speed_gpu.svg": lambda: as_svg(gpu.picture(RESULTS)),
+}
 
 
 def present() -> dict[Path, str]:

@@ -54,7 +54,7 @@ class TrainingConfig:
 
     precision: str = "fp32"  # or "bf16", "fp16": of activations, by autocast; parameters stay fp32
     gradient_checkpointing: bool = False  # layers run again in backward: less memory, a third more work
-    graphs: bool = False  # forward and backward are replayed as CUDA graphs; not yet run on a GPU
+    graphs: bool = False  # forward and backward are replayed as CUDA graphs
     sharding: str = "none"  # or "fsdp2": parameters and optimizer state shared among the processes
 
     log_every: int = 10  # steps

@@ -38,13 +38,19 @@ def test_a_new_result_makes_all_of_them_stale(other_results: Path, capsys: pytes
     assert stale == {"README.md", "docs/results.md", "docs/speed.svg"}
 
 
-def test_the_gpu_is_named_once_there_are_times_of_one(other_results: Path) -> None:
-    (other_results / "nvidia-h200.jsonl").unlink()
-    assert "no speed has been measured yet" in table.render_front()
-    append(other_results / "some-gpu.jsonl", kind="verify", gpu="Some GPU")
-    assert "no speed has been measured yet" in table.render_front()
-    append(other_results / "some-gpu.jsonl", kind="step", gpu="Some GPU")
-    assert "measured on some-gpu" in table.render_front()
+def test_readme_tells_of_a_gpu_once_a_whole_step_was_timed_on_it(other_results: Path) -> None:
+    for path in other_results.glob("*.jsonl"):
+        if any(line.get("gpu") for line in read_lines(path)):
+            path.unlink()
+    assert "no training step has been timed yet" in table.render_front()
+    append(other_results / "some-gpu.jsonl", kind="verify", gpu="Some GPU", case="kernel/x", ok=True, kernels={})
+    assert "no training step has been timed yet" in table.render_front()
+    for provider, speedup in {"bert_fast": 1.0, "fused": 1.6, "sdpa": 2.4}.items():
+        fields = {"case": "step/base/full@128/B256", "provider": provider, "bert_fast_speedup": speedup}
+        append(other_results / "some-gpu.jsonl", kind="step", gpu="Some GPU", run="1", **fields)
+    front = " ".join(table.render_front().split())
+    assert "no training step" not in front
+    assert "on an Some GPU full batches 1.5 and 2.4 times as fast (BERT-base, 128 tokens). The" in front
 
 
 def test_every_table_has_its_place() -> None:

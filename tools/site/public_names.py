@@ -40,7 +40,7 @@ PARTS = (
     Part("bert_fast.training.recipes", "Whole runs, embedding and search, from plain settings", NEW),
     Part("bert_fast.tokenization", "What tokenizers take and give", but=("XLMRobertaTokenizer",)),
     Part("bert_fast.huggingface", "transformers' models in place"),
-    Part("bert_fast.graphs", "CUDA graphs; none has run on a GPU yet", NEW),
+    Part("bert_fast.graphs", "CUDA graphs of whole steps, and of layers", NEW),
     Part("bert_fast.errors", "Exceptions"),
 )  # fmt: skip
 

@@ -1,0 +1,161 @@
+"""What pages show of GPUs is of the newest lines, and no ratio is of two runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import report
+from benchmarks.kit.markdown import NOTHING
+
+GPU = {"gpu": "Some GPU", "torch": "2.11", "triton": "3.6", "driver": "1.2", "time": "2026-01-01T00:00:00+00:00"}
+CASE = "step/base/full@128/B256"
+Store = Callable[..., None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Appends a line of the GPU."""
+
+    def append(kind: str, run: str = "1", **fields: Any) -> None:
+        with (tmp_path / "some-gpu.jsonl").open("a") as file:
+            file.write(json.dumps(GPU | {"kind": kind, "run": run} | fields) + "\n")
+
+    return append
+
+
+def step(store: Store, provider: str, speedup: float, run: str = "1", **fields: Any) -> None:
+    """A step that takes 10 ms times the speed-up of ours."""
+    times = {"ms": 10.0 * speedup, "host_ms": 5.0, "sequences_per_s": 1000.4, "mfu": 0.5, "peak_bytes": 2**31}
+    shared = {"case": CASE, "provider": provider, "fill": 1.0, "bert_fast_speedup": speedup, **times}
+    store("step", run, **shared | fields)
+
+
+def timing(store: Store, provider: str, mode: str, us: float, run: str = "1", **fields: Any) -> None:
+    """A kernel's time."""
+    case = fields.pop("case", "kernel/layer_norm/16384x768/bf16/affine")
+    store("timing", run, family=case.split("/")[1], case=case, provider=provider, mode=mode, us=us, **fields)
+
+
+def cells(text: str, row: int = 0) -> list[dict[str, str]]:
+    """The row of that number of each table, by the heads of columns."""
+    found = []
+    for part in text.split("\n\n"):
+        if part.startswith("|"):
+            head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines())
+            found.append(dict(zip(head, rows[row], strict=True)))
+    return found
+
+
+def test_without_results_nothing_is_said(tmp_path: Path) -> None:
+    assert report.told(tmp_path) == "" and not report.picture(tmp_path).groups
+    for render in (report.render_steps, report.render_kernels, report.render_checked):
+        assert render(tmp_path) == NOTHING
+
+
+def test_steps_are_of_the_newest_lines(store: Store, tmp_path: Path) -> None:
+    step(store, "bert_fast", 1.0)
+    step(store, "sdpa", 9.0)
+    for provider, speedup in {"bert_fast": 1.0, "fused": 1.25, "sdpa": 2.0, "eager": 3.0, "graph": 0.8}.items():
+        step(store, provider, speedup, run="2")
+    times, rates = cells(report.render_steps(tmp_path))
+    assert times["ms (host), step"] == "BERT-base, full@128, 256 texts"
+    assert times["sdpa"] == "20.0 (5.0)" and times["bert_fast over sdpa"] == "**2.00x**"
+    assert times["bert_fast over eager"] == "3.00x" and times["fused over sdpa"] == "**1.60x**"
+    assert times["graph over bert_fast"] == "1.25x", "a graph that takes 0.8 of the time is 1.25 times as fast"
+    assert "compiled" not in times
+    assert rates["bert_fast, sequences/s (MFU)"] == "1,000 (50%)" and rates["eager, GiB"] == "2.0"
+
+
+def test_no_ratio_is_of_two_runs(store: Store, tmp_path: Path) -> None:
+    step(store, "sdpa", 2.0)
+    step(store, "fused", 1.5)
+    step(store, "bert_fast", 1.0, run="2")
+    (steps,) = report.steps_by_gpu(tmp_path).values()
+    assert steps[0].faster("bert_fast", "sdpa") is None and steps[0].faster("fused", "sdpa") == pytest.approx(4 / 3)
+    times, _ = cells(report.render_steps(tmp_path))
+    assert times["bert_fast over sdpa"] == ""
+    assert report.told(tmp_path) == ""
+
+
+def test_full_batches_and_mixed_lengths_are_told_apart(store: Store, tmp_path: Path) -> None:
+    for case in ("step/large/even@512/B64", "step/large/full@512/B32", CASE):
+        for provider, speedup in {"bert_fast": 1.0, "fused": 1.25, "sdpa": 3.0 if "even" in case else 2.0}.items():
+            step(store, provider, speedup, case=case)
+    told = report.told(tmp_path)
+    assert told == (
+        "on an Some GPU full batches 1.6 and 2.0 times as fast (BERT-base, 128 tokens), 1.6 and 2.0 times (BERT-large, "
+        "512 tokens); batches of mixed lengths 2.4 and 3.0 times (BERT-large, up to 512 tokens)"
+    )
+    own, fused = report.picture(tmp_path).groups
+    assert [bar.ratio for bar in own.bars] == [2.0, 2.0, 3.0]
+    assert [bar.ratio for bar in fused.bars] == pytest.approx([1.6, 1.6, 2.4])
+
+
+def test_other_families_have_a_table_of_their_own(store: Store, tmp_path: Path) -> None:
+    case = "step/XLMRoberta/base/squad_windows_512_stride128@362/B16"
+    for provider, speedup in {"labelled": 1.0, "fused": 2.0, "sdpa": 4.0}.items():
+        step(store, provider, speedup, case=case, fill=0.5)
+    (times,) = cells(report.render_steps(tmp_path))
+    assert times["ms (host), step"].startswith("XLM-RoBERTa base, squad") and times["fused over sdpa"] == "**2.00x**"
+    assert times["labelled over sdpa"] == "**4.00x**" and times["fill"] == "0.50"
+    assert report.told(tmp_path) == "", "no class of the library's own took part"
+
+
+def test_a_name_of_no_step_is_an_error(store: Store, tmp_path: Path) -> None:
+    step(store, "bert_fast", 1.0, case="step/base")
+    with pytest.raises(ValueError, match=r"^case: expected the name of a training step, got 'step/base'$"):
+        report.render_steps(tmp_path)
+
+
+def test_kernels_have_the_share_that_binds_and_ratios_of_their_own_run(store: Store, tmp_path: Path) -> None:
+    timing(store, "bert_fast", "fwd", 9.0, share_of_copy_ceiling=0.5)
+    timing(store, "eager", "fwd", 90.0, bert_fast_speedup=10.0)
+    timing(store, "bert_fast", "fwd", 5.0, run="2", share_of_copy_ceiling=0.6, share_of_matmul_ceiling=0.7)
+    timing(store, "bert_fast", "bwd", 6.0, run="2", share_of_copy_ceiling=0.8)
+    timing(store, "eager", "bwd", 3.0, run="2", bert_fast_speedup=0.5)
+    (shown,) = report.render_kernels(tmp_path).split("\n\n")[1:]
+    assert (
+        shown.splitlines()[2] == "| layer_norm 16384x768, bf16, affine | 5.0 | 70% matmul |  | 6.0 | 80% copy | 0.50x |"
+    )
+
+
+def test_kernels_of_other_sizes_and_red_cases_are_not_shown(store: Store, tmp_path: Path) -> None:
+    timing(store, "bert_fast", "fwd", 5.0, share_of_copy_ceiling=0.6, case="kernel/layer_norm/4096x768/bf16/affine")
+    assert report.render_kernels(tmp_path) == NOTHING
+    timing(store, "bert_fast", "fwd", 5.0, share_of_copy_ceiling=0.6)
+    assert "16384x768" in report.render_kernels(tmp_path)
+    store(
+        "verify", family="layer_norm", case="kernel/layer_norm/16384x768/bf16/affine", ok=False, error="x", kernels={}
+    )
+    assert report.render_kernels(tmp_path) == NOTHING
+
+
+def test_what_is_one_launch_has_a_table_of_its_own(store: Store, tmp_path: Path) -> None:
+    timing(store, "bert_fast", "step", 5.0, share_of_copy_ceiling=0.9, case="kernel/optimizer/bert-base/fp32/adamw")
+    timing(store, "compiled", "step", 6.0, bert_fast_speedup=1.2, case="kernel/optimizer/bert-base/fp32/adamw")
+    (row,) = cells(report.render_kernels(tmp_path))
+    assert row == {
+        "operation, case, all of it": "optimizer bert-base, fp32, adamw", "us": "5.0", "of the ceiling": "90% copy",
+        "over compiled": "1.20x",
+    }  # fmt: skip
+
+
+def test_what_was_checked_is_counted_by_its_newest_line_and_red_is_named(store: Store, tmp_path: Path) -> None:
+    store("verify", case="kernel/a", ok=False, kernels={"_a_kernel": "1"})
+    store("verify", case="kernel/a", ok=True, kernels={"_a_kernel": "2"})
+    store("verify", case="kernel/b", ok=False, kernels={"_a_kernel": "2", "_b_kernel": "2"})
+    store("smoke", case="whole/graph", outcome="green")
+    this = f"tests/benchmarks/{Path(__file__).name}::test_without_results_nothing_is_said"
+    for name, outcome in {f"{this}[x]": "passed", f"{this}[y-::]": "failed", f"{this}[z]": "skipped"}.items():
+        store("test", test=name, outcome=outcome)
+    store("test", test=f"{this}_any_more", outcome="failed")
+    store("test", test="tests/no_such_file.py::test_x", outcome="failed")
+    store("part", part="tests", outcome="killed")
+    assert report.render_checked(tmp_path) == (
+        "- **Some GPU** (torch 2.11, triton 3.6, driver 1.2): 1 of 2 cases of `verify`, which launch 2 kernels, gave "
+        "the same bits twice and agree with fp64 (red: `kernel/b`); 1 of 1 cases of `make gpu-smoke` are green; 1 of 2 "
+        f"GPU tests that ran before their time was up passed (failed: `{this}[y-::]`)."
+    )
