@@ -70,7 +70,7 @@ def test_only_what_compares_runs_by_another(tmp_path: Path, monkeypatch: pytest.
             Part(name, 60.0, (Process(name, (sys.executable, "-c", code)),)) for name in ("verify", "tests", "time")
         ]
 
-    monkeypatch.setattr(gpu, "probe", lambda commit: ({"run": "r", "gpu": "g"}, {"attention": 1}))
+    monkeypatch.setattr(gpu, "probe", lambda commit: ({"run": "r", "gpu": "g"}, ["attention"]))
     monkeypatch.setattr(gpu, "parts_of", parts)
     command = ["--results", str(tmp_path), "--ptxas", str(other)]
     with pytest.raises(SystemExit, match="--parts with --ptxas: expected some of verify,tests, got time"):
