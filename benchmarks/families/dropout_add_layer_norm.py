@@ -117,6 +117,7 @@ def _peers(dropout_p: float) -> dict[str, Callable[..., Tensor]]:
 def aot_cases() -> Iterator[AotCase]:
     """Every launch configuration of BERT's widths, and of the widest rows, as the op launches them on a GPU."""
     from bert_fast.kernels import dropout_add_layer_norm as family
+    from bert_fast.kernels._launch import architecture
 
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     # Parameters are mostly in fp32, as under autocast.
@@ -130,7 +131,7 @@ def aot_cases() -> Iterator[AotCase]:
     seed = torch.zeros(1, dtype=torch.int64)
     coords = torch.zeros(num_tokens, 2, dtype=torch.int32)
     for hidden_size, dtype, parameter_dtype, saves in shapes:
-        config = family.launch_config(hidden_size, dtype)
+        config = family.launch_config(hidden_size, dtype, architecture(seed.device))
         for p in (0.0, 0.1):
 
             def launch(

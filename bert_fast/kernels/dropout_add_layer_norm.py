@@ -40,6 +40,7 @@ from torch import Tensor
 from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._launch import (
     RowTile,
+    architecture,
     ceil_div,
     dropout_arguments,
     persistent_programs,
@@ -299,13 +300,16 @@ class LaunchConfig:
     backward: RowTile
     backward_programs_per_multiprocessor: int
     few_registers: bool  # of backward
-    backward_stages: int
+    backward_stages: int  # rounds whose loads are in flight
     keeps_h: bool  # where `saves` leaves the choice
 
 
 @functools.cache
-def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
-    """The configuration for rows of `hidden_size` columns, 1 to 8,192, of fp32, fp16 or bf16."""
+def launch_config(hidden_size: int, dtype: torch.dtype, name: str) -> LaunchConfig:
+    """The configuration for rows of `hidden_size` columns, 1 to 8,192, of fp32, fp16 or bf16.
+
+    name: of the processor, as `_launch.architecture` says it.
+    """
     # Forward: 32 elements of a row in a thread make a row of 1,024 the business of one warp, whose sums need neither
     # shared memory nor a barrier. Up to 24 take at most 80 registers, 32 take 104, fp32 up to 168: 20, 16 or 12 warps
     # to a multiprocessor (65,536 registers). Even these keep 60 KB of loads in flight, several times what the latency
@@ -314,22 +318,27 @@ def launch_config(hidden_size: int, dtype: torch.dtype) -> LaunchConfig:
     forward_elements = ceil_div(hidden_size, forward.chunk_cols) * forward.vector
     forward_warps = 12 if dtype == torch.float32 else 16 if forward_elements > 24 else 20
     # Backward: an element also costs a thread three running sums and the inverse of its weight. 24 fill the registers
-    # without spilling (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row.
-    backward = row_tile(hidden_size, dtype, max_elements=24, best_elements=16)
+    # without spilling (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row. With 8 to a thread
+    # there are 20 warps and room to load two rows ahead, for barriers and more instructions: an H200 takes 0.7 to 0.85
+    # of the time at H = 768 and gains nothing at 1,024 (docs/kernels/dropout_add_layer_norm.md). Measured there alone.
+    is_fp32 = dtype == torch.float32
+    loads_ahead = name == "sm_90" and not is_fp32 and 512 < hidden_size <= 768
+    most, best = (8, 8) if loads_ahead else (24, 16)
+    backward = row_tile(hidden_size, dtype, max_elements=most, best_elements=best)
     elements = ceil_div(hidden_size, backward.chunk_cols) * backward.vector
-    # Warps that the register file holds: 8 of up to 255, 12 of up to 168. More programs would run in a second, nearly
-    # empty round. The ahead-of-time gate checks the registers behind this, and those of forward.
-    backward_warps = 8 if elements > 16 else 12
+    # Warps that the register file holds: 8 of up to 255, 12 of up to 168, 20 of up to 96. More programs would run in a
+    # second, nearly empty round. The ahead-of-time gate checks the registers behind this, and those of forward.
+    backward_warps = 20 if loads_ahead else 8 if elements > 16 else 12
     # 512 threads to a row, as of 4,097 columns, have 128 registers each. fp32 has instructions to spare: an element
     # leaves time for twice as many as in half precision. Together there is no room to recover n.
-    is_wide, is_fp32 = backward.num_warps >= 16, dtype == torch.float32
+    is_wide = backward.num_warps >= 16
     return LaunchConfig(
         forward,
         max(1, forward_warps // forward.num_warps),
         backward,
         max(1, backward_warps // backward.num_warps),
         few_registers=is_wide or (is_fp32 and elements >= 16),
-        backward_stages=1,
+        backward_stages=3 if loads_ahead else 1,
         keeps_h=is_wide and is_fp32,
     )
 
@@ -342,10 +351,16 @@ def _chosen(saves: str, config: LaunchConfig) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _forward(
-    hidden_size: int, dtype: torch.dtype, strides: tuple[int, ...], saves: str, has_x_bias: bool, has_dropout: bool
+    hidden_size: int,
+    dtype: torch.dtype,
+    name: str,
+    strides: tuple[int, ...],
+    saves: str,
+    has_x_bias: bool,
+    has_dropout: bool,
 ) -> tuple[LaunchPlan, LaunchConfig, tuple[int, ...]]:
     """The plan, the configuration, and strides as the kernel counts them."""
-    config = launch_config(hidden_size, dtype)
+    config = launch_config(hidden_size, dtype, name)
     stride_unit = math.gcd(config.forward.vector, *strides)
     plan = launch_plan(
         _dropout_add_layer_norm_fwd_kernel,
@@ -377,7 +392,9 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
         return y, h, mean, rstd
     seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
     strides, x_bias = (x.stride(0), residual.stride(0)), a.x_bias
-    plan, config, strides = _forward(hidden_size, x.dtype, strides, a.saves, x_bias is not None, coords is not None)
+    plan, config, strides = _forward(
+        hidden_size, x.dtype, architecture(x.device), strides, a.saves, x_bias is not None, coords is not None
+    )
     num_groups = ceil_div(num_rows, config.forward.rows)
     plan(
         (persistent_programs(num_groups, config.forward_programs_per_multiprocessor, x.device),),
@@ -394,10 +411,10 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
 
 @functools.lru_cache(maxsize=1024)
 def _backward(
-    hidden_size: int, dtype: torch.dtype, dy_stride: int, saves: str, has_dropout: bool
+    hidden_size: int, dtype: torch.dtype, name: str, dy_stride: int, saves: str, has_dropout: bool
 ) -> tuple[LaunchPlan, LaunchConfig, int]:
     """The plan, the configuration, and the stride as the kernel counts it."""
-    config = launch_config(hidden_size, dtype)
+    config = launch_config(hidden_size, dtype, name)
     stride_unit = math.gcd(config.backward.vector, dy_stride)
     plan = launch_plan(
         _dropout_add_layer_norm_bwd_kernel,
@@ -428,7 +445,9 @@ def dropout_add_layer_norm_bwd(
     if num_rows == 0:
         sums = [torch.zeros_like(weight) for _ in range(3)]
         return dict(zip(_GRADIENTS, (dx, dresidual, *sums), strict=True))
-    plan, config, dy_stride = _backward(hidden_size, dy.dtype, dy.stride(0), a.saves, has_dropout)
+    plan, config, dy_stride = _backward(
+        hidden_size, dy.dtype, architecture(dy.device), dy.stride(0), a.saves, has_dropout
+    )
     saves = _chosen(a.saves, config)
     y = None if y is None or saves == "input" else y.contiguous()
     h = None if h is None or saves == "output" else h.contiguous()

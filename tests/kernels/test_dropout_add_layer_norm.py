@@ -174,7 +174,7 @@ def test_widths(kernels, hidden_size: int, dtype: torch.dtype, suffices: bool) -
 def test_more_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     i = make_inputs(2, hidden_size, dtype, suffices=hidden_size != 1500)
     # The widest fp32 rows keep h whatever the weights are.
-    keeps_h = kernels.launch_config(hidden_size, dtype).keeps_h
+    keeps_h = kernels.launch_config(hidden_size, dtype, "sm_90").keeps_h
     assert keeps_h == (hidden_size == 8192 and dtype == torch.float32)
     check(kernels, i, keeps_h=keeps_h or i.keeps_h)
 
@@ -397,10 +397,11 @@ def test_offsets_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type:
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("name", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_every_width_has_a_configuration(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_every_width_has_a_configuration(kernels, dtype: torch.dtype, name: str) -> None:  # type: ignore[no-untyped-def]
     for hidden_size in range(1, 8193):
-        config = kernels.launch_config(hidden_size, dtype)
+        config = kernels.launch_config(hidden_size, dtype, name)
         for tile in (config.forward, config.backward):
             assert tile.chunks * tile.chunk_cols >= hidden_size
             assert tile.chunk_cols % tile.vector == 0
