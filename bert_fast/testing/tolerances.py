@@ -156,6 +156,8 @@ _SPECIAL: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
         ("linear_cross_entropy", f"{name}_of_half_on_gpu"): {torch.float32: Tolerance(2.0, 3e-2)}
         for name in ("dweight", "dbias")
     },
+    # Logits of spread 4 over 30,522 and more classes: the loss is near 18, where a unit in the last place is 1.9e-6.
+    ("cross_entropy", "loss_on_gpu"): {torch.float32: Tolerance(2.0, 4e-6)},
     # Weights near 1e4, and so is their gradient: a unit in the last place is 1e-3, and scores near 3e4 are rounded to
     # 2e-3 before they become probabilities.
     ("linear_cross_entropy", "dx_of_large_weight"): {torch.float32: Tolerance(2.0, 1e-2)},
