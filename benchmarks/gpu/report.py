@@ -1,6 +1,7 @@
 """What is stored of GPUs, as README and docs/results.md show it: whole training steps, kernels, and what was checked.
 
-Of each case and contestant the newest line counts. A ratio is of rounds in turn, never of two runs' times.
+Of each case and contestant the newest line counts. A ratio is of rounds in turn, never of two runs' times. A kernel
+whose source has changed since it was timed is marked.
 """
 
 import re
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.status import kernel_hashes
 from benchmarks.kit.markdown import NOTHING, facts, table
 from benchmarks.kit.record import ROOT, read_lines
 from benchmarks.models.families import FAMILIES
@@ -66,13 +68,18 @@ class Step:
         return float(next(iter(self.lines.values()))["fill"])
 
     def faster(self, provider: str, than: str) -> float | None:
-        """How many times as fast one contestant is as another; None unless one run timed both, in turn with ours."""
+        """How many times as fast one contestant is as another; None unless one run timed both, in turn with ours.
+
+        Beside ours the median over rounds, between two others the ratio of their medians.
+        """
         first, second = self.lines.get(provider), self.lines.get(than)
         if first is None or second is None or first["run"] != second["run"]:
             return None
         if not first["bert_fast_speedup"] or not second["bert_fast_speedup"]:
             return None
-        return float(second["bert_fast_speedup"] / first["bert_fast_speedup"])
+        if "bert_fast" in (provider, than):
+            return float(second["bert_fast_speedup"] / first["bert_fast_speedup"])
+        return float(second["ms"] / first["ms"])
 
 
 def lines_by_gpu(folder: Path) -> dict[str, list[Line]]:
@@ -223,7 +230,11 @@ def _passes(rows: Sequence[Row]) -> str:
     for word in ("forward", "backward"):
         header += [f"{word}, us", "of the ceiling", *(f"over {peer}" for peer in there)]
     shown = [
-        (_name(case), *_figures(passes.get("fwd"), there), *_figures(passes.get("bwd"), there))
+        (
+            _name(case) + _mark(next(iter(passes.values()))),
+            *_figures(passes.get("fwd"), there),
+            *_figures(passes.get("bwd"), there),
+        )
         for (_, case), passes in sorted(cases.items())
     ]
     return table(header, shown)
@@ -236,7 +247,7 @@ def _single(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     header = ("operation, case, all of it", "us", "of the ceiling", *(f"over {peer}" for peer in there))
-    return table(header, [(_name(row.result["case"]), *_figures(row, there)) for row in rows])
+    return table(header, [(_name(row.result["case"]) + _mark(row), *_figures(row, there)) for row in rows])
 
 
 def _peers(rows: Sequence[Row]) -> list[str]:
@@ -246,6 +257,12 @@ def _peers(rows: Sequence[Row]) -> list[str]:
 def _name(case: str) -> str:
     family, rest = case.removeprefix("kernel/").split("/", 1)
     return f"{family} {rest.replace('/', ', ')}"
+
+
+def _mark(row: Row) -> str:
+    """What stands behind a case that launched a kernel whose source was another one."""
+    now = kernel_hashes()
+    return "" if all(now.get(name) == source for name, source in row.result["kernels"].items()) else " (before)"
 
 
 def _figures(row: Row | None, peers: Sequence[str]) -> list[str]:
