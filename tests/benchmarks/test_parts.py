@@ -1,6 +1,8 @@
 """What `make gpu` runs in its processes, here on the CPU: red cases are not timed, results are complete."""
 
+import dataclasses
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -264,6 +266,23 @@ def test_launches_rotate_over_copies_of_the_problem(monkeypatch: pytest.MonkeyPa
             results = list(kernels.time_case(case, torch.device("cpu"), rounds=2, compile_backend="aot_eager"))
             assert {result["rotation"] for result in results} == {3}
             assert {result["provider"] for result in results} == {"bert_fast", "eager", "compiled"}
+
+
+def test_what_takes_the_host_long_is_launched_on_fewer_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in kernel_cases("small", [FAMILY]) if case.variant == "right")
+    problems = [case.make(torch.device("cpu")) for _ in range(3)]
+    eager = problems[0].eager
+
+    def slow(*inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.06)
+        result: torch.Tensor = eager(*inputs)
+        return result
+
+    problems = [dataclasses.replace(problem, eager=slow) for problem in problems]
+    monkeypatch.setattr(kernels, "_rotation", lambda case, device: problems)
+    results = list(kernels.time_case(case, torch.device("cpu"), ["bert_fast", "eager"], rounds=2))
+    assert {result["rotation"] for result in results if result["provider"] == "eager"} == {1}
+    assert {result["rotation"] for result in results if result["provider"] == "bert_fast"} == {3}
 
 
 @pytest.mark.parametrize(
