@@ -14,7 +14,7 @@ TAG ?=
 LINKS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench       benchmarks on this machine's own device"
 	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
 	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
+	@echo "make gpu-ahead   compiles for these two on a machine without a GPU"
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
 	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
@@ -76,6 +77,9 @@ gpu: gpu-python
 
 gpu-smoke: gpu-python
 	@$(GPU_PYTHON) -m benchmarks.smoke --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
+
+gpu-ahead: gpu-python
+	@$(GPU_PYTHON) -m benchmarks.gpu.ahead $(GPU_ARGS)
 
 gpu-sanitize: gpu-python
 	@$(GPU_PYTHON) -m benchmarks.gpu.sanitizer --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
