@@ -287,7 +287,8 @@ def _checked(gpu: str, lines: Sequence[Line]) -> str:
     smoke = {line["case"]: line for line in lines if line.get("kind") == "smoke"}
     tests = {line["test"]: line for line in lines if line.get("kind") == "test" and line["outcome"] != "skipped"}
     tests = {name: line for name, line in tests.items() if _is_there(name)}
-    used = [*cases.values(), *smoke.values(), *tests.values()]
+    tools = {line["tool"]: line for line in lines if line.get("kind") == "sanitizer" and line["outcome"] != "skipped"}
+    used = [*cases.values(), *smoke.values(), *tests.values(), *tools.values()]
     if not used:
         return ""
     said = []
@@ -306,6 +307,7 @@ def _checked(gpu: str, lines: Sequence[Line]) -> str:
         counted, red = _counted([name for name, line in tests.items() if line["outcome"] != "passed"], tests, "failed")
         cut = " before their time was up" if parts and parts[-1] == "killed" else ""
         said.append(f"{counted} GPU tests that ran{cut} passed{red}")
+    said += [f"{tool} {line['outcome']} over {len(line['kernels'])} kernels" for tool, line in tools.items()]
     by = ", ".join(f"{name} {version}" for name, version in facts(used, ("torch", "triton", "driver")).items())
     return f"- **{gpu}** ({by}): {'; '.join(said)}."
 

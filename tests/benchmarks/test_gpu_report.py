@@ -165,8 +165,11 @@ def test_what_was_checked_is_counted_by_its_newest_line_and_red_is_named(store: 
     store("test", test=f"{this}_any_more", outcome="failed")
     store("test", test="tests/no_such_file.py::test_x", outcome="failed")
     store("part", part="tests", outcome="killed")
+    for tool, outcome in (("memcheck", "failed"), ("memcheck", "passed"), ("racecheck", "skipped")):
+        store("sanitizer", tool=tool, outcome=outcome, kernels=["_a_kernel", "_b_kernel"])
     assert report.render_checked(tmp_path) == (
         "- **Some GPU** (torch 2.11, triton 3.6, driver 1.2): 1 of 2 cases of `verify`, which launch 2 kernels, gave "
         "the same bits twice and agree with fp64 (red: `kernel/b`); 1 of 1 cases of `make gpu-smoke` are green; 1 of 2 "
-        f"GPU tests that ran before their time was up passed (failed: `{this}[y-::]`)."
+        f"GPU tests that ran before their time was up passed (failed: `{this}[y-::]`); "
+        "memcheck passed over 2 kernels."
     )
