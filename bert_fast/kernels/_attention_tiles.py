@@ -100,8 +100,8 @@ _HALF = {
     ("gfx", 128): LaunchConfig(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1)),
 }
 # Where probabilities are dropped, random numbers keep a multiprocessor's arithmetic busy while tensor cores wait: two
-# programs of four warps take turns where one of eight waits (an H200, D = 64, S = 512: forward 0.77 of the time, dq
-# 0.82; docs/kernels/attention.md). Measured on sm_90 alone.
+# programs of four warps take turns where one of eight waits (an H200, D = 64, S = 512: forward 0.77 of the time, all of
+# backward 0.92; docs/decisions/0007-attention-regimes.md). Measured on sm_90 alone.
 _HALF_DROPOUT = {("sm_90", 64): (Tile(64, 64, 4, 3), Tile(64, 32, 4, 2))}
 # With causality dk and dv take a third loop: a second stage, or wide tiles of wide heads, no longer fit.
 _HALF_CAUSAL_DKDV = {
