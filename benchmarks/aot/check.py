@@ -10,11 +10,11 @@ from benchmarks.aot.device import CARDS, EVERY, derive, resident_warps
 DROPOUT_LIMIT = {"sm_90": 18.0}
 # At 1 issuing alone takes as long as moving the bytes; beyond it no kernel reaches the bandwidth, whatever it does.
 ISSUE_SHARE_LIMIT = 1.0
-# Beginning of a row's name -> a limit of its own, with the reason.
+# Names of rows -> a limit of their own, with the reason.
 _ISSUE_SHARE_EXCEPTIONS = {
     # Four warps to a row, loads ahead through shared memory: up to 1.46 where a warp to a row takes 0.8. But that one's
     # 8 warps leave a multiprocessor idle half of the time, and an H200 takes 0.7 to 0.85 of it with 20.
-    "dropout_add_layer_norm_bwd H=768 ": 1.5,
+    re.compile(r"dropout_add_layer_norm_bwd H=768 (fp16|bf16)\b.* sm_90"): 1.5,
 }
 
 # fp32 products in three terms hold every operand twice; with a bias, a head mask or relative positions besides, or with
@@ -89,7 +89,7 @@ def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
     is_limited = not row["multiply_adds_per_element"] or row["needs_warpgroup_products"]
     if cost is not None and is_limited and cost > DROPOUT_LIMIT.get(name, float("inf")):
         problems.append(f"dropout costs {cost} instructions an element, limit {DROPOUT_LIMIT[name]}")
-    limits = (limit for start, limit in _ISSUE_SHARE_EXCEPTIONS.items() if key.startswith(start))
+    limits = (limit for rows, limit in _ISSUE_SHARE_EXCEPTIONS.items() if rows.fullmatch(key))
     limit = next(limits, ISSUE_SHARE_LIMIT)
     for field, what in (("issue_share", "issue slots"), ("half_rate_share", "slots of the arithmetic-logic pipe")):
         share = derived[field]
