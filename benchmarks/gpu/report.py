@@ -4,8 +4,9 @@ Of each case and contestant the newest line counts. A ratio is of rounds in turn
 whose source has changed since it was timed is marked.
 """
 
+import functools
 import re
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,16 +210,16 @@ def _ratio(value: float | None, is_bold: bool = False) -> str:
 
 def render_kernels(folder: Path) -> str:
     """Tables of Markdown for each GPU: kernels at 16,384 tokens beside eager and compiled PyTorch."""
-    parts = []
+    parts, sources = [], kernel_hashes()
     for machine in load(folder):
         rows = [row for row in machine.rows if row.result.get("gpu") and _SHOWN.match(row.result["case"])]
-        tables = [_passes(rows), _single(rows)]
+        tables = [_passes(rows, sources), _single(rows, sources)]
         if any(tables):
             parts.append("\n\n".join([f"**{machine.name}**", *filter(None, tables)]))
     return "\n\n".join(parts) or NOTHING
 
 
-def _passes(rows: Sequence[Row]) -> str:
+def _passes(rows: Sequence[Row], sources: Mapping[str, str]) -> str:
     cases: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         if row.mode in ("fwd", "bwd"):
@@ -231,7 +232,7 @@ def _passes(rows: Sequence[Row]) -> str:
         header += [f"{word}, us", "of the ceiling", *(f"over {peer}" for peer in there)]
     shown = [
         (
-            _name(case) + _mark(next(iter(passes.values()))),
+            _name(case) + _mark(next(iter(passes.values())), sources),
             *_figures(passes.get("fwd"), there),
             *_figures(passes.get("bwd"), there),
         )
@@ -240,14 +241,14 @@ def _passes(rows: Sequence[Row]) -> str:
     return table(header, shown)
 
 
-def _single(rows: Sequence[Row]) -> str:
+def _single(rows: Sequence[Row], sources: Mapping[str, str]) -> str:
     """Cases that are one launch for all contestants: forward and backward together, or an optimizer's step."""
     rows = sorted((row for row in rows if row.mode not in ("fwd", "bwd")), key=lambda row: row.result["case"])
     there = _peers(rows)
     if not rows:
         return ""
     header = ("operation, case, all of it", "us", "of the ceiling", *(f"over {peer}" for peer in there))
-    return table(header, [(_name(row.result["case"]) + _mark(row), *_figures(row, there)) for row in rows])
+    return table(header, [(_name(row.result["case"]) + _mark(row, sources), *_figures(row, there)) for row in rows])
 
 
 def _peers(rows: Sequence[Row]) -> list[str]:
@@ -259,10 +260,10 @@ def _name(case: str) -> str:
     return f"{family} {rest.replace('/', ', ')}"
 
 
-def _mark(row: Row) -> str:
-    """What stands behind a case that launched a kernel whose source was another one."""
-    now = kernel_hashes()
-    return "" if all(now.get(name) == source for name, source in row.result["kernels"].items()) else " (before)"
+def _mark(row: Row, sources: Mapping[str, str]) -> str:
+    """What stands behind a case that launched a kernel whose source was another than it is by now."""
+    launched = row.result["kernels"].items()
+    return "" if all(sources.get(name) == source for name, source in launched) else " (before)"
 
 
 def _figures(row: Row | None, peers: Sequence[str]) -> list[str]:
@@ -315,8 +316,12 @@ def _checked(gpu: str, lines: Sequence[Line]) -> str:
 def _is_there(test: str) -> bool:
     """Whether the project still has a test, by pytest's name for it: what became another test counts no more."""
     file, name = test.split("::", 1)
-    path = ROOT / file
-    return path.is_file() and f"def {name.split('[')[0].split('::')[-1]}(" in path.read_text(encoding="utf-8")
+    return f"def {name.split('[')[0].split('::')[-1]}(" in _text(ROOT / file)
+
+
+@functools.cache  # hundreds of tests are of twenty files
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _counted(red: Sequence[str], of: Sized, word: str) -> tuple[str, str]:
