@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.families import family_names
 from benchmarks.gpu.run import CACHE_VARIABLES, chosen
 from benchmarks.kit.record import reason
+from tools.null_driver.driver import DEVICES
 
 KEPT = (".cubin", ".hsaco", ".json")  # machine code, and what Triton knows of it
 
@@ -107,7 +108,7 @@ def prune(cache: Path) -> tuple[int, int]:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 if something could not be compiled."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.ahead", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="sm_90", help="that tools/null_driver knows; default: %(default)s")
+    parser.add_argument("--device", default="sm_90", choices=DEVICES, help="default: %(default)s")
     parser.add_argument("--families", help="kernel cases of some families only, separated by commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     options = parser.parse_args(arguments)

@@ -34,6 +34,12 @@ def test_a_family_that_there_is_not_is_named() -> None:
         ahead.main(["--families", "layernorm"])
 
 
+def test_a_chip_that_nobody_knows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ahead.main(["--device", "sm_91"])
+    assert "invalid choice: 'sm_91'" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU has the real driver")
 def test_a_later_run_compiles_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
