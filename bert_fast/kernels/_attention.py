@@ -23,6 +23,7 @@ __all__ = [
     "Factor",
     "Keys",
     "Table",
+    "dropped",
     "factor_at",
     "factor_tile",
     "keep_tile",
@@ -179,18 +180,40 @@ def keep_tile(drop, batch_row, position, first_key, BLOCK_N: tl.constexpr):
     Returns: bool [BLOCK_M, BLOCK_N], True where kept.
 
     The 8 values of a block are the columns 8i + 2j + e of 32 that one thread of a tensor core's accumulator holds (j:
-    its number among 4 neighbours). Values of a block come as [i, e]; in a group of 32 keys, blocks as [j]: the keys are
-    [i, j, e], a transposition that moves nothing from thread to thread.
+    its number among 4 neighbours). Its rows are r and 8 + r of the 16 of its warp, which follow one another (h). So
+    words are drawn as [h, group, warp, r, j], which Triton deals out to threads in just this way, its last dimensions
+    over a warp, the one before them over warps: what moves is names of registers. As [M, groups * 4] it would deal them
+    out otherwise, and send all words through shared memory.
     """
+    WARPS: tl.constexpr = position.shape[0] // 16
     GROUPS: tl.constexpr = BLOCK_N // 32
     block = (drop.head * _BLOCKS_PER_HEAD + first_key // 8).to(tl.uint32) + tl.arange(0, GROUPS * 4).to(tl.uint32)
     w0, w1, w2, w3 = philox4x32(
-        block[None, :], position[:, None], batch_row[:, None], drop.site.to(tl.uint32), drop.k0, drop.k1
-    )
+        tl.reshape(block, [1, GROUPS, 1, 1, 4]), _by_warp(position), _by_warp(batch_row), drop.site.to(tl.uint32),
+        drop.k0, drop.k1,
+    )  # fmt: skip
     # Joining words by the bits of i, slowest first, and halves last: see `_math.keep_values`.
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    values = tl.reshape(tl.join(words << 16, words), [w0.shape[0], GROUPS, 4, 4, 2])  # [M, group, j, i, e]
-    return tl.reshape(tl.permute(values, [0, 1, 3, 2, 4]), [w0.shape[0], BLOCK_N]) > drop.drop_max.to(tl.uint32)
+    values = tl.reshape(tl.join(words << 16, words), [2, GROUPS, WARPS, 8, 4, 4, 2])  # [h, group, warp, r, j, i, e]
+    values = tl.permute(values, [2, 0, 3, 1, 5, 4, 6])  # [warp, h, r, group, i, j, e]
+    return tl.reshape(values, [position.shape[0], BLOCK_N]) > drop.drop_max.to(tl.uint32)
+
+
+@triton.jit
+def dropped(p, keep, scale):
+    """p where kept, else 0. scale: any finite number that is not known when compiling.
+
+    Of a 0 that is known LLVM makes a choice between numbers that are rounded already, two to a register: three
+    instructions where this takes one. (What is used twice is not rounded first: backward needs no such 0.)
+    """
+    return tl.where(keep, p, scale * 0.0)
+
+
+@triton.jit
+def _by_warp(x):
+    """[M] as [h, 1, warp, r, 1], of which it is number 16 * warp + 8 * h + r."""
+    WARPS: tl.constexpr = x.shape[0] // 16
+    return tl.reshape(tl.permute(tl.reshape(x, [WARPS, 2, 8]), [1, 0, 2]), [2, 1, WARPS, 8, 1])
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 Both make P again from q, k and lse: 7 matrix products where one kernel with atomics on dq needs 5. With z = 1 / (1 - p)
 of dropout, K the keep mask and m the head mask,
 
-    dS = P * (z * (dout v^T * K * m) - delta) = z * P * (dout v^T * K * m - delta / z)
+    dS = P * (z * (dout v^T * K * m) - delta) = z * (W * dout v^T - P * delta / z)        W = P * K * m
 
 so the accumulators take the sums without z and softmax_scale, which multiply them once at the end.
 """
@@ -49,6 +49,8 @@ def probabilities_and_gradients(
 
     exists (bool [M, N]): both tokens do.
     """
+    if drop.k0 is not None:
+        keep = keep_tile(drop, batch_row, position_q, first_key, k.shape[0])
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if not PLAIN:
         if extras.table.ptr is not None:
@@ -60,14 +62,11 @@ def probabilities_and_gradients(
     dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     w = p
     if drop.k0 is not None:
-        keep = keep_tile(drop, batch_row, position_q, first_key, k.shape[0])
         w = tl.where(keep, w, 0.0)
-        dw = tl.where(keep, dw, 0.0)
     if extras.head_mask.ptr is not None:
         m = factor_tile(extras.head_mask, position_q, position_k, exists)
         w *= m
-        dw *= m
-    return w, p * (dw - delta[:, None])
+    return w, w * dw - p * delta[:, None]
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from bert_fast.kernels._attention import (
     Factor,
     Keys,
     Table,
+    dropped,
     factor_at,
     factor_tile,
     keep_tile,
@@ -38,6 +39,8 @@ def _add_keys(
     BLOCK_D: tl.constexpr = q.shape[1]
     offs_n = first_key + tl.arange(0, BLOCK_N)
     k = load_rows(keys.k_ptr, keys.k_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]
+    if drop.k0 is not None:
+        keep = keep_tile(drop, batch_row, position_q, first_key, BLOCK_N)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [M, N]
     position_k = None
     exists = (offs_n < keys.num)[None, :]
@@ -58,7 +61,7 @@ def _add_keys(
         alpha = tl.exp2(m_i - m_finite)
     l_i = l_i * alpha + tl.sum(p, 1)
     if drop.k0 is not None:
-        p = tl.where(keep_tile(drop, batch_row, position_q, first_key, BLOCK_N), p, 0.0)
+        p = dropped(p, keep, scale_log2)
     if extras.head_mask.ptr is not None:
         p *= factor_tile(extras.head_mask, position_q, position_k, exists)
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]

@@ -11,6 +11,7 @@ from bert_fast.kernels._attention import (
     LOG2E,
     Drop,
     Factor,
+    dropped,
     keep_tile,
     load_lse,
     load_names,
@@ -64,7 +65,7 @@ def _attention_fwd_short_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
         drop = Drop(k0, k1, site, drop_max, head)
-        p = tl.where(keep_tile(drop, batch_row, position_q, 0, BLOCK_N), p, 0.0)
+        p = dropped(p, keep_tile(drop, batch_row, position_q, 0, BLOCK_N), softmax_scale)
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
     # A query without keys: out = 0, total = 0; its output is 0 and its lse -inf.
     out *= (dropout_scale / tl.where(total == 0.0, 1.0, total))[:, None]
@@ -131,8 +132,7 @@ def _attention_bwd_short_kernel(
         if HAS_DROPOUT:
             keep = keep_tile(drop, batch_row, position_q, first_key, BLOCK_N)
             w = tl.where(keep, w, 0.0)
-            dw = tl.where(keep, dw, 0.0)
-        ds = (p * (dw - delta[:, None])).to(q.dtype)
+        ds = (w * dw - p * delta[:, None]).to(q.dtype)
         dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
         store_rows(dv_ptr, num_heads * D, offs_n * PARTS, num_keys * PARTS, dv, D, BLOCK_D)
         dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)
