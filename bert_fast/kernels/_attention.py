@@ -26,6 +26,7 @@ __all__ = [
     "dropped",
     "factor_at",
     "factor_tile",
+    "gradients_of_scores",
     "keep_tile",
     "load_lse",
     "load_names",
@@ -214,6 +215,19 @@ def _by_warp(x):
     """[M] as [h, 1, warp, r, 1], of which it is number 16 * warp + 8 * h + r."""
     WARPS: tl.constexpr = x.shape[0] // 16
     return tl.reshape(tl.permute(tl.reshape(x, [WARPS, 2, 8]), [1, 0, 2]), [2, 1, WARPS, 8, 1])
+
+
+@triton.jit
+def gradients_of_scores(p, w, dw, delta, DIFFER: tl.constexpr):
+    """dS / z [M, N] = w * dw - p * delta. DIFFER: w is not p.
+
+    Written as it is, dropout selects w alone, not dw too. Where w is p, p * (dw - delta) is a few percent faster (an
+    H200, S = 512: 266 for 283 us of all backward), with as many instructions.
+    """
+    if DIFFER:
+        return w * dw - p * delta[:, None]
+    else:
+        return p * (dw - delta[:, None])
 
 
 @triton.jit

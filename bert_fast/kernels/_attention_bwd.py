@@ -23,6 +23,7 @@ from bert_fast.kernels._attention import (
     Table,
     factor_at,
     factor_tile,
+    gradients_of_scores,
     keep_tile,
     load_lse,
     load_names,
@@ -64,9 +65,8 @@ def probabilities_and_gradients(
     if drop.k0 is not None:
         w = tl.where(keep, w, 0.0)
     if extras.head_mask.ptr is not None:
-        m = factor_tile(extras.head_mask, position_q, position_k, exists)
-        w *= m
-    return w, w * dw - p * delta[:, None]
+        w *= factor_tile(extras.head_mask, position_q, position_k, exists)
+    return w, gradients_of_scores(p, w, dw, delta, drop.k0 is not None or extras.head_mask.ptr is not None)
 
 
 @triton.jit

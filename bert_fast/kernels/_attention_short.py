@@ -12,6 +12,7 @@ from bert_fast.kernels._attention import (
     Drop,
     Factor,
     dropped,
+    gradients_of_scores,
     keep_tile,
     load_lse,
     load_names,
@@ -132,7 +133,7 @@ def _attention_bwd_short_kernel(
         if HAS_DROPOUT:
             keep = keep_tile(drop, batch_row, position_q, first_key, BLOCK_N)
             w = tl.where(keep, w, 0.0)
-        ds = (w * dw - p * delta[:, None]).to(q.dtype)
+        ds = gradients_of_scores(p, w, dw, delta, HAS_DROPOUT).to(q.dtype)
         dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, input_precision=PRECISION) * dropout_scale
         store_rows(dv_ptr, num_heads * D, offs_n * PARTS, num_keys * PARTS, dv, D, BLOCK_D)
         dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION) * (softmax_scale * dropout_scale)

@@ -100,9 +100,9 @@ _HALF = {
     ("gfx", 128): LaunchConfig(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1)),
 }
 # Where probabilities are dropped, random numbers keep a multiprocessor's arithmetic busy while tensor cores wait: two
-# programs of four warps take turns where one of eight waits (an H200, D = 64, S = 512: forward 0.77 of the time, all of
-# backward 0.92; docs/decisions/0007-attention-regimes.md). Measured on sm_90 alone.
-_HALF_DROPOUT = {("sm_90", 64): (Tile(64, 64, 4, 3), Tile(64, 32, 4, 2))}
+# programs of four warps take turns where one of eight waits, and loads are asked for further ahead. Measured on sm_90
+# alone, an H200 (docs/decisions/0007-attention-regimes.md).
+_HALF_DROPOUT = {("sm_90", 64): LaunchConfig(Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 3))}
 # With causality dk and dv take a third loop: a second stage, or wide tiles of wide heads, no longer fit.
 _HALF_CAUSAL_DKDV = {
     ("sm_90", 64): Tile(64, 64, 4, 1),
@@ -175,6 +175,10 @@ _SHORT = {
 }
 
 
+# Two programs to a multiprocessor, for four registers spilled: an H200, S = 128, 50 for 67 us.
+_SHORT_DROPOUT = {("sm_90", 128): ShortConfig(Tile(128, 128, 8, 1, 128), Tile(128, 64, 8, 1))}
+
+
 def block_d(head_dim: int) -> int:
     """Columns of a tile: the power of two that holds a head, at least the 16 that a tensor core takes."""
     return max(16, 1 << (head_dim - 1).bit_length())
@@ -189,9 +193,8 @@ def launch_config(
     if dtype == torch.float32:
         return _FP32_GFX if kind == "gfx" else _FP32[32 if head_dim <= 32 else columns]
     config = _HALF[kind, columns]
-    if has_dropout and (kind, columns) in _HALF_DROPOUT:
-        forward, dq = _HALF_DROPOUT[kind, columns]
-        config = replace(config, forward=forward, dq=dq)
+    if has_dropout:
+        config = _HALF_DROPOUT.get((kind, columns), config)
     if is_causal and (kind, columns) in _HALF_CAUSAL_DKDV:
         config = replace(config, dkdv=_HALF_CAUSAL_DKDV[kind, columns])
     return config
@@ -206,13 +209,18 @@ def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_tabl
 
 
 @functools.cache
-def short_config(max_seqlen: int, head_dim: int, dtype: torch.dtype, architecture: str) -> ShortConfig | None:
+def short_config(
+    max_seqlen: int, head_dim: int, dtype: torch.dtype, architecture: str, has_dropout: bool
+) -> ShortConfig | None:
     """The tiles for heads of up to `max_seqlen` queries and keys; None where none holds them."""
     if max_seqlen > SHORT_SEQLEN or head_dim > 64 or dtype == torch.float32:
         return None
     kind = kind_of(architecture)
     tokens = next(tokens for tokens in (32, 64, 128) if max_seqlen <= tokens)
-    return _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
+    config = _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
+    if has_dropout:
+        config = _SHORT_DROPOUT.get((kind, tokens), config)
+    return config
 
 
 _known: dict[tuple[str, Tile], LaunchByNames] = {}

@@ -35,10 +35,11 @@ def launch_config(hidden_size: int, dtype: torch.dtype, name: str) -> LaunchConf
     forward_warps = 12 if dtype == torch.float32 else 16 if forward_elements > 24 else 20
     # Backward: an element also costs a thread three running sums and the inverse of its weight. 24 fill the registers
     # without spilling (H = 768: a row to a warp); 32 do not, so H = 1,024 takes two warps to a row. With 8 to a thread
-    # there are 20 warps and room to load two rows ahead, for barriers and more instructions: an H200 takes 0.7 to 0.85
-    # of the time at H = 768 and gains nothing at 1,024 (docs/kernels/dropout_add_layer_norm.md). Measured there alone.
+    # there are 20 warps and room to load two rows ahead, of up to 768 columns, or one, for barriers and more
+    # instructions: an H200 takes 0.7 to 0.85 of the time at H = 768, 0.87 at 1,024
+    # (docs/kernels/dropout_add_layer_norm.md). Measured there alone.
     is_fp32 = dtype == torch.float32
-    loads_ahead = name == "sm_90" and not is_fp32 and 512 < hidden_size <= 768
+    loads_ahead = name == "sm_90" and not is_fp32 and 512 < hidden_size <= 1024
     most, best = (8, 8) if loads_ahead else (24, 16)
     backward = row_tile(hidden_size, dtype, max_elements=most, best_elements=best)
     elements = ceil_div(hidden_size, backward.chunk_cols) * backward.vector
@@ -54,6 +55,6 @@ def launch_config(hidden_size: int, dtype: torch.dtype, name: str) -> LaunchConf
         backward,
         max(1, backward_warps // backward.num_warps),
         few_registers=is_wide or (is_fp32 and elements >= 16),
-        backward_stages=3 if loads_ahead else 1,
+        backward_stages=1 if not loads_ahead else 3 if hidden_size <= 768 else 2,
         keeps_h=is_wide and is_fp32,
     )

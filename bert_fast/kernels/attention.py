@@ -136,7 +136,7 @@ class _Call:
         else:
             self.config = launch_config(head_dim, dtype, chip, a.causal, has_dropout)
             if not ASKED.get():  # the longest sequence may have no say in how the others are summed up
-                self.short = short_config(max_seqlen, head_dim, dtype, chip)
+                self.short = short_config(max_seqlen, head_dim, dtype, chip, has_dropout)
         drop_max, self.dropout_scale = dropout_numbers(a.dropout_p) if has_dropout else (0, 1.0)
         q = _addressable(a.q, a.max_seqlen_q)
         k, v = _addressable(a.k, a.max_seqlen_k), _addressable(a.v, a.max_seqlen_k)

@@ -43,6 +43,7 @@ from bert_fast.kernels._launch import (
     ceil_div,
     dropout_arguments,
     persistent_programs,
+    summed_groups,
     unit_stride,
 )
 from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
@@ -393,7 +394,10 @@ def dropout_add_layer_norm_bwd(
     y = None if y is None or saves == "input" else y.contiguous()
     h = None if h is None or saves == "output" else h.contiguous()
     num_groups = ceil_div(num_rows, config.backward.rows)
-    num_programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, dy.device)
+    num_programs = persistent_programs(
+        num_groups, config.backward_programs_per_multiprocessor, dy.device,
+        most=summed_groups(dy.dtype, config.backward.rows),
+    )  # fmt: skip
     partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
     plan(
         (num_programs,),

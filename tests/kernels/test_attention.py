@@ -297,7 +297,7 @@ def floors(a: Attention) -> tuple[float, float]:
     queries, keys = (n * head_dim * dtype.itemsize for n in (num_queries, num_keys))
     lse, names = 4 * num_queries, 8 * num_queries if a.dropout_p else 0
     where = architecture(a.q.device)
-    if short_config(max(num_queries, num_keys), head_dim, dtype, where) is not None:
+    if short_config(max(num_queries, num_keys), head_dim, dtype, where, a.dropout_p > 0) is not None:
         return num_heads * (2 * queries + 2 * keys + lse + names), num_heads * (4 * queries + 4 * keys + lse + names)
     config = launch_config(head_dim, dtype, where, False, a.dropout_p > 0)
     forward = 2 * queries + lse + names + ceil_div(num_queries, config.forward.block_m) * 2 * keys
