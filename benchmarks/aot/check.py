@@ -20,8 +20,11 @@ _ISSUE_SHARE_EXCEPTIONS = {
 # fp32 products in three terms hold every operand twice; with a bias, a head mask or relative positions besides, or with
 # heads of more than 64 columns, some tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to
 # be exact, so these may spill: with the table's Triton not more than the table says, with another one a few bytes.
+# Attention with dropout, on sm_90 in half precision, keeps what makes its random bits beside its products: two kernels
+# spill a few of their registers, and an H200 takes longer with any tile or order that needs none of it.
 _MAY_SPILL = re.compile(
     r"attention_.*( D=(96|128) fp32| fp32 (bias|head mask|relative_key|relative_key_query))\b.* sm_\d+"
+    r"|attention_(bwd_dkdv tiled D=\d+|fwd_short S<=128 D=\d+) (bf16|fp16)\b.* dropout sm_90"
 )
 
 # On cards three kernels besides, by 24 bytes at most: other rows would be laid over other threads, on every chip.

@@ -7,6 +7,7 @@ device, and see the same tokens:
     bert_fast   BertForPreTraining on packed tokens and masked_lm_positions, as a loader of ours would hand them over
     graph       the same step, captured once and replayed as a CUDA graph (`graphs.CapturedStep`); none on a CPU
     fused       transformers' BertForPreTraining after `bert_fast.fuse`, on the padded batch
+    fused_graphs  the same after `bert_fast.fuse(model, graphs=...)`: its layers as two CUDA graphs; none on a CPU
     sdpa        transformers' BertForPreTraining with SDPA, on the padded batch
     eager       the same with its own attention
     compiled    the same with SDPA under torch.compile, for the one shape
@@ -40,7 +41,8 @@ from benchmarks.registry import Case
 from bert_fast import fuse, graphs
 from bert_fast.testing.tolerances import RELATIVE
 
-PROVIDERS = ("bert_fast", "fused", "sdpa", "eager")
+FUSED_GRAPHS = "fused_graphs"
+PROVIDERS = ("bert_fast", "fused", FUSED_GRAPHS, "sdpa", "eager")
 FAMILY_PROVIDERS = ("labelled", "fused", "sdpa")
 COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")  # apart: the compiler takes longer than all of the others
 GRAPH = "graph"
@@ -106,7 +108,9 @@ class StepCase:
 CASES = (
     StepCase("large", "full", 512, 32),
     StepCase("base", "full", 128, 256, is_compiled=True),
+    StepCase("base", "full", 128, 32),  # as many as one fine-tunes with: the host is the limit
     StepCase("large", "even", 512, 64),
+    StepCase("base", "even", 512, 16),
     StepCase("base", "full", 512, 64, is_compiled=True),
     StepCase("base", "squad_windows_512_stride128", 512, 64),
     StepCase("base", "squad_windows_512_stride128", 362, 16, vocab_size=250002, family="XLMRoberta"),
@@ -239,6 +243,15 @@ class Contestant:
         self._optimizer.zero_grad(set_to_none=True)
 
 
+class GraphedContestant(Contestant):
+    """The layers of a fused model are replayed, for a budget that the batch fills; BackendError without CUDA."""
+
+    def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
+        graphs.check_device(provider, batch.padded["input_ids"].device)
+        super().__init__(provider, case, batch, donor, compile_backend)
+        fuse(self.model, graphs=[_budget(batch)])
+
+
 class CapturedContestant(Contestant):
     """A step that is replayed as one CUDA graph, on a batch that fills its budget; BackendError without CUDA."""
 
@@ -246,8 +259,7 @@ class CapturedContestant(Contestant):
         device = batch.padded["input_ids"].device
         graphs.check_device(provider, device)
         super().__init__(provider, case, batch, donor, compile_backend)
-        budget = graphs.Budget(sum(batch.lengths), len(batch.lengths), max(batch.lengths), batch.num_labels)
-        self._captured = graphs.CapturedStep(self._whole, [budget], device=device, num_warmup=WARMUP_STEPS)
+        self._captured = graphs.CapturedStep(self._whole, [_budget(batch)], device=device, num_warmup=WARMUP_STEPS)
 
     def _whole(self, inputs: dict[str, Any]) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16):
@@ -261,6 +273,10 @@ class CapturedContestant(Contestant):
 
     def _replay(self) -> None:
         self.last_loss = self._captured(self._inputs)
+
+
+def _budget(batch: Batch) -> graphs.Budget:
+    return graphs.Budget(sum(batch.lengths), len(batch.lengths), max(batch.lengths), batch.num_labels)
 
 
 def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
@@ -283,14 +299,14 @@ def _make_model(provider: str, case: StepCase, donor: nn.Module) -> nn.Module:
     if provider in ("bert_fast", GRAPH):
         return our_model(donor)
     theirs = with_weights_of(donor, lambda: _their_model(case, "eager" if provider == "eager" else "sdpa"))
-    return fuse(theirs) if provider in ("fused", "labelled") else theirs
+    return fuse(theirs) if provider in ("fused", FUSED_GRAPHS, "labelled") else theirs
 
 
 def make_contestant(
     provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str = "inductor"
 ) -> Contestant:
     """One of the case's `providers` or `COMPILED_PROVIDERS`, with the donor's weights."""
-    kind = CapturedContestant if provider == GRAPH else Contestant
+    kind = {GRAPH: CapturedContestant, FUSED_GRAPHS: GraphedContestant}.get(provider, Contestant)
     return kind(provider, case, batch, donor, compile_backend)
 
 

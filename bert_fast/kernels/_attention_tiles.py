@@ -88,7 +88,7 @@ class ShortConfig:
 
 _HALF = {
     # kind, at most this many columns
-    ("sm_90", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    ("sm_90", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3)),
     ("sm_90", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)),
     ("sm_100", 64): LaunchConfig(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     ("sm_100", 128): LaunchConfig(Tile(128, 64, 8, 2), Tile(64, 64, 4, 1), Tile(64, 64, 8, 1)),
