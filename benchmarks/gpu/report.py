@@ -19,9 +19,10 @@ from benchmarks.plot.stored import Row, load
 from bert_fast.bench.picture import Bar, Group, Picture
 
 Line = dict[str, Any]
-_PROVIDERS = ("bert_fast", "graph", "fused", "sdpa", "eager", "compiled")
+_PROVIDERS = ("bert_fast", "graph", "fused", "fused_graphs", "sdpa", "eager", "compiled")
 _OF_FAMILIES = ("labelled", "fused", "sdpa")
 _CASE = re.compile(r"step/(?:(?P<family>\w+)/)?(?P<shape>\w+)/(?P<lengths>\w+)@(?P<longest>\d+)/B(?P<texts>\d+)")
+_SMALL_BATCH = 8192  # tokens, padding included; the host needs longer to queue a step than the device to take it
 # Kernels are shown at one number of tokens; the optimizer knows no tokens.
 _SHOWN = re.compile(r"kernel/(?:\w+/16384x|encoder_layer/128x128x|optimizer/bert-base/)")
 
@@ -54,9 +55,15 @@ class Step:
 
     @property
     def short(self) -> str:
-        """Model and lengths alone."""
-        longest = self.parts["longest"]
-        return f"BERT-{self.parts['shape']}, {longest if self.is_full else f'up to {longest}'} tokens"
+        """Model and lengths alone, of a small batch also how many texts."""
+        shape, longest, texts = self.parts["shape"], self.parts["longest"], self.parts["texts"]
+        tokens = f"{longest if self.is_full else f'up to {longest}'} tokens"
+        return f"BERT-{shape}, {f'{texts} texts of ' if self.is_small else ''}{tokens}"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is a batch as one fine-tunes with, where the host may be the limit."""
+        return int(self.parts["texts"]) * int(self.parts["longest"]) <= _SMALL_BATCH
 
     @property
     def is_full(self) -> bool:
@@ -108,7 +115,7 @@ def steps_by_gpu(folder: Path) -> dict[str, list[Step]]:
 
 def _order(step: Step) -> tuple[Any, ...]:
     parts = step.parts
-    return not step.is_bert, not step.is_full, parts["shape"], int(parts["longest"]), step.name
+    return not step.is_bert, step.is_small, not step.is_full, parts["shape"], int(parts["longest"]), step.name
 
 
 def told(folder: Path) -> str:
@@ -119,9 +126,12 @@ def told(folder: Path) -> str:
     sentences = []
     for gpu, steps in steps_by_gpu(folder).items():
         parts = []
+        large = [step for step in steps if not step.is_small]
         for is_full, words in ((True, "full batches"), (False, "batches of mixed lengths")):
-            if shown := ", ".join(filter(None, (_told(step) for step in steps if step.is_full is is_full))):
+            if shown := ", ".join(filter(None, (_told(step) for step in large if step.is_full is is_full))):
                 parts.append(f"{words} {shown}")
+        if shown := _told_of_small([step for step in steps if step.is_small and step.is_bert]):
+            parts.append(shown)
         if parts:
             sentences.append(f"on an {gpu} {'; '.join(parts)}".replace(" times (", " times as fast (", 1))
     return "; ".join(sentences)
@@ -132,6 +142,23 @@ def _told(step: Step) -> str | None:
     if not step.is_bert or own is None or fused is None:
         return None
     return f"{fused:.1f} and {own:.1f} times ({step.short})"
+
+
+def _told_of_small(steps: Sequence[Step]) -> str:
+    pairs = [(step.faster("fused", "sdpa"), step.faster("fused_graphs", "sdpa")) for step in steps]
+    known = [(fused, graphs) for fused, graphs in pairs if fused is not None and graphs is not None]
+    if not known:
+        return ""
+    fused, graphs = (_range(ratios) for ratios in zip(*known, strict=True))
+    return (
+        f"batches of {_SMALL_BATCH:,} tokens at most, where the host is the limit, {fused} times fused, {graphs} with "
+        "layers as CUDA graphs (`fuse(model, graphs=...)`)"
+    )
+
+
+def _range(ratios: Sequence[float]) -> str:
+    least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def render_steps(folder: Path) -> str:
@@ -148,7 +175,7 @@ def _times(steps: Sequence[Step]) -> str:
     there = [name for name in _PROVIDERS if any(name in step.lines for step in steps)]
     ratios = [
         ("bert_fast", "sdpa"), ("bert_fast", "eager"), ("bert_fast", "compiled"), ("fused", "sdpa"),
-        ("graph", "bert_fast"),
+        ("fused_graphs", "sdpa"), ("graph", "bert_fast"),
     ]  # fmt: skip
     return _table_of_times(steps, there, [pair for pair in ratios if {*pair} <= {*there}])
 
@@ -334,8 +361,13 @@ def picture(folder: Path) -> Picture:
     """Whole steps of BERT beside transformers with SDPA, by own classes and in place."""
     groups = []
     for gpu, steps in steps_by_gpu(folder).items():
-        for provider, words in (("bert_fast", "The library's own classes"), ("fused", "After bert_fast.fuse(model)")):
-            ratios = [(step.short, step.faster(provider, "sdpa")) for step in steps if step.is_bert]
+        for provider, words, is_small in (
+            ("bert_fast", "The library's own classes", False),
+            ("fused", "After bert_fast.fuse(model)", False),
+            ("fused_graphs", "After bert_fast.fuse(model, graphs=...), small batches", True),
+        ):
+            of_these = [step for step in steps if step.is_bert and step.is_small is is_small]
+            ratios = [(step.short, step.faster(provider, "sdpa")) for step in of_these]
             bars = tuple(Bar(label, ratio) for label, ratio in ratios if ratio is not None)
             groups.append(Group(f"{words}, on an {gpu}", bars))
     notes = (

@@ -35,6 +35,7 @@ def whole_cases(size: str, is_dry: bool) -> list[SmokeCase]:
             partial(check_same_bits, shape, layers, lengths, is_dry),
         ),
         SmokeCase(f"whole/graph/{name}", partial(check_graph, shape, layers, lengths)),
+        SmokeCase(f"whole/layers as graphs/{name}", partial(check_layers, shape, layers, lengths)),
     ]
 
 
@@ -167,10 +168,7 @@ def _num_differing(model: nn.Module, texts: list[Tensor]) -> int:
 
 def check_graph(shape: bert.Size, layers: int, lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     """Loss and gradients of a captured step, replayed with other words in between, are those of the step as it is."""
-    try:
-        graphs.check_device("device", device)
-    except Exception as why:
-        raise Skipped(str(why)) from None
+    _need_graphs(device)
     torch.manual_seed(0)
     ours, _ = _models(shape, layers, device)
     batches = [_packed(lengths, device) for _ in range(2)]
@@ -192,6 +190,36 @@ def check_graph(shape: bert.Size, layers: int, lengths: tuple[int, ...], device:
         for actual in found:
             assert_same_values("graph", name, actual, one)
     return {}
+
+
+def check_layers(shape: bert.Size, layers: int, lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """Loss and gradients of a fused model, its layers replayed, hidden dropout included, are those without graphs."""
+    _need_graphs(device)
+    torch.manual_seed(0)
+    _, model = _models(shape, layers, device)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.1
+    batch, keep = _padded(lengths, device)
+
+    def results() -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        return _results(model, batch, keep, autocast=True)
+
+    bert_fast.fuse(model)
+    expected = results()
+    bert_fast.fuse(model, graphs=[graphs.Budget(sum(lengths), len(lengths), max(lengths))])
+    for found in (results(), results()):  # the first one captures
+        for name, one in expected.items():
+            assert_same_values("graph", name, found[name], one)
+    return {}
+
+
+def _need_graphs(device: torch.device) -> None:
+    try:
+        graphs.check_device("device", device)
+    except Exception as why:
+        raise Skipped(str(why)) from None
 
 
 def _packed(lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:

@@ -25,7 +25,6 @@ __all__ = [
     "persistent_programs",
     "register_limit",
     "row_tile",
-    "summed_groups",
     "unit_stride",
 ]
 
@@ -33,7 +32,6 @@ _WARP = 32  # threads; where AMD has 64, a warp covers what two would
 _MIN_WARPS = 4  # of a program: one for each scheduler of a multiprocessor
 # Triton's interpreter runs programs one after another: two are enough to exercise every loop and partial sum.
 _INTERPRETER_MULTIPROCESSORS = 2
-_MOST_ROWS_SUMMED = 64
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -102,27 +100,14 @@ def kind_of(architecture: str) -> str:
     return "gfx" if architecture.startswith("gfx") else _KINDS.get(architecture, "sm_86")
 
 
-def persistent_programs(
-    num_groups: int, per_multiprocessor: int, device: torch.device, num_blocks: int = 1, most: int | None = None
-) -> int:
+def persistent_programs(num_groups: int, per_multiprocessor: int, device: torch.device, num_blocks: int = 1) -> int:
     """How many programs share `num_groups` groups of rows: all that run at once, fewer where as many rounds take fewer.
 
     The fewer there are, the fewer partial sums are left to a second stage. num_groups >= 1; num_blocks: blocks of
-    columns that rows are cut into, each of which takes as many programs. most: groups to a program, where a longer sum
-    would be too rough (`summed_groups`); None: any number.
+    columns that rows are cut into, each of which takes as many programs.
     """
     at_once = max(1, num_multiprocessors(device) * per_multiprocessor // num_blocks)
-    rounds = ceil_div(num_groups, at_once)
-    return ceil_div(num_groups, rounds if most is None else min(rounds, most))
-
-
-def summed_groups(dtype: torch.dtype, rows: int) -> int | None:
-    """Of `rows` rows of this dtype, how many groups a program may sum up one after the other: 64 rows in fp32.
-
-    A sum of N terms by P programs, each of which adds term after term, is off by some 2^-24 N / sqrt(P): of 32,768
-    rows, 132 programs' is twice as far off as 512 programs', and as PyTorch's. Half precision rounds its terms more.
-    """
-    return max(1, _MOST_ROWS_SUMMED // rows) if dtype == torch.float32 else None
+    return ceil_div(num_groups, ceil_div(num_groups, at_once))
 
 
 def register_limit(registers: int, architecture: str) -> dict[str, int]:

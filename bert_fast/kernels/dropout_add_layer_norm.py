@@ -43,12 +43,12 @@ from bert_fast.kernels._launch import (
     ceil_div,
     dropout_arguments,
     persistent_programs,
-    summed_groups,
     unit_stride,
 )
 from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward, mean_of_rows, normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
+from bert_fast.kernels._summing_programs import summing_programs
 from bert_fast.reference.dropout_add_layer_norm import (
     AGAIN,
     MAX_WEIGHT,
@@ -394,10 +394,9 @@ def dropout_add_layer_norm_bwd(
     y = None if y is None or saves == "input" else y.contiguous()
     h = None if h is None or saves == "output" else h.contiguous()
     num_groups = ceil_div(num_rows, config.backward.rows)
-    num_programs = persistent_programs(
-        num_groups, config.backward_programs_per_multiprocessor, dy.device,
-        most=summed_groups(dy.dtype, config.backward.rows),
-    )  # fmt: skip
+    num_programs = summing_programs(
+        num_groups, config.backward.rows, config.backward_programs_per_multiprocessor, dy.dtype, dy.device
+    )
     partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
     plan(
         (num_programs,),

@@ -32,18 +32,11 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._column_sums import column_sums
-from bert_fast.kernels._launch import (
-    RowTile,
-    architecture,
-    ceil_div,
-    persistent_programs,
-    row_tile,
-    summed_groups,
-    unit_stride,
-)
+from bert_fast.kernels._launch import RowTile, architecture, ceil_div, row_tile, unit_stride
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward, normalise, store_of_rows
 from bert_fast.kernels._math import row_major
+from bert_fast.kernels._summing_programs import summing_programs
 from bert_fast.reference.layer_norm import LayerNorm
 
 __all__ = ["LaunchConfig", "launch_config", "layer_norm_bwd", "layer_norm_fwd"]
@@ -218,10 +211,9 @@ def layer_norm_bwd(a: LayerNorm, dy: Tensor, mean: Tensor, rstd: Tensor) -> dict
     tile = config.backward
     stride_unit = math.gcd(tile.vector, dy.stride(0), x.stride(0))
     num_groups = ceil_div(num_rows, tile.rows)
-    num_programs = persistent_programs(
-        num_groups, config.backward_programs_per_multiprocessor, x.device,
-        most=summed_groups(x.dtype, tile.rows),
-    )  # fmt: skip
+    num_programs = summing_programs(
+        num_groups, tile.rows, config.backward_programs_per_multiprocessor, x.dtype, x.device
+    )
     partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=x.device)
     launch_plan(
         _layer_norm_bwd_kernel,

@@ -96,6 +96,19 @@ def test_full_batches_and_mixed_lengths_are_told_apart(store: Store, tmp_path: P
     assert [bar.ratio for bar in fused.bars] == pytest.approx([1.6, 1.6, 2.4])
 
 
+def test_small_batches_are_told_by_what_graphs_gain(store: Store, tmp_path: Path) -> None:
+    for provider, speedup in {"bert_fast": 1.0, "fused": 0.8, "fused_graphs": 0.4, "sdpa": 1.2}.items():
+        step(store, provider, speedup, case="step/base/full@128/B32")
+    assert report.told(tmp_path) == (
+        "on an Some GPU batches of 8,192 tokens at most, where the host is the limit, 1.5 times fused, 3.0 with layers "
+        "as CUDA graphs (`fuse(model, graphs=...)`)"
+    )
+    (group,) = report.picture(tmp_path).groups
+    assert "graphs" in group.title and [bar.ratio for bar in group.bars] == pytest.approx([3.0])
+    times, _ = cells(report.render_steps(tmp_path))
+    assert times["fused_graphs over sdpa"] == "**3.00x**"
+
+
 def test_other_families_have_a_table_of_their_own(store: Store, tmp_path: Path) -> None:
     case = "step/XLMRoberta/base/squad_windows_512_stride128@362/B16"
     for provider, speedup in {"labelled": 1.0, "fused": 2.0, "sdpa": 4.0}.items():

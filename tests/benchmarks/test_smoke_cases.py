@@ -168,6 +168,30 @@ def test_a_graph_is_held_against_the_step_as_it_is(monkeypatch: pytest.MonkeyPat
     assert "a replay does not read its batch" in run(case, CPU, CompiledKernels())["error"]
 
 
+def test_replayed_layers_are_held_against_the_call_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = whole_case("layers as graphs")
+    assert run(case, CPU, CompiledKernels())["outcome"] == "skipped"
+    recorded_graph.install(monkeypatch)
+    real = whole.graphs.EncoderGraphs.__init__
+    monkeypatch.setattr(
+        whole.graphs.EncoderGraphs,
+        "__init__",
+        lambda self, budgets, *, device="cpu": real(self, budgets, device=device),
+    )
+    checked = run(case, CPU, CompiledKernels())
+    assert checked["outcome"] == "green", checked["error"]
+    assert recorded_graph.RecordedGraph.num_replays > 0
+    replay = recorded_graph.RecordedGraph.replay
+
+    def stale(self: Any) -> None:
+        if recorded_graph.RecordedGraph.num_replays == 0:
+            replay(self)
+
+    recorded_graph.RecordedGraph.num_replays = 0
+    monkeypatch.setattr(recorded_graph.RecordedGraph, "replay", stale)
+    assert run(case, CPU, CompiledKernels())["outcome"] == "red"
+
+
 def test_a_device_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
