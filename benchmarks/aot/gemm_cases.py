@@ -87,9 +87,9 @@ def _case(what: str, role: str, number: int, dtype: torch.dtype, act: str, *, sp
 
     name = architecture(Tensor().device)
     tile = replace(candidates(name, dtype)[number], split_k=split_k)
-    has_sums = what.endswith(("derivative", "recomputed"))
     is_moved = name in ("sm_90", "sm_100")
-    is_specialized = tile.warp_specialize and is_moved and not has_sums
+    reads_more = what.endswith(("accumulate", "derivative", "recomputed"))
+    is_specialized = tile.warp_specialize and is_moved and not reads_more
     only = frozenset({_KERNEL})
 
     def launch() -> object:
