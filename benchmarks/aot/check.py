@@ -24,9 +24,9 @@ _MAY_SPILL = re.compile(
     r"attention_.*( D=(96|128) fp32| fp32 (bias|head mask|relative_key|relative_key_query))\b.* sm_\d+"
 )
 
-# With dropout these spill a few registers since random words no longer pass through shared memory. Those of sm_90 in half
-# precision take less time so on an H200 at every length that was timed (docs/decisions/0006-attention-dropout.md); of
-# the others nothing was timed. relative_key_query drops, too.
+# With dropout these spill a few registers since random words no longer pass through shared memory. Those of sm_90 in
+# half precision take less time so on an H200 at every length that was timed (docs/decisions/0006-attention-dropout.md);
+# of the others nothing was timed. relative_key_query drops, too.
 _MAY_SPILL_A_LITTLE = re.compile(
     r"attention_(fwd_short S<=128|bwd_short S<=(64|128)|bwd_dkdv tiled) D=\d+ (bf16|fp16)( qkv| causal)? dropout sm_90"
     r"|attention_bwd_dkdv tiled D=32 fp32( qkv)? dropout sm_\d+"

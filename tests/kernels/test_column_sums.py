@@ -142,3 +142,13 @@ def test_rows_share_a_launch_with_two_or_three_others(module, num_tensors):  # t
 def test_rows_are_summed_in_fp32(module):  # type: ignore[no-untyped-def]
     """Half precision would stop at 2,048 ones."""
     assert module.row_sums(torch.ones(5000, 3).half(), torch.float32).tolist() == [5000.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "rows", "of_fp32"), [(32768, 1, 512), (8192, 4, 512), (129, 1, 3), (40, 1, 2), (3, 128, 3)]
+)
+def test_programs_add_up_no_more_than_64_rows_of_fp32(module: Any, num_groups: int, rows: int, of_fp32: int) -> None:
+    from bert_fast.kernels._summing_programs import summing_programs
+
+    fp32, half = (summing_programs(num_groups, rows, 1, dtype, torch.device("cpu")) for dtype in DTYPES)
+    assert (fp32, half) == (of_fp32, 2), "the interpreter counts two multiprocessors"
