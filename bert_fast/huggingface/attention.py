@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.ops.attention import attention_padded
+from bert_fast.huggingface.flattened import Texts, texts_of_row
+from bert_fast.ops.attention import attention, attention_padded
 from bert_fast.ops.dropout import draw_seed
+from bert_fast.ops.packing import Packing
 
 __all__ = ["attend", "register_attention"]
 
@@ -52,12 +54,15 @@ def attend(
 
     query (Tensor [B, A, Sq, D]), key and value (Tensor [B, A or a divisor of A, Sk, D]).
     attention_mask (Tensor [B, Sk], nonzero = keep; or [B or 1, A or 1, Sq, Sk], bool with True = keep, or added).
+    kwargs: where a batch of one row comes without a mask, the texts that lie in it are found as transformers' flash
+        attention finds them: by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, or by
+        `position_ids` that begin anew.
     is_causal: default: what the module says; only where there is no mask. position_bias, head_mask (Tensor
         broadcastable to [B, A, Sq, Sk]): added to the scores; factors of the probabilities.
     Returns: (Tensor [B, Sq, A, D], None): no probabilities.
 
     Raises:
-        ValueError: scores are to be capped, or attention is to flow into sinks.
+        ValueError: scores are to be capped, or attention is to flow into sinks; offsets that do not fit the row.
     """
     for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
@@ -70,6 +75,12 @@ def attend(
     bias, causal = position_bias, False
     if attention_mask is None:
         causal = num_queries > 1 and bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+        texts = texts_of_row(kwargs, num_keys) if len(q) == 1 and num_queries == num_keys else None
+        if texts is not None:
+            for name, extra in (("position_bias", position_bias), ("head_mask", head_mask)):
+                if extra is not None:
+                    raise ValueError(f"{name}: expected None beside flattened texts, got a {type(extra).__name__}")
+            return _attend_texts(q[0], k[0], v[0], texts, scaling, dropout, causal).unsqueeze(0), None
     elif attention_mask.dim() == 2:
         keep_mask_k = attention_mask
         keep_mask = attention_mask if num_queries == num_keys else None
@@ -82,6 +93,18 @@ def attend(
         seed=draw_seed(q.device) if dropout > 0.0 else None, bias=bias, head_mask=head_mask,
     )  # fmt: skip
     return out, None
+
+
+def _attend_texts(
+    q: Tensor, k: Tensor, v: Tensor, texts: Texts, scaling: float | None, dropout: float, causal: bool
+) -> Tensor:
+    """Attention of texts that lie one after another: q, k, v (Tensor [T, A, D]) to [T, A, D]."""
+    packing = Packing.from_cu_seqlens(*texts, len(q), q.device)
+    return attention(
+        q, k, v, cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=packing.max_seqlen, softmax_scale=scaling,
+        causal=causal, dropout_p=dropout, seed=draw_seed(q.device) if dropout > 0.0 else None,
+        coords_q=packing.coords, sequence_order=packing.order,
+    )  # fmt: skip
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -29,6 +29,7 @@ from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused, part
 from bert_fast.huggingface.models import FusedModel
 from bert_fast.modules.encoder import PackedEncoder
+from bert_fast.modules.originals import is_of
 from bert_fast.modules.projections import JoinedProjections
 
 __all__ = [
@@ -118,9 +119,17 @@ def _attributes(family: Family, name: str, original: type, computing: Any) -> di
             attributes["in_bert"] = name.replace("*", "Bert")
     forward = computing.forward_for(original, family)
     if forward is not None:
-        attributes |= {"forward": forward, "fused_forward": forward}
+        theirs = original.forward  # type: ignore[attr-defined]
+        is_own = is_of(theirs, "transformers")
+        attributes |= {
+            "forward": forward, "fused_forward": forward, "fused_theirs": staticmethod(theirs if is_own else _replaced)
+        }  # fmt: skip
     missing = dict.fromkeys(family.missing.get(name, ()))
     return attributes | missing | {ours: property(_getter(theirs)) for ours, theirs in names.items()}
+
+
+def _replaced(*args: Any, **kwargs: Any) -> None:
+    """In place of a method of transformers that was another's already when the fused class was made."""
 
 
 def _getter(path: str) -> Callable[[Any], Any]:

@@ -12,14 +12,22 @@ class Fused:
     """Base of all classes that take the place of one of transformers', see `classes`.
 
     fused_original: the class of transformers that was there; fused_family: what it is of; fused_forward: the method
-    that `forward_for` made. in_bert: the name of the head of BERT whose labels a model takes, "" without one; `classes`
-    makes it of the record's name where the class does not say.
+    that `forward_for` made; fused_theirs: transformers' own, None where `forward_for` made none. in_bert: the name of
+    the head of BERT whose labels a model takes, "" without one; `classes` makes it of the record's name where the class
+    does not say.
     """
 
     fused_original: type
     fused_family: Family
     fused_forward: Callable[..., Any]
+    fused_theirs: Callable[..., Any] | None = None
     in_bert = ""
+
+    @classmethod
+    def is_replaced(cls) -> bool:
+        """Whether `forward` of the class of transformers was replaced, there, before or after it was fused."""
+        theirs: Any = cls.fused_theirs
+        return theirs is not None and cls.fused_original.forward is not theirs  # type: ignore[attr-defined]
 
     @classmethod
     def forward_for(cls, original: type, family: Family) -> Callable[..., Any] | None:

@@ -70,21 +70,27 @@ def unfuse(model: _M) -> _M:
 def why_not(model: nn.Module, **inputs: Any) -> list[str]:
     """Why calls of a model run transformers' own code, one line a reason; empty where they are packed.
 
-    inputs: arguments of forward without a head, such as output_attentions=True; without any, only what lies in the
-        model and its configuration is listed, of one of sentence-transformers also what keeps it from packing texts.
+    inputs: arguments of forward without a head, such as output_attentions=True; without any, what lies in the
+        process, the model and its configuration is listed, of one of sentence-transformers also what keeps it from
+        packing texts.
 
     Raises:
         TypeError: model is no module.
     """
-    from bert_fast.huggingface.fused import FusedAround
+    from bert_fast.huggingface.fused import Fused, FusedAround
     from bert_fast.huggingface.models import FusedModel
-    from bert_fast.huggingface.reasons import module_reasons, reasons
+    from bert_fast.huggingface.reasons import reasons, standing_reasons
 
     _check_module(model)
     inner = [module for module in model.modules() if isinstance(module, FusedModel)]
     if not inner:
         return [f"there is no fused model in this {type(model).__name__}: bert_fast.fuse was not called"]
-    found = [reason for one in inner for reason in (reasons(one, inputs) if inputs else module_reasons(one))]
+    found = [
+        f"{type(one).__name__}.forward: replaced for the whole process"
+        for one in model.modules()
+        if isinstance(one, Fused) and not isinstance(one, FusedModel) and one.is_replaced()
+    ]
+    found += [reason for one in inner for reason in (reasons(one, inputs) if inputs else standing_reasons(one))]
     if not inputs:
         found += [reason for one in model.modules() if isinstance(one, FusedAround) for reason in one.reasons_around()]
     return list(dict.fromkeys(found))

@@ -36,8 +36,8 @@ class FusedPooledHead(Fused):
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             # Nobody else looks at what the model returns.
             inner = self.inner
-            if not is_fused_model(inner) or is_watched(inner):
-                return theirs(self, *args, **kwargs)
+            if not is_fused_model(inner) or is_watched(inner) or self.is_replaced():
+                return original.forward(self, *args, **kwargs)
             if family.passes_arguments:
                 return theirs(self, *args, **kwargs, rows=self.rows)
             if torch.compiler.is_compiling():  # which cannot follow context variables

@@ -12,6 +12,7 @@ from transformers import modeling_outputs
 
 from bert_fast.checks import is_host_beside
 from bert_fast.huggingface.family import IS_VERSION_4, Family
+from bert_fast.huggingface.flattened import texts_of
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.reasons import TRACED, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
@@ -50,9 +51,11 @@ def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, 
     return inputs if len(inputs) == len(args) + len(kwargs) else None
 
 
-def encode_arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a call's arguments that `PackedBertModel.encode` takes."""
+def encode_arguments(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arguments that `encode` of a fused model without a head takes."""
     arguments = {"use_cache": False, **{name: inputs[name] for name in _ENCODE if name in inputs}}
+    if (texts := texts_of(model, inputs)) is not None:
+        arguments["texts"] = texts
     if arguments.get("output_hidden_states") is not None:  # version 5 also takes their numbers, see `chosen`
         arguments["output_hidden_states"] = bool(setting(arguments, None, "output_hidden_states"))
     return arguments
@@ -78,10 +81,10 @@ class FusedModel(Fused, PackedBertModel):
                 inputs["rows"] = rows
             if inputs is None or (found := reasons(self, inputs)):
                 found = ["the arguments do not fit the signature"] if inputs is None else found
-                return self._theirs(functools.partial(theirs, self), args, kwargs, inputs, found)
+                return self._theirs(functools.partial(original.forward, self), args, kwargs, inputs, found)
             if IS_VERSION_4 and inputs.get("input_ids") is not None:
                 self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
-            encoded = self.encode(**encode_arguments(inputs))
+            encoded = self.encode(**encode_arguments(self, inputs))
             return self._output(encoded, inputs)
 
         return forward

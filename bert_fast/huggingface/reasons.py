@@ -7,6 +7,7 @@ for what only transformers' own code computes.
 
 import sys
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from bert_fast.huggingface.family import IS_VERSION_4
+from bert_fast.huggingface.flattened import OFFSETS, is_known_attention, texts_reason
 from bert_fast.huggingface.fused import Fused, FusedUncalled
-from bert_fast.modules.fusable import is_watched as has_hooks
+from bert_fast.huggingface.ignored import is_ignored
+from bert_fast.huggingface.process import process_reasons
+from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = ["ARGUMENTS", "TRACED", "call_reasons", "is_watched", "module_reasons", "reasons", "setting"]
+__all__ = ["ARGUMENTS", "TRACED", "is_watched", "reasons", "setting", "standing_reasons"]
 
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -26,13 +30,13 @@ ARGUMENTS = frozenset(
         "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache", "cache_position",
         "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "cu_seqlens", "max_seqlen",
         "dropout_seed", "rows", "head_mask", "encoder_hidden_states", "encoder_attention_mask",
+        *(() if IS_VERSION_4 else OFFSETS),
     )
 )  # fmt: skip
 # The reason of which a program is to show nothing: it gives what the packed path gives, on padding too.
 TRACED = "the call is traced, for a program that shall run without bert_fast"
 _PLAIN_LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, type(None))
-_ATTENTION = ("eager", "sdpa", "flash_attention", "flex_attention", "paged", "bert_fast", "None")  # beginnings
 
 
 def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
@@ -40,16 +44,22 @@ def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
 
     inputs: arguments of forward without a head, by name.
     """
-    return [*call_reasons(model, inputs), *module_reasons(model)]
+    return [*_argument_reasons(model, inputs), *standing_reasons(model, inputs)]
 
 
-def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Those that lie in the arguments, the configuration and the state of PyTorch."""
+def standing_reasons(model: Any, inputs: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+    """Those that lie in the process, the configuration, where inputs do not overrule it, and the modules."""
+    return [*process_reasons(model), *_setting_reasons(model, inputs), *_module_reasons(model)]
+
+
+def _argument_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Those that lie in the arguments and the state of PyTorch."""
     config, plain, unknown = model.config, _plain_tensors(), model.fused_family.unknown_arguments
     decodes = getattr(config, "is_decoder", False)  # not every family knows decoders
     for name, value in inputs.items():
         if (name not in ARGUMENTS or name in unknown) and value is not None:
-            yield f"{name}: the packed path has no such argument"
+            if not is_ignored(model, name):
+                yield f"{name}: the packed path has no such argument"
         elif isinstance(value, Tensor) and type(value) not in plain:
             yield f"{name}: a {type(value).__name__}, not a plain Tensor"
     given = inputs.get("input_ids")
@@ -65,14 +75,6 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: not a Tensor [B, S]"
     if inputs.get("encoder_hidden_states") is not None and (IS_VERSION_4 or not decodes):
         yield "encoder_hidden_states: for an encoder, or in transformers 4"
-    if setting(inputs, config, "output_attentions"):
-        yield "output_attentions: probabilities are asked for"
-    if decodes and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
-        yield "use_cache: a cache is asked for"
-    if getattr(config, "is_causal", None) not in (None, decodes):
-        yield f"config.is_causal: {config.is_causal}"
-    if not str(config._attn_implementation).startswith(_ATTENTION):
-        yield f"config._attn_implementation: {config._attn_implementation!r} is somebody's own"
     if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
         yield TRACED
     elif torch.compiler.is_compiling():
@@ -85,9 +87,25 @@ def call_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
             yield "derivatives are taken in forward mode"
         if _is_collecting():
             yield "a model around this one collects the layers' outputs"
+        if (reason := texts_reason(model, inputs)) is not None:
+            yield reason
 
 
-def module_reasons(model: Any) -> Iterator[str]:
+def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Those that lie in what the configuration says, where a call says nothing."""
+    config = model.config
+    decodes = getattr(config, "is_decoder", False)
+    if setting(inputs, config, "output_attentions"):
+        yield "output_attentions: probabilities are asked for"
+    if decodes and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
+        yield "use_cache: a cache is asked for"
+    if getattr(config, "is_causal", None) not in (None, decodes):
+        yield f"config.is_causal: {config.is_causal}"
+    if not is_known_attention(config._attn_implementation):
+        yield f"config._attn_implementation: {config._attn_implementation!r} is not one of transformers' own"
+
+
+def _module_reasons(model: Any) -> Iterator[str]:
     """Those that lie in the modules inside. Walked at every call, for 10 to 30 us a layer."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     plain, containers = _plain_tensors(), model.fused_family.containers
@@ -112,8 +130,8 @@ def module_reasons(model: Any) -> Iterator[str]:
             elif name == "dropout":
                 if type(child) is not nn.Dropout:
                     yield f"{prefix}{name}: a {type(child).__name__}, not nn.Dropout"
-                elif child.training and not model.training and child.p > 0.0:
-                    yield f"{prefix}{name}: drops in evaluation"
+                elif child.p > 0.0 and (child.training != parent.training or (child.training and not model.training)):
+                    yield f"{prefix}{name}: drops in evaluation" if child.training else f"{prefix}{name}: in evaluation"
             elif name == "activation" and isinstance(parent, PackedPooler) and type(child) is not nn.Tanh:
                 yield f"{prefix}{name}: a {type(child).__name__}, not nn.Tanh"
 

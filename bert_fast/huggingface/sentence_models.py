@@ -7,6 +7,7 @@ where nothing speaks against it, and `forward` pools packed tokens, whether a ba
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sentence_transformers
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -21,10 +22,20 @@ from bert_fast.huggingface.reasons import is_watched, reasons
 from bert_fast.huggingface.same_tokenizer import same_tokenizer
 from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
 from bert_fast.modules.call import first_rows, first_tokens
+from bert_fast.modules.originals import Originals, has_global_hooks
 from bert_fast.tokenization import PackedBatch
 
 __all__ = ["FusedCrossEncoder", "FusedSentenceTransformer"]
 
+_ORIGINALS = Originals(
+    sentence_transformers,
+    (
+        "SentenceTransformer.forward", "SentenceTransformer.preprocess", "SentenceTransformer._inference",
+        "CrossEncoder.forward", "CrossEncoder.preprocess", "CrossEncoder._inference",
+        "base.modules.Transformer.forward", "base.modules.Transformer.preprocess",
+        "sentence_transformer.modules.Pooling.forward",
+    ),
+)  # fmt: skip
 _PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
 _NO_LIMIT = int(1e20)  # transformers' own: a greater model_max_length is none
 _BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
@@ -115,7 +126,7 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
         pooling, *others = list(self._modules.values())[1:]
         # Where nobody can ask for the tokens, of the last layer only the first ones' rows are computed.
         is_first = is_own and pooling.pooling_mode == "cls" and all(map(_reads_vectors, others))
-        encoded = bert.encode(**encode_arguments(arguments), rows=first_rows if is_first else None)
+        encoded = bert.encode(**encode_arguments(bert, arguments), rows=first_rows if is_first else None)
         records = torch.is_grad_enabled()
 
         def tokens() -> Any:
@@ -144,6 +155,8 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
         yield from self._reasons_of_modules()
         if features.get("modality", "text") != "text":
             yield f"modality: {features['modality']!r}"
+        if "cu_seq_lens_q" in features:
+            yield "cu_seq_lens_q: texts are flattened, and pooled as such"
         if "prompt_length" in features and self._leaves_prompts_out():
             yield "include_prompt: the pooling leaves a prompt out"
         for name, module in self._modules.items():
@@ -152,6 +165,7 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
                 yield f"{name}: takes an argument of the call"
 
     def _reasons_of_modules(self) -> Iterator[str]:
+        yield from _reasons_of_process()
         modules = list(self._modules.values())
         if len(modules) < 2 or type(modules[0]) is not Transformer or type(modules[1]) is not Pooling:
             yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer, Pooling, ..."
@@ -171,6 +185,7 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
         return self[0].model.inner
 
     def _reasons_of_modules(self) -> Iterator[str]:
+        yield from _reasons_of_process()
         modules = list(self._modules.values())
         if len(modules) != 1 or type(modules[0]) is not Transformer:
             yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer alone"
@@ -181,6 +196,13 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
             yield f"the model is a {type(model).__name__}, no fused model of sequence classes"
         elif not is_fused_model(model.inner) or is_watched(model.inner):
             yield f"{model.fused_family.inner}: it is replaced, or hooks are registered"
+
+
+def _reasons_of_process() -> Iterator[str]:
+    """What was replaced in sentence-transformers, or hears every module's calls."""
+    yield from (f"sentence_transformers.{path}: replaced for the whole process" for path in _ORIGINALS.replaced())
+    if has_global_hooks():
+        yield "hooks of every module are registered (torch.nn.modules.module)"
 
 
 def _reasons_of_encoder(encoder: Any, output: str, of_model: str) -> Iterator[str]:

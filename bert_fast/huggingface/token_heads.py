@@ -27,7 +27,7 @@ from bert_fast.huggingface.models import (
     kept_tokens,
     positional,
 )
-from bert_fast.huggingface.reasons import is_watched, reasons, setting
+from bert_fast.huggingface.reasons import ARGUMENTS, is_watched, reasons, setting
 from bert_fast.models.heads import drop, predict_spans
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
 from bert_fast.models.packed import Encoded
@@ -51,6 +51,7 @@ class TokenModel(Fused):
     inner: Any  # the model without a head
     config: Any
     own_arguments: tuple[str, ...] = ("labels",)  # those of forward that `inner` does not have
+    labels: tuple[str, ...] = ("labels",)  # of these, what a loss is made of
 
     @classmethod
     def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
@@ -60,9 +61,9 @@ class TokenModel(Fused):
 
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            inputs = by_name(names, args, kwargs)
-            if inputs is None:
-                return theirs(self, *args, **kwargs)  # which says what is wrong with them
+            inputs = None if self.is_replaced() else by_name(names, args, kwargs)
+            if inputs is None:  # their code says what is wrong with the arguments
+                return original.forward(self, *args, **kwargs)
             if self._is_packed(inputs):
                 return self._packed(inputs)
             return self._theirs(functools.partial(theirs, self), beside_tokens(inputs))
@@ -87,6 +88,10 @@ class TokenModel(Fused):
             shape = inputs["inputs_embeds"].shape[:-1]
         if labels is not None and labels.shape != shape:
             return False
+        if any(inputs.get(name) is not None for name in self.labels) and not inputs.keys() <= ARGUMENTS | set(
+            self.own_arguments
+        ):
+            return False  # the loss may read them
         return not reasons(self, {k: v for k, v in inputs.items() if k not in self.own_arguments})
 
     def _theirs(self, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
@@ -135,7 +140,7 @@ class FusedForTokenClassification(TokenModel):
     classifier: Any
 
     def _packed(self, inputs: dict[str, Any]) -> Any:
-        encoded = self.inner.encode(**encode_arguments(inputs))
+        encoded = self.inner.encode(**encode_arguments(self.inner, inputs))
         packing, labels = encoded.packing, inputs.get("labels")
         dropout_p = self.dropout.p if self.dropout.training else 0.0
         logits = head_linear(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed), self.classifier)
@@ -153,7 +158,7 @@ class FusedDiscriminator(TokenModel):
         return (self.discriminator_predictions,)
 
     def _packed(self, inputs: dict[str, Any]) -> Any:
-        encoded = self.inner.encode(**encode_arguments(inputs))
+        encoded = self.inner.encode(**encode_arguments(self.inner, inputs))
         packing, labels = encoded.packing, inputs.get("labels")
         logits = self.discriminator_predictions(encoded.hidden, call=Call(packing, encoded.seed))
         loss = None
@@ -173,10 +178,10 @@ class FusedForQuestionAnswering(TokenModel):
 
     qa_outputs: Any
     _modules: dict[str, Any]
-    own_arguments = _POSITIONS
+    own_arguments = labels = _POSITIONS
 
     def _packed(self, inputs: dict[str, Any]) -> Any:
-        encoded = self.inner.encode(**encode_arguments(inputs))
+        encoded = self.inner.encode(**encode_arguments(self.inner, inputs))
         positions = (inputs.get(name) for name in _POSITIONS)
         hidden, dropout = encoded.hidden, self._modules.get("dropout")  # which few families have here
         if dropout is not None:

@@ -30,7 +30,7 @@ class _WordModel(TokenModel):
         how["output_logits"] = True if output_logits is None else output_logits
         words = self.fused_family.words
         head = part(self, words["head"]) if "head" in words else _Apart(self, words)
-        return predict_words(self.inner, head, encode_arguments(inputs), labels, **how)
+        return predict_words(self.inner, head, encode_arguments(self.inner, inputs), labels, **how)
 
     def _parts(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.fused_family.word_parts)

@@ -51,7 +51,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
             multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
         loss_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
         """
-        pooled, encoded = pooled_sequences(self.bert, inputs, self.dropout_p)
+        pooled, encoded = pooled_sequences(self.bert, inputs, self.dropout_p if self.training else 0.0)
         logits = head_linear(pooled, self.classifier)
         loss = None if labels is None else text_loss(logits, labels, self.config.problem_type, loss_mask)
         return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
@@ -121,7 +121,7 @@ class BertForMultipleChoice(BertPreTrainedModel):
             second, and so on.
         """
         num_choices = _num_choices(inputs, num_choices)
-        pooled, encoded = pooled_sequences(self.bert, _flat_choices(inputs), self.dropout_p)
+        pooled, encoded = pooled_sequences(self.bert, _flat_choices(inputs), self.dropout_p if self.training else 0.0)
         logits = head_linear(pooled, self.classifier).view(-1, num_choices)
         loss = None if labels is None else class_loss(logits, labels)
         return MultipleChoiceModelOutput(loss, logits, encoded.hidden_states, encoded.attentions)
@@ -192,6 +192,9 @@ class BertForTokenClassification(BertPreTrainedModel):
         encoded = self.bert.encode(**inputs)
         packing = encoded.packing
         targets = None if labels is None else pack_labels(labels, packing)
-        logits = head_linear(drop(encoded.hidden, self.dropout_p, packing.coords, encoded.seed), self.classifier)
+        logits = head_linear(
+            drop(encoded.hidden, self.dropout_p if self.training else 0.0, packing.coords, encoded.seed),
+            self.classifier,
+        )
         loss = None if targets is None else class_loss(logits, targets)
         return TokenClassifierOutput(loss, packing.unpack(logits), encoded.hidden_states, encoded.attentions)

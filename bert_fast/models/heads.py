@@ -18,7 +18,7 @@ from bert_fast.modules.call import Call, first_rows
 from bert_fast.modules.fusable import activated_linear, is_plain
 from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.cross_entropy import cross_entropy
-from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
+from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
@@ -168,8 +168,11 @@ def predict_spans(
     batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
     if packing.padded_shape is None and not torch.compiler.is_compiling():
         length = min(length, packing.num_tokens)  # max_seqlen may be any number
-    row, position = packing.coords.long().unbind(1)
-    places = row * length + position
+    if packing.padded_shape is not None and packing.indices is None:
+        places = torch.arange(len(scores), device=scores.device)
+    else:
+        row, position = packing.coords.long().unbind(1)
+        places = row * length + position
     padded = scores.new_full((batch_size * length, 2), torch.finfo(scores.dtype).min).index_copy(0, places, scores)
     start_scores, end_scores = padded.view(batch_size, length, 2).unbind(-1)
     loss = None
@@ -191,6 +194,10 @@ def pooled_sequences(bert: PackedBertModel, inputs: Inputs, dropout_p: float = 0
 
 
 def drop(x: Tensor, dropout_p: float, coords: Tensor, seed: Tensor | None) -> Tensor:
-    """Dropout of x [N, H] before a classifier; nothing is dropped without a seed."""
-    p = 0.0 if seed is None else dropout_p
-    return dropout(x, p, seed=seed, coords=coords, site=dropout_site(DropoutSite.HEAD))
+    """Dropout of x [N, H] before a classifier.
+
+    dropout_p: 0 in evaluation. seed: of the model's call; None where that drops nothing, and then one is drawn.
+    """
+    if seed is None and dropout_p:
+        seed = draw_seed(x.device)
+    return dropout(x, dropout_p, seed=seed, coords=coords, site=dropout_site(DropoutSite.HEAD))

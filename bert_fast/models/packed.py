@@ -73,11 +73,14 @@ class PackedBertModel:
         max_seqlen: int | None = None,
         dropout_seed: Tensor | None = None,
         rows: RowChoice | None = None,
+        texts: tuple[Tensor, int] | None = None,
     ) -> Encoded:
         """As `forward`, but stays packed, for heads.
 
         rows: which tokens the caller needs: a function of the packing that gives their packed indices (Tensor [M],
             int64, rising). The last layer then computes only these, and so `hidden` is [M, H].
+        texts: (cu_seqlens, max_seqlen) of texts that lie one after another in the only row of a padded batch without
+            padding; tokens see those of their own text. What is returned has the shape of the row.
         """
         config = self.config
         check_flags(use_cache=use_cache, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
@@ -90,7 +93,10 @@ class PackedBertModel:
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens, dropout_seed)
         view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)
-        packing = view.packing
+        packing = row = view.packing
+        if texts is not None and packing.indices is None:
+            tokens = tokens.with_positions()
+            packing, row = packing.of_texts(*texts)
         if seed is not None:
             name = tokens.name if cu_seqlens is None else "max_seqlen"
             check_dropout_lengths(name, packing.max_seqlen, getattr(config, self.attention_dropout))
@@ -115,7 +121,7 @@ class PackedBertModel:
         hidden = self.embeddings(*tokens.packed(packing), call=call)
         if self.projection is not None:
             hidden = plain_linear(hidden, self.projection)
-        chosen = None if rows is None else rows(packing)
+        chosen = None if rows is None else rows(row)
         # What is shown or kept of the last layer is all of it.
         is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None
         if memory is not None:
@@ -128,7 +134,7 @@ class PackedBertModel:
         if is_whole and chosen is not None:
             hidden = hidden.index_select(0, chosen)
         return Encoded(
-            hidden, packing, seed, _tuple(call.hidden_states), _tuple(call.attentions), _tuple(call.cross_attentions),
+            hidden, row, seed, _tuple(call.hidden_states), _tuple(call.attentions), _tuple(call.cross_attentions),
             cache if keeps_cache else None, chosen,
         )  # fmt: skip
 
@@ -140,11 +146,18 @@ class PackedBertModel:
 
     def _seed(self, tokens: Tokens, dropout_seed: Tensor | None) -> Tensor | None:
         if dropout_seed is None:
-            return draw_seed(tokens.device) if self.training else None
+            return draw_seed(tokens.device) if self.training and self._drops() else None
         check_shape("dropout_seed", dropout_seed, (1,))
         check_dtype("dropout_seed", dropout_seed, (torch.int64,))
         check_same_device("dropout_seed", dropout_seed, tokens.name, tokens)
         return dropout_seed if self.training else None
+
+    def _drops(self) -> bool:
+        """Whether anything is dropped in training; without, nothing is drawn from PyTorch's generator either."""
+        if self.embeddings.dropout_p:
+            return True
+        parts: Any = self.modules()  # type: ignore[attr-defined]
+        return any(part.training and getattr(part, "dropout_p", 0.0) for part in parts)
 
     def _head_mask(self, head_mask: Tensor | None, packing: Packing, num_cached: int) -> Tensor | None:
         """head_mask as `Call` wants it: by layer, original row and position."""

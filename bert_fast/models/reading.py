@@ -43,6 +43,13 @@ class Tokens:
     position_ids: Tensor | None
     padding_idx: int | None = None
 
+    def with_positions(self) -> "Tokens":
+        """The same tokens, and where no positions were given and none are counted behind an id, their columns."""
+        if self.position_ids is not None or self.padding_idx is not None:
+            return self
+        columns = torch.arange(self.shape[1], device=self.device)
+        return replace(self, position_ids=columns.expand(self.shape))
+
     def packed(self, packing: Packing) -> tuple[Tensor | None, ...]:
         """ids, types, positions and vectors as `PackedEmbeddings` takes them."""
         given = (self.input_ids, self.token_type_ids, self.position_ids, self.inputs_embeds)

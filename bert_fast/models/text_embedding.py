@@ -96,7 +96,7 @@ class BertForTextEmbedding(BertPreTrainedModel):
 
     def _part(self, part: Inputs, *, again: bool = False) -> Tensor:
         """The embeddings of a part; again: it is encoded anew in backward, keeping nothing until then."""
-        part["dropout_seed"] = draw_seed(part["input_ids"].device) if self.training else None
+        part["dropout_seed"] = draw_seed(part["input_ids"].device) if self.training and self.bert._drops() else None
         if not (again and torch.is_grad_enabled()):
             return self._embed(part)[0]
         made: Tensor = checkpoint(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.batch_invariance import is_asked
+from bert_fast.modules.originals import has_global_hooks
 from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
@@ -17,6 +18,7 @@ from bert_fast.storage import one_tensor
 
 __all__ = [
     "activated_linear",
+    "has_hooks",
     "head_linear",
     "is_plain",
     "is_watched",
@@ -27,18 +29,27 @@ __all__ = [
 ]
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether hooks are registered that a call would run."""
+_FORWARD = nn.Linear.forward
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks are registered at a module that a call would run."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether a call of a module would run hooks, of the module or of all modules."""
+    return has_hooks(module) or has_global_hooks()
+
+
 def is_plain(layer: nn.Module) -> bool:
-    """Whether `layer` is an `nn.Linear` itself, without hooks that a call would run."""
-    return type(layer) is nn.Linear and not (  # `is_watched`, a call less
+    """Whether `layer` is an `nn.Linear` itself, and its call would run torch's own forward and no hooks."""
+    return type(layer) is nn.Linear and nn.Linear.forward is _FORWARD and not (  # `has_hooks`, a call less
         layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    )
+        or has_global_hooks()
+    )  # fmt: skip
 
 
 def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Any]:

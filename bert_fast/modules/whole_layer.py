@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _global
 
 from bert_fast.backend import requested
 from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, PackedSelfOutput
 from bert_fast.modules.call import Call
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
+from bert_fast.modules.originals import has_global_hooks
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._register import is_watched
 from bert_fast.ops.encoder_layer import encoder_layer_of_model, encoder_layers_of_model, is_whole
@@ -34,10 +34,7 @@ _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NOR
 _PLAIN = (Tensor, nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
-_GLOBAL_HOOKS = (
-    _global._global_forward_hooks, _global._global_forward_pre_hooks,
-    _global._global_backward_hooks, _global._global_backward_pre_hooks,
-)  # fmt: skip
+_FORWARD = nn.Linear.forward
 _STRIDED = torch.strided
 _memory_of = attrgetter("dtype", "device", "shape", "layout")
 _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutput, PackedIntermediate, PackedOutput)
@@ -81,7 +78,8 @@ def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] |
         or call.attentions is not None
         or layer.chunk_size_feed_forward
         or is_watched(by_profiler=False)
-        or any(_GLOBAL_HOOKS)
+        or has_global_hooks()
+        or nn.Linear.forward is not _FORWARD
     ):
         return None
     if layer.pieces is not None:

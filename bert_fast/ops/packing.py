@@ -13,7 +13,7 @@ each token came from:
 import math
 import numbers
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -134,6 +134,17 @@ class Packing:
             cu_seqlens = sent(cu_seqlens, device)
         coords = counted_coords(cu_seqlens, num_tokens)
         return cls(cu_seqlens, max_seqlen, coords, None, None, _order(cu_seqlens))
+
+    def of_texts(self, cu_seqlens: Tensor, max_seqlen: int) -> "tuple[Packing, Packing]":
+        """(layout of texts that lie one after another in the only row of this one, layout of that row).
+
+        Coords of both are those of packed texts, so both draw the dropout masks of the texts packed, or padded.
+
+        Raises: TypeError, ValueError as `from_cu_seqlens`.
+        """
+        device = self.coords.device
+        texts = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, self.coords.shape[0], device)
+        return replace(texts, padded_shape=self.padded_shape), replace(self, coords=texts.coords)
 
     @property
     def num_tokens(self) -> int:

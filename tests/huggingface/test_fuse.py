@@ -83,11 +83,19 @@ def test_only_classes_change_and_they_change_back(make, name) -> None:
 def test_the_packed_path_is_taken(make, batch, monkeypatch) -> None:
     """Else everything here would pass by transformers' own code."""
     fused = [fuse(make(name, num_labels=2)) for name in NAMES if not name.endswith("ForMultipleChoice")]
-    for model in fused:
-        monkeypatch.setattr(original_class(type(model.base_model.encoder)), "forward", None)
+    calls: list[type] = []
+    for cls in {type(model.base_model.encoder) for model in fused}:
+        packed = cls.forward_packed
+
+        def record(self: Any, *args: Any, packed: Any = packed, **kwargs: Any) -> Any:
+            calls.append(type(self))
+            return packed(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, "forward_packed", record)
     for model in fused:
         refused = model.fused_family.unknown_arguments
         model(**{key: value for key, value in batch.items() if key not in refused})
+    assert calls == [type(model.base_model.encoder) for model in fused]
 
 
 def test_a_model_without_bert_is_refused() -> None:

@@ -106,7 +106,6 @@ def test_tensors_of_another_class(make, batch) -> None:
 CALLS: dict[str, dict[str, Any]] = {
     "output_attentions: probabilities are asked for": {"output_attentions": True},
     "attention_mask: not a Tensor [B, S]": {"attention_mask": torch.ones(3, 1, 9, 9, dtype=torch.bool)},
-    "cu_seq_lens_q: the packed path has no such argument": {"cu_seq_lens_q": torch.tensor([0, 27])},
     "is_causal: the packed path has no such argument": {"is_causal": True},
     "encoder_hidden_states: for an encoder, or in transformers 4": {"encoder_hidden_states": torch.ones(3, 2, 32)},
 }
@@ -132,7 +131,7 @@ def test_reasons_in_the_configuration(make, batch) -> None:
     assert why_not(decoder.train(), **batch) == []
     model = fuse(make())
     model.config._attn_implementation = "somebody's"
-    assert why_not(model, **batch) == ["config._attn_implementation: \"somebody's\" is somebody's own"]
+    assert why_not(model, **batch) == ["config._attn_implementation: \"somebody's\" is not one of transformers' own"]
 
 
 def test_all_reasons_are_listed(make) -> None:

@@ -42,6 +42,7 @@ DISTILBERT = Family(
     containers=frozenset(("distilbert", "embeddings", "transformer", "attention", "ffn")),
     sites={"attention": DropoutSite.ATTENTION_PROBS, "ffn": DropoutSite.MLP_OUTPUT},
     pads_tuples=False,
+    passes_positions=False,
     output="BaseModelOutput",
     words={
         "dense": "vocab_transform", "activation": "activation", "LayerNorm": "vocab_layer_norm",

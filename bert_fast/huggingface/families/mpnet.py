@@ -5,6 +5,7 @@ Positions are counted as in RoBERTa, there are no types, and heads pass on no ar
 
 from bert_fast.huggingface import containers, heads, models, token_heads, word_heads
 from bert_fast.huggingface.family import Family
+from bert_fast.huggingface.flattened import OFFSETS
 from bert_fast.ops.dropout import DropoutSite
 
 __all__ = ["MPNET"]
@@ -50,6 +51,7 @@ MPNET = Family(
     word_parts=("lm_head",),
     padding_idx="embeddings.padding_idx",
     passes_arguments=False,
+    passes_positions=False,
     pads_tuples=True,
-    unknown_arguments=frozenset(("token_type_ids", "encoder_hidden_states", "encoder_attention_mask")),
+    unknown_arguments=frozenset(("token_type_ids", "encoder_hidden_states", "encoder_attention_mask", *OFFSETS)),
 )
