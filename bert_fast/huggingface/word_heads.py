@@ -110,7 +110,8 @@ class FusedForCausalLM(_WordModel):
     def _packed(self, inputs: dict[str, Any]) -> Any:
         labels = inputs.get("labels")
         if inputs.get("cu_seqlens") is not None or inputs.get("output_logits") is False:
-            loss, scores, encoded = self._predict(inputs, labels, next_words=True)
+            count = inputs.get("num_items_in_batch")
+            loss, scores, encoded = self._predict(inputs, labels, next_words=True, num_items_in_batch=count)
         else:
             _, scores, encoded = self._predict(inputs, None)
             loss = None

@@ -1,5 +1,6 @@
 """BertModel, and what it shares with the models around it: construction, loading and saving, sizes, pruning."""
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -231,6 +232,11 @@ class BertPreTrainedModel(PretrainedMixin, nn.Module):
     def gradient_checkpointing_disable(self) -> None:
         """The older name of `activation_checkpointing_disable`."""
         self.activation_checkpointing_disable()
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether forward takes `num_items_in_batch`: transformers' Trainer asks, and passes it then."""
+        return "num_items_in_batch" in inspect.signature(self.forward).parameters
 
     @property
     def is_gradient_checkpointing(self) -> bool:

@@ -43,17 +43,26 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
     @takes_model_arguments
     def forward(
-        self, inputs: Inputs, *, labels: Tensor | None = None, loss_mask: Tensor | None = None
+        self,
+        inputs: Inputs,
+        *,
+        labels: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        num_items_in_batch: Tensor | float | None = None,
     ) -> SequenceClassifierOutput | tuple:
         """Logits [B, num_labels] and a loss by config.problem_type; the arguments of `BertModel.forward` and:
 
         labels (Tensor [B] of class ids, [B] or [B, 1] of numbers for regression, [B, num_labels] of 0/1 for
             multi-label): without a problem_type, one label means regression, integers single-label, floats multi-label.
         loss_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
+        num_items_in_batch: labels in all batches of a step, see `BertForMaskedLM.forward`; of multi-label
+            classification, every 0 or 1 is one.
         """
         pooled, encoded = pooled_sequences(self.bert, inputs, self.dropout_p if self.training else 0.0)
         logits = head_linear(pooled, self.classifier)
-        loss = None if labels is None else text_loss(logits, labels, self.config.problem_type, loss_mask)
+        loss = None
+        if labels is not None:
+            loss = text_loss(logits, labels, self.config.problem_type, loss_mask, num_items_in_batch)
         return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
@@ -74,12 +83,14 @@ class BertForNextSentencePrediction(BertPreTrainedModel):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         loss_mask: Tensor | None = None,
+        num_items_in_batch: Tensor | float | None = None,
     ) -> NextSentencePredictorOutput | tuple:
         """Logits [B, 2]; the arguments of `BertModel.forward` and:
 
         labels (Tensor [B], int): 0 where the second part follows the first, 1 where it is random.
         next_sentence_label: the old name of labels.
         loss_mask (Tensor [B], bool): the sequences whose label counts in the loss; None: all.
+        num_items_in_batch: labels in all batches of a step, see `BertForMaskedLM.forward`.
         """
         if next_sentence_label is not None:
             if labels is not None:
@@ -88,7 +99,9 @@ class BertForNextSentencePrediction(BertPreTrainedModel):
             labels = next_sentence_label
         pooled, encoded = pooled_sequences(self.bert, inputs)
         logits = head_linear(pooled, self.cls.seq_relationship)
-        loss = None if labels is None else text_loss(logits, labels, "single_label_classification", loss_mask)
+        loss = None
+        if labels is not None:
+            loss = text_loss(logits, labels, "single_label_classification", loss_mask, num_items_in_batch)
         return NextSentencePredictorOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
@@ -112,18 +125,24 @@ class BertForMultipleChoice(BertPreTrainedModel):
 
     @takes_model_arguments
     def forward(
-        self, inputs: Inputs, *, labels: Tensor | None = None, num_choices: int | None = None
+        self,
+        inputs: Inputs,
+        *,
+        labels: Tensor | None = None,
+        num_choices: int | None = None,
+        num_items_in_batch: Tensor | float | None = None,
     ) -> MultipleChoiceModelOutput | tuple:
         """Logits [B, C] for C choices; the arguments of `BertModel.forward`, with [B, C, S] for [B, S], and:
 
         labels (Tensor [B], int): the right choice.
         num_choices (int): C, for packed input, whose sequences are the choices of the first question, then of the
             second, and so on.
+        num_items_in_batch: questions in all batches of a step, see `BertForMaskedLM.forward`.
         """
         num_choices = _num_choices(inputs, num_choices)
         pooled, encoded = pooled_sequences(self.bert, _flat_choices(inputs), self.dropout_p if self.training else 0.0)
         logits = head_linear(pooled, self.classifier).view(-1, num_choices)
-        loss = None if labels is None else class_loss(logits, labels)
+        loss = None if labels is None else class_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         return MultipleChoiceModelOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
@@ -184,17 +203,18 @@ class BertForTokenClassification(BertPreTrainedModel):
         self.post_init()
 
     @takes_model_arguments
-    def forward(self, inputs: Inputs, *, labels: Tensor | None = None) -> TokenClassifierOutput | tuple:
+    def forward(
+        self, inputs: Inputs, *, labels: Tensor | None = None, num_items_in_batch: Tensor | float | None = None
+    ) -> TokenClassifierOutput | tuple:
         """Logits [B, S, num_labels], 0 on padding; the arguments of `BertModel.forward` and:
 
         labels (Tensor like input_ids, int): the class of every token, -100 where it does not count.
+        num_items_in_batch: labels in all batches of a step, see `BertForMaskedLM.forward`.
         """
         encoded = self.bert.encode(**inputs)
         packing = encoded.packing
         targets = None if labels is None else pack_labels(labels, packing)
-        logits = head_linear(
-            drop(encoded.hidden, self.dropout_p if self.training else 0.0, packing.coords, encoded.seed),
-            self.classifier,
-        )
-        loss = None if targets is None else class_loss(logits, targets)
+        dropout_p = self.dropout_p if self.training else 0.0
+        logits = head_linear(drop(encoded.hidden, dropout_p, packing.coords, encoded.seed), self.classifier)
+        loss = None if targets is None else class_loss(logits, targets, num_items_in_batch=num_items_in_batch)
         return TokenClassifierOutput(loss, packing.unpack(logits), encoded.hidden_states, encoded.attentions)

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from bert_fast.checks import check_dtype, check_ids, check_same_device, check_shape
 from bert_fast.models.forward import Inputs
-from bert_fast.models.losses import IGNORE_INDEX, class_loss, next_token_labels, pack_labels, span_labels
+from bert_fast.models.losses import (
+    IGNORE_INDEX,
+    class_loss,
+    next_token_labels,
+    num_labelled,
+    pack_labels,
+    share_of_step,
+    span_labels,
+)
 from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.call import Call, first_rows
 from bert_fast.modules.fusable import activated_linear, is_plain
@@ -72,6 +80,7 @@ def predict_words(
     output_logits: bool | None = None,
     next_words: bool = False,
     pooled: bool = False,
+    num_items_in_batch: Tensor | float | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Encoded]:
     """(loss or None, scores of words or None, what the encoder made), by a model and its prediction head.
 
@@ -81,6 +90,7 @@ def predict_words(
         Default: yes, except in training with labels. Where not, only labelled rows go through the head.
     next_words: the label of a token is that of the next column. pooled: the first token of every sequence is needed
         of the encoder too.
+    num_items_in_batch: see `share_of_step`.
 
     Raises: TypeError, ValueError for labels or positions that do not fit the input or are out of range.
     """
@@ -119,9 +129,14 @@ def predict_words(
         labels = labels if encoded.rows is None else labels.index_select(0, encoded.rows)
     if output_logits:
         scores = head(hidden, call=call)
-        loss = None if labels is None else class_loss(scores, labels)
+        loss = None if labels is None else class_loss(scores, labels, num_items_in_batch=num_items_in_batch)
         return loss, scores if positions is not None else packing.unpack(scores), encoded
-    return None if labels is None else head(hidden, labels, call=call), None, encoded
+    loss = None
+    if labels is not None:
+        loss = head(hidden, labels, call=call)
+        if num_items_in_batch is not None:
+            loss = share_of_step(loss, num_labelled(labels), num_items_in_batch)
+    return loss, None, encoded
 
 
 def _check_positions(positions: Tensor, labels: Tensor | None, packing: Packing) -> None:
@@ -157,11 +172,16 @@ def _at(positions: Tensor, encoded: Encoded) -> Tensor:
 
 
 def predict_spans(
-    scores: Tensor, packing: Packing, start_positions: Tensor | None, end_positions: Tensor | None
+    scores: Tensor,
+    packing: Packing,
+    start_positions: Tensor | None,
+    end_positions: Tensor | None,
+    num_items_in_batch: Tensor | float | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """(loss or None, start scores, end scores) of answers, from two scores of every token, [T, 2].
 
     start_positions, end_positions: as `span_labels` takes them; a loss needs both.
+    num_items_in_batch: see `share_of_step`; an item is an answer.
     Returns: scores [B, S] with the most negative number on padding, so that no probability goes there ([T] for packed
         input), and the mean of the two cross entropies.
     """
@@ -178,8 +198,10 @@ def predict_spans(
     loss = None
     if start_positions is not None and end_positions is not None:
         kept = torch.zeros_like(padded[:, 0], dtype=torch.bool).index_fill(0, places, True).view(batch_size, length)
-        starts = class_loss(start_scores, span_labels(start_positions, kept, "start_positions"))
-        loss = (starts + class_loss(end_scores, span_labels(end_positions, kept, "end_positions"))) / 2
+        starts = span_labels(start_positions, kept, "start_positions")
+        ends = span_labels(end_positions, kept, "end_positions")
+        loss = class_loss(start_scores, starts, num_items_in_batch=num_items_in_batch)
+        loss = (loss + class_loss(end_scores, ends, num_items_in_batch=num_items_in_batch)) / 2
     if packing.padded_shape is None:
         start_scores, end_scores = scores.unbind(-1)
     return loss, start_scores.contiguous(), end_scores.contiguous()

@@ -4,12 +4,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_fast.checks import check_dtype, check_same_device, check_shape, check_tensor
+from bert_fast.checks import check_dtype, check_number, check_same_device, check_shape, check_tensor
 from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["IGNORE_INDEX", "class_loss", "next_token_labels", "pack_labels", "span_labels", "text_loss"]
+__all__ = [
+    "IGNORE_INDEX",
+    "class_loss",
+    "next_token_labels",
+    "num_labelled",
+    "pack_labels",
+    "share_of_step",
+    "span_labels",
+    "text_loss",
+]
 
 IGNORE_INDEX = -100
 _INTEGERS = (torch.int64, torch.int32)
@@ -34,24 +43,65 @@ def next_token_labels(labels: Tensor, packing: Packing) -> Tensor:
     return labels.index_select(0, behind).masked_fill((row != 0) | (position != 1), IGNORE_INDEX)
 
 
-def class_loss(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
-    """Mean cross entropy of logits [N, C] over the rows whose label ([N], or [N, 1]; int) is not -100."""
+def share_of_step(loss: Tensor, num_labels: Tensor | int, num_items_in_batch: Tensor | float | None) -> Tensor:
+    """What a batch adds to the mean over all labels of a step of several batches, as transformers' loss functions do.
+
+    loss: mean over the `num_labels` labels of this batch.
+    num_items_in_batch (number, or Tensor with one element): labels of all batches of the step; None: the batch is all.
+    Returns: loss * num_labels / num_items_in_batch; 0 where both are 0, the loss too (transformers says NaN).
+    Raises: TypeError, ValueError naming num_items_in_batch.
+    """
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, Tensor):
+        check_tensor("num_items_in_batch", num_items_in_batch)
+        if num_items_in_batch.numel() != 1:
+            shape = list(num_items_in_batch.shape)
+            raise ValueError(f"num_items_in_batch: expected one number, got shape {shape}")
+        count = num_items_in_batch.to(loss.device).reshape(())
+        count = count.masked_fill(count == 0, 1)
+        return loss * (num_labels / count)
+    if check_number("num_items_in_batch", num_items_in_batch) < 0:
+        raise ValueError(f"num_items_in_batch: expected a number from 0 on, got {num_items_in_batch}")
+    return loss * (num_labels / (num_items_in_batch or 1))
+
+
+def class_loss(
+    logits: Tensor, labels: Tensor, name: str = "labels", num_items_in_batch: Tensor | float | None = None
+) -> Tensor:
+    """Mean cross entropy of logits [N, C] over the rows whose label ([N], or [N, 1]; int) is not -100.
+
+    num_items_in_batch: see `share_of_step`.
+    """
     check_tensor(name, labels)
     labels = labels.squeeze(1) if labels.dim() == 2 else labels
     # The op checks too, but does not know what its caller's argument is called.
     check_labels(name, labels, "logits", logits, logits.shape[1], IGNORE_INDEX)
     if logits.shape[1] == 0:  # of sequences without tokens: no label counts
         return logits.sum(dtype=wide_dtype(logits.dtype))
-    return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
+    loss = cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
+    return loss if num_items_in_batch is None else share_of_step(loss, num_labelled(labels), num_items_in_batch)
 
 
-def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, loss_mask: Tensor | None = None) -> Tensor:
+def num_labelled(labels: Tensor) -> Tensor:
+    """How many labels are not -100: Tensor []."""
+    return (labels != IGNORE_INDEX).sum()
+
+
+def text_loss(
+    logits: Tensor,
+    labels: Tensor,
+    problem_type: str | None,
+    loss_mask: Tensor | None = None,
+    num_items_in_batch: Tensor | float | None = None,
+) -> Tensor:
     """The loss of logits [B, C] for classes, several classes at once, or numbers.
 
     labels: "single_label_classification": Tensor [B] or [B, 1], int; "multi_label_classification": Tensor [B, C] of
         0 and 1; "regression": Tensor [B, C], or [B] where C is 1.
     problem_type: None: one column means regression, integers single-label, other numbers multi-label classification.
     loss_mask (Tensor [B], bool): the rows whose label counts; None: all.
+    num_items_in_batch: see `share_of_step`; of several classes at once, every 0 or 1 is an item.
 
     Raises: TypeError, ValueError for labels that do not fit.
     """
@@ -70,7 +120,7 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, loss_mas
         if loss_mask is not None:
             check_labels("labels", labels.flatten(), "logits", logits, logits.shape[1], IGNORE_INDEX)
             labels = labels.flatten().masked_fill(~loss_mask, IGNORE_INDEX)
-        return class_loss(logits, labels)
+        return class_loss(logits, labels, num_items_in_batch=num_items_in_batch)
     if labels.shape != logits.shape[:1] or logits.shape[1] != 1:
         check_shape("labels", labels, tuple(logits.shape))  # mse_loss would broadcast
     check_same_device("labels", labels, "logits", logits)
@@ -80,11 +130,12 @@ def text_loss(logits: Tensor, labels: Tensor, problem_type: str | None, loss_mas
         return scores.sum()
     loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
     if loss_mask is None:
-        return loss(scores, targets)
+        return share_of_step(loss(scores, targets), scores.numel(), num_items_in_batch)
     counts = loss_mask.unsqueeze(1).expand_as(scores)
     # Where it does not count an element is 0 before anything is made of it: neither it nor its gradient can be NaN.
     losses = loss(scores.where(counts, 0.0), targets.where(counts, 0.0), reduction="none")
-    return losses.where(counts, 0.0).sum() / counts.sum().clamp(min=1)
+    mean = losses.where(counts, 0.0).sum() / counts.sum().clamp(min=1)
+    return share_of_step(mean, counts.sum(), num_items_in_batch)
 
 
 def span_labels(positions: Tensor, kept: Tensor, name: str) -> Tensor:

@@ -117,6 +117,7 @@ class BertForMaskedLM(_WordModel):
         labels: Tensor | None = None,
         masked_lm_positions: Tensor | None = None,
         output_logits: bool | None = None,
+        num_items_in_batch: Tensor | float | None = None,
     ) -> MaskedLMOutput | tuple:
         """Masked-LM loss and logits; the arguments of `BertModel.forward` and:
 
@@ -128,10 +129,14 @@ class BertForMaskedLM(_WordModel):
         output_logits: return logits, of all tokens or of masked_lm_positions. Default: yes, except in training with
             labels, where logits are None: only labelled rows go through the head and the last layer, and the loss is
             taken from a chunk of their scores at a time (`ops.linear_cross_entropy`).
+        num_items_in_batch (number, or Tensor with one element): labels in all batches of a step. The losses of the
+            batches then add up to the mean over all these labels: sum / num_items_in_batch, as of transformers' loss
+            functions, whose Trainer passes it. Default: the mean over the labels of this batch.
         """
         loss, logits, encoded = predict_words(
-            self.bert, self.cls.predictions, inputs, labels, positions=masked_lm_positions, output_logits=output_logits
-        )
+            self.bert, self.cls.predictions, inputs, labels, positions=masked_lm_positions,
+            output_logits=output_logits, num_items_in_batch=num_items_in_batch,
+        )  # fmt: skip
         return MaskedLMOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
@@ -195,6 +200,7 @@ class BertLMHeadModel(_WordModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_logits: bool | None = None,
+        num_items_in_batch: Tensor | float | None = None,
     ) -> CausalLMOutputWithCrossAttentions | tuple:
         """Next-word loss and logits; the arguments of `BertModel.forward` and:
 
@@ -202,13 +208,13 @@ class BertLMHeadModel(_WordModel):
             of a column are held against the label of the next. Nothing is cached then.
         logits_to_keep: of padded input only the logits of this many last columns, or of the columns named (Tensor [K],
             int64): [B, K, V]; 0: all. Not beside labels.
-        output_logits: as in `BertForMaskedLM.forward`.
+        output_logits, num_items_in_batch: as in `BertForMaskedLM.forward`.
         """
         inputs = inputs | {"use_cache": use_cache if labels is None else False}
         columns = _columns(inputs, labels, logits_to_keep)
         loss, logits, encoded = predict_words(
             self.bert, self.cls.predictions, inputs, labels, positions=None if columns is None else columns.flatten(),
-            output_logits=output_logits, next_words=True,
+            output_logits=output_logits, next_words=True, num_items_in_batch=num_items_in_batch,
         )  # fmt: skip
         if columns is not None and logits is not None:
             kept = encoded.packing.unpack(torch.ones_like(encoded.packing.coords[:, 0], dtype=torch.bool))

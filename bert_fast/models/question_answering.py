@@ -23,18 +23,28 @@ class BertForQuestionAnswering(BertPreTrainedModel):
 
     @takes_model_arguments
     def forward(
-        self, inputs: Inputs, *, start_positions: Tensor | None = None, end_positions: Tensor | None = None
+        self,
+        inputs: Inputs,
+        *,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | float | None = None,
     ) -> QuestionAnsweringModelOutput | tuple:
         """Two scores [B, S] ([T] for packed input) and the mean of their losses; `BertModel.forward`'s arguments and:
 
         start_positions, end_positions (Tensors [B] or [B, 1], int): of the first and last token of the answer, counted
             in its sequence. Positions of padding or beyond the sequence mean "not in this window" and count for
             nothing; negative ones mean 0. A loss needs both.
+        num_items_in_batch: answers in all batches of a step, see `BertForMaskedLM.forward`.
 
         Scores of padding are the most negative number, so that no probability goes there.
         """
         encoded = self.bert.encode(**inputs)
         loss, start_logits, end_logits = predict_spans(
-            head_linear(encoded.hidden, self.qa_outputs), encoded.packing, start_positions, end_positions
+            head_linear(encoded.hidden, self.qa_outputs),
+            encoded.packing,
+            start_positions,
+            end_positions,
+            num_items_in_batch,
         )
         return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)
