@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from bert_fast.numerals import parsed_integer, parsed_number
 from bert_fast.terminal import Part, StatusLine
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def seed(text: str) -> int:
 def seconds(text: str) -> float:
     """A time from 0 on."""
     try:
-        value = float(text)
+        value = parsed_number(text)
     except ValueError:
         value = -1.0
     if not value >= 0:
@@ -117,7 +118,7 @@ def progress(command: str, is_quiet: bool) -> Iterator[Show | None]:
 
 def _whole(text: str, least: int) -> int:
     try:
-        value = int(text)
+        value = parsed_integer(text)
     except ValueError:
         value = least - 1
     if value < least:

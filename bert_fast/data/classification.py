@@ -23,8 +23,9 @@ from bert_fast.data.arguments import (
 )
 from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences
-from bert_fast.data.tables import Table, read_table
+from bert_fast.data.tables import Table, label_problem, read_table
 from bert_fast.errors import SourceError
+from bert_fast.numerals import table_number
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -86,8 +87,8 @@ class ClassificationSource:
             cache_dir: where tokens are kept from one run to the next; None: nowhere.
 
         Raises:
-            SourceError: the table cannot be read, a text is no string, a label is missing, not among `labels` or no
-                number, or all examples have the same one.
+            SourceError: the table cannot be read, a text is no string, a label is missing, empty, not Unicode, no
+                number, or not among `labels`, or all examples have the same one.
             OSError, TypeError, ValueError: see `read_table` and `Sequences.cached`.
         """
         check_tokenizer_kind(tokenizer)
@@ -162,8 +163,6 @@ def _checked_names(labels: Sequence[str]) -> list[str]:
 def _classes(table: Table, column: str, names: list[str]) -> tuple[list[str], np.ndarray]:
     """(the names of the classes, the number of every row's class: int64 [n])."""
     values = table.values(column)
-    # A table holds few different values: each is looked at once, unless it cannot be hashed.
-    found: dict[Any, str] = {}
     for row, value in enumerate(values):
         if not isinstance(value, str | numbers.Integral):
             hint = "; are labels numbers to come close to (regression=True)?" if isinstance(value, float) else ""
@@ -171,18 +170,21 @@ def _classes(table: Table, column: str, names: list[str]) -> tuple[list[str], np
                 f"{table.place(row)}: column {column!r}: expected a label (a string or a whole number), got "
                 f"{value!r}{hint}"
             )
-        found[value] = str(value)
+    labels = list(map(str, values))
+    found = set(labels)
+    if wrong := {label: problem for label in found if (problem := label_problem(label))}:
+        row = next(row for row, label in enumerate(labels) if label in wrong)
+        raise SourceError(f"{table.place(row)}: column {column!r}: {wrong[labels[row]]}")
     if not names:
-        names = sorted(set(found.values()), key=_sort_key(found.values()))
+        names = sorted(found, key=_sort_key(found))
         if len(names) < 2:
             raise SourceError(f"{table.name}: column {column!r}: expected at least two labels, got only {names[0]!r}")
     number_of = {name: number for number, name in enumerate(names)}
-    unknown = {value for value, name in found.items() if name not in number_of}
-    if unknown:
-        row = next(row for row, value in enumerate(values) if value in unknown)
+    if found - number_of.keys():
+        row = next(row for row, label in enumerate(labels) if label not in number_of)
         known = ", ".join(map(repr, names[:_SHOWN_LABELS])) + (", ..." if len(names) > _SHOWN_LABELS else "")
-        raise SourceError(f"{table.place(row)}: expected one of the labels {known}, got {str(values[row])!r}")
-    return names, np.array([number_of[found[value]] for value in values], dtype=np.int64)
+        raise SourceError(f"{table.place(row)}: expected one of the labels {known}, got {labels[row]!r}")
+    return names, np.array([number_of[label] for label in labels], dtype=np.int64)
 
 
 def _sort_key(names: Any) -> Any:
@@ -195,11 +197,8 @@ def _numbers(table: Table, column: str) -> np.ndarray:
     """Every row's number: fp32 [n]."""
     found = []
     for row, value in enumerate(table.values(column)):
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
+        number = table_number(value)
+        if math.isnan(number):
             raise SourceError(f"{table.place(row)}: column {column!r}: expected a number, got {value!r}")
         found.append(number)
     return np.array(found, dtype=np.float32)

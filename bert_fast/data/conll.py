@@ -21,7 +21,7 @@ import numpy as np
 
 from bert_fast.checks import check_integer
 from bert_fast.data.arguments import check_column, sequence_of
-from bert_fast.data.tables import Table, is_unicode, read_table
+from bert_fast.data.tables import Table, is_unicode, label_problem, read_table
 from bert_fast.data.text_files import read_text_file
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
@@ -270,6 +270,10 @@ def _labels_of_rows(
             raise SourceError(f"{table.place(row)}: {column}: expected a label for each of {length} words, got {found}")
     labels = list(chain.from_iterable(lists))
     if all(isinstance(label, str) for label in labels):
+        for row, values in enumerate(lists):
+            for label in values:
+                if problem := label_problem(label):
+                    raise SourceError(f"{table.place(row)}: {column}: {problem}")
         return _numbered(labels)
     if names is None:
         raise SourceError(f"{table.name}: {column}: expected strings, or numbers that the features of a data set name")

@@ -30,6 +30,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences
 from bert_fast.data.tables import Table, read_table
 from bert_fast.errors import SourceError
+from bert_fast.numerals import table_number
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -214,11 +215,8 @@ def _scores(table: Table, column: str | None, loss: str) -> np.ndarray | None:
         return None
     found = []
     for row, value in enumerate(table.values(column)):
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        is_right, expected = math.isfinite(number), "a number"
+        number = table_number(value)
+        is_right, expected = not math.isnan(number), "a number"
         if loss == "cosine_mse":
             is_right, expected = -1 <= number <= 1, "a cosine, from -1 to 1"
         elif loss == "contrastive":

@@ -126,9 +126,9 @@ def _collected(name: str, questions: list[_Question], skipped: tuple[str, ...]) 
     context_of = np.array([place_of.setdefault(question.context, len(place_of)) for question in questions])
     contexts, texts = list(place_of), [question.text for question in questions]
     try:
-        "".join((*contexts, *texts)).encode()
+        "".join((*contexts, *texts, *(question.id for question in questions))).encode()
     except UnicodeEncodeError:
-        wrong = next(one for one in questions if not is_unicode(one.context) or not is_unicode(one.text))
+        wrong = next(one for one in questions if not all(map(is_unicode, (one.context, one.text, one.id))))
         raise SourceError(f"{wrong.place}: expected Unicode, got half of a surrogate pair") from None
     unanswered = [question for question in questions if question.answers is None]
     if unanswered and len(unanswered) < len(questions):

@@ -32,6 +32,7 @@ from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences, ranges
 from bert_fast.data.tables import Table, is_unicode, read_table
 from bert_fast.errors import SourceError
+from bert_fast.numerals import table_number
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -283,11 +284,8 @@ def _teacher(table: Table, column: str, num_negatives: int, loss: str) -> list[l
 
 
 def _number(table: Table, row: int, column: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
+    number = table_number(value)
+    if math.isnan(number):
         raise SourceError(f"{table.place(row)}: column {column!r}: expected a number, got {reprlib.repr(value)}")
     return number
 

@@ -22,7 +22,7 @@ from bert_fast.data.text_sources import is_dataset, open_parquet
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["Table", "is_unicode", "read_table"]
+__all__ = ["Table", "is_unicode", "label_problem", "read_table"]
 
 _MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
 
@@ -283,6 +283,15 @@ def _dataset(dataset: Any) -> Table:
         return names[value]
 
     return Table("dataset", dataset.column_names, len(dataset), column, lambda row: f"dataset[{row}]")
+
+
+def label_problem(label: str) -> str | None:
+    """What is wrong with the name of a class, for messages; None: nothing."""
+    if not label.strip():
+        return f"expected a label, got an empty one: {label!r}"
+    if not is_unicode(label):
+        return f"expected Unicode, got half of a surrogate pair in {label!r}"
+    return None
 
 
 def is_unicode(text: str) -> bool:

@@ -16,8 +16,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a folder of bert_fast or a file directly in it. part -> the other parts that it may import.
 BASE = {
-    "_version", "batch_invariance", "checks", "devices", "env", "errors", "files", "native", "remembered", "storage",
-    "terminal",
+    "_version", "batch_invariance", "checks", "devices", "env", "errors", "files", "native", "numerals", "remembered",
+    "storage", "terminal",
 }  # fmt: skip
 OPS = BASE | {"backend", "reference"}
 MODULES = OPS | {"ops"}
@@ -34,6 +34,7 @@ ALLOWED = {
     "errors": set(),
     "env": set(),
     "files": set(),
+    "numerals": set(),
     "terminal": set(),
     "checks": {"errors", "env"},
     "devices": {"env"},

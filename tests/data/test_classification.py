@@ -38,7 +38,8 @@ def rows(labels: list[Any]) -> list[dict[str, Any]]:
         ([np.int64(1), np.int8(0)], ["0", "1"]),
         (["10", "9", "x"], ["10", "9", "x"]),
         ([True, False], ["False", "True"]),
-        (["", "é", "東"], ["", "é", "東"]),
+        (["a b", "é", "東"], ["a b", "é", "東"]),
+        ([1, True, 0, "1"], ["0", "1", "True"]),
     ],
 )
 def test_labels_are_numbered_in_order(tokenizer: BertTokenizer, labels: list[Any], names: list[str]) -> None:
@@ -66,6 +67,9 @@ def test_a_label_that_training_has_not_seen(tokenizer: BertTokenizer, tmp_path: 
     ("labels", "options", "message"),
     [
         (["a", None], {}, r"source\[1\]: column 'label': expected a label .*got None"),
+        (["a", ""], {}, r"source\[1\]: column 'label': expected a label, got an empty one: ''"),
+        (["a", " \t"], {}, r"source\[1\]: .*expected a label, got an empty one: ' \\t'"),
+        (["a", "b\ud800"], {}, r"source\[1\]: column 'label': expected Unicode, got half of a surrogate pair"),
         (["a", ["b"]], {}, r"source\[1\]: column 'label': expected a label .*got \['b'\]"),
         ([1.5, 2.5], {}, r"source\[0\]: .*got 1.5; are labels numbers to come close to \(regression=True\)\?"),
         (["a", "a"], {}, "source: column 'label': expected at least two labels, got only 'a'"),
@@ -74,6 +78,10 @@ def test_a_label_that_training_has_not_seen(tokenizer: BertTokenizer, tmp_path: 
         ([1, float("nan")], {"regression": True}, "expected a number, got nan"),
         ([1, "inf"], {"regression": True}, "expected a number, got 'inf'"),
         ([1, 10**400], {"regression": True}, "expected a number, got 1000"),
+        (["5", "1_000"], {"regression": True}, "expected a number, got '1_000'"),
+        (["5", "٣"], {"regression": True}, "expected a number, got '٣'"),
+        (["5", "nan"], {"regression": True}, "expected a number, got 'nan'"),
+        ([1, 1e39], {"regression": True}, r"expected a number, got 1e\+39"),
         ([1, None], {"regression": True}, "expected a number, got None"),
         (["a", "b"], {"label": "class"}, "expected a column 'class', got 'text', 'label', 'more'"),
         (["a", "b"], {"text_pair": "pair"}, "expected a column 'pair'"),

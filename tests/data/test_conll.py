@@ -165,6 +165,14 @@ def test_rows_of_a_data_set_with_named_labels() -> None:
             r"rows\[0\]: tokens: expected Unicode text, got a lone surrogate",
         ),
         ([{"tokens": ["a"], "ner_tags": [3]}], "ner_tags: expected strings, or numbers that the features"),
+        (
+            [{"tokens": ["a", "b"], "ner_tags": ["O", ""]}],
+            r"rows\[0\]: ner_tags: expected a label, got an empty one: ''",
+        ),
+        (
+            [{"tokens": ["a"], "ner_tags": ["O\ud800"]}],
+            r"rows\[0\]: ner_tags: expected Unicode, got half of a surrogate",
+        ),
         ([{"words": ["a"]}], "rows: expected a column 'tokens', got 'words'"),
         ([*ROWS, {"words": ["a"]}], r"rows\[3\]: expected a field 'tokens', got 'words'"),
     ],

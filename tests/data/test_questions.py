@@ -121,6 +121,7 @@ def test_answers_that_are_not_in_the_context(tmp_path: Path) -> None:
         (qas(question(), question()), r"qas\[1\]: expected an id of its own for every question, got '1' twice"),
         (qas(question(), {"id": "2", "question": "Who?"}), r"qas\[1\]: expected answers, as other questions have them"),
         (qas(question(), context="\ud800"), "expected Unicode, got half of a surrogate pair"),
+        (qas(question("\ud800")), r"qas\[0\]: expected Unicode, got half of a surrogate pair"),
         ([FLAT[0], 3], "row 1: expected an object, got int"),
         ([], "expected at least one row, got none"),
     ],

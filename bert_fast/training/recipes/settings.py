@@ -25,6 +25,7 @@ from typing import Any
 
 from bert_fast.checks import check_choice
 from bert_fast.files import path_name
+from bert_fast.numerals import parsed_integer, parsed_number
 from bert_fast.training import config
 from bert_fast.training.config import SettingsError, TrainingConfig
 from bert_fast.training.tasks import TASKS, TaskSettings
@@ -180,14 +181,14 @@ def _comments(cls: type) -> dict[str, str]:
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError
-    return int(value.replace("_", "")) if isinstance(value, str) else int(value)
+    return parsed_integer(value) if isinstance(value, str) else int(value)
 
 
 def _number(value: Any) -> float | int:
     if isinstance(value, bool):
         raise ValueError
     if isinstance(value, str):  # YAML takes 3e-5 for text: its floats have a point
-        return float(value)
+        return parsed_number(value)
     if not isinstance(value, int | float):
         raise TypeError
     return value
