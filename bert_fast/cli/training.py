@@ -132,12 +132,15 @@ def run(arguments: argparse.Namespace, task: str) -> int:
             print(printable(f"bert-fast {arguments.command}: {error}"), file=sys.stderr)
         return 1
     if is_main_process():
-        parts = [f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps"]
+        text = f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps; "
+        if result.outcome.startswith("interrupted"):
+            text += "at the last evaluation" if result.metrics else "no evaluation yet"
+        else:
+            of = f", that of step {result.best_step:,}" if result.best_step is not None else ""
+            text += f"model in {result.model_dir}{of}"
         if result.metrics:
-            parts[0] += ": " + ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        if not result.outcome.startswith("interrupted"):
-            parts.append(f"model in {result.model_dir}")
-        print(printable("; ".join(parts)))
+            text += ": " + ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        print(printable(text))
     if not result.outcome.startswith("interrupted"):
         return 0
     return _INTERRUPTED.get(result.outcome.rpartition(" ")[2], 143)

@@ -62,7 +62,7 @@ class TrainingConfig:
     save_every: float | None = None  # the same for checkpoints
     keep_checkpoints: int = 2  # newest; the best one is kept beside them; 0: that one alone
     best_by: str | None = None  # metric that chooses the best checkpoint; None: the task's
-    early_stopping: int | None = None  # evaluations without a better metric
+    early_stopping: int | None = None  # evaluations without a better metric; of no effect without valid
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output_dir", Path(path_name("output_dir", self.output_dir)))

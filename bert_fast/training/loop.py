@@ -77,9 +77,10 @@ class Setup:
 class TrainingResult:
     """How a run ended.
 
-    outcome: "finished", "stopped early" or "interrupted: SIGTERM". step: steps done. metrics: of the last evaluation.
+    outcome: "finished", "stopped early" or "interrupted: SIGTERM". step: steps done.
     best_metric, best_step: of the evaluation by which the weights in model_dir were chosen; None where there was none:
     then they are the last ones.
+    metrics: of the weights in model_dir; of an interrupted run, which writes none there, those of the last evaluation.
     """
 
     outcome: str
@@ -194,22 +195,24 @@ class Run:
     def _finish(self, outcome: str) -> TrainingResult:
         """Leaves the best weights in the model and in `model/`."""
         best = self.progress.best_step
-        model_dir = self.config.output_dir / "model"
+        model_dir, metrics = self.config.output_dir / "model", self.metrics
         if not outcome.startswith("interrupted"):
             if best is not None and best != self.progress.step:
-                self.processes.on_main(partial(self._check_best, best))
+                metrics = self.processes.on_main(partial(self._check_best, best))
                 load_weights(self.checkpoints.directory(best), self.model, self.processes)
             whole = whole_model(self.model, self.processes)
             self.processes.on_main(lambda: self._save_model(model_dir, whole))
-        return TrainingResult(outcome, self.progress.step, self.metrics, self.progress.best_value, best, model_dir)
+        return TrainingResult(outcome, self.progress.step, metrics, self.progress.best_value, best, model_dir)
 
-    def _check_best(self, best: int) -> None:
+    def _check_best(self, best: int) -> dict[str, float]:
+        """The metrics of the best weights; raises CheckpointError if their files are damaged."""
         problem = self.checkpoints.damage(best, WEIGHTS)
         if problem is not None:
             raise CheckpointError(
                 f"{problem}; these were the best weights, and model/ was not written: the same command leaves the last "
                 "ones there"
             )
+        return self.checkpoints.state(best).metrics
 
     def _save_model(self, directory: Path, whole: Any) -> None:
         whole.save_pretrained(directory)
@@ -244,6 +247,7 @@ class Run:
             flops_per_square=flops[1],
             metric=self.judge.metric,
             higher_is_better=self.judge.higher_is_better,
+            classes=self.task.class_names(),
         )
 
     # The loop

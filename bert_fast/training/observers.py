@@ -28,7 +28,8 @@ class Plan:
 
     task, model: names. num_parameters: of the model. config: the run's configuration as plain values. device: in words.
     flops_per_token: of forward and backward at length 0; flops_per_square: what each pair of tokens of one sequence
-    adds (multiply and add count as two; Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+    adds (multiply and add count as two; Chowdhery et al. 2022, arXiv:2204.02311, appendix B). classes: the names of 0,
+    1, ... where the task has any.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Plan:
     flops_per_square: float
     metric: str
     higher_is_better: bool
+    classes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 `Predictions`: what a model says about the examples of a source.
 """
 
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,11 @@ class Task(ABC):
         """Entries of the model's configuration that the task decides, such as num_labels and id2label."""
         return {}
 
+    def class_names(self) -> list[str]:
+        """The names of the classes 0, 1, ... where the task has any, as `model_config` gives them."""
+        names = self.model_config().get("id2label", {})
+        return [names[number] for number in sorted(names)]
+
     def fitted(self, model: Any) -> Any:
         """The model, seen to be one that can learn the task, and set to what its files are to say.
 
@@ -143,8 +149,20 @@ class Task(ABC):
         return model
 
     def notes(self, batches: Batches) -> list[str]:
-        """What should be known of the examples to learn from before the first step, a line each; batches: of them."""
-        return []
+        """What should be known of the examples to learn from before the first step, a line each; batches: of them.
+
+        Here: classes whose names look alike.
+        """
+        first: dict[str, int] = {}
+        names, notes = self.class_names(), []
+        for number, name in enumerate(names):
+            other = first.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), number)
+            if other != number:
+                notes.append(
+                    f"labels: {names[other]!r} (class {other}) and {name!r} (class {number}) differ only in case, "
+                    "spaces or the form of characters; if they mean the same, write them alike"
+                )
+        return notes
 
     def label_counts(self, batch: PackedBatch) -> dict[str, int]:
         """How many labels each part of the loss is the mean of, counted on the host: {part: number}.

@@ -1,12 +1,14 @@
 """`bert-fast finetune`."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from bert_fast import BertForSequenceClassification, BertTokenizer
 from bert_fast.cli import main
+from bert_fast.training.tasks.classification import ClassificationTask
 
 
 def arguments(model: Path, train: Path, output: Path, *more: str) -> list[str]:
@@ -35,9 +37,72 @@ def test_the_stored_settings_repeat_the_run(
     command = ["finetune", "classify", "--config", str(classify_run / "config.yaml"), "--quiet"]
     assert main.main([*command, "--output-dir", str(tmp_path / "again")]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith(f"{tmp_path / 'again'}: finished after 40 steps: ") and captured.out.count("\n") == 1
+    assert (
+        captured.out.startswith(f"{tmp_path / 'again'}: finished after 40 steps; model in ")
+        and captured.out.count("\n") == 1
+    )
     weights = [(path / "model" / "model.safetensors").read_bytes() for path in (classify_run, tmp_path / "again")]
     assert weights[0] == weights[1]
+
+
+def test_the_last_line_is_of_the_model_that_is_kept(
+    classify_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its step, with its metrics, also where nothing is left to do."""
+    values = iter([0.25, 0.75, 0.5])
+    monkeypatch.setattr(ClassificationTask, "score", lambda *_: {"accuracy": next(values)})
+    command = ["finetune", "classify", "--config", str(classify_run / "config.yaml"), "--quiet"]
+    command += ["--output-dir", str(tmp_path), "--steps", "3", "--eval-every", "1"]
+    for _ in range(2):
+        assert main.main(command) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(
+            f"{tmp_path}: finished after 3 steps; model in {tmp_path / 'model'}, that of step 2: loss "
+        )
+        assert said.endswith(", accuracy 0.75\n")
+
+
+def test_an_output_that_may_not_be_written(
+    classify_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before the examples are read."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
+    command = ["finetune", "classify", "--config", str(classify_run / "config.yaml"), "--train", "none.tsv"]
+    for more in ([], ["--dry-run"]):
+        assert main.main([*command, "--output-dir", str(tmp_path / "new"), *more]) == 1
+        expected = f"output_dir: {tmp_path / 'new'} cannot be made or written: {tmp_path} may not be written\n"
+        assert capsys.readouterr().err.endswith(expected)
+
+
+def test_classes_are_named_before_the_first_step(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": "good", "label": label} for label in ("pos", "neg", "Pos", "neg ")]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["finetune", "classify", *arguments(tiny_model, tmp_path / "x.jsonl", tmp_path / "out", "--steps", "1")]
+    assert main.main([*command, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "classes      0 'Pos', 1 'neg', 2 'neg ', 3 'pos'\n" in said
+    assert said.count("note         ") == 2
+    with pytest.warns(UserWarning, match="labels: ") as warned:
+        assert main.main(command) == 0
+    alike = [str(one.message) for one in warned]
+    assert alike[0].startswith("labels: 'neg' (class 1) and 'neg ' (class 2) differ only in case, spaces")
+    assert alike[1].startswith("labels: 'Pos' (class 0) and 'pos' (class 3) differ only in case, spaces")
+    said = capsys.readouterr().err
+    assert said.index("classes: 0 'Pos', 1 'neg', 2 'neg ', 3 'pos'") < said.index("step 1/1")
+    assert json.loads((tmp_path / "out/run.json").read_text())["plan"]["classes"] == ["Pos", "neg", "neg ", "pos"]
+
+
+def test_ratings_as_classes(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a table of texts nobody can tell."""
+    (tmp_path / "x.tsv").write_text("text\tlabel\ngood\t4.5\nbad\t1\n")
+    command = ["finetune", "classify", *arguments(tiny_model, tmp_path / "x.tsv", tmp_path / "out", "--dry-run")]
+    assert main.main(command) == 0
+    assert "labels: the names of all 2 classes are numbers, such as '4.5'; with regression" in capsys.readouterr().out
+    assert main.main([*command, "--regression"]) == 0
+    said = capsys.readouterr().out
+    assert "\nclasses " not in said and "\nnote " not in said
 
 
 def test_resume(classify_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -118,6 +183,9 @@ def test_dry_run_writes_nothing(
         (["--learning-rate", "-1"], "learning_rate: expected a number above 0, got -1"),
         (["--epochs", "1", "--steps", "1"], "epochs, steps: expected one of them, got epochs=1.0, steps=1"),
         (["--batch-tokens", "4"], "batch_tokens: expected room for the longest example, 11 tokens, got 4"),
+        (["--output-dir", "file"], "output_dir: file cannot be made or written: file is no directory"),
+        (["--output-dir", "file/below"], "output_dir: file/below cannot be made or written: file is no directory"),
+        (["--output-dir", "half"], "output_dir: half cannot be made or written: half/model is no directory"),
         (["--config", "none.yaml"], "none.yaml: No such file or directory"),
         (["--config", "bad.yaml"], "bad.yaml: learing_rate: no such setting; did you mean learning_rate?"),
         (["--config", "ner.yaml"], "ner.yaml: task: expected classify, got ner"),
@@ -135,6 +203,9 @@ def test_what_cannot_be_done_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("bad.yaml").write_text("learing_rate: 1")
     Path("ner.yaml").write_text("task: ner")
+    Path("file").write_text("")
+    Path("half").mkdir()
+    Path("half", "model").write_text("")
     command = arguments(tiny_model, reviews / "train.tsv", Path("out"), "--text", "sentence", "--quiet", *options)
     assert main.main(["finetune", "classify", *command]) == 1
     error = capsys.readouterr().err
@@ -148,6 +219,10 @@ def test_what_cannot_be_done_is_one_line(
         [],
         ["--learning-rate", "fast"],
         ["--steps", "1.5"],
+        ["--steps", "1_000"],
+        ["--steps", "1e3"],
+        ["--steps", "٣"],
+        ["--learning-rate", "1_0e-5"],
         ["--optimizer", "sgd"],
         ["--no-such-flag"],
         ["--resume", "x"],

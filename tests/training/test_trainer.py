@@ -100,7 +100,7 @@ def test_model_directory_holds_the_best_weights(tmp_path) -> None:
 
     trainer = toy_trainer(tmp_path, task=Task(valid=ToySource(20)), eval_every=4)
     result = trainer.train()
-    assert (result.best_step, result.best_metric) == (8, 0.9)
+    assert (result.best_step, result.best_metric, result.metrics["accuracy"]) == (8, 0.9, 0.9)
     best = load_file(tmp_path / "checkpoints/step-00000008/model.safetensors")
     saved = BertForSequenceClassification.from_pretrained(result.model_dir).state_dict()
     last = load_file(tmp_path / "checkpoints/step-00000012/model.safetensors")

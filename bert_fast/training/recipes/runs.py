@@ -1,6 +1,7 @@
 """`run`: a run from its settings, in one phase or two, to its predictions; and `plan_text`, what it would do."""
 
 import dataclasses
+import os
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from bert_fast.training.loop import RESUME, Run, TrainingResult
 from bert_fast.training.recipes.build import Parts, build, settings_at_fault
 from bert_fast.training.recipes.settings import Settings, SettingsError
 from bert_fast.training.reporting import default_observers
+from bert_fast.training.reporting.formatting import numbered
 from bert_fast.training.trainer import Trainer
 
 __all__ = ["phases", "plan_text", "run"]
 
+_DIRECTORIES = ("checkpoints", "model", "predictions", "tokens")  # in output_dir
 _SHOWN_EXAMPLES = 4
 _SHOWN_CHARS = 1000  # of an example
 
@@ -65,10 +68,31 @@ def _check_settings(settings: Any) -> None:
         raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
 
 
+def _checked_phases(settings: Settings) -> list[Settings]:
+    """The phases; before examples are read, sees that directories can be made and written where they write."""
+    planned = phases(settings)
+    for output_dir in dict.fromkeys(each.training.output_dir for each in (settings, *planned)):
+        _check_output_dir(output_dir)
+    return planned
+
+
+def _check_output_dir(path: Path) -> None:
+    for place in (path, *(path / name for name in _DIRECTORIES)):
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        problem = None
+        if not place.is_dir():
+            problem = f"{place} is no directory"
+        elif not os.access(place, os.W_OK | os.X_OK):
+            problem = f"{place} may not be written"
+        if problem is not None:
+            raise SettingsError(f"output_dir: {path} cannot be made or written: {problem}")
+
+
 def _results(settings: Settings, resume: str, quiet: bool) -> Iterator[TrainingResult]:
+    planned = _checked_phases(settings)
     tokens_dir = settings.training.output_dir / "tokens"
     longest = settings.data.longest
-    planned = phases(settings)
     lock = RunLock(settings.training.output_dir)
     try:
         for phase in planned:
@@ -138,7 +162,7 @@ def plan_text(settings: Settings) -> str:
     Raises: as `run`.
     """
     _check_settings(settings)
-    first, *others = phases(settings)
+    first, *others = _checked_phases(settings)
     parts = build(first, longest=settings.data.longest)
     lines = _plan_lines(parts)
     for other in others:
@@ -166,6 +190,7 @@ def _plan_lines(parts: Parts) -> list[str]:
         f"tokens       {lengths.sum():,} an epoch, {lengths.mean():.1f} an example, {lengths.max()} at most",
         f"steps        {plan.num_steps:,}; {plan.epoch_steps:,} are an epoch, {per_step} batches a step",
         f"batches      {len(batches):,} an epoch, {_limits(config)}{fill}",
+        *([f"classes      {numbered(task.class_names())}"] if task.class_names() else []),
         f"device       {trainer.processes.device}, {config.precision}",
         f"memory       {weights * 16 / 2**20:,.0f} MiB: weights, gradients and two averages of {config.optimizer}; "
         "activations come on top",

@@ -1,9 +1,11 @@
 """Figures as people read them: few digits, a unit, no more than fits a line."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-__all__ = ["count", "duration", "losses", "memory", "number", "percent", "power", "rate"]
+__all__ = ["count", "duration", "losses", "memory", "number", "numbered", "percent", "power", "rate"]
+
+_SHOWN_NAMES = 20
 
 
 def number(value: float) -> str:
@@ -15,6 +17,12 @@ def number(value: float) -> str:
     if float(value).is_integer() and abs(value) < 1e6:
         return f"{value:.0f}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def numbered(names: Sequence[str]) -> str:
+    """Names of classes behind their numbers: 0 'negative', 1 'positive'; of many the first."""
+    shown = [f"{place} {name!r}" for place, name in enumerate(names[:_SHOWN_NAMES])]
+    return ", ".join(shown) + (f", ... ({len(names):,} in all)" if len(names) > _SHOWN_NAMES else "")
 
 
 def power(value: float) -> str:

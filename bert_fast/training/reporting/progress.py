@@ -8,7 +8,7 @@ from typing import TextIO
 from bert_fast.terminal import Part, StatusLine
 from bert_fast.training.observers import LEVELS, Evaluation, Observer, Plan, Step
 from bert_fast.training.reporting.flops import model_flops_utilisation
-from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, percent, rate
+from bert_fast.training.reporting.formatting import count, duration, losses, memory, number, numbered, percent, rate
 
 __all__ = ["ProgressLine"]
 
@@ -47,6 +47,8 @@ class ProgressLine(Observer):
             f"{plan.num_examples:,} examples, {plan.num_valid_examples:,} for validation; {plan.steps:,} steps, "
             f"{plan.steps_per_epoch:,} an epoch; everything goes to {plan.output_dir}"
         )
+        if plan.classes:
+            self._line.say(f"classes: {numbered(plan.classes)}")
         if self._line.lacks_rich:
             self._line.say("(a line that is drawn over comes with rich: pip install bert_fast[train])")
         self._line.open(f"step {plan.first_step:,}/{plan.steps:,}")

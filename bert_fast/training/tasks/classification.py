@@ -1,5 +1,6 @@
 """The task classify: a class, or a number, for a text or a pair of texts."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from bert_fast.data.batches import Source
+from bert_fast.data.batches import Batches, Source
 from bert_fast.data.classification import ClassificationSource
 from bert_fast.models import BertConfig, BertForSequenceClassification, BertPreTrainedModel
+from bert_fast.numerals import table_number
 from bert_fast.tokenization import Tokenizer
 from bert_fast.training.correlation import correlations
 from bert_fast.training.task import Predictions, Task
@@ -136,6 +138,17 @@ class ClassificationTask(Task):
         if source is None or not source.label_names:
             raise ValueError("train: expected labelled examples, got none")
         return {"id2label": dict(enumerate(source.label_names)), "problem_type": "single_label_classification"}
+
+    def notes(self, batches: Batches) -> list[str]:
+        """See `Task.notes`; also classes that are numbers with decimals, as of a rating, in a file of texts."""
+        names, notes = self.class_names(), super().notes(batches)
+        decimals = [name for name in names if "." in name]
+        if decimals and not any(math.isnan(table_number(name)) for name in names):
+            notes.append(
+                f"labels: the names of all {len(names):,} classes are numbers, such as {decimals[0]!r}; with "
+                "regression the model learns to come close to them"
+            )
+        return notes
 
     def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `Task.predict`: logits (fp32 [B, number of classes], or [B, 1])."""

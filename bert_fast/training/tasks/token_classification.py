@@ -21,7 +21,7 @@ from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label
 
 __all__ = ["NerSettings", "TokenClassificationTask"]
 
-_BREAKS = str.maketrans("\t\n\r", "   ")  # within words of rows; columns have no quoting
+_BREAKS = str.maketrans("\t\n\r", "   ")  # within words and labels of rows; columns have no quoting
 _ENTITY_LABEL = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
 
@@ -170,10 +170,9 @@ class TokenClassificationTask(Task):
             lines without their ends, an empty one behind every sentence.
         """
         for row in self.rows(source, predictions):
-            columns = [[word.translate(_BREAKS) for word in row["words"]], row["labels"]]
-            if "gold" in row:
-                columns.insert(1, row["gold"])
-            yield from map("\t".join, zip(*columns, strict=True))
+            columns = [row[name] for name in ("words", "gold", "labels") if name in row]
+            for texts in zip(*columns, strict=True):
+                yield "\t".join(text.translate(_BREAKS) for text in texts)
             yield ""
 
     def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
