@@ -82,7 +82,7 @@ def _stdin(model: "TrainedModel") -> Iterator[list[dict[str, Any]]]:
 def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
     place = f"-: line {number}"
     try:
-        text = line.removesuffix(b"\r").decode()
+        text = line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise SourceError(f"{place}: not UTF-8: byte {error.start} of the line is 0x{line[error.start]:02x}") from None
     try:

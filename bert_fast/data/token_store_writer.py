@@ -40,6 +40,7 @@ from bert_fast.tokenization import Tokenizer
 __all__ = ["Progress", "StoreWriter", "check_same", "describe"]
 
 _FRESH = {TOKENS, DOCUMENTS, SENTENCES}  # what a run that ended before its first record leaves behind
+_WAY_OUT = "; write into another directory, or remove this one"
 
 
 @dataclass(frozen=True)
@@ -345,17 +346,18 @@ def check_same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> Non
     for name, value in wanted.items():
         if name != "sources" and found.get(name) != value:
             raise StoreError(
-                f"{path}: was begun with another {name}: expected {found.get(name)!r}, got {value!r}; write into "
-                "another directory, or remove this one"
+                f"{path}: was begun with another {name}: expected {found.get(name)!r}, got {value!r}{_WAY_OUT}"
             )
     before, now = found["sources"], wanted["sources"]
     names = [[(source["name"], source["format"]) for source in sources] for sources in (before, now)]
     if names[0] != names[1]:
-        raise StoreError(f"{path}: was begun with other files or formats: expected {names[0]}, got {names[1]}")
+        raise StoreError(
+            f"{path}: was begun with other files or formats: expected {names[0]}, got {names[1]}{_WAY_OUT}"
+        )
     for old, new in zip(before, now, strict=True):
         changed = [key for key in ("size", "mtime_ns") if key in old and new[key] is not None and old[key] != new[key]]
         if changed:
             raise StoreError(
                 f"{path}: {new['name']} was changed since the store was begun ({changed[0]}: expected "
-                f"{old[changed[0]]}, got {new[changed[0]]})"
+                f"{old[changed[0]]}, got {new[changed[0]]}){_WAY_OUT}"
             )

@@ -50,6 +50,26 @@ def test_a_file_as_lines_and_as_the_task_writes_it(
     assert [line.split("\t")[1] for line in lines[1:]] == [row["label"] for row in found]
 
 
+def test_what_cannot_be_answered_is_one_line(
+    classify_run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for options, message in (
+        (["--set", 'labels=["a", "b", "c"]'], "labels: expected 2, as many as the model has, got 3"),
+        (["--set", "max_length=1_0"], "max_length: expected a whole number, got '1_0'"),
+        (["-o", str(tmp_path / "file" / "answers")], f"File exists: '{tmp_path / 'file'}'"),
+    ):
+        assert main.main(["predict", str(classify_run), str(reviews / "valid.tsv"), *options]) == 1
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_a_byte_order_mark_is_no_word(classify_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stdin_of("\ufeffgood film\nbad\n".encode()):
+        assert main.main(["predict", str(classify_run), "-"]) == 0
+    assert [row["text"] for row in answers(capsys)] == ["good film", "bad"]
+
+
 def test_lines_of_stdin(
     classify_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def test_two_phases(tiny_model: Path, corpus: Path, tmp_path: Path, capsys: pyte
     command = arguments(tiny_model, corpus, tmp_path / "run", *options)
     assert main.main(command) == 0
     first, second = tmp_path / "run" / "length-24", tmp_path / "run" / "length-48"
-    assert "finished after 2 steps: " in capsys.readouterr().out
+    assert "finished after 2 steps; " in capsys.readouterr().out
     for path, steps, length in ((first, 6, 24), (second, 2, 48)):
         plan = json.loads((path / "run.json").read_text())["plan"]
         assert (plan["steps"], plan["config"]["max_length"], plan["model"]) == (steps, length, "BertForPreTraining")
@@ -118,6 +118,10 @@ def test_dry_run(tiny_model: Path, corpus: Path, tmp_path: Path, capsys: pytest.
         (["--train", "none.txt"], "No such file or directory: 'none.txt'"),
         (["--train", "store", "store"], "train, valid: expected text files, or one token store"),
         (["--train", "one.txt"], "next-sentence prediction needs at least 2 documents"),
+        (
+            ["--output-dir", "half", "--long-length", "130", "--long-share", "0.5"],
+            "output_dir: half/length-130 cannot be made or written: half/length-130 is no directory",
+        ),
         (["--cased"], "cased: goes with a vocab.txt"),
         (["--tokenizer", "vocab.txt"], "tokenizer: expected at most the model's vocab_size=27 tokens, got 40"),
     ],
@@ -133,6 +137,8 @@ def test_what_cannot_be_done_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("store").mkdir()
+    Path("half").mkdir()
+    Path("half", "length-130").write_text("")
     Path("one.txt").write_text("John lives in Oslo .\nMary ran .\n")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(35))]
     Path("vocab.txt").write_text("\n".join(words))
@@ -140,6 +146,18 @@ def test_what_cannot_be_done_is_one_line(
     assert main.main([*command, *options]) == 1
     error = capsys.readouterr().err
     assert error.startswith("bert-fast pretrain: ") and message in error and error.count("\n") == 1
+
+
+def test_a_file_without_text_is_not_in_the_way_of_another(
+    tiny_model: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is named, not what became of it; its empty store is gone."""
+    (tmp_path / "blank.txt").write_text("\n \n")
+    command = arguments(tiny_model, corpus, tmp_path / "run", "--train", str(tmp_path / "blank.txt"), "--quiet")
+    assert main.main(command) == 1
+    expected = f"bert-fast pretrain: {tmp_path / 'blank.txt'}: expected text, got none that makes tokens\n"
+    assert capsys.readouterr().err == expected
+    assert not list((tmp_path / "run" / "tokens").iterdir())
 
 
 def environment() -> dict[str, str]:

@@ -121,8 +121,8 @@ class TrainedModel:
             if not place.name:
                 raise SettingsError(f"path: expected the name of a file, got {os.fspath(path)!r}")
         task = self.settings.data.make_task(None, source)
+        place.parent.mkdir(parents=True, exist_ok=True)  # first: it may fail
         predictions = self._run(task, source)[0]
-        place.parent.mkdir(parents=True, exist_ok=True)
         return self.processes.on_main(lambda: task.write_predictions(place, source, predictions))
 
     def _run(self, task: Any, source: Any) -> tuple[Predictions, dict[str, float]]:

@@ -211,7 +211,10 @@ def label_names(id2label: Mapping[int, str], named: Sequence[str] | None, file: 
 
     Raises:
         CheckpointError: some labels of the configuration have no name; the message names `file`.
+        SettingsError: the settings name more labels, or fewer.
     """
+    if named is not None and len(named) != len(id2label):
+        raise SettingsError(f"labels: expected {len(id2label)}, as many as the model has, got {len(named)}")
     nameless = [number for number in range(len(id2label)) if number not in id2label]
     if nameless:
         raise CheckpointError(

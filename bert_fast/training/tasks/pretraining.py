@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from bert_fast.data import TokenStore, tokenize_files
 from bert_fast.data.batches import Batches, Source
 from bert_fast.data.pretraining import PretrainingSource, token_counts, unigram_entropy
 from bert_fast.data.pretraining_checks import context_free_loss, repeated_share, unknown_share
+from bert_fast.errors import SourceError
 from bert_fast.models import BertForMaskedLM, BertForPreTraining, BertPreTrainedModel
 from bert_fast.models.losses import class_loss
 from bert_fast.tokenization import Tokenizer
@@ -114,9 +116,13 @@ class PretrainSettings(TaskSettings):
         elif place is not None:
             on_main(lambda: str(tokenize(place).path))
             store = TokenStore.open(place, tokenizer)
+            if not len(store.tokens):
+                on_main(lambda: shutil.rmtree(place))  # or it would be in the way of the right files
         else:
             with tempfile.TemporaryDirectory() as temporary:  # the store stays mapped into memory
                 store = tokenize(Path(temporary) / "store")
+        if not len(store.tokens):
+            raise SourceError(f"{', '.join(files)}: expected text, got none that makes tokens")
         return PretrainingSource(
             store,
             tokenizer,
