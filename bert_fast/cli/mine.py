@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_fast.cli.common import find_device, loaded, natural, positive
+from bert_fast.cli.common import find_device, loaded, natural, number, positive
 from bert_fast.terminal import printable
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look at the N nearest only; default: what is needed, beside a limit ten times that",
     )
     parser.add_argument(
-        "--margin", type=float, metavar="X", help="a negative's cosine is by X below the positive's; default: none"
+        "--margin", type=number, metavar="X", help="a negative's cosine is by X below the positive's; default: none"
     )
     parser.add_argument(
-        "--relative-margin", type=float, metavar="X", help="it is below that by the share X of it; default: none"
+        "--relative-margin", type=number, metavar="X", help="it is below that by the share X of it; default: none"
     )
-    parser.add_argument("--max-score", type=float, metavar="X", help="it is at most X; default: none")
+    parser.add_argument("--max-score", type=number, metavar="X", help="it is at most X; default: none")
     parser.add_argument(
         "--teacher", metavar="MODEL", help="a cross-encoder, whose scores go into the column teacher, for margin_mse"
     )

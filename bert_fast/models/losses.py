@@ -58,11 +58,12 @@ def share_of_step(loss: Tensor, num_labels: Tensor | int, num_items_in_batch: Te
         if num_items_in_batch.numel() != 1:
             shape = list(num_items_in_batch.shape)
             raise ValueError(f"num_items_in_batch: expected one number, got shape {shape}")
-        count = num_items_in_batch.to(loss.device).reshape(())
-        count = count.masked_fill(count == 0, 1)
-        return loss * (num_labels / count)
+        count = num_items_in_batch.to(loss.device, loss.dtype).reshape(())
+        return loss * (num_labels / count.masked_fill(count == 0, 1))
     if check_number("num_items_in_batch", num_items_in_batch) < 0:
         raise ValueError(f"num_items_in_batch: expected a number from 0 on, got {num_items_in_batch}")
+    if isinstance(num_labels, Tensor):
+        num_labels = num_labels.to(loss.dtype)
     return loss * (num_labels / (num_items_in_batch or 1))
 
 
@@ -134,8 +135,8 @@ def text_loss(
     counts = loss_mask.unsqueeze(1).expand_as(scores)
     # Where it does not count an element is 0 before anything is made of it: neither it nor its gradient can be NaN.
     losses = loss(scores.where(counts, 0.0), targets.where(counts, 0.0), reduction="none")
-    mean = losses.where(counts, 0.0).sum() / counts.sum().clamp(min=1)
-    return share_of_step(mean, counts.sum(), num_items_in_batch)
+    num_labels = counts.sum()
+    return share_of_step(losses.where(counts, 0.0).sum() / num_labels.clamp(min=1), num_labels, num_items_in_batch)
 
 
 def span_labels(positions: Tensor, kept: Tensor, name: str) -> Tensor:

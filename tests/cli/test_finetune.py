@@ -95,7 +95,7 @@ def test_classes_are_named_before_the_first_step(
 
 
 def test_ratings_as_classes(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a table of texts nobody can tell."""
+    """A TSV file holds texts, so numbers in it become classes; a note says so."""
     (tmp_path / "x.tsv").write_text("text\tlabel\ngood\t4.5\nbad\t1\n")
     command = ["finetune", "classify", *arguments(tiny_model, tmp_path / "x.tsv", tmp_path / "out", "--dry-run")]
     assert main.main(command) == 0

@@ -153,7 +153,7 @@ def test_a_file_without_text_is_not_in_the_way_of_another(
 ) -> None:
     """The file is named, not what became of it; its empty store is gone."""
     (tmp_path / "blank.txt").write_text("\n \n")
-    command = arguments(tiny_model, corpus, tmp_path / "run", "--train", str(tmp_path / "blank.txt"), "--quiet")
+    command = arguments(tiny_model, corpus, tmp_path / "run", "--train", str(tmp_path / "blank.txt"), "--steps", "1")
     assert main.main(command) == 1
     expected = f"bert-fast pretrain: {tmp_path / 'blank.txt'}: expected text, got none that makes tokens\n"
     assert capsys.readouterr().err == expected
