@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bert_fast.devices import triton_problems
+from bert_fast.devices import chip, triton_problems
 from bert_fast.env import SETTINGS
 from bert_fast.errors import BackendError
 
@@ -36,6 +36,7 @@ __all__ = [
     "op_names",
     "requested",
     "resolve",
+    "table_problem",
     "use_backend",
 ]
 
@@ -320,8 +321,25 @@ def _warn_of(problems: tuple[str, ...], taken: str) -> None:
         warnings.warn(f"back-end {taken!r} runs in the place of 'triton': {'; '.join(problems)}", stacklevel=2)
 
 
+# Ops with matrix products, which the Triton back-end makes as the device's stored table says.
+_WITH_PRODUCTS = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy", "encoder_layer")
+_TABLES = "bert_fast.kernels._gemm_table"
+
+
+def table_problem(index: int) -> str | None:
+    """Why the stored table of matrix products of a GPU is not used; None where it is used, or none is stored."""
+    if not _has_triton():
+        return None
+    table = importlib.import_module(_TABLES)
+    problem: str | None = table.problem(chip(index).product)
+    return problem
+
+
 def explain(op: str, x: torch.Tensor, **details: Any) -> str:
-    """Says, a line per implementation of `op`, whether it can run a call led by `x`, why not, and which is taken."""
+    """Says, a line per implementation of `op`, whether it can run a call led by `x`, why not, and which is taken.
+
+    One more line says why the GPU's stored table of matrix products is not used, if one is stored and the op has any.
+    """
     spec = OpSpec.of(x, **details)
     taken = implementation(op, spec, AUTO)
     lines = []
@@ -329,4 +347,8 @@ def explain(op: str, x: torch.Tensor, **details: Any) -> str:
         reasons = candidate.unsupported_reasons(spec)
         state = "; ".join(reasons) if reasons else ("taken" if candidate is taken else "can run")
         lines.append(f"{op}: {candidate.backend}: {state}")
+    if taken.backend == "triton" and op in _WITH_PRODUCTS and spec.device.type == "cuda":
+        problem = table_problem(torch.cuda.current_device() if spec.device.index is None else spec.device.index)
+        if problem is not None:
+            lines.append(f"{op}: the stored table of matrix products is not used: {problem}")
     return "\n".join(lines)

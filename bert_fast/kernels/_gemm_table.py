@@ -3,9 +3,11 @@
 `tuned/<slug>.json`, the slug being the device's name in lower case with "_" for everything but letters and digits
 (`nvidia_h200.json`). Written by `python -m benchmarks.gemm_tuning` on that device; docs/kernels/linear.md has the
 format. Read when the first product on the device is made. A table that is damaged, was made from other kernels or by
-another minor version of Triton is ignored as a whole; `problem` says why.
+another minor version of Triton is ignored as a whole; `problem` says why, and so do `bert-fast doctor` and
+`bert_fast.explain`.
 """
 
+import ast
 import functools
 import hashlib
 import json
@@ -16,7 +18,21 @@ from typing import Any
 
 import torch
 
-__all__ = ["DTYPES", "FORMAT", "KINDS", "LAYOUTS", "Choice", "Table", "Tile", "read", "slug", "source_hash", "stored"]
+__all__ = [
+    "DTYPES",
+    "FORMAT",
+    "KINDS",
+    "LAYOUTS",
+    "Choice",
+    "Table",
+    "Tile",
+    "problem",
+    "program",
+    "read",
+    "slug",
+    "source_hash",
+    "stored",
+]
 
 FORMAT = 1
 KINDS = ("plain", "accumulate", "activation", "derivative", "recomputed")
@@ -24,8 +40,9 @@ KINDS = ("plain", "accumulate", "activation", "derivative", "recomputed")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 FOLDER = Path(__file__).with_name("tuned")
-# What decides how fast a tile is: the kernels, what they call, and how they are launched.
-_SOURCES = ("_activations.py", "_gemm_epilogue.py", "_gemm_kernel.py", "_gemm_launch.py")
+# The kernels and what they call. What the launcher passes to them for a table's tiles is the table's `launches`, which
+# a test compares.
+_SOURCES = ("_activations.py", "_gemm_epilogue.py", "_gemm_kernel.py")
 
 
 @dataclass(frozen=True)
@@ -150,12 +167,35 @@ def _parse(entry: dict[str, Any]) -> tuple[tuple[object, ...], int, Choice]:
     return key, tokens, Choice(None if entry["tile"] is None else Tile.from_json(entry["tile"]))
 
 
+def program(text: str) -> str:
+    """A Python file as its syntax tree: without comments, docstrings and layout; the same in all versions of Python."""
+
+    def shown(node: object) -> str:
+        if isinstance(node, list):
+            return f"[{','.join(map(shown, node))}]"
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        # A field without a value is left out: newer versions of Python have more of them.
+        values = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+        return f"{type(node).__name__}({','.join(f'{name}={shown(value)}' for name, value in values)})"
+
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            # A string that stands alone is a docstring, or nothing.
+            is_text = [isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) for one in body]
+            body[:] = [one for one, is_left_out in zip(body, is_text, strict=True) if not is_left_out]
+    return shown(tree)
+
+
 @functools.cache
 def source_hash() -> str:
-    """Hash of everything that decides how fast a tile is; a table made from another one is stale."""
+    """Hash of the kernels' programs; a table made from another one is stale."""
     digest = hashlib.sha256()
     for name in _SOURCES:
-        digest.update(name.encode() + b"\0" + Path(__file__).with_name(name).read_bytes() + b"\0")
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        digest.update(f"{name}\0{program(text)}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -185,3 +225,8 @@ def stored(device_name: str) -> tuple[Table | None, str | None]:
     import triton
 
     return read(FOLDER / f"{slug(device_name)}.json", triton.__version__)
+
+
+def problem(device_name: str) -> str | None:
+    """Why the table that is stored for a device is not used; None where it is used, or none is stored."""
+    return stored(device_name)[1] if (FOLDER / f"{slug(device_name)}.json").is_file() else None

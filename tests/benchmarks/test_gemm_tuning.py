@@ -218,11 +218,18 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
     assert found.find("plain", "tn", torch.bfloat16, 768, 3072, 16384).tile is None
     assert found.find("plain", "nt", torch.bfloat16, 768, 3072, 16384) is None
     content = json.loads(path.read_text())
+    assert len(content["launches"]) == 16
     assert (content["commit"], content["triton"], content["device"]) == ("c0ffee", "3.6.0", "Made up 3000")
     assert len(path.read_text().splitlines()) < 20, "a line for each entry"
     (results / "a.jsonl").write_text(json.dumps(line(None, 1.0, source="old")) + "\n")
     assert command.main(arguments) == 1
     assert "no results of the present kernels" in capsys.readouterr().out
+
+
+def test_stored_tables_are_what_stored_lines_say(tmp_path: Path) -> None:
+    assert command.main(["--write-table", "--output", str(tmp_path)]) == 0
+    for path in sorted(tmp_path.glob("*.json")):
+        assert path.read_text() == (_gemm_table.FOLDER / path.name).read_text(), f"{path.name}: run --write-table"
 
 
 def test_the_part_records_lines_and_what_it_left_out(

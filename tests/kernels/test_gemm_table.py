@@ -1,7 +1,9 @@
 """Who makes a product: the heuristic, and stored tables with all that can be wrong with them."""
 
 import json
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from bert_fast import backend, devices, explain
+from bert_fast.cli import doctor
 from bert_fast.kernels import _gemm_table, _gemm_tiles
-from bert_fast.kernels._gemm_table import Choice, Table, Tile, read, slug, source_hash
+from bert_fast.kernels._gemm_table import Choice, Table, Tile, program, read, slug, source_hash
 from bert_fast.kernels._launch import assume_architecture
 
 TILE = Tile(128, 256, 64, 8, 3, parts=4)
@@ -95,12 +99,68 @@ def test_stored_tables_are_named_after_their_device() -> None:
     assert slug("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
 
 
+@pytest.mark.parametrize("path", sorted(_gemm_table.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_stored_tables_are_live(path: Path) -> None:
+    """Made from the present kernels, and the launcher passes its tiles to them as it did when they were timed."""
+    from benchmarks.gemm_tuning.launches import launches_hash
+
+    stored = json.loads(path.read_text())
+    table, reason = read(path, stored["triton"])  # another Triton's users read that it is not used, and why
+    assert table is not None, f"{reason}; measure anew: python -m benchmarks.gemm_tuning, then --write-table"
+    assert stored["launches"] == launches_hash(stored["entries"]), f"{path.name}: its tiles are launched otherwise now"
+
+
+def test_launches_change_with_what_the_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gemm_tuning.launches import launches_hash
+    from bert_fast.kernels import _gemm_launch
+
+    entries, specialized = [entry(), entry(None)], entry(Tile(128, 128, 64, 4, 4, warp_specialize=True))
+    first = launches_hash(entries)
+    assert launches_hash(entries) == first != launches_hash([*entries, specialized])
+    monkeypatch.setattr(_gemm_launch, "_ALIGNMENT", 32)
+    _gemm_launch._prepare.cache_clear()
+    assert launches_hash(entries) != first
+    _gemm_launch._prepare.cache_clear()
+
+
 def test_the_hash_covers_all_that_is_compiled() -> None:
-    """The kernels' file and every file of its folder that it imports, directly or not; and the launcher."""
+    """The kernels' file and every file of its folder that it imports, directly or not."""
     from benchmarks.gpu.status import KERNELS, _with_imports
 
     compiled = {path.name for path in _with_imports(KERNELS / "_gemm_kernel.py")}
-    assert set(_gemm_table._SOURCES) == compiled | {"_gemm_launch.py"}
+    assert set(_gemm_table._SOURCES) == compiled
+
+
+def test_the_hash_is_of_the_program() -> None:
+    """Comments, docstrings and layout do not change it; everything else does."""
+    text = 'X = 1\n\n\ndef f(a):\n    """Adds."""\n    return a + X  # one\n'
+    same = '"""A file."""\nX = (1)\ndef f(a):\n  return (a\n    + X)\n'
+    assert program(text) == program(same)
+    for old, new in (("X = 1", "X = 2"), ("a + X", "a - X"), ("(a)", "(a, b)"), ("X = 1", "X = 1.0")):
+        assert program(text.replace(old, new)) != program(text)
+
+
+def test_a_stale_table_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `explain` for ops with products, and by `bert-fast doctor`; a device without a table is not."""
+    monkeypatch.setattr(_gemm_table, "FOLDER", tmp_path)
+    (tmp_path / "a_b.json").write_text(json.dumps(content(entry(), source="0" * 16, device="A B")))
+    (tmp_path / "good.json").write_text(json.dumps(content(entry(), triton=metadata.version("triton"))))
+    monkeypatch.setattr(backend, "triton_problems", lambda device: [])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    x: Any = SimpleNamespace(device=torch.device("cuda", 0), dtype=BF16)
+    _gemm_table.stored.cache_clear()
+    for device, is_stale in (("A B", True), ("good", False), ("none", False)):
+        chip = devices.Chip("sm_90", device, (9, 0), 132, 227 * 1024)
+        for module in (backend, devices):
+            monkeypatch.setattr(module, "chip", lambda index, chip=chip: chip)
+        monkeypatch.setattr(devices, "triton_problems", lambda device: [])
+        monkeypatch.setattr(devices, "assembler", lambda capability: "ptxas")
+        why = "a_b.json was made from other kernels (source 0000000000000000"
+        assert (f"linear: the stored table of matrix products is not used: {why}" in explain("linear", x)) == is_stale
+        assert "stored table" not in explain("layer_norm", x)
+        advice = [line for line in doctor.collect()["advice"] if "without its stored table" in line]
+        assert [why in line for line in advice] == [True] * is_stale
+    _gemm_table.stored.cache_clear()
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

@@ -1,0 +1,60 @@
+"""What the launcher passes to the kernels for the tiles of a stored table, found without a GPU.
+
+A table is stale if its tiles are launched in another way than they were timed: `--write-table` stores the hash, and a
+test compares it. A change to the launcher that leaves a table's tiles alone leaves the hash alone.
+"""
+
+import hashlib
+import threading
+from typing import Any
+
+import torch
+
+from benchmarks.gemm_tuning.products import PRODUCTS, Product, compute, operands
+from bert_fast.kernels._gemm_table import Tile
+from bert_fast.kernels._launch import assume_architecture
+from bert_fast.kernels._launch_plan import recorders
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")  # a table says which GPU it is of, and not of which kind
+_KEY = ("kind", "layout", "dtype", "m", "n", "k")
+
+
+class _Recorder:
+    """Takes launches of matrix products down, in the place of making them."""
+
+    def __init__(self) -> None:
+        self.launches: list[str] = []
+
+    def note_launch(self, plan: Any, grid: tuple[int, ...], _operands: Any, numbers: tuple[float, ...]) -> None:
+        name = plan._kernel.__name__
+        if name.startswith("_gemm"):
+            self.launches.append(repr((name, plan._windows, sorted(plan._constants.items()), grid, numbers)))
+
+    def spoil(self) -> None:
+        """What a tape is told of a launch that it cannot keep."""
+
+
+def launches(product: Product, tile: Tile) -> list[str]:
+    """Kernels, constants, options, grids and numbers of a product that our kernel makes, on each kind of processor."""
+    recorder, thread = _Recorder(), threading.get_ident()
+    given = operands(product, torch.device("meta"))
+    for architecture in ARCHITECTURES:
+        recorders[thread] = recorder
+        try:
+            with assume_architecture(architecture):
+                compute(product, given, tile)
+        finally:
+            del recorders[thread]
+    return recorder.launches
+
+
+def launches_hash(entries: list[dict[str, Any]]) -> str:
+    """Hash of the launches of all entries of a table that our kernel makes."""
+    digest = hashlib.sha256()
+    by_key = {tuple(getattr(product, name) for name in _KEY): product for product in PRODUCTS}
+    for entry in entries:
+        if entry["tile"] is not None:
+            key = tuple(entry[name] for name in _KEY)
+            product = by_key.get(key) or Product("", *key[:2], *key[3:], dtype=key[2])
+            digest.update("\n".join(launches(product, Tile.from_json(entry["tile"]))).encode() + b"\0")
+    return digest.hexdigest()[:16]
