@@ -35,6 +35,7 @@ NEEDS = {
     "compile": ("verify",),
     "time": ("verify", "ceilings"),
     "steps": ("ceilings",),
+    "finetune": ("ceilings",),
     "runs": ("ceilings",),
     "peers": ("time",),
     "tiles": ("verify",),
@@ -49,8 +50,9 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
     """The parts in order. Their budgets sum up to 520 s, which leaves 20 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
-    more shapes and dtypes, so they come second; steps are what the kernels are for; all that follows adds to results
-    that stand without it. One process times all families, in an order of its own: each start costs seconds.
+    more shapes and dtypes, so they come second; steps of fine-tuning and profiles tell most in little time; steps are
+    what the kernels are for; all that follows adds to results that stand without it. One process times all families,
+    in an order of its own: each start costs seconds.
     """
     python = (sys.executable, "-m")
     run = ("--run", str(run_file))
@@ -75,19 +77,22 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
     # Kernels do not need it. Beside them, and whatever a compiler warns of that nobody has met: tests come after it.
     extension = Process("extension", (sys.executable, "setup.py", "-q", "build_ext", "--inplace"))
     return [
-        at_once("verify", 95, extension),
-        Part("tests", 82, (Process("tests", tests, progress=begun),)),
+        at_once("verify", 85, extension),
+        Part("tests", 52, (Process("tests", tests, progress=begun),)),
         Part("ceilings", 12, (part("ceilings", ""),)),
-        at_once("compile", 60, part("prepare", ""), part("prepare", "steps")),
-        Part("time", 92, (part("time", ""),)),
+        Part("finetune", 25, (part("finetune", ""),)),
+        Part("profile", 70, (part("profile", ""),)),
+        at_once("compile", 45, part("prepare", ""), part("prepare", "steps")),
+        Part("time", 64, (part("time", ""),)),
         Part("steps", 51, (part("steps", ""),)),
-        Part("embedding", 20, (part("embedding", ""),)),
-        Part("runs", 25, (part("runs", ""),)),
+        Part("embedding", 15, (part("embedding", ""),)),
+        Part("runs", 15, (part("runs", ""),)),
         Part("gemm", 25, (part("gemm", ""),)),
         Part("peers", 15, (part("peers", ""),)),
         Part("tiles", 10, (part("tiles", ""),)),
         Part("models", 8, (part("models", ""),)),
-        Part("compiled", 17, (part("steps", "compiled"),)),
+        Part("compiled", 10, (part("steps", "compiled"),)),
+        Part("compiled_finetune", 10, (part("finetune", "compiled"),)),
         # Tiles that are the likeliest to hang: nothing comes after them.
         Part("specialized", 8, (part("gemm", "specialized"),)),
     ]  # fmt: skip
@@ -98,7 +103,11 @@ def some(parts: list[Part], names: str | None) -> list[Part]:
     wanted = chosen("parts", names, [part.name for part in parts])
     for kind in wanted:  # which grows
         wanted += [needed for needed in NEEDS.get(kind, ()) if needed not in wanted]
-    return [part for part in parts if part.name in wanted]
+    found = [part for part in parts if part.name in wanted]
+    # The C++ extension is built for tests.
+    if "tests" not in wanted:
+        found = [replace(part, processes=tuple(p for p in part.processes if p.name != "extension")) for part in found]
+    return found
 
 
 def gpu_test_files() -> list[str]:

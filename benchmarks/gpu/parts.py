@@ -10,7 +10,9 @@
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
     tiles      attention's tiles and alternatives in turn
+    profile    where the device's time of training steps goes: kernels by name, launches, gaps
     steps      whole steps of pre-training against transformers', with MFU
+    finetune   whole steps of fine-tuning against transformers' and flash attention on flattened inputs
     embedding  contrastive steps, and raw text to vectors, against sentence-transformers, padded and packed
     runs       whole training runs by our Trainer: tokens/s, MFU, memory, waiting for batches
     models     whole models against transformers, where the lengths of their texts are there
@@ -44,7 +46,7 @@ from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kit.clock import Seconds
 from benchmarks.kit.crashes import Progress, is_usable, leave
 from benchmarks.kit.record import reason
-from benchmarks.models import forward_backward, training_steps
+from benchmarks.models import finetuning_steps, forward_backward, step_cases, step_profiles, training_steps
 from benchmarks.registry import CASES, kernel_cases
 
 
@@ -180,7 +182,7 @@ def prepare(job: Job) -> bool:
     return True
 
 
-def _compiled_step(job: Job, case: training_steps.StepCase) -> Iterator[dict[str, Any]]:
+def _compiled_step(job: Job, case: step_cases.StepCase) -> Iterator[dict[str, Any]]:
     """Leaves a training step in torch.compile's cache on disk; there is nothing to store."""
     try:
         training_steps.compile_step(case, job.device, job.run.compile_backend)
@@ -291,8 +293,22 @@ def steps(job: Job) -> bool:
     return job.each(cases, "step", lambda case: training_steps.time_steps(case, job.device, **options))
 
 
-def _step_cases(job: Job, family: str) -> list[training_steps.StepCase]:
-    cases = training_steps.SMALL_CASES if job.is_small else training_steps.CASES
+def finetune(job: Job) -> bool:
+    """Times whole steps of fine-tuning; family: as of `steps`."""
+    options: dict[str, Any] = {"rounds": job.run.rounds or 12, "compile_backend": job.run.compile_backend}
+    options |= {"matmul_tflop_s": _matmul_ceiling(job), "is_compiled": job.family == "compiled"}
+    cases = finetuning_steps.SMALL_CASES if job.is_small else finetuning_steps.CASES
+    return job.each(cases, "finetune", lambda case: finetuning_steps.time_steps(case, job.device, **options))
+
+
+def profile(job: Job) -> bool:
+    """Profiles whole training steps."""
+    cases = step_profiles.SMALL_CASES if job.is_small else step_profiles.CASES
+    return job.each(cases, "profile", lambda case: step_profiles.profile_case(case, job.device))
+
+
+def _step_cases(job: Job, family: str) -> list[step_cases.StepCase]:
+    cases = step_cases.SMALL_CASES if job.is_small else step_cases.CASES
     return [case for case in cases if family != "compiled" or case.is_compiled]
 
 
@@ -329,10 +345,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+_NAMED_AFTER_THEMSELVES = (
+    ceilings, verify, prepare, peers, gemm, tiles, profile, steps, finetune, embedding, runs, models,
+)  # fmt: skip
 PARTS: dict[str, Callable[[Job], bool]] = {
     "compile": compile_,
     "time": time_,
-    **{part.__name__: part for part in (ceilings, verify, prepare, peers, gemm, tiles, steps, embedding, runs, models)},
+    **{part.__name__: part for part in _NAMED_AFTER_THEMSELVES},
 }
 
 

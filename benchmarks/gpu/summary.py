@@ -28,7 +28,11 @@ def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]
     lines.append(f"ceilings: {measured or 'not measured'}")
     lines += _cases(recorder.of_this_run("timing"))
     lines += _products(recorder.of_this_run("gemm"))
-    lines += [shown(line) for kind in ("model", "step", "embedding", "run") for line in recorder.of_this_run(kind)]
+    lines += [
+        shown(line)
+        for kind in ("profile", "model", "step", "finetune", "embedding", "run")
+        for line in recorder.of_this_run(kind)
+    ]
     lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
     return "\n".join([*lines, *(f"  {kernel}" for kernel in owed), *_red(recorder, parts)])
 
@@ -104,9 +108,21 @@ def _model(line: dict[str, Any]) -> str:
 
 
 def _step(line: dict[str, Any]) -> str:
-    text = f"{line['case'].removeprefix('step/'):<40} {line['provider']:9} {line['ms']:9.2f} ms"
+    text = f"{line['case'].removeprefix('step/'):<40} {line['provider']:9} {line['ms']:9.2f} ms{_steady(line)}"
     text += f" {line['sequences_per_s']:9,.1f} sequences/s{_mfu(line)}"
     return text + ("" if line["provider"] == "bert_fast" else f"  bert_fast {line['bert_fast_speedup']}x")
+
+
+def _steady(line: dict[str, Any]) -> str:
+    return f" ({line['ms_steady']:.2f} without waiting)" if "ms_steady" in line else ""
+
+
+def _profile(line: dict[str, Any]) -> str:
+    text = (
+        f"{line['case']:<40} {line['provider']:9} {line['ms']:9.2f} ms{_steady(line)}, device {line['gpu_ms']:.2f} ms"
+    )
+    busy = "" if line["busy_share"] is None else f", busy {line['busy_share']:.1%}"
+    return f"{text}, {line['launches']:.0f} launches{busy}"
 
 
 def _embedding(line: dict[str, Any]) -> str:
@@ -126,7 +142,7 @@ def _mfu(line: dict[str, Any]) -> str:
 
 _SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "verify": _checked, "compile": _compiled, "ceiling": _ceiling, "timing": _timing, "gemm": _product, "tiles": _tile,
-    "model": _model, "step": _step, "embedding": _embedding, "run": _run,
+    "model": _model, "step": _step, "finetune": _step, "profile": _profile, "embedding": _embedding, "run": _run,
 }  # fmt: skip
 
 

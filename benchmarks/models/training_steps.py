@@ -26,100 +26,24 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.kit.bert import BY_NAME, LABEL_SHARE, VOCAB_SIZE, Size
+from benchmarks.kit.bert import LABEL_SHARE
 from benchmarks.kit.clock import QueueClock, Times, interleaved, time_on_device
 from benchmarks.kit.record import reason
-from benchmarks.models.build import draw_lengths, our_model, their_model, with_weights_of
+from benchmarks.models.build import our_model, their_model, with_weights_of
 from benchmarks.models.families import FAMILIES
-from benchmarks.models.real_lengths import QUANTILES
-from benchmarks.registry import Case
+from benchmarks.models.step_cases import COMPILED_PROVIDERS, FUSED_GRAPHS, GRAPH, StepCase
 from bert_fast import fuse, graphs
 from bert_fast.testing.tolerances import RELATIVE
 
-FUSED_GRAPHS = "fused_graphs"
-PROVIDERS = ("bert_fast", "fused", FUSED_GRAPHS, "sdpa", "eager")
-FAMILY_PROVIDERS = ("labelled", "fused", "sdpa")
-COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")  # apart: the compiler takes longer than all of the others
-GRAPH = "graph"
 DEVICE_ROUNDS = 3  # in which the device's own time is taken; what it sleeps before them costs more than the steps
+STEADY_STEPS = 5  # queued one after the other before the host waits for the device, as a training loop does
 WARMUP_STEPS = 3  # a graph is captured in the step after them
-
-
-@dataclass(frozen=True)
-class StepCase:
-    """One batch. lengths: "full", "even" (any length from 1 to max_len), a name of `real_lengths`, which travels with
-    the project, or a file of stored length distributions beside it.
-
-    is_compiled: transformers' model is timed under torch.compile too, which takes a minute to compile it.
-    family: of `families.FAMILIES`.
-    """
-
-    shape: str
-    lengths: str
-    max_len: int
-    batch_size: int
-    is_compiled: bool = False
-    vocab_size: int = VOCAB_SIZE
-    family: str = "Bert"
-
-    @property
-    def name(self) -> str:
-        """Stable name used in results."""
-        family = "" if self.is_bert else f"{self.family}/"
-        return f"step/{family}{self.shape}/{self.lengths}@{self.max_len}/B{self.batch_size}"
-
-    @property
-    def size(self) -> Size:
-        """Widths of the model."""
-        return BY_NAME[self.shape]
-
-    @property
-    def is_bert(self) -> bool:
-        """Whether there is a model of ours, and a task beside masked words."""
-        return self.family == "Bert"
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """Who takes part, ours first."""
-        return PROVIDERS if self.is_bert else FAMILY_PROVIDERS
-
-    def draw(self) -> list[int]:
-        """Lengths of the sequences. FileNotFoundError where those of real texts are not there."""
-        if self.lengths == "even":
-            generator = torch.Generator().manual_seed(0)
-            drawn = torch.randint(1, self.max_len + 1, (self.batch_size,), generator=generator).tolist()
-            return [self.max_len, *drawn[1:]]
-        if self.lengths in QUANTILES:
-            quantiles, order = QUANTILES[self.lengths], torch.Generator().manual_seed(0)
-            places = ((torch.arange(self.batch_size) + 0.5) / self.batch_size * len(quantiles)).long()
-            places = places[torch.randperm(self.batch_size, generator=order)]
-            return [min(quantiles[place], self.max_len) for place in places.tolist()]
-        case = Case(self.shape, self.lengths, self.max_len, "random", "training", self.batch_size)
-        return draw_lengths(case, 1)[0]
-
-
-# The most telling first: should time run out, the others are missing. XLM-RoBERTa's batch is small: the scores of all
-# its words, in bf16 and fp32, and their gradients are 17 GB.
-CASES = (
-    StepCase("large", "full", 512, 32),
-    StepCase("base", "full", 128, 256, is_compiled=True),
-    StepCase("base", "full", 128, 32),  # as many as one fine-tunes with: the host is the limit
-    StepCase("large", "even", 512, 64),
-    StepCase("base", "even", 512, 16),
-    StepCase("base", "full", 512, 64, is_compiled=True),
-    StepCase("base", "squad_windows_512_stride128", 512, 64),
-    StepCase("base", "squad_windows_512_stride128", 362, 16, vocab_size=250002, family="XLMRoberta"),
-    StepCase("base", "full", 512, 32, vocab_size=50265, family="Roberta"),
-)
-SMALL_CASES = (
-    StepCase("tiny", "even", 16, 4, is_compiled=True, vocab_size=100),
-    StepCase("tiny", "even", 16, 4, vocab_size=100, family="Roberta"),
-)
 
 
 @dataclass(frozen=True)
@@ -180,10 +104,8 @@ class Contestant:
 
     def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
         self._device = batch.padded["input_ids"].device
-        self._inputs = batch.packed if provider in ("bert_fast", GRAPH) else dict(batch.padded)
-        if provider == "labelled":
-            self._inputs["output_logits"] = False
-        self.model = _make_model(provider, case, donor).train()
+        self._inputs = self._inputs_of(provider, batch)
+        self.model = self._model_of(provider, case, batch, donor).train()
         self._call: Callable[..., Any] = self.model
         if provider == "compiled":
             self._call = torch.compile(self.model, backend=compile_backend, dynamic=False)
@@ -192,6 +114,14 @@ class Contestant:
         )  # fmt: skip
         self.last_loss: Tensor | None = None
         self.host_seconds: list[float] = []
+
+    def _inputs_of(self, provider: str, batch: Batch) -> dict[str, Any]:
+        if provider in ("bert_fast", GRAPH):
+            return batch.packed
+        return dict(batch.padded) | ({"output_logits": False} if provider == "labelled" else {})
+
+    def _model_of(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module) -> nn.Module:
+        return _make_model(provider, case, donor)
 
     def loss(self) -> Tensor:
         """Of the batch."""
@@ -204,6 +134,14 @@ class Contestant:
         for part in self._parts():
             part()
         self.host_seconds.append(time.perf_counter() - began)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def steps(self, count: int) -> None:
+        """As many steps, each queued as soon as the host is through with the one before; waits for the device once."""
+        for _ in range(count):
+            for part in self._parts():
+                part()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -249,7 +187,7 @@ class GraphedContestant(Contestant):
     def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
         graphs.check_device(provider, batch.padded["input_ids"].device)
         super().__init__(provider, case, batch, donor, compile_backend)
-        fuse(self.model, graphs=[_budget(batch)])
+        fuse(self.model, graphs=[budget_of(batch)])
 
 
 class CapturedContestant(Contestant):
@@ -259,7 +197,7 @@ class CapturedContestant(Contestant):
         device = batch.padded["input_ids"].device
         graphs.check_device(provider, device)
         super().__init__(provider, case, batch, donor, compile_backend)
-        self._captured = graphs.CapturedStep(self._whole, [_budget(batch)], device=device, num_warmup=WARMUP_STEPS)
+        self._captured = graphs.CapturedStep(self._whole, [budget_of(batch)], device=device, num_warmup=WARMUP_STEPS)
 
     def _whole(self, inputs: dict[str, Any]) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16):
@@ -275,7 +213,8 @@ class CapturedContestant(Contestant):
         self.last_loss = self._captured(self._inputs)
 
 
-def _budget(batch: Batch) -> graphs.Budget:
+def budget_of(batch: Batch) -> graphs.Budget:
+    """What the batch fills."""
     return graphs.Budget(sum(batch.lengths), len(batch.lengths), max(batch.lengths), batch.num_labels)
 
 
@@ -321,26 +260,43 @@ class Race:
     rounds: counted steps of each. matmul_tflop_s, compile_backend: see `time_steps`.
     """
 
+    steady_rounds = 0  # of `STEADY_STEPS` steps each, whose time without a wait in between is a result of its own
+
     def __init__(
         self, case: StepCase, device: torch.device, rounds: int, matmul_tflop_s: float | None, compile_backend: str
     ) -> None:
         self._case, self._rounds, self._matmul_tflop_s = case, rounds, matmul_tflop_s
         self._compile_backend = compile_backend
-        self._batch, self._donor = make_batch(case, device), draw_donor(case, device)
+        self._batch, self._donor = self._drawn(device)
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
             self._loss = float(self._donor.eval()(**self._batch.padded).loss)
         self.contestants: dict[str, Contestant] = {}
         self._peaks: dict[str, int | None] = {}
 
+    def _drawn(self, device: torch.device) -> tuple[Batch, nn.Module]:
+        return make_batch(self._case, device), draw_donor(self._case, device)
+
+    def _made(self, provider: str) -> Contestant:
+        return make_contestant(provider, self._case, self._batch, self._donor, self._compile_backend)
+
+    def _problem(self, contestant: Contestant) -> str | None:
+        """What is wrong with the results of a contestant in evaluation."""
+        loss = float(contestant.loss())
+        is_right = abs(loss - self._loss) <= RELATIVE["training_step_loss_bf16"] * abs(self._loss)
+        return None if is_right else f"loss {loss:.4f}, transformers' {self._loss}"
+
+    def _flops(self) -> int:
+        return model_flops(self._case, self._batch.lengths, self._batch.num_labels)
+
     def enter(self, provider: str) -> Iterator[dict[str, Any]]:
         """Makes a contestant and has it warm up; yields why it is left out, if it is."""
         try:
-            contestant = make_contestant(provider, self._case, self._batch, self._donor, self._compile_backend)
+            contestant = self._made(provider)
             contestant.model.eval()
             with torch.no_grad():
-                loss = float(contestant.loss())
-            if not abs(loss - self._loss) <= RELATIVE["training_step_loss_bf16"] * abs(self._loss):
-                yield {"provider": provider, "skipped": f"red: loss {loss:.4f}, transformers' {self._loss}"}
+                problem = self._problem(contestant)
+            if problem is not None:
+                yield {"provider": provider, "skipped": f"red: {problem}"}
                 return
             contestant.model.train()
             for _ in range(WARMUP_STEPS):
@@ -353,6 +309,8 @@ class Race:
     def times(self, known: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Results of all who are there, in turn; without those that are known."""
         times = interleaved({name: one.step for name, one in self.contestants.items()}, self._rounds)
+        runs = {name: partial(one.steps, STEADY_STEPS) for name, one in self.contestants.items()}
+        steady = interleaved(runs, self.steady_rounds, warmup=0) if self.steady_rounds else {}
         for provider, taken in times.items():
             loss = float(cast(Tensor, self.contestants[provider].last_loss))
             if provider in known:
@@ -361,6 +319,8 @@ class Race:
                 yield {"provider": provider, "skipped": f"red: loss {loss} in training"}
                 continue
             result = self._result(provider, taken)
+            if provider in steady:
+                result["ms_steady"] = round(steady[provider].median * 1e3 / STEADY_STEPS, 3)
             ours = times.get(self._case.providers[0])
             yield result | {"bert_fast_speedup": None if ours is None else round(ours.speedup_over(taken), 3)}
 
@@ -372,7 +332,7 @@ class Race:
         except Exception as failure:  # the other figures stand without it
             gpu_seconds, gpu_clock = None, reason(failure, 300)
         real, ceiling = sum(batch.lengths), self._matmul_tflop_s
-        tflop_s = model_flops(case, batch.lengths, batch.num_labels) / taken.median / 1e12
+        tflop_s = self._flops() / taken.median / 1e12
         low, high = taken.quantiles()
         return {
             "case": case.name,

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.models import build, training_steps
+from benchmarks.models import build, step_cases, training_steps
 from benchmarks.models.families import FAMILIES
 from benchmarks.models.real_lengths import QUANTILES
-from benchmarks.models.training_steps import CASES, SMALL_CASES, StepCase, make_batch, make_contestant, model_flops
+from benchmarks.models.step_cases import CASES, SMALL_CASES, StepCase
+from benchmarks.models.training_steps import make_batch, make_contestant, model_flops
 from bert_fast.testing.tolerances import RELATIVE
 from tests import recorded_graph
 from tests.benchmarks.conftest import CpuRun
@@ -53,7 +54,7 @@ def test_the_compiled_model_is_timed_beside_ours() -> None:
         case, device, rounds=1, matmul_tflop_s=1e-6, compile_backend="aot_eager", is_compiled=True
     )
     found = {result["provider"]: result for result in results}
-    assert list(found) == list(training_steps.COMPILED_PROVIDERS)
+    assert list(found) == list(step_cases.COMPILED_PROVIDERS)
     assert all(result["mfu"] > 0 for result in found.values())
     assert sorted(found, key=lambda name: found[name]["ms"]) == sorted(found, key=lambda name: -found[name]["mfu"])
 
@@ -75,7 +76,7 @@ def test_a_wrong_loss_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_case_that_cannot_be_built_costs_no_other(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     cases = (StepCase("tiny", "texts_that_are_not_there", 16, 4, vocab_size=100), *SMALL_CASES)
-    monkeypatch.setattr(training_steps, "SMALL_CASES", cases)
+    monkeypatch.setattr(step_cases, "SMALL_CASES", cases)
     assert cpu_run.part("steps") == 0
     assert {line["case"] for line in cpu_run.lines("step")} == {case.name for case in SMALL_CASES}
     left_out = {line["case"]: line for line in cpu_run.lines("skipped") if line["provider"] is None}
@@ -181,7 +182,7 @@ def test_the_graph_is_captured_once_and_replayed_in_every_round(monkeypatch: pyt
     recorded_graph.install(monkeypatch)
     rounds = 3
     results = list(training_steps.time_steps(SMALL_CASES[0], CPU, rounds=rounds, matmul_tflop_s=None))
-    assert [result["provider"] for result in results] == [*training_steps.PROVIDERS, "graph"]
+    assert [result["provider"] for result in results] == [*step_cases.PROVIDERS, "graph"]
     assert all(set(result) >= FIELDS for result in results)
     assert len(RecordedGraph.all) == 1
     assert RecordedGraph.num_replays == rounds + 1, "one round is not counted"

@@ -1,0 +1,98 @@
+"""Steps of fine-tuning and profiles of steps, as `make gpu` takes them, here on the CPU."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+from benchmarks.gpu import summary
+from benchmarks.models import finetuning_steps, step_profiles
+from benchmarks.models.finetuning_steps import CASES, SMALL_CASES, make_batch
+from benchmarks.models.step_profiles import Kernel, account
+from tests.benchmarks.conftest import CpuRun
+
+CPU = torch.device("cpu")
+ON_A_GPU = {"fused_graphs", "flash"}
+
+
+def per_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, p: float, scale: float) -> Tensor:
+    """What `flash_varlen` computes on a GPU."""
+    bounds = cu_seqlens.tolist()
+    texts = [[t[begin:end].transpose(0, 1) for t in (q, k, v)] for begin, end in itertools.pairwise(bounds)]
+    return torch.cat([scaled_dot_product_attention(*t, dropout_p=p, scale=scale).transpose(0, 1) for t in texts])
+
+
+def test_every_contestant_is_timed(cpu_run: CpuRun) -> None:
+    assert cpu_run.part("finetune") == 0
+    left_out = {line["provider"]: line["reason"] for line in cpu_run.lines("skipped")}
+    assert set(left_out) == ON_A_GPU, left_out
+    lines = cpu_run.lines("finetune")
+    assert [line["provider"] for line in lines] == ["bert_fast", "fused", "sdpa"]
+    for line in lines:
+        assert line["case"] == SMALL_CASES[0].name and 0 < line["ms_p20"] <= line["ms"] <= line["ms_p80"]
+        assert line["ms_steady"] > 0 and line["host_ms"] > 0 and line["sequences_per_s"] > 0
+        assert "without waiting" in summary.shown(line)
+
+
+def results_with(attention: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    monkeypatch.setattr(finetuning_steps, "flash_varlen", attention)
+    found = finetuning_steps.time_steps(SMALL_CASES[0], CPU, rounds=1, matmul_tflop_s=1e-6)
+    return {result["provider"]: result for result in found}
+
+
+def test_flattened_inputs_give_what_padded_ones_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert results_with(per_text, monkeypatch)["flash"]["ms"] > 0
+
+
+def test_a_text_that_sees_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *rest: Any) -> Tensor:
+        return per_text(q, k, v, cu_seqlens[[0, -1]], *rest)
+
+    found = results_with(one_text, monkeypatch)
+    assert found["flash"]["skipped"].startswith("red: logits: ") and found["sdpa"]["ms"] > 0
+
+
+def test_the_batch_is_the_same_in_all_forms() -> None:
+    for case in (*CASES, *SMALL_CASES):
+        batch = make_batch(case, CPU)
+        assert batch.padded["input_ids"].shape == (case.batch_size, max(batch.lengths))
+        kept = batch.padded["input_ids"][batch.padded["attention_mask"].bool()]
+        assert kept.equal(batch.packed["input_ids"]) and kept[None].equal(batch.flattened["input_ids"])
+        assert batch.flattened["position_ids"][0, batch.packed["cu_seqlens"][:-1].long()].eq(0).all()
+
+
+def test_profiles_are_stored(cpu_run: CpuRun) -> None:
+    """On a CPU nothing is on the device; times are the host's."""
+    assert cpu_run.part("profile") == 0
+    lines = cpu_run.lines("profile")
+    assert {(line["case"], line["provider"]) for line in lines} == {
+        (case.name, provider) for case in step_profiles.SMALL_CASES for provider in ("bert_fast", "fused", "sdpa")
+    }
+    for line in lines:
+        assert line["ms"] > 0 and line["ms_steady"] > 0 and line["kernels"] == [] and line["busy_share"] is None
+        assert line["case"] in summary.shown(line)
+
+
+def test_the_account_of_kernels() -> None:
+    """Two streams overlap from 4 to 5; the device waits from 2 to 4 and from 7 to 9."""
+    name = "void at::native::copy(anonymous)"
+    kernels = [Kernel("b", 4, 7), Kernel(name, 0, 2), Kernel(name, 4, 5), Kernel("c", 9, 10)]
+    found = account(kernels, 2)
+    assert found == {
+        "gpu_ms": 0.003, "launches": 2.0, "busy_share": 0.6, "other_kernels": [0, 0.0],
+        "kernels": [["b", 1.5, 0.5], ["copy(anonymous)", 1.5, 1.0], ["c", 0.5, 0.5]],
+        "gaps": [[2.0, "c"], [2.0, "b"]],
+    }  # fmt: skip
+
+
+def test_a_line_of_a_profile_is_short() -> None:
+    kernels = [Kernel(f"kernel<{'x' * 500}, {i % 80}>"[i % 7 :], 2 * i, 2 * i + 1) for i in range(3000)]
+    found = account(kernels, 3)
+    assert len(found["kernels"]) == step_profiles.MOST_KERNELS and len(found["gaps"]) == step_profiles.MOST_GAPS
+    assert found["other_kernels"][0] > 0 and len(json.dumps(found)) < 3500
