@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,36 @@ def jobs(families: list[str]) -> Iterator[Job]:
     yield from (("cases", family) for family in sorted(families, key=lambda name: name != "attention"))
     if set(families) == set(family_names()):
         yield from (("whole", None), ("products", None))
+        yield from (("steps", index) for index in range(len(step_cases())))
         yield from (("tiles", index) for index in range(len(GROUPS)))
+
+
+def step_cases() -> list[Any]:
+    """The training steps of BERT that parts `steps`, `finetune` and `profile` run; one layer has all their kernels."""
+    from benchmarks.models import finetuning_steps
+    from benchmarks.models.step_cases import CASES
+
+    return [*finetuning_steps.CASES, *(case for case in CASES if case.is_bert)]
+
+
+def run_steps(case: Any, provider: str) -> None:
+    """Evaluation and two steps of a contestant, on CPU tensors."""
+    import torch
+
+    from benchmarks.models import finetuning_steps, training_steps
+
+    cpu = torch.device("cpu")
+    is_finetuning = isinstance(case, finetuning_steps.FinetuneCase)
+    module: Any = finetuning_steps if is_finetuning else training_steps
+    kind: Any = finetuning_steps.FinetuneContestant if is_finetuning else training_steps.Contestant
+    one_layer = replace(case.size, layers=1)
+    case = type(f"OneLayer{type(case).__name__}", (type(case),), {"size": one_layer})(*astuple(case))
+    contestant = kind(provider, case, module.make_batch(case, cpu), module.draw_donor(case, cpu), "eager")
+    contestant.model.eval()
+    with torch.no_grad():
+        contestant.loss()
+    contestant.model.train()
+    contestant.steps(2)
 
 
 def compile_one(job: Job) -> list[str]:
@@ -73,6 +103,10 @@ def compile_one(job: Job) -> list[str]:
 
         for whole in whole_cases("smoke", is_dry=True):
             attempt(whole.name, whole.check, cpu)
+    elif kind == "steps":
+        for provider in ("bert_fast", "fused"):
+            case = step_cases()[what]
+            attempt(f"{case.name} {provider}", run_steps, case, provider)
     elif kind == "tiles":
         from benchmarks.kernels.attention_tiles import GROUPS, prepare
 

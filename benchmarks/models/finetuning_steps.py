@@ -25,7 +25,7 @@ from bert_fast.testing.compare import assert_close_to_truth
 
 FLASH = "flash"
 PROVIDERS = ("bert_fast", "fused", FUSED_GRAPHS, "sdpa", FLASH)
-COMPILED_PROVIDERS = ("fused", "sdpa", "compiled")
+COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")
 ATTENTION = "varlen_on_flattened_inputs"  # in the registry of transformers, which takes "flash_..." for packages
 MAX_NORM = 1.0
 

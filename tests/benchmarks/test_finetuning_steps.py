@@ -86,7 +86,7 @@ def test_the_account_of_kernels() -> None:
     found = account(kernels, 2)
     assert found == {
         "gpu_ms": 0.003, "launches": 2.0, "busy_share": 0.6, "other_kernels": [0, 0.0],
-        "kernels": [["b", 1.5, 0.5], ["copy(anonymous)", 1.5, 1.0], ["c", 0.5, 0.5]],
+        "kernels": [["copy(anonymous)", 1.5, 1.0], ["b", 1.5, 0.5], ["c", 0.5, 0.5]],
         "gaps": [[2.0, "c"], [2.0, "b"]],
     }  # fmt: skip
 

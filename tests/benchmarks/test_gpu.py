@@ -290,7 +290,10 @@ def test_the_real_parts_from_end_to_end_on_a_cpu(
     cpu_run: CpuRun,
 ) -> None:
     """All but those that have a test of their own beside it, of which only the command line is left to run here."""
-    tested_apart = {"tests", "steps", "compiled", "embedding", "gemm", "specialized", "models"}
+    tested_apart = {
+        "tests", "finetune", "profile", "steps", "compiled", "compiled_finetune", "embedding", "gemm", "specialized",
+        "models",
+    }  # fmt: skip
     # What works must not be killed, however busy the machine is.
     parts = [
         dataclasses.replace(part, budget_s=10 * part.budget_s)
