@@ -121,6 +121,8 @@ def _module_reasons(model: Any) -> Iterator[str]:
                 yield f"{prefix}{name}: hooks are registered"
             if isinstance(child, Fused) or type(child) is nn.ModuleList:
                 waiting.append((f"{prefix}{name}.", child))
+            elif name in ("pooler", "embeddings") and (copies := _retrained(child)) is not None:
+                waiting += [(f"{prefix}{name}.", child), (f"{prefix}{name}.modules_to_save.", copies)]
             elif is_list or name in containers:
                 yield f"{prefix}{name}: a {type(child).__name__} which is not fused"
             elif isinstance(child, _PLAIN_LEAVES):
@@ -134,6 +136,15 @@ def _module_reasons(model: Any) -> Iterator[str]:
                     yield f"{prefix}{name}: drops in evaluation" if child.training else f"{prefix}{name}: in evaluation"
             elif name == "activation" and isinstance(parent, PackedPooler) and type(child) is not nn.Tanh:
                 yield f"{prefix}{name}: a {type(child).__name__}, not nn.Tanh"
+
+
+def _retrained(module: nn.Module) -> nn.Module | None:
+    """The copies of a module that PEFT retrains (`modules_to_save`), to one of which calls go; None: not all fused."""
+    kind = type(module)
+    if kind.__name__ != "ModulesToSaveWrapper" or not kind.__module__.startswith("peft."):
+        return None
+    copies: Any = module.modules_to_save
+    return copies if all(isinstance(copy, Fused) for copy in (module.original_module, *copies.values())) else None
 
 
 def setting(inputs: Mapping[str, Any], config: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.huggingface import fuse, unfuse, why_not
+from tests.huggingface.families import CONFIG
 
 transformers = pytest.importorskip("transformers", minversion="5")
 peft = pytest.importorskip("peft")
@@ -101,6 +102,101 @@ def test_saved_and_loaded(make, batch, name, tmp_path) -> None:
     again = peft.PeftModel.from_pretrained(fuse(copy.deepcopy(base)), tmp_path / "untouched").eval()
     assert why_not(again, **batch) == []
     assert torch.equal(again(**batch).logits[kept], expected)
+
+
+WHOLE = [
+    ("BertForSequenceClassification", "pooler", "before"),
+    ("BertForSequenceClassification", "pooler", "after"),
+    ("BertForSequenceClassification", "embeddings", "before"),
+    ("BertForSequenceClassification", "embeddings", "after"),
+    ("BertForPreTraining", "pooler", "after"),
+    ("RobertaModel", "pooler", "after"),
+    ("XLMRobertaModel", "pooler", "after"),
+    ("CamembertModel", "pooler", "after"),
+    ("MPNetModel", "pooler", "after"),
+]
+
+
+def _retrained(base: nn.Module, whole: str, fused: str) -> Any:
+    """Two adapters with a whole module retrained, and one without; the first is active."""
+    base = copy.deepcopy(base)
+    torch.manual_seed(3)
+    lora = {"r": 4, "target_modules": r".*attn\.q|.*\.query"}
+    config = peft.LoraConfig(**lora, modules_to_save=[whole])
+    model = peft.get_peft_model(fuse(base) if fused == "before" else base, config)
+    if whole == "pooler":  # of the embeddings, PEFT would take the copies for modules to copy once more
+        model.add_adapter("second", config)
+    model.add_adapter("lora alone", peft.LoraConfig(**lora))
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if "lora_" in path or "modules_to_save" in path:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return fuse(model.eval()) if fused == "after" else model.eval()
+
+
+def _pooled(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a model makes of pooled sequences, and every gradient by name."""
+    model.zero_grad()
+    output = model(**batch)
+    pooled = next(output[name] for name in ("pooler_output", "seq_relationship_logits", "logits") if name in output)
+    if not pooled.requires_grad:
+        return {"pooled": pooled}
+    pooled.sin().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"pooled": pooled.detach(), **gradients}
+
+
+@pytest.mark.parametrize(("name", "whole", "fused"), WHOLE)
+def test_whole_modules_retrained(make, batch, name, whole, fused) -> None:
+    """A copy of the pooler or the embeddings for every adapter: whichever is active, none, and disabled."""
+    batch = {key: value for key, value in batch.items() if name.startswith("Bert") or key != "token_type_ids"}
+    base = make(name, **CONFIG.get(name.removesuffix("Model"), {})).double()
+    model, untouched = (_retrained(base, whole, how) for how in (fused, "not"))
+    for adapter in (*model.peft_config, "default"):
+        for one in (model, untouched):
+            one.set_adapter(adapter)
+        assert why_not(model, **batch) == []
+        mine, theirs = _pooled(model, batch), _pooled(untouched, batch)
+        assert mine.keys() == theirs.keys() and len(mine) > 1
+        assert any("modules_to_save" in path for path in mine) == (adapter != "lora alone")
+        for path, value in theirs.items():
+            torch.testing.assert_close(
+                mine[path], value, msg=lambda text, where=f"{adapter}, {path}": f"{where}: {text}"
+            )
+    with model.disable_adapter(), untouched.disable_adapter():
+        assert why_not(model, **batch) == []
+        torch.testing.assert_close(_pooled(model, batch), _pooled(untouched, batch))
+
+
+def test_whole_modules_saved_and_merged(make, batch, tmp_path) -> None:
+    base = make("BertForSequenceClassification", dropout_p=0.1)
+    model = _retrained(base, "pooler", "before")
+    with torch.no_grad():
+        expected = model(**batch).logits
+        model.save_pretrained(tmp_path / "fused")
+        untouched = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "fused").eval()
+        torch.testing.assert_close(untouched(**batch).logits, expected)
+        again = peft.PeftModel.from_pretrained(fuse(copy.deepcopy(base)), tmp_path / "fused").eval()
+        assert why_not(again, **batch) == []
+        assert torch.equal(again(**batch).logits, expected)
+        torch.manual_seed(5)
+        dropped = again.train()(**batch).logits
+        merged = again.merge_and_unload()
+        torch.manual_seed(5)
+        torch.testing.assert_close(merged(**batch).logits, dropped)
+        assert why_not(merged, **batch) == [] and type(unfuse(merged)) is transformers.BertForSequenceClassification
+        torch.testing.assert_close(merged.eval()(**batch).logits, expected)
+
+
+def test_whole_modules_that_others_watch(make, batch) -> None:
+    """A hook on a copy, or a copy of a class that is not fused, and transformers' code runs."""
+    model = _retrained(make(), "pooler", "after")
+    pooler = model.base_model.model.pooler
+    handle = pooler.modules_to_save["second"].register_forward_hook(lambda *_: None)
+    assert why_not(model, **batch) == ["pooler.modules_to_save.second: hooks are registered"]
+    handle.remove()
+    pooler.modules_to_save["second"] = nn.Identity()
+    assert why_not(model, **batch) == ["pooler: a ModulesToSaveWrapper which is not fused"]
 
 
 def test_trained_tokens_alone_change(make, batch) -> None:
