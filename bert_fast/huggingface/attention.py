@@ -53,7 +53,8 @@ def attend(
     """What transformers calls in a layer.
 
     query (Tensor [B, A, Sq, D]), key and value (Tensor [B, A or a divisor of A, Sk, D]).
-    attention_mask (Tensor [B, Sk], nonzero = keep; or [B or 1, A or 1, Sq, Sk], bool with True = keep, or added).
+    attention_mask (Tensor [B or 1, Sk or 1], nonzero = keep; or [B or 1, A or 1, Sq, Sk], bool with True = keep, or
+        added).
     kwargs: where a batch of one row comes without a mask, the texts that lie in it are found as transformers' flash
         attention finds them: by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, or by
         `position_ids` that begin anew.
@@ -82,8 +83,9 @@ def attend(
                     raise ValueError(f"{name}: expected None beside flattened texts, got a {type(extra).__name__}")
             return _attend_texts(q[0], k[0], v[0], texts, scaling, dropout, causal).unsqueeze(0), None
     elif attention_mask.dim() == 2:
-        keep_mask_k = attention_mask
-        keep_mask = attention_mask if num_queries == num_keys else None
+        rows, columns = attention_mask.shape
+        keep_mask_k = attention_mask.expand(q.shape[0] if rows == 1 else -1, num_keys if columns == 1 else -1)
+        keep_mask = keep_mask_k if num_queries == num_keys else None
     else:
         added = _added(attention_mask, q.dtype)
         bias = added if bias is None else bias + added

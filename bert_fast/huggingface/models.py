@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import modeling_outputs
 
@@ -160,23 +161,35 @@ def first_column(packing: Packing) -> Tensor:
 
 def kept_tokens(inputs: Mapping[str, Any]) -> Tensor | None:
     """Which tokens of a call are no padding, bool [B, S]; None where no mask says so."""
-    mask = inputs.get("attention_mask")
-    return mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    mask, tokens = inputs.get("attention_mask"), _tokens(inputs)
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    kept = mask != 0
+    return kept.expand(-1, tokens.shape[1]) if mask.shape[1] == 1 and tokens is not None else kept
 
 
 def beside_tokens(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A call's arguments for transformers' own code, which takes no mask of the host: itself where none is there."""
-    tokens = inputs.get("inputs_embeds" if inputs.get("input_ids") is None else "input_ids")
-    if not isinstance(tokens, Tensor):
+    """A call's arguments for transformers' own code: itself where no mask is of the host, or has one row for all."""
+    tokens, changed = _tokens(inputs), {}
+    if tokens is None:
         return inputs
-    moved = {
-        name: sent(mask, tokens.device)
-        for name in ("attention_mask", "encoder_attention_mask")
-        if isinstance(mask := inputs.get(name), Tensor)
-        and mask.device != tokens.device
-        and is_host_beside(mask, tokens.device)
-    }
-    return {**inputs, **moved} if moved else inputs
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    for name in ("attention_mask", "encoder_attention_mask"):
+        mask = given = inputs.get(name)
+        if not isinstance(mask, Tensor):
+            continue
+        if mask.dim() == 2 and mask.shape[0] == 1 != tokens.shape[0] and not is_traced:
+            mask = mask.expand(tokens.shape[0], -1)
+        if mask.device != tokens.device and is_host_beside(mask, tokens.device):
+            mask = sent(mask, tokens.device)
+        if mask is not given:
+            changed[name] = mask
+    return {**inputs, **changed} if changed else inputs
+
+
+def _tokens(inputs: Mapping[str, Any]) -> Tensor | None:
+    tokens = inputs.get("inputs_embeds" if inputs.get("input_ids") is None else "input_ids")
+    return tokens if isinstance(tokens, Tensor) else None
 
 
 def is_fused_model(module: Any) -> bool:

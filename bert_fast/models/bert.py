@@ -288,11 +288,11 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         """Padded input ([B, S] and a mask) or packed input ([T] and cu_seqlens).
 
         input_ids (Tensor [B, S] or [T], int) or inputs_embeds (Tensor [B, S, H] or [T, H]).
-        attention_mask (Tensor [B, Sk], bool or number): nonzero = keep; default all kept. One device sync, and
-            none where it is on the CPU beside tokens on a GPU. Also [B, S, Sk] and [B or 1, A or 1, S or 1, Sk], see
-            `read_attention_mask`; these take no token out of the batch. Sk = S and the cached columns. A decoder adds
-            causal order to a 2-D mask and to none.
-        token_type_ids, position_ids (Tensor like input_ids; position_ids also [S] or [1, S]): defaults 0 and the
+        attention_mask (Tensor [B or 1, Sk], bool or number): nonzero = keep; default all kept. One device sync, and
+            none where it is on the CPU beside tokens on a GPU. Of an encoder also [B or 1, 1]. Also [B, S, Sk] and
+            [B or 1, A or 1, S or 1, Sk], see `read_attention_mask`; these take no token out of the batch. Sk = S and
+            the cached columns. A decoder adds causal order to a 2-D mask and to none.
+        token_type_ids, position_ids (Tensor like input_ids, or one that broadcasts to [B, S]): defaults 0 and the
             column, cached ones counted.
         head_mask (Tensor [A], [L, A] or [L, B or 1, A, S or 1, Sk or 1]): factors of the attention probabilities, also
             of those of cross-attention.

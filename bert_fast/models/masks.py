@@ -12,15 +12,18 @@ __all__ = ["behind", "read_attention_mask", "read_head_mask"]
 
 
 def read_attention_mask(
-    name: str, mask: Any, batch_size: int, num_queries: int, num_keys: int, num_heads: int, device: torch.device
-) -> tuple[Tensor | None, Tensor | None]:
+    name: str, mask: Any, batch_size: int, num_queries: int, num_keys: int, num_heads: int, device: torch.device,
+    *, all_columns: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Which keys exist, and what is added to the scores.
 
-    mask (Tensor [B, Sk]): nonzero marks a token, 0 padding, which is taken out of the batch. May be on the CPU.
-        [B, Sq, Sk]: nonzero where a query sees a key.
+    mask (Tensor [B or 1, Sk or 1]): nonzero marks a token, 0 padding, which is taken out of the batch. May be on the
+        CPU.
+        [B or 1, Sq or 1, Sk]: nonzero where a query sees a key.
         [B or 1, A or 1, Sq or 1, Sk], bool or integer: the same for every head; floating: added to the scores, where
         -inf and the most negative number of its dtype both mean "does not see". Differentiable.
     device: where what it masks is.
+    all_columns: a mask of one column is refused, since in a decoder transformers takes the others for padding.
     Returns: keep (Tensor [B, Sk], or None: all); bias (Tensor [B or 1, A or 1, Sq or 1, Sk], or None).
 
     Raises:
@@ -29,13 +32,15 @@ def read_attention_mask(
     if mask is None:
         return None, None
     check_tensor(name, mask)
+    if mask.dim() == 2 and _broadcasts(mask, (batch_size, num_keys)) and (mask.shape[1] == num_keys or not all_columns):
+        mask = mask.expand(batch_size, num_keys)
     if mask.device != device and not (mask.shape == (batch_size, num_keys) and is_host_beside(mask, device)):
         raise ValueError(f"{name}: expected device {device} (that of what it masks), got {mask.device}")
     if mask.shape == (batch_size, num_keys):
         if mask.is_meta:
             raise ValueError(f"{name}: expected a Tensor with values, since they are counted, got one on meta")
         return mask, None
-    if mask.shape == (batch_size, num_queries, num_keys):
+    if mask.dim() == 3 and mask.shape[2] == num_keys and _broadcasts(mask, (batch_size, num_queries, num_keys)):
         return None, _bias(mask.unsqueeze(1))
     full = (batch_size, num_heads, num_queries, num_keys)
     if mask.dim() == 4 and mask.shape[3] == num_keys and _broadcasts(mask, full):

@@ -88,7 +88,7 @@ def read_tokens(
     padding_idx: int | None = None,
     vector_size: int | None = None,
 ) -> Tokens:
-    """Checks that exactly one of ids and vectors came, and that types and positions fit.
+    """Checks that exactly one of ids and vectors came, and that types and positions fit or broadcast.
 
     padding_idx as in `Tokens`; vector_size: of inputs_embeds, None: config.hidden_size.
     """
@@ -104,12 +104,30 @@ def read_tokens(
             check_tensor(ids_name, ids)
             check_dtype(ids_name, ids, _INTEGERS)
             check_same_device(ids_name, ids, name, given)
-    if position_ids is not None and len(shape) == 2 and position_ids.shape in ((shape[1],), (1, shape[1])):
-        position_ids = position_ids.expand(shape)
+    if len(shape) == 2:
+        rows = _rows(shape[0], token_type_ids, position_ids)
+        if rows != shape[0]:  # one row, for each of theirs
+            shape = (rows, shape[1])
+            input_ids = None if input_ids is None else input_ids.expand(shape)
+            inputs_embeds = None if inputs_embeds is None else inputs_embeds.expand(rows, -1, -1)
+        token_type_ids, position_ids = _broadcast(token_type_ids, shape), _broadcast(position_ids, shape)
     for ids_name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:
             check_shape(ids_name, ids, shape)
     return Tokens(name, shape, given.device, input_ids, inputs_embeds, token_type_ids, position_ids, padding_idx)
+
+
+def _rows(given: int, *ids: Tensor | None) -> int:
+    """The rows of a batch whose ids or vectors have `given` rows: those of types or positions where that is one."""
+    return given if given != 1 else max((t.shape[0] for t in ids if t is not None and t.dim() == 2), default=1)
+
+
+def _broadcast(ids: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """ids as [B, S], a view, where they broadcast to it; else as they are."""
+    if ids is None or ids.shape == shape or ids.dim() > 2:
+        return ids
+    fits = all(size in (1, whole) for size, whole in zip(ids.shape[::-1], shape[::-1], strict=False))
+    return ids.expand(shape) if fits else ids
 
 
 def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[str, Tensor]:
@@ -183,8 +201,9 @@ def read_view(
     _check_length(tokens.name, num_keys, config, tokens)
     check_pruned(config, None, attention_mask)
     keep, bias = read_attention_mask(
-        "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads, tokens.device
-    )
+        "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads, tokens.device,
+        all_columns=getattr(config, "is_decoder", False),
+    )  # fmt: skip
     keys = _packing(keep, batch_size, num_keys, tokens.device)
     causal = getattr(config, "is_decoder", False) and bias is None
     if num_cached == 0:
@@ -210,6 +229,9 @@ def read_memory(
             f"(config.add_cross_attention), got {type(states).__name__}"
         )
     batch_size, length = packing.padded_shape or (packing.num_sequences, packing.max_seqlen)
+    check_tensor("encoder_hidden_states", states)
+    if states.dim() == 3 and states.shape[0] == 1:  # one memory for all
+        states = states.expand(batch_size, -1, -1)
     check_shape("encoder_hidden_states", states, (batch_size, "Sm", config.hidden_size))
     check_floating("encoder_hidden_states", states)
     check_same_device("encoder_hidden_states", states, "the tokens", packing.coords)
