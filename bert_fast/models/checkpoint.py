@@ -10,7 +10,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import open_regular, path_string
+from bert_fast.models.config_checks import shown
 from bert_fast.models.hub import fetch_first
 from bert_fast.models.json_file import read_json
 from bert_fast.models.keys import KeyMatch, canonical_key, match_keys, oriented
@@ -32,11 +33,13 @@ __all__ = [
     "Mismatch",
     "fetch_weights",
     "find_weights",
+    "is_index",
     "list_names",
     "load_checkpoint",
     "load_into",
     "load_state_dict_file",
     "not_dense",
+    "weights_names",
 ]
 
 INDEX_SUFFIX = ".index.json"
@@ -48,6 +51,7 @@ WEIGHTS_NAMES = (
     "pytorch_model.bin" + INDEX_SUFFIX,
 )
 _OTHER_FRAMEWORKS = ("tf_model.h5", "flax_model.msgpack", "bert_model.ckpt.index", "model.onnx")
+_INDEX_NAME = re.compile(r"\.index(\.[\w-]+)?\.json$")  # with a variant, or without
 _LFS_POINTER = b"version https://git-lfs"
 _REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _NESTED = ("state_dict", "model")  # where training frameworks put the weights among their other state
@@ -62,6 +66,7 @@ class Mismatch:
     name: str
     expected: str
     actual: str
+    found: torch.Size | None = field(default=None, compare=False)  # the file's shape, where that is another one
 
     def __str__(self) -> str:
         return f"{self.name}: expected {self.expected}, got {self.actual}"
@@ -81,19 +86,45 @@ class LoadReport:
     mismatched: tuple[Mismatch, ...] = ()
 
 
-def find_weights(directory: str | os.PathLike[str]) -> Path:
-    """The weights file, or index of shards, of a checkpoint directory.
+def weights_names(variant: str | None = None, use_safetensors: bool | None = None) -> tuple[str, ...]:
+    """Names of weights files and indices, in order of preference.
+
+    variant: "fp16" stands for model.fp16.safetensors and so on. use_safetensors: these only, or without them.
+
+    Raises: TypeError, ValueError for a variant that is no part of a file's name.
+    """
+    if use_safetensors is not None:
+        check_flag("use_safetensors", use_safetensors)
+    names = [name for name in WEIGHTS_NAMES if use_safetensors in (None, name.startswith("model."))]
+    if variant is None:
+        return tuple(names)
+    if not isinstance(variant, str):
+        raise TypeError(f"variant: expected a str or None, got {type(variant).__name__}")
+    if not re.fullmatch(r"[\w-]+", variant):
+        raise ValueError(f"variant: expected letters, digits, '-' and '_', got {shown(variant)}")
+    return tuple(f".{variant}.".join(name.rsplit(".", 1)) for name in names)
+
+
+def is_index(name: str) -> bool:
+    """Whether a file of this name is an index of shards."""
+    return _INDEX_NAME.search(name) is not None
+
+
+def find_weights(directory: str | os.PathLike[str], names: Sequence[str] = WEIGHTS_NAMES) -> Path:
+    """The weights file, or index of shards, of a checkpoint directory: the first of these names.
 
     Raises:
         CheckpointError: there is none.
     """
     directory = Path(path_string("directory", directory))
-    for name in WEIGHTS_NAMES:
+    for name in names:
         if (directory / name).is_file():
             return directory / name
     others = [name for name in _OTHER_FRAMEWORKS if (directory / name).exists()]
     hint = f" ({', '.join(others)}: the format of another framework, convert it first)" if others else ""
-    raise CheckpointError(f"{directory}: the directory holds none of {', '.join(WEIGHTS_NAMES)}{hint}")
+    if unasked := [name for name in WEIGHTS_NAMES if name not in names and (directory / name).is_file()]:
+        hint = f" ({unasked[0]} is there, but variant or use_safetensors ask for another)"
+    raise CheckpointError(f"{directory}: the directory holds none of {', '.join(names)}{hint}")
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -115,7 +146,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, dtype: torch.dtype | None =
         raise TypeError(f"dtype: expected a torch.dtype or None, got {type(dtype).__name__}")
     if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
         path = find_weights(path)
-    state = _load_shards(path) if path.name.endswith(INDEX_SUFFIX) else load_state_dict_file(path)
+    state = _load_shards(path) if is_index(path.name) else load_state_dict_file(path)
     if dtype is not None:
         state = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in state.items()}
     return state
@@ -200,10 +231,10 @@ def _not_stored(value: Tensor) -> str | None:
     return "a few values repeated" if value.numel() * value.element_size() > value.untyped_storage().nbytes() else None
 
 
-def fetch_weights(name: str, options: Mapping[str, Any]) -> Path:
+def fetch_weights(name: str, options: Mapping[str, Any], names: Sequence[str] = WEIGHTS_NAMES) -> Path:
     """The local path of the weights file, or index of shards, of a repository of the hub; see `hub.fetch_first`."""
-    path = fetch_first(name, WEIGHTS_NAMES, options)
-    if path.name.endswith(INDEX_SUFFIX):
+    path = fetch_first(name, names, options)
+    if is_index(path.name):
         for shard in sorted(set(_read_index(path).values())):
             fetch_first(name, [shard], options)
     return path
@@ -234,7 +265,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for key, name in weight_map.items():
         # A name with a path in it could make us read files outside the checkpoint.
         is_path = not isinstance(name, str) or name in ("", "..") or Path(name).name != name
-        if is_path or name.endswith(INDEX_SUFFIX):
+        if is_path or is_index(name):
             raise CheckpointError(f"{path}: weight_map[{key!r}]: expected a file name, got {name!r}")
     return weight_map
 
@@ -342,7 +373,7 @@ def _compare(name: str, target: Tensor, value: Tensor) -> Mismatch | None:
     if reason := not_dense(value):
         return Mismatch(name, "a dense tensor", reason)
     if target.shape != value.shape:
-        return Mismatch(name, str(list(target.shape)), str(list(value.shape)))
+        return Mismatch(name, str(list(target.shape)), str(list(value.shape)), value.shape)
     if target.is_floating_point() and not value.is_floating_point():  # quantised values mean nothing without scales
         return Mismatch(name, "floating-point values", _dtype_name(value))
     if not _can_cast(value.dtype, target.dtype):

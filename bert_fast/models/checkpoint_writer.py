@@ -20,15 +20,12 @@ from torch import Tensor, nn
 
 from bert_fast.errors import CheckpointError
 from bert_fast.files import TEMPORARY_SUFFIX, create_temporary, only_writer, path_name, replace_file
-from bert_fast.models.checkpoint import INDEX_SUFFIX, not_dense
+from bert_fast.models.checkpoint import not_dense, weights_names
 from bert_fast.models.config import CONFIG_NAMES, BertConfig
 from bert_fast.models.config_checks import shown
 
 __all__ = ["save_checkpoint"]
 
-_SINGLE = "model.safetensors"
-_INDEX = _SINGLE + INDEX_SUFFIX
-_SHARD = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
 _METADATA = {"format": "pt"}  # transformers refuses files without it
 # Of a tied pair transformers stores the other one.
 _STORED_LAST = re.compile(r"^cls\.predictions\.decoder\.(weight|bias)$")
@@ -42,6 +39,8 @@ def save_checkpoint(
     config: BertConfig | Any,
     *,
     max_shard_size: int | str = "50GB",
+    variant: str | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Writes config.json and model.safetensors (or shards with an index) for bert_fast and transformers alike.
 
@@ -51,6 +50,8 @@ def save_checkpoint(
         model: its `state_dict()` is saved, tied parameters once; wrappers of DDP and torch.compile are taken off.
         config: a BertConfig (ours or transformers'); saved with the model's class name and dtype filled in.
         max_shard_size: bytes per file, as an int or as "5GB"; a single larger tensor gets a file of its own.
+        variant: "fp16" writes model.fp16.safetensors, and leaves files of other variants alone.
+        state_dict: saved in place of the model's own.
 
     Returns: the directory.
 
@@ -59,12 +60,17 @@ def save_checkpoint(
         ValueError: `max_shard_size` or the configuration is wrong, or not all of the model's state is dense tensors.
     """
     directory, limit = Path(path_name("directory", directory)), _bytes(max_shard_size)
+    single, index = weights_names(variant, use_safetensors=True)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
         model = inner
     config = BertConfig.from_hf(config)  # a copy
-    tensors = _tensors_to_store(model.state_dict(), tied_once=config.tie_word_embeddings)
+    if state_dict is None:
+        state_dict = model.state_dict()
+    elif not isinstance(state_dict, Mapping) or not all(isinstance(key, str) for key in state_dict):
+        raise TypeError(f"state_dict: expected a mapping from names to tensors, got {type(state_dict).__name__}")
+    tensors = _tensors_to_store(state_dict, tied_once=config.tie_word_embeddings)
     config.architectures = [type(model).__name__]
     config.dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), None)
     config.validate()
@@ -74,19 +80,20 @@ def save_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
         with only_writer(directory):
             _remove_abandoned(directory)
-            _write(directory, _split(tensors, limit), config_text)
+            _write(directory, _split(tensors, limit), config_text, single, index)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: the checkpoint could not be written: {error}") from error
     return directory
 
 
-def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -> None:
+def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str, single: str, index: str) -> None:
+    stem = single.removesuffix(".safetensors")
     if len(shards) == 1:
-        names, weights_name = [_SINGLE], _SINGLE
+        names, weights_name = [single], single
     else:
-        names, weights_name = _shard_names(directory, len(shards)), _INDEX
+        names, weights_name = _shard_names(directory, stem, len(shards)), index
     staged: list[tuple[Path, Path]] = []  # (temporary, final), in the order of renaming
-    unnamed = {directory / name for name in names} if weights_name == _INDEX else set()  # by any index yet
+    unnamed = {directory / name for name in names} if weights_name == index else set()  # by any index yet
 
     def stage(name: str) -> Path:
         staged.append((create_temporary(directory / name), directory / name))
@@ -95,20 +102,21 @@ def _write(directory: Path, shards: list[dict[str, Tensor]], config_text: str) -
     try:
         for name, shard in zip(names, shards, strict=True):
             save_file(shard, stage(name), metadata=_METADATA)
-        if weights_name == _INDEX:
-            stage(_INDEX).write_text(_index_text(names, shards), encoding="utf-8")
+        if weights_name == index:
+            stage(index).write_text(_index_text(names, shards), encoding="utf-8")
         stage(CONFIG_NAMES[0]).write_text(config_text, encoding="utf-8")
         for temporary, path in staged:
             replace_file(temporary, path)
-            if path.name == _INDEX:
+            if path.name == index:
                 unnamed.clear()
     finally:
         for path in (*(temporary for temporary, _ in staged), *unnamed):
             path.unlink(missing_ok=True)
     # Readers prefer the single file to the index, so the one not written now must go.
-    (directory / (_INDEX if weights_name == _SINGLE else _SINGLE)).unlink(missing_ok=True)
+    (directory / (index if weights_name == single else single)).unlink(missing_ok=True)
+    is_shard = re.compile(re.escape(stem) + r"(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
     for path in directory.iterdir():
-        if _SHARD.fullmatch(path.name) and path.name not in names:
+        if is_shard.fullmatch(path.name) and path.name not in names:
             path.unlink()
 
 
@@ -148,13 +156,12 @@ def _split(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
     return shards
 
 
-def _shard_names(directory: Path, count: int) -> list[str]:
+def _shard_names(directory: Path, stem: str, count: int) -> list[str]:
     # The usual names, unless a shard of the old checkpoint has one: it must stay readable until the index changes.
-    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    if any((directory / name).exists() for name in names):
-        generation = os.urandom(4).hex()
-        names = [name.replace("model-", f"model-{generation}-", 1) for name in names]
-    return names
+    ends = [f"-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    if any((directory / f"{stem}{end}").exists() for end in ends):
+        stem = f"{stem}-{os.urandom(4).hex()}"
+    return [stem + end for end in ends]
 
 
 def _index_text(names: list[str], shards: list[dict[str, Tensor]]) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, path_string, write_atomically
 from bert_fast.models.config_checks import FIELD_CHECKS, at_least, shown
-from bert_fast.models.hub import fetch_first, is_hub_name, take_hub_options
+from bert_fast.models.foreign_arguments import refuse_foreign, without_foreign
+from bert_fast.models.hub import fetch_first, is_hub_name, local_place, take_hub_options
 from bert_fast.models.json_file import read_json
 
 __all__ = ["CONFIG_NAMES", "BertConfig"]
@@ -196,26 +198,40 @@ class BertConfig:
             raise ValueError("problem_type: 'single_label_classification' needs num_labels >= 2, got 1")
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str], **overrides: Any) -> "BertConfig":
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, return_unused_kwargs: bool = False, **overrides: Any
+    ) -> "BertConfig":
         """Reads a configuration file, or config.json (else bert_config.json) in a directory.
 
         Args:
             path: file or directory, or a name on the hub (see `hub.fetch_first`).
-            **overrides: fields that replace those of the file, and `hub.HUB_OPTIONS`.
+            return_unused_kwargs: return the configuration and a dictionary of the overrides that it has no field for.
+            **overrides: fields that replace those of the file, and `hub.HUB_OPTIONS` (a subfolder also of a directory).
+                Arguments of transformers: see `foreign_arguments`.
 
         Raises:
             CheckpointError: the file is missing or broken, or holds a wrong value; the message names it.
             TypeError, ValueError: a wrong name or value among the overrides.
         """
+        check_flag("return_unused_kwargs", return_unused_kwargs)
+        overrides = without_foreign(overrides)
         options = take_hub_options(overrides)
         name = path_string("path", path)
-        path = fetch_first(name, CONFIG_NAMES, options) if is_hub_name(name) else Path(name)
+        path = fetch_first(name, CONFIG_NAMES, options) if is_hub_name(name) else Path(local_place(name, options))
         if os.path.isdir(path):  # unlike Path.is_dir, False for names that no file can have
             found = [path / name for name in CONFIG_NAMES if (path / name).is_file()]
             if not found:
                 raise CheckpointError(f"{path}: the directory holds neither {CONFIG_NAMES[0]} nor {CONFIG_NAMES[1]}")
             path = found[0]
-        return cls.from_json_file(path).with_overrides(**overrides)
+        config = cls.from_json_file(path)
+        for dtype in ("dtype", "torch_dtype"):
+            if isinstance(overrides.get(dtype), str) and overrides[dtype] == "auto":  # as the file says
+                del overrides[dtype]
+        if not return_unused_kwargs:
+            return config.with_overrides(**overrides)
+        unused = {name: value for name, value in overrides.items() if not config._knows(name)}
+        used = {name: value for name, value in overrides.items() if name not in unused}
+        return config.with_overrides(**used), unused  # type: ignore[return-value]
 
     def with_overrides(self, **overrides: Any) -> "BertConfig":
         """A copy with some fields replaced; a new `num_labels` or label mapping replaces all of the old labels.
@@ -224,7 +240,7 @@ class BertConfig:
             TypeError: a name that this configuration does not have. TypeError, ValueError: a wrong value.
         """
         values = self.to_dict()
-        unknown = overrides.keys() - values.keys() - {"num_labels", "torch_dtype"}
+        unknown = [name for name in overrides if not self._knows(name)]
         if unknown:
             raise TypeError(f"overrides: BertConfig has no field {', '.join(sorted(unknown))}")
         if (num_labels := overrides.get("num_labels")) is not None and (
@@ -236,6 +252,9 @@ class BertConfig:
         if "torch_dtype" in overrides:
             del values["dtype"]
         return type(self)(**{**values, **overrides})
+
+    def _knows(self, name: str) -> bool:
+        return name in vars(self) or name in ("model_type", "num_labels", "torch_dtype")
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> "BertConfig":
@@ -307,12 +326,15 @@ class BertConfig:
             name = next((name for name, value in values.items() if not _is_json(value)), "config")
             raise ValueError(f"{name}: a value cannot be written to JSON: {error}") from error
 
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
+    def save_pretrained(self, directory: str | os.PathLike[str], *, push_to_hub: bool = False) -> Path:
         """Writes config.json into `directory` (made if missing), atomically; returns the file's path.
+
+        push_to_hub: only False.
 
         Raises:
             ValueError: the fields contradict each other or cannot be written as JSON; an old file stays as it was.
         """
+        refuse_foreign(push_to_hub=push_to_hub)
         directory = Path(path_name("directory", directory))
         self.validate()
         text = self.to_json_string()

@@ -14,9 +14,9 @@ from typing import Any
 
 from bert_fast.errors import CheckpointError
 
-__all__ = ["HUB_OPTIONS", "fetch_first", "is_hub_name", "take_hub_options"]
+__all__ = ["HUB_OPTIONS", "fetch_first", "is_hub_name", "local_place", "take_hub_options"]
 
-HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 _NAME = re.compile(r"(?!.{97})\w[\w.-]*(/\w[\w.-]*)?")  # the hub's own rule: at most 96 characters
 _FILE_SUFFIXES = (".bin", ".json", ".pt", ".pth", ".safetensors")
 
@@ -28,8 +28,23 @@ def is_hub_name(path: str | os.PathLike[str]) -> bool:
 
 
 def take_hub_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Removes from keyword arguments those that say how to download, and returns them."""
-    return {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
+    """Removes from keyword arguments those that say how to download, and from where; returns them.
+
+    Raises: TypeError for a subfolder that is no name.
+    """
+    options = {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
+    if "subfolder" in options:
+        subfolder = options.pop("subfolder")
+        if subfolder is not None and not isinstance(subfolder, str | os.PathLike):
+            raise TypeError(f"subfolder: expected a name or None, got {type(subfolder).__name__}")
+        if subfolder is not None and os.fspath(subfolder):
+            options["subfolder"] = os.fspath(subfolder)
+    return options
+
+
+def local_place(path: str, options: Mapping[str, Any]) -> str:
+    """A directory's subfolder, if the options name one; a file stays what it is."""
+    return os.path.join(path, options["subfolder"]) if "subfolder" in options and os.path.isdir(path) else path
 
 
 def fetch_first(name: str, file_names: Iterable[str], options: Mapping[str, Any]) -> Path:

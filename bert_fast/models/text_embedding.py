@@ -58,10 +58,12 @@ class BertForTextEmbedding(BertPreTrainedModel):
         config.text_embedding = TextEmbedding.of(stored | own).as_dict()
         return config
 
-    def save_pretrained(self, directory: str | os.PathLike[str], *, max_shard_size: int | str = "50GB") -> Path:
+    def save_pretrained(self, directory: str | os.PathLike[str], *, is_main_process: bool = True, **how: Any) -> Path:
         """See `PretrainedMixin.save_pretrained`; sentence-transformers opens the directory, too."""
         self.config.text_embedding = self.text_embedding.as_dict()
-        path = super().save_pretrained(directory, max_shard_size=max_shard_size)
+        path = super().save_pretrained(directory, is_main_process=is_main_process, **how)
+        if not is_main_process:
+            return path
         try:
             write_sentence_folder(path, self.config.hidden_size, self.text_embedding)
         except OSError as error:

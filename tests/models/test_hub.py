@@ -74,6 +74,20 @@ def test_first_format_in_the_cache(source: nn.Module, tmp_path: Path, offline: N
     assert same(BertModel.from_pretrained(NAME, **cached(tmp_path, save)), source)
 
 
+@pytest.mark.parametrize("shard_size", ["50GB", "10KB"])
+def test_subfolders_and_variants_in_the_cache(
+    source: nn.Module, tmp_path: Path, shard_size: str, offline: None
+) -> None:
+    how = {"variant": "fp16", "max_shard_size": shard_size}
+    options = cached(tmp_path, lambda path: source.save_pretrained(path / "a" / "b", **how))
+    model = BertModel.from_pretrained(NAME, subfolder="a/b", variant="fp16", **options)
+    assert same(model, source) and BertConfig.from_pretrained(NAME, subfolder="a/b", **options) == model.config
+    with pytest.raises(CheckpointError, match=r"the hub gave no file:\n  model\.safetensors: "):
+        BertModel.from_pretrained(NAME, subfolder="a/b", **options)
+    with pytest.raises(CheckpointError, match=r"the hub gave no file:\n  config\.json: "):
+        BertModel.from_pretrained(NAME, **options)
+
+
 def test_what_is_missing_is_named(source: nn.Module, tmp_path: Path, offline: None) -> None:
     with pytest.raises(CheckpointError, match=r"the hub gave no file:\n  config\.json: .*\n  bert_config\.json: "):
         BertModel.from_pretrained(NAME, cache_dir=tmp_path)
