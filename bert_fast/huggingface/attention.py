@@ -83,8 +83,10 @@ def attend(
                     raise ValueError(f"{name}: expected None beside flattened texts, got a {type(extra).__name__}")
             return _attend_texts(q[0], k[0], v[0], texts, scaling, dropout, causal).unsqueeze(0), None
     elif attention_mask.dim() == 2:
-        rows, columns = attention_mask.shape
-        keep_mask_k = attention_mask.expand(q.shape[0] if rows == 1 else -1, num_keys if columns == 1 else -1)
+        keep_mask_k = attention_mask
+        if attention_mask.shape != (whole := (q.shape[0], num_keys)):
+            sizes = zip(attention_mask.shape, whole, strict=True)
+            keep_mask_k = attention_mask.expand([size if given == 1 else -1 for given, size in sizes])
         keep_mask = keep_mask_k if num_queries == num_keys else None
     else:
         added = _added(attention_mask, q.dtype)

@@ -32,11 +32,13 @@ def read_attention_mask(
     if mask is None:
         return None, None
     check_tensor(name, mask)
-    if mask.dim() == 2 and _broadcasts(mask, (batch_size, num_keys)) and (mask.shape[1] == num_keys or not all_columns):
-        mask = mask.expand(batch_size, num_keys)
-    if mask.device != device and not (mask.shape == (batch_size, num_keys) and is_host_beside(mask, device)):
+    whole = (batch_size, num_keys)
+    has_columns = mask.dim() == 2 and (mask.shape[1] == num_keys or not all_columns)
+    if mask.shape != whole and has_columns and _broadcasts(mask, whole):
+        mask = mask.expand(whole)
+    if mask.device != device and not (mask.shape == whole and is_host_beside(mask, device)):
         raise ValueError(f"{name}: expected device {device} (that of what it masks), got {mask.device}")
-    if mask.shape == (batch_size, num_keys):
+    if mask.shape == whole:
         if mask.is_meta:
             raise ValueError(f"{name}: expected a Tensor with values, since they are counted, got one on meta")
         return mask, None
