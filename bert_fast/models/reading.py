@@ -104,7 +104,10 @@ def read_tokens(
             check_tensor(ids_name, ids)
             check_dtype(ids_name, ids, _INTEGERS)
             check_same_device(ids_name, ids, name, given)
-    if len(shape) == 2:
+    if len(shape) == 2 and (
+        (token_type_ids is not None and token_type_ids.shape != shape)
+        or (position_ids is not None and position_ids.shape != shape)
+    ):
         rows = _rows(shape[0], token_type_ids, position_ids)
         if rows != shape[0]:  # one row, for each of theirs
             shape = (rows, shape[1])
