@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from bert_fast.huggingface.fused import Fused, FusedUncalled
+from bert_fast.huggingface.padding import padding_of_call
 from bert_fast.models.heads import PackedPredictionHead, PackedPredictionTransform
 from bert_fast.modules.attention import (
     PackedAttention,
@@ -71,8 +72,11 @@ class FusedContainer(Fused):
     def forward(self, *args: Any, call: Any = None, **kwargs: Any) -> Any:
         """transformers' own forward, or with `call`, see `modules.call.Call`, the packed one."""
         if call is None:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return self._theirs(*args, **kwargs)
         return self.forward_packed(*args, call=call, **kwargs)
+
+    def _theirs(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     forward.leads_to_packed = True  # type: ignore[attr-defined]  # `modules.whole_layer` asks
 
@@ -125,16 +129,35 @@ class FusedOutput(_Dropping, PackedOutput):
     """The MLP and what closes it."""
 
 
-class FusedLayer(FusedContainer, PackedLayer):
+class _Layer(FusedContainer):
+    def _theirs(self, *args: Any, **kwargs: Any) -> Any:
+        output, padding = super()._theirs(*args, **kwargs), padding_of_call.get()
+        return output if padding is None or not padding.between else padding.zeroed(output)
+
+
+class _Layers(FusedContainer):
+    def _theirs(self, *args: Any, **kwargs: Any) -> Any:
+        padding = padding_of_call.get()
+        if padding is not None and padding.between:  # the layers' first argument, which is a hidden state too
+            args = tuple(map(padding.zeroed, args[:1])) + args[1:]
+            kwargs = {k: padding.zeroed(v) if k in ("hidden_states", "x") else v for k, v in kwargs.items()}
+        return super()._theirs(*args, **kwargs)
+
+
+class FusedLayer(_Layer, PackedLayer):
     """A layer."""
 
 
-class FusedEncoder(FusedContainer, PackedEncoder):
+class FusedEncoder(_Layers, PackedEncoder):
     """The stack of layers."""
 
 
 class FusedPooler(FusedContainer, PackedPooler):
     """The pooled sequence."""
+
+    def _theirs(self, hidden_states: Tensor) -> Any:
+        padding = padding_of_call.get()
+        return super()._theirs(hidden_states if padding is None else padding.first(hidden_states))
 
 
 class FusedPredictionTransform(FusedContainer, PackedPredictionTransform):
@@ -174,7 +197,7 @@ class FusedJoinedAttention(_Dropping, PackedJoinedAttention):
     """An attention, with what closes it."""
 
 
-class FusedBiasedEncoder(FusedContainer, PackedEncoder):
+class FusedBiasedEncoder(_Layers, PackedEncoder):
     """A stack of layers whose scores share a bias, which transformers' own code makes of distances."""
 
     compute_position_bias: Callable[[Tensor], Tensor]
@@ -187,7 +210,7 @@ class FusedBiasedEncoder(FusedContainer, PackedEncoder):
         return super().forward_packed(x, memory, call=replace(call, bias=bias))
 
 
-class FusedFlatLayer(FusedContainer, PackedFlatLayer):
+class FusedFlatLayer(_Layer, PackedFlatLayer):
     """A layer of fewer modules."""
 
 

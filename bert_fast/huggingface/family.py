@@ -39,9 +39,8 @@ class Family:
         padding only; None: they count columns from 0.
     output: the class, of `transformers.modeling_outputs`, that a model without a head returns.
     attention_dropout: what the configuration calls the probability.
-    passes_arguments: whether heads hand arguments that they do not know to the model inside. pads_tuples: whether what
-        a model returns as a tuple holds None for a pooled sequence that is not there.
     passes_positions: whether position_ids reach an attention of transformers, which may find flattened texts by them.
+    pads_tuples: whether what a model returns as a tuple holds None for a pooled sequence that is not there.
     unknown_arguments: of `reasons.ARGUMENTS`, those that its forward lacks: calls with them run transformers' code.
     """
 
@@ -59,6 +58,5 @@ class Family:
     padding_idx: str | None = None
     attention_dropout: str = "attention_probs_dropout_prob"
     unknown_arguments: frozenset[str] = frozenset()
-    passes_arguments: bool = not IS_VERSION_4
     passes_positions: bool = not IS_VERSION_4
     pads_tuples: bool = IS_VERSION_4

@@ -78,6 +78,7 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
         TypeError: model is no module.
     """
     from bert_fast.huggingface.fused import Fused, FusedAround
+    from bert_fast.huggingface.heads import FusedSummaryHead
     from bert_fast.huggingface.models import FusedModel
     from bert_fast.huggingface.reasons import reasons, standing_reasons
 
@@ -91,7 +92,14 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
         if isinstance(one, Fused) and not isinstance(one, FusedModel) and one.is_replaced()
     ]
     found += [reason for one in inner for reason in (reasons(one, inputs) if inputs else standing_reasons(one))]
-    if not inputs:
+    if inputs:
+        found += [
+            reason
+            for one in model.modules()
+            if isinstance(one, FusedSummaryHead)
+            for reason in one.reasons_of_head(inputs)
+        ]
+    else:
         found += [reason for one in model.modules() if isinstance(one, FusedAround) for reason in one.reasons_around()]
     return list(dict.fromkeys(found))
 

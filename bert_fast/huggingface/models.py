@@ -2,9 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +13,16 @@ from bert_fast.checks import is_host_beside
 from bert_fast.huggingface.family import IS_VERSION_4, Family
 from bert_fast.huggingface.flattened import texts_of
 from bert_fast.huggingface.fused import Fused, runs
-from bert_fast.huggingface.reasons import TRACED, reasons, setting
+from bert_fast.huggingface.padding import CallLocal, Padding, first_kept, padding_of_call
+from bert_fast.huggingface.reasons import is_checkpointing, reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.call import RowChoice, first_rows, first_tokens
 from bert_fast.ops.packing import Packing, sent
 
 __all__ = [
+    "Asked",
     "FusedModel",
-    "asking",
+    "asked_in_call",
     "beside_tokens",
     "by_name",
     "chosen",
@@ -31,6 +31,7 @@ __all__ = [
     "is_fused_model",
     "kept_tokens",
     "positional",
+    "reads_padding",
 ]
 
 _ENCODE = (
@@ -72,23 +73,32 @@ class FusedModel(Fused, PackedBertModel):
     @classmethod
     def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
         """As transformers' own."""
-        theirs, is_asked = original.forward, not family.passes_arguments
+        theirs = original.forward
         names = positional(theirs)
 
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = by_name(names, args, kwargs)
-            if is_asked and inputs is not None and (rows := _asked_rows(self)) is not None:
-                inputs["rows"] = rows
-            if inputs is None or (found := reasons(self, inputs)):
+            asked = None if inputs is None else _asked_of(self)
+            if asked is not None and inputs is not None and not asked.is_whole:
+                inputs["rows"] = asked.rows
+            if inputs is None or (found := reasons(self, inputs) or _reasons_of_head(asked, inputs)):
                 found = ["the arguments do not fit the signature"] if inputs is None else found
                 return self._theirs(functools.partial(original.forward, self), args, kwargs, inputs, found)
             if IS_VERSION_4 and inputs.get("input_ids") is not None:
                 self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
             encoded = self.encode(**encode_arguments(self, inputs))
+            if asked is not None and asked.is_whole and asked.rows is first_column:
+                asked.moved = functools.partial(_of_packing, encoded.packing)
             return self._output(encoded, inputs)
 
         return forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module's; a head that reads column 0 finds the first kept token there, behind all hooks."""
+        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        asked = _asked_of(self)
+        return output if asked is None or asked.moved is None else _with_last(output, asked.moved)
 
     def _theirs(
         self, forward: Any, args: Any, kwargs: dict[str, Any], inputs: dict[str, Any] | None, found: list[str]
@@ -99,21 +109,28 @@ class FusedModel(Fused, PackedBertModel):
         kwargs.pop("rows", None)
         if inputs is not None and (moved := beside_tokens(inputs)) is not inputs:
             return self.forward(**moved)  # type: ignore[attr-defined]
-        if inputs is not None and found == [TRACED] and (kept := kept_tokens(inputs)) is not None:
-            return self._traced(forward, {k: v for k, v in inputs.items() if k != "rows"}, kept)
-        return forward(*args, **kwargs)
+        asked, padding = _asked_of(self), None
+        if inputs is not None and (asked is None or asked.reads is None):
+            padding = self._padding(inputs)
+        if padding is not None and asked is not None and asked.rows is first_column:
+            asked.moved = functools.partial(_of_columns, padding.kept)
+        with padding_of_call.set(padding):
+            output = forward(*args, **kwargs)
+        return output if padding is None else padding.amended(output)
 
-    def _traced(self, forward: Any, inputs: dict[str, Any], kept: Tensor) -> Any:
-        """transformers' own computation, and what the packed one makes of padding, without ops of ours."""
-        output, padding = forward(**{**inputs, "return_dict": True}), ~kept.unsqueeze(-1)
-        hidden = output.last_hidden_state = output.last_hidden_state.masked_fill(padding, 0.0)
-        states = output.hidden_states
-        if states is not None:
-            output.hidden_states = tuple(None if each is None else each.masked_fill(padding, 0.0) for each in states)
-        if self.pooler is not None:
-            first = kept.int().argmax(1).view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
-            output.pooler_output = self.pooler(hidden.gather(1, first))
-        return output if setting(inputs, self.config, "return_dict") else output.to_tuple()
+    def _padding(self, inputs: Mapping[str, Any]) -> Padding | None:
+        """Of a call, None where no mask says what is padding."""
+        kept, tokens = kept_tokens(inputs), inputs.get("input_ids")
+        tokens = inputs.get("inputs_embeds") if tokens is None else tokens
+        if kept is None or not isinstance(tokens, Tensor):
+            return None
+        if inputs.get("past_key_values") is not None:  # beside a cache, a mask is of all columns
+            kept = kept[:, -tokens.shape[1] :]
+        if not torch.jit.is_tracing() and (tokens.dim() < 2 or kept.shape[1] != tokens.shape[1]):
+            return None  # transformers says what is wrong with that, or takes it
+        # A layer that runs again in backward must find all as it was, and no call is there then.
+        is_shown = setting(inputs, self.config, "output_hidden_states") and not is_checkpointing(self)  # type: ignore[arg-type]
+        return Padding(kept, between=bool(is_shown))
 
     def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)
@@ -136,22 +153,58 @@ class FusedModel(Fused, PackedBertModel):
         )
 
 
-_asked: ContextVar[tuple[Any, RowChoice] | None] = ContextVar("_asked", default=None)
+class Asked:
+    """What a head wants of the fused model inside, in one call.
+
+    rows: the tokens that it reads. is_whole: others see what the model returns, so all of it is computed.
+    reads: of a mask bool [B, S], the columns whose hidden states the head reads, padding or not; None: no padding.
+    moved: set by the call, for a head that reads column 0: puts the first kept tokens there.
+    """
+
+    def __init__(
+        self, model: Any, rows: RowChoice | None, is_whole: bool, reads: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.model, self.rows, self.is_whole, self.reads = model, rows, is_whole, reads
+        self.moved: Callable[[Tensor], Tensor] | None = None
 
 
-@contextmanager
-def asking(model: Any, rows: RowChoice) -> Iterator[None]:
-    """Calls of a fused model in this block, and in this thread, are as if `rows` had been passed."""
-    token = _asked.set((model, rows))
-    try:
-        yield
-    finally:
-        _asked.reset(token)
+asked_in_call: CallLocal[Asked] = CallLocal("asked_in_call")
 
 
-def _asked_rows(model: Any) -> RowChoice | None:
-    asked = _asked.get()
-    return asked[1] if asked is not None and asked[0] is model else None
+def _asked_of(model: Any) -> Asked | None:
+    asked = asked_in_call.get()
+    return asked if asked is not None and asked.model is model else None
+
+
+def _reasons_of_head(asked: Asked | None, inputs: Mapping[str, Any]) -> list[str]:
+    """Why the head around a model needs transformers' code."""
+    return [] if asked is None or asked.reads is None else reads_padding(asked.reads, inputs)
+
+
+def reads_padding(reads: Callable[[Tensor], Tensor], inputs: Mapping[str, Any]) -> list[str]:
+    """The reason where a head reads hidden states of padding, which are 0 on the packed path; one device sync."""
+    mask = inputs.get("attention_mask")
+    if not isinstance(mask, Tensor):
+        return []
+    is_known = not (mask.is_meta or torch.compiler.is_compiling())
+    return [] if is_known and reads(mask != 0).all() else ["attention_mask: the head reads hidden states of padding"]
+
+
+def _of_columns(kept: Tensor, hidden: Tensor) -> Tensor:
+    return torch.cat((first_kept(hidden, kept.to(hidden.device)).unsqueeze(1), hidden[:, 1:]), 1)
+
+
+def _of_packing(packing: Packing, hidden: Tensor) -> Tensor:
+    if packing.padded_shape is None:
+        return first_tokens(packing, hidden, None).unsqueeze(1)
+    return torch.cat((first_tokens(packing, packing.pack(hidden), None).unsqueeze(1), hidden[:, 1:]), 1)
+
+
+def _with_last(output: Any, moved: Callable[[Tensor], Tensor]) -> Any:
+    """What a model returned, with the last hidden state moved; hooks may have kept the object."""
+    if isinstance(output, tuple):
+        return (moved(output[0]), *output[1:])
+    return type(output)(**{**output, "last_hidden_state": moved(output.last_hidden_state)})
 
 
 def first_column(packing: Packing) -> Tensor:

@@ -22,7 +22,7 @@ from bert_fast.huggingface.process import process_reasons
 from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = ["ARGUMENTS", "TRACED", "is_watched", "reasons", "setting", "standing_reasons"]
+__all__ = ["ARGUMENTS", "is_checkpointing", "is_watched", "reasons", "setting", "standing_reasons"]
 
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -97,7 +97,7 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     decodes = getattr(config, "is_decoder", False)
     if setting(inputs, config, "output_attentions"):
         yield "output_attentions: probabilities are asked for"
-    if decodes and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
+    if decodes and setting(inputs, config, "use_cache") and not is_checkpointing(model):
         yield "use_cache: a cache is asked for"
     if getattr(config, "is_causal", None) not in (None, decodes):
         yield f"config.is_causal: {config.is_causal}"
@@ -171,7 +171,8 @@ def _plain_tensors() -> tuple[type, ...]:
     return *_PLAIN_TENSORS, FakeTensor
 
 
-def _is_checkpointing(model: nn.Module) -> bool:
+def is_checkpointing(model: nn.Module) -> bool:
+    """Whether layers run again in backward."""
     return model.training and getattr(model, "gradient_checkpointing", False)
 
 

@@ -50,7 +50,6 @@ MPNET = Family(
     words={"head": "lm_head"},
     word_parts=("lm_head",),
     padding_idx="embeddings.padding_idx",
-    passes_arguments=False,
     passes_positions=False,
     pads_tuples=True,
     unknown_arguments=frozenset(("token_type_ids", "encoder_hidden_states", "encoder_attention_mask", *OFFSETS)),
