@@ -14,7 +14,7 @@ from bert_fast.huggingface.family import IS_VERSION_4, Family
 from bert_fast.huggingface.flattened import texts_of
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.padding import CallLocal, Padding, first_kept, padding_of_call
-from bert_fast.huggingface.reasons import is_checkpointing, reasons, setting
+from bert_fast.huggingface.reasons import reasons, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.call import RowChoice, first_rows, first_tokens
 from bert_fast.ops.packing import Packing, sent
@@ -108,7 +108,7 @@ class FusedModel(Fused, PackedBertModel):
             raise ValueError(f"cu_seqlens: expected a call without {found} (packed input has no other path)")
         kwargs.pop("rows", None)
         if inputs is not None and (moved := beside_tokens(inputs)) is not inputs:
-            return self.forward(**moved)  # type: ignore[attr-defined]
+            return self.forward(**{name: each for name, each in moved.items() if name != "rows"})  # type: ignore[attr-defined]
         asked, padding = _asked_of(self), None
         if inputs is not None and (asked is None or asked.reads is None):
             padding = self._padding(inputs)
@@ -126,11 +126,16 @@ class FusedModel(Fused, PackedBertModel):
             return None
         if inputs.get("past_key_values") is not None:  # beside a cache, a mask is of all columns
             kept = kept[:, -tokens.shape[1] :]
-        if not torch.jit.is_tracing() and (tokens.dim() < 2 or kept.shape[1] != tokens.shape[1]):
+        is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
+        if not is_tracing and (tokens.dim() < 2 or kept.shape[1] != tokens.shape[1]):
             return None  # transformers says what is wrong with that, or takes it
-        # A layer that runs again in backward must find all as it was, and no call is there then.
-        is_shown = setting(inputs, self.config, "output_hidden_states") and not is_checkpointing(self)  # type: ignore[arg-type]
-        return Padding(kept, between=bool(is_shown))
+        is_shown = bool(setting(inputs, self.config, "output_hidden_states"))
+        return Padding(kept, between=is_shown and not self._runs_again())
+
+    def _runs_again(self) -> bool:
+        """Whether layers run again in backward: they must find all as it was, and no call is there then."""
+        parts = (self, self.encoder, *getattr(self.encoder, "layer", ()))
+        return self.training and any(getattr(each, "gradient_checkpointing", False) for each in parts)
 
     def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)
@@ -201,10 +206,12 @@ def _of_packing(packing: Packing, hidden: Tensor) -> Tensor:
 
 
 def _with_last(output: Any, moved: Callable[[Tensor], Tensor]) -> Any:
-    """What a model returned, with the last hidden state moved; hooks may have kept the object."""
-    if isinstance(output, tuple):
+    """What a model returned, with the last hidden state moved; hooks may have kept the object, or returned another."""
+    if isinstance(output, tuple) and output:
         return (moved(output[0]), *output[1:])
-    return type(output)(**{**output, "last_hidden_state": moved(output.last_hidden_state)})
+    if isinstance(output, dict) and "last_hidden_state" in output:
+        return type(output)(**{**output, "last_hidden_state": moved(output["last_hidden_state"])})
+    return output
 
 
 def first_column(packing: Packing) -> Tensor:

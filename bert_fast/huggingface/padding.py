@@ -5,7 +5,7 @@ there and pools the first kept token. So that a result does not depend on the pa
 run under a `Padding`, which fused containers look up, and their outputs are amended.
 """
 
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -38,13 +38,14 @@ class _Block(Generic[_T]):
     __slots__ = ("local", "token", "value")
 
     def __init__(self, local: CallLocal[_T], value: _T | None) -> None:
-        self.local, self.value, self.token = local, value, None
+        self.local, self.value = local, value
+        self.token: Token[_T | None] | None = None
 
     def __enter__(self) -> None:
         local = self.local
         local._traced = self.value
         if not torch.compiler.is_compiling():
-            self.token: Any = local._value.set(self.value)
+            self.token = local._value.set(self.value)
 
     def __exit__(self, *error: object) -> None:
         self.local._traced = None

@@ -22,7 +22,7 @@ from bert_fast.huggingface.process import process_reasons
 from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = ["ARGUMENTS", "is_checkpointing", "is_watched", "reasons", "setting", "standing_reasons"]
+__all__ = ["ARGUMENTS", "is_watched", "reasons", "setting", "standing_reasons"]
 
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -34,7 +34,7 @@ ARGUMENTS = frozenset(
     )
 )  # fmt: skip
 # The reason of which a program is to show nothing: it gives what the packed path gives, on padding too.
-TRACED = "the call is traced, for a program that shall run without bert_fast"
+_TRACED = "the call is traced, for a program that shall run without bert_fast"
 _PLAIN_LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, type(None))
 
@@ -76,8 +76,11 @@ def _argument_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     if inputs.get("encoder_hidden_states") is not None and (IS_VERSION_4 or not decodes):
         yield "encoder_hidden_states: for an encoder, or in transformers 4"
     if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
-        yield TRACED
-    elif torch.compiler.is_compiling():
+        yield _TRACED
+        return
+    if (reason := texts_reason(model, inputs)) is not None:
+        yield reason
+    if torch.compiler.is_compiling():
         if getattr(model, "_output_capturing_hooks_installed", False):
             yield "the hooks that transformers' output_attentions left cannot be compiled"
     else:
@@ -87,8 +90,7 @@ def _argument_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
             yield "derivatives are taken in forward mode"
         if _is_collecting():
             yield "a model around this one collects the layers' outputs"
-        if (reason := texts_reason(model, inputs)) is not None:
-            yield reason
+
 
 
 def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -97,7 +99,7 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     decodes = getattr(config, "is_decoder", False)
     if setting(inputs, config, "output_attentions"):
         yield "output_attentions: probabilities are asked for"
-    if decodes and setting(inputs, config, "use_cache") and not is_checkpointing(model):
+    if decodes and setting(inputs, config, "use_cache") and not _is_checkpointing(model):
         yield "use_cache: a cache is asked for"
     if getattr(config, "is_causal", None) not in (None, decodes):
         yield f"config.is_causal: {config.is_causal}"
@@ -171,8 +173,7 @@ def _plain_tensors() -> tuple[type, ...]:
     return *_PLAIN_TENSORS, FakeTensor
 
 
-def is_checkpointing(model: nn.Module) -> bool:
-    """Whether layers run again in backward."""
+def _is_checkpointing(model: nn.Module) -> bool:
     return model.training and getattr(model, "gradient_checkpointing", False)
 
 

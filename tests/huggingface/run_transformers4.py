@@ -17,7 +17,7 @@ import transformers
 
 from bert_fast.huggingface import fuse, patch_transformers, unfuse, why_not
 from bert_fast.testing.parity import Case, evaluate, randomize
-from tests.huggingface import families
+from tests.huggingface import families, test_padding
 from tests.parity.cases import TRANSFORMERS_4, TRANSFORMERS_5
 from tests.parity.comparing import check, in_fp64
 
@@ -30,6 +30,7 @@ NAMES = (
 # Of families whose layers are BERT's.
 OF_FAMILIES = ("mask holes", "vectors for words", "types and positions", "masked lm", "sequence classes",
                "multiple choice", "token classes", "question answering", "language model")  # fmt: skip
+SUMMARIES = ("last", "mean")
 
 
 def _model(name: str, config: dict[str, Any], attention: str = "eager") -> Any:
@@ -104,6 +105,15 @@ def pruning(_: str) -> str:
     return _path(models[0], tensors, {})
 
 
+def padding(name: str) -> str:
+    """Heads give the same on transformers' own path, and summaries what transformers gives."""
+    if name in SUMMARIES:
+        test_padding.test_a_summary_is_what_transformers_makes_of_padding(name)
+    else:
+        test_padding.test_every_path_gives_the_same(name)
+    return "packed"
+
+
 def main(results_path: str) -> None:
     tried: list[tuple[str, Callable[[Any], str], Any]] = [
         *((f"parity: {case.name}", parity, case) for case in TRANSFORMERS_4),
@@ -118,6 +128,11 @@ def main(results_path: str) -> None:
             for prefix in families.CONFIG
             for case in families.cases(prefix, (case for case in TRANSFORMERS_5 if case.name in OF_FAMILIES))
             if prefix != "DistilBert" or "position_ids" not in case.inputs  # an argument of version 5
+        ),
+        *(
+            (f"padding: {name}", padding, name)
+            for name in (*test_padding.NAMES, *SUMMARIES)
+            if not name.endswith(("Model", "ForNextSentencePrediction"))
         ),
         ("patching", patching, ""),
         ("pruning", pruning, ""),
