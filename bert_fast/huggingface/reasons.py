@@ -92,7 +92,6 @@ def _argument_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
             yield "a model around this one collects the layers' outputs"
 
 
-
 def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
     """Those that lie in what the configuration says, where a call says nothing."""
     config = model.config

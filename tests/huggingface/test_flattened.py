@@ -1,7 +1,6 @@
 """Texts one after another in one row: a fused model sees what transformers' attentions see in it."""
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,8 +21,10 @@ LENGTHS = (5, 1, 7, 3)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS]).unsqueeze(0)
 CU_SEQLENS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
 # Families whose attention is transformers' interface -> where positions begin; whether it gets position_ids.
-FAMILIES = {"Bert": (0, True), "Electra": (0, True), "Roberta": (2, True), "XLMRoberta": (2, True), "Camembert": (3, True),
-            "DistilBert": (0, False)}  # fmt: skip
+FAMILIES = {
+    "Bert": (0, True), "Electra": (0, True), "Roberta": (2, True), "XLMRoberta": (2, True), "Camembert": (3, True),
+    "DistilBert": (0, False),
+}  # fmt: skip
 PADDING = {"Roberta": 1, "XLMRoberta": 1, "Camembert": 2, "MPNet": 1}
 
 
@@ -47,14 +48,13 @@ def _flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seql
 
 
 @pytest.fixture(autouse=True)
-def flash_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package flash_attn by PyTorch's operators, under transformers' own code."""
     monkeypatch.setattr(flash, "_loaded_implementation", None)
     functions = (_flash, _flash_varlen, None, flash._pad_input, flash._unpad_input)
     monkeypatch.setattr(flash, "_lazy_imports", lambda *args, **kwargs: functions)
     for name in ("_flash_fn", "_flash_varlen_fn", "_pad_fn", "_unpad_fn", "_process_flash_kwargs_fn"):
         monkeypatch.setattr(flash, name, None)
-    yield
 
 
 def _models(make: Any, name: str, attention: str = "flash_attention_2", **config: Any) -> tuple[Any, Any]:

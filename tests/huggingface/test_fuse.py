@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from bert_fast.huggingface import fuse, unfuse, why_not
-from bert_fast.huggingface.classes import original_class
 from bert_fast.huggingface.fused import Fused
 from bert_fast.storage import are_neighbours
 

@@ -22,7 +22,6 @@ from bert_fast.testing.tolerances import RELATIVE
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
 # A model of each of the seven families -> its configuration.
@@ -236,23 +235,25 @@ def test_every_call_of_a_global_hook(make, batch) -> None:
     """As many as an untouched model makes, in their order; a tracker that registers them sees the same modules."""
     fused, untouched = _pair(make)
     fuse(fused)
-    calls: dict[int, list[str]] = {}
-    for model in (fused, untouched):
-        names = {module: name for name, module in model.named_modules()}
-        seen = calls.setdefault(id(model), [])
-        handles = [
-            hooks.register_module_forward_pre_hook(lambda module, args: seen.append(f"> {names.get(module)}")),
-            hooks.register_module_forward_hook(lambda module, args, out: seen.append(f"< {names.get(module)}")),
-            hooks.register_module_full_backward_hook(lambda module, *_: seen.append(f"backward {names.get(module)}")),
-        ]
-        try:
-            assert has_global_hooks()
-            model(**batch).pooler_output.sum().backward()
-        finally:
-            for handle in handles:
-                handle.remove()
-    first, second = calls.values()
+    first, second = (_calls_seen(model, batch) for model in (fused, untouched))
     assert first == second and len(first) > 40 and not has_global_hooks()
+
+
+def _calls_seen(model: Any, batch: dict[str, Any]) -> list[str]:
+    """Calls of modules by name, as global hooks see them in a forward and a backward pass."""
+    names, seen = {module: name for name, module in model.named_modules()}, []
+    handles = [
+        hooks.register_module_forward_pre_hook(lambda module, args: seen.append(f"> {names.get(module)}")),
+        hooks.register_module_forward_hook(lambda module, args, out: seen.append(f"< {names.get(module)}")),
+        hooks.register_module_full_backward_hook(lambda module, *_: seen.append(f"backward {names.get(module)}")),
+    ]
+    try:
+        assert has_global_hooks()
+        model(**batch).pooler_output.sum().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
 
 
 def test_own_models_call_every_linear_layer(batch) -> None:
@@ -284,7 +285,7 @@ def test_what_the_configuration_says_is_a_reason(make) -> None:
 
 
 def test_replaced_before_the_import() -> None:
-    """A function that is not the library's is found though it was there first, and what the library wraps is its own."""
+    """A function that is not the library's is found though it was there first."""
     program = """
 import torch
 from transformers.models.bert import modeling_bert
@@ -292,7 +293,8 @@ own = modeling_bert.BertSelfAttention.forward
 modeling_bert.BertSelfAttention.forward = lambda self, hidden, *args, **kwargs: (hidden, None)
 linear, torch.nn.functional.linear = torch.nn.functional.linear, lambda x, w, b=None: linear(x, w, b)
 import bert_fast
-config = modeling_bert.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+sizes = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+config = modeling_bert.BertConfig(**sizes)
 model = bert_fast.fuse(modeling_bert.BertModel(config))
 print(bert_fast.why_not(model))
 modeling_bert.BertSelfAttention.forward, torch.nn.functional.linear = own, linear
