@@ -23,7 +23,7 @@ from bert_fast.tokenization.json_files import (
 )
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 
-__all__ = ["as_path", "read_added_tokens", "read_padding_side", "read_tokenizer", "write_tokenizer"]
+__all__ = ["as_path", "class_of", "read_added_tokens", "read_padding_side", "read_tokenizer", "write_tokenizer"]
 
 Read = tuple[dict[str, Any], dict[int, AddedToken]]
 Reader = Callable[[Path], Read]
@@ -33,6 +33,12 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
+MODEL_FILE = "config.json"
+# Of models that have a Unigram vocabulary; only where no file names the tokenizer's class.
+_CLASS_OF_MODEL = {
+    **dict.fromkeys(("gte", "jina_embeddings_v3", "metaclip_2", "trocr", "xlm-roberta", "xmod"), "XLMRobertaTokenizer"),
+    "camembert": "CamembertTokenizer",
+}
 _MOST_DIGITS = 10  # of an id
 
 
@@ -104,6 +110,13 @@ def read_tokenizer(path: str | os.PathLike[str], read_json: Reader, read_vocabul
         added.setdefault(token_id, AddedToken.from_any(token, token in named, ADDED_TOKENS_FILE))
     source: dict[str, Any] = {name: options[name] for name in ("vocab", "tokenizer_file") if name in options}
     return {**options, **config, **source}, added
+
+
+def class_of(directory: Path) -> str | None:
+    """The class of transformers that its AutoTokenizer makes of a directory, as far as the files name one."""
+    model = read_json_object(directory / MODEL_FILE)
+    name = read_json_object(directory / CONFIG_FILE).get("tokenizer_class") or model.get("tokenizer_class")
+    return name if isinstance(name, str) else _CLASS_OF_MODEL.get(str(model.get("model_type")))
 
 
 def read_added_tokens(path: Path, state: dict[str, Any]) -> dict[int, AddedToken]:

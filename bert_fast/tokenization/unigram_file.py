@@ -52,8 +52,13 @@ class UnigramFile:
     drops_first: bool
 
 
-def read_unigram(path: Path, state: Mapping[str, Any]) -> UnigramFile:
+def read_unigram(path: Path, state: Mapping[str, Any], exact_scores: bool = False) -> UnigramFile:
     """Reads the object in a tokenizer.json (its added tokens and padding are left to the caller).
+
+    Args:
+        path: of the file, for messages.
+        state: the object.
+        exact_scores: take scores as they are written, and not as the library's JSON reader rounds them.
 
     Raises:
         ValueError: it is no Unigram tokenizer, or has a part that the engine does not run; the message names the file,
@@ -65,6 +70,8 @@ def read_unigram(path: Path, state: Mapping[str, Any]) -> UnigramFile:
         raise ValueError(f"{path}: expected a Unigram model, got {kind}")
     check_kinds(path, {"unk_id": None, "vocab": None, **model}, _MODEL, "model: ")
     vocab, scores = _read_vocab(path, model["vocab"])
+    if not exact_scores:
+        scores = list(map(_as_read, scores))
     unk_id = model["unk_id"]
     if unk_id >= len(vocab):
         raise ValueError(f"{path}: model: unk_id: expected the id of one of the {len(vocab)} pieces, got {unk_id}")
@@ -102,7 +109,7 @@ def _read_vocab(path: Path, entries: list[Any]) -> tuple[list[str], list[float]]
         if pieces.setdefault(entry[0], place) != place:
             first = pieces[entry[0]]
             raise ValueError(f"{path}: model: vocab[{place}]: the piece {entry[0]!r:.80} stands at {first} already")
-        scores.append(_as_read(float(entry[1])))
+        scores.append(float(entry[1]))
     return list(pieces), scores
 
 

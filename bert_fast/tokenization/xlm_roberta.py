@@ -3,21 +3,27 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_fast.tokenization.added_token import AddedToken
-from bert_fast.tokenization.arguments import shown
+from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.calls import Tokenizer
 from bert_fast.tokenization.engine import Engine, make_unigram
-from bert_fast.tokenization.files import as_path, read_added_tokens, read_padding_side
+from bert_fast.tokenization.files import as_path, class_of, read_added_tokens, read_padding_side
 from bert_fast.tokenization.json_files import TOKENIZER_KINDS, check_kinds, read_json_object
 from bert_fast.tokenization.unigram_file import read_unigram
 from bert_fast.tokenization.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["XLMRobertaTokenizer"]
 
 # Parts of a tokenizer.json that are kept and written back as they are.
 _KEPT_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+# Classes of transformers 5 that build their model of the numbers in a tokenizer.json, as Python reads them; others leave
+# the file to `tokenizers`.
+_EXACT_CLASSES = {f"{name}Tokenizer{kind}" for name in ("Camembert", "XLMRoberta") for kind in ("", "Fast")}
 
 
 class XLMRobertaTokenizer(Tokenizer):
@@ -39,6 +45,8 @@ class XLMRobertaTokenizer(Tokenizer):
         clean_up_tokenization_spaces: default of `decode`.
         pad_token_type_id: type id of padding.
         added_tokens: added tokens by id, besides those of the file.
+        exact_scores: take scores as they are written, as transformers 5's own class does; False: rounded as `tokenizers`
+            rounds them when it reads a file. Only ways to cut a word with equal sums of scores are concerned.
         name_or_path: where it came from.
 
     Raises:
@@ -69,14 +77,17 @@ class XLMRobertaTokenizer(Tokenizer):
         clean_up_tokenization_spaces: bool = False,
         pad_token_type_id: int = 0,
         added_tokens: Mapping[int, AddedToken] | None = None,
+        exact_scores: bool = False,
         name_or_path: str = "",
     ) -> None:
+        check_flags(exact_scores=exact_scores)
         path, state = _read_state(tokenizer_file)
-        file = read_unigram(path, state)
+        file = read_unigram(path, state, bool(exact_scores))
         if not isinstance(added_tokens, Mapping | None):
             raise TypeError(f"added_tokens: expected a mapping from ids to AddedTokens, got {shown(added_tokens)}")
         self._pairs = file.pairs
         self._state = {name: state.get(name) for name in _KEPT_PARTS}
+        self._exact_scores = bool(exact_scores)
         self._mark, self._drops_first = file.mark, file.drops_first
         vocabulary = Vocabulary(file.vocab, str(path))
         cls_token, sep_token = cls_token or file.named["cls_token"], sep_token or file.named["sep_token"]
@@ -103,6 +114,13 @@ class XLMRobertaTokenizer(Tokenizer):
             name_or_path=name_or_path,
         )
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> "Self":
+        """See `StoredTokenizer.from_pretrained`; `exact_scores` is what the class that the directory names does."""
+        path = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path)
+        exact_scores = path.is_dir() and class_of(path) in _EXACT_CLASSES
+        return super().from_pretrained(path, **{"exact_scores": exact_scores, **options})
+
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """The text of a list of tokens: joined, marks turned into spaces, that of the first token left out."""
         try:
@@ -123,7 +141,7 @@ class XLMRobertaTokenizer(Tokenizer):
     def identity(self) -> list[Any]:
         """See `StoredTokenizer.identity`: normalizer, splitting, pieces with their scores, and added tokens."""
         parts = {name: self._state[name] for name in ("normalizer", "pre_tokenizer", "model")}
-        return [parts, self._added_identity()]
+        return [parts, self._added_identity(), *(["exact_scores"] if self._exact_scores else [])]
 
     def continuing_ids(self) -> list[int]:
         """See `StoredTokenizer.continuing_ids`: those that do not begin with the mark of a space, unknown ones too."""
@@ -148,7 +166,8 @@ class XLMRobertaTokenizer(Tokenizer):
         return {}
 
     def _own_config(self) -> dict[str, Any]:
-        return {"tokenizer_class": "XLMRobertaTokenizer"}
+        # Each of the two classes of transformers 5 reads the scores that count here.
+        return {"tokenizer_class": "XLMRobertaTokenizer" if self._exact_scores else "PreTrainedTokenizerFast"}
 
     @classmethod
     def _read_json(cls, path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
