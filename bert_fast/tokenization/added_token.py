@@ -1,5 +1,6 @@
 """Tokens that are recognised in the text before it is split: special tokens and those a user adds."""
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ class AddedToken:
         single_word: only where no word character stands on either side.
         lstrip: takes the whitespace before it along.
         rstrip: takes the whitespace after it along.
-        normalized: matches the normalized content in the normalized text (not the text as given).
+        normalized: matches the normalized content in the normalized text (not the text as given); None: if not special.
         special: left out by `decode(..., skip_special_tokens=True)`.
     """
 
@@ -23,10 +24,13 @@ class AddedToken:
     single_word: bool = False
     lstrip: bool = False
     rstrip: bool = False
-    normalized: bool = True
+    normalized: bool = None  # type: ignore[assignment]  # set below
     special: bool = False
 
     def __post_init__(self) -> None:
+        if self.normalized is None:
+            object.__setattr__(self, "normalized", self.special is not True)
+            object.__setattr__(self, "_is_open", True)
         for name, value in vars(self).items():
             kind = str if name == "content" else bool
             if not isinstance(value, kind):
@@ -50,7 +54,10 @@ class AddedToken:
             fields = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
         elif isinstance(getattr(value, "content", None), str):
             fields = {key: getattr(value, key) for key in cls.__dataclass_fields__ if hasattr(value, key)}
-            fields["special"] = special or fields.get("special", False)
+            if special and not fields.get("special"):
+                fields["special"] = True
+                if _follows_special(value):
+                    del fields["normalized"]
         else:
             raise TypeError(f"{name}: expected a str or an AddedToken, got {type(value).__name__}")
         for key, switch in fields.items():
@@ -60,7 +67,7 @@ class AddedToken:
             fields["content"].encode()
         except UnicodeEncodeError:
             raise ValueError(f"{name}: expected a str without lone surrogates, got {fields['content']!r:.80}") from None
-        return cls(**{"special": special, "normalized": not special, **fields})
+        return cls(**{"special": special, **fields})
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, as configuration files hold them."""
@@ -69,3 +76,21 @@ class AddedToken:
     def for_engine(self, token_id: int) -> tuple[str, int, bool, bool, bool, bool]:
         """The tuple that the engines' constructors take."""
         return self.content, token_id, self.single_word, self.lstrip, self.rstrip, self.normalized
+
+
+def _follows_special(value: Any) -> bool:
+    """Whether `normalized` of an object was left to be what `special` is not.
+
+    Objects of `tokenizers` show it only when `special` changes.
+    """
+    if isinstance(value, AddedToken):
+        return hasattr(value, "_is_open")
+    before = getattr(value, "normalized", None)
+    try:
+        value.special = True
+        return bool(value.normalized != before)
+    except AttributeError:
+        return False
+    finally:
+        with contextlib.suppress(AttributeError):
+            value.special = False

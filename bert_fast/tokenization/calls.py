@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bert_fast.tokenization.added_token import AddedToken
-from bert_fast.tokenization.arguments import check_flags, members, strings
+from bert_fast.tokenization.arguments import check_flags, members, shown, strings
 from bert_fast.tokenization.batch import encode_batch, later_encodings
 from bert_fast.tokenization.direct import direct_lists, direct_rows
 from bert_fast.tokenization.encoding import BatchEncoding
 from bert_fast.tokenization.inputs import Inputs, column_inputs, is_column, own_texts, parse_inputs
 from bert_fast.tokenization.options import NO_LIMIT, Returned, Shape, check_int, check_side, tensor_kind
 from bert_fast.tokenization.padding import pad_features
+from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import Vocabulary
 
@@ -37,17 +38,32 @@ _ASSIGNED: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
+def _own_names(argument: str, tokens: Mapping[Any, Any]) -> dict[str, Any]:
+    """The special tokens of a mapping from names of the caller's choice, which become attributes.
+
+    Raises:
+        TypeError, ValueError: a name is none or is taken, or a token is none; messages begin with `argument`.
+    """
+    for name, token in tokens.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{argument}: expected a str as name, got {shown(name)}")
+        if name in NAMED_TOKENS:
+            raise ValueError(f"{argument}: {name} is an argument of its own")
+        AddedToken.from_any(token, True, f"{argument}[{name!r:.40}]")
+    return dict(tokens)
+
+
 class Tokenizer(UnpaddedTokenizer):
     """What all tokenizers have in common: calls, with the names that calls had before, and `pad`.
 
-    `extra` are lists of special tokens without names of their own, by the arguments that hold them.
+    `extra` are further special tokens, lists or mappings from their names, by the arguments that hold them.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         named: Mapping[str, Any],
-        extra: Mapping[str, Sequence[Any] | None],
+        extra: Mapping[str, Sequence[Any] | Mapping[str, Any] | None],
         added: Mapping[int, AddedToken],
         engine_options: dict[str, Any],
         *,
@@ -71,13 +87,16 @@ class Tokenizer(UnpaddedTokenizer):
         self.deprecation_warnings: dict[str, bool] = {}  # data collators of transformers look for it
         self._config: dict[str, Any] = {}  # keys of tokenizer_config.json that mean nothing here, kept for saving
         chosen: list[Any] = []
+        own: dict[str, Any] = {}
         for name, tokens in extra.items():
-            if tokens is not None:
+            if isinstance(tokens, Mapping):
+                own.update(_own_names(name, tokens))
+            elif tokens is not None:
                 tokens = members(name, tokens)
                 for token in tokens:
                     AddedToken.from_any(token, True, name)  # which names what is none
                 chosen = chosen or tokens
-        super().__init__(vocabulary, named, chosen, added, engine_options)
+        super().__init__(vocabulary, {**named, **own}, chosen, added, engine_options)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -87,6 +106,14 @@ class Tokenizer(UnpaddedTokenizer):
     def __setattr__(self, name: str, value: Any) -> None:
         check = _ASSIGNED.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
+
+    def __getattr__(self, name: str) -> Any:
+        named = self.__dict__.get("_named", {})
+        if name in named:
+            return named[name]
+        if name.removesuffix("_id") in named:
+            return self._id_of_named(name.removesuffix("_id"))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # Text to ids.
 

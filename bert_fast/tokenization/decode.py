@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_fast.tokenization.arguments import check_flags, members, plain, shown
-from bert_fast.tokenization.special_tokens import TokenTable
+from bert_fast.tokenization.sequences import SequenceTable
 
 __all__ = ["TokenDecoder", "clean_up", "join_tokens"]
 
@@ -13,7 +13,7 @@ _CONTRACTIONS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's",
 _JOINED = (".", "?", "!", ",", "'", "n't", "'m", " don't", "'s", "'ve", "'re")
 
 
-class TokenDecoder(TokenTable):
+class TokenDecoder(SequenceTable):
     """The part of the tokenizer that turns ids into text."""
 
     clean_up_tokenization_spaces: bool

@@ -18,6 +18,7 @@ from bert_fast.tokenization.json_files import (
     ID,
     OBJECT,
     TEXT_OR_NULL,
+    TOKEN,
     check_kinds,
     read_json_object,
 )
@@ -93,21 +94,36 @@ def read_tokenizer(path: str | os.PathLike[str], read_json: Reader, read_vocabul
         raise FileNotFoundError(f"{path} holds neither {TOKENIZER_FILE} nor {VOCAB_FILE}")
     config = read_json_object(path / CONFIG_FILE)
     check_kinds(path / CONFIG_FILE, config, CONFIG_KINDS)
+    if config.get("split_special_tokens"):
+        raise ValueError(f"{path / CONFIG_FILE}: split_special_tokens: only false is supported")
+    if "model_max_length" not in config and "max_len" in config:  # its name before transformers 3
+        config["model_max_length"] = config.pop("max_len")
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     added_decoder = config.pop("added_tokens_decoder", None)
     if added_decoder is None:
         older = read_json_object(path / SPECIAL_TOKENS_FILE)
         check_kinds(path / SPECIAL_TOKENS_FILE, older, CONFIG_KINDS)
-        config.update(older)
+        # There a token is special whatever stands beside its name.
+        config.update({key: value | {"special": True} if _is_token(value) else value for key, value in older.items()})
+    decoded: dict[int, AddedToken] = {}
     for token_id, value in (added_decoder or {}).items():
         name = f"{path / CONFIG_FILE}: added_tokens_decoder[{token_id!r:.20}]"
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _MOST_DIGITS):
             raise ValueError(f"{name}: expected ids as keys")
-        added[int(token_id)] = AddedToken.from_any(value, False, name)
+        decoded[int(token_id)] = AddedToken.from_any(value, False, name)
+    added.update(decoded)
     named = {_content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None}
+    named |= {_content(token) for token in extra} if isinstance(extra, list) else set()
     older_added = read_json_object(path / ADDED_TOKENS_FILE)
     check_kinds(path / ADDED_TOKENS_FILE, older_added, dict.fromkeys(older_added, ID))
     for token, token_id in older_added.items():
         added.setdefault(token_id, AddedToken.from_any(token, token in named, ADDED_TOKENS_FILE))
+    # What an added token says about itself counts, and not what stands beside its name.
+    known = {token.content for token in (added if added_decoder is None else decoded).values()}
+    for name in NAMED_TOKENS:
+        if _content(config.get(name)) in known:
+            config[name] = _content(config[name])
+    _gather_own_names(config)
     source: dict[str, Any] = {name: options[name] for name in ("vocab", "tokenizer_file") if name in options}
     return {**options, **config, **source}, added
 
@@ -139,6 +155,23 @@ def read_padding_side(path: Path, state: dict[str, Any]) -> dict[str, Any]:
     padding = state.get("padding") or {}
     check_kinds(path, padding, {"direction": TEXT_OR_NULL}, "padding: ")
     return {"padding_side": padding["direction"].lower()} if padding.get("direction") else {}
+
+
+def _gather_own_names(config: dict[str, Any]) -> None:
+    """Puts special tokens with names of their own together: "<name>_token" and the mapping extra_special_tokens."""
+    own = {name: value for name, value in config.items() if name.endswith("_token") and TOKEN.holds(value)}
+    own = {name: config.pop(name) for name in own if name not in NAMED_TOKENS}
+    extra = config.get("extra_special_tokens") or []
+    if isinstance(extra, dict):
+        own.update(extra)
+    elif own and extra:
+        config["additional_special_tokens"] = extra
+    if own:
+        config["extra_special_tokens"] = own
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, dict) and "content" in value
 
 
 def _content(token: Any) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "SWITCH",
     "TEXT",
     "TEXT_OR_NULL",
+    "TOKEN",
     "TOKENIZER_KINDS",
     "Kind",
     "check_kinds",
@@ -50,6 +51,11 @@ def _is_token(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
 
 
+def _are_tokens(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and all(map(_is_token, values))
+
+
 TEXT = Kind("a string", lambda value: isinstance(value, str))
 TEXT_OR_NULL = TEXT.or_null()
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
@@ -59,10 +65,7 @@ OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 LIST = Kind("a list", lambda value: isinstance(value, list))
 TEXTS = Kind("a list of strings", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
 TOKEN = Kind("a string or an object with its content", _is_token)
-TOKENS = Kind(
-    "a list of tokens",
-    lambda value: isinstance(value, dict) or (isinstance(value, list) and all(map(_is_token, value))),
-)
+TOKENS = Kind("tokens in a list or by name", _are_tokens)
 
 TOKENIZER_KINDS = {
     **dict.fromkeys(("model", "normalizer", "pre_tokenizer", "post_processor", "padding"), OBJECT.or_null()),
@@ -87,7 +90,8 @@ CONFIG_KINDS = {
     **dict.fromkeys(("padding_side", "truncation_side", "continuing_subword_prefix"), TEXT),
     "never_split": TEXTS.or_null(),
     "model_input_names": TEXTS,
-    "model_max_length": NUMBER.or_null(),
+    **dict.fromkeys(("model_max_length", "max_len"), NUMBER.or_null()),
+    "split_special_tokens": SWITCH.or_null(),
     "added_tokens_decoder": OBJECT.or_null(),
 }
 

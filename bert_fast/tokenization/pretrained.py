@@ -106,13 +106,15 @@ class StoredTokenizer(TokenDecoder):
         if ignored.get("push_to_hub"):
             raise ValueError("push_to_hub: nothing is uploaded from here; save, then upload the directory")
         prefix = prefix_of(filename_prefix)
-        names: dict[str, Any] = dict(self.special_tokens_map)
+        names: dict[str, Any] = self.special_tokens_map
+        own = {name: names.pop(name) for name in list(names) if name not in NAMED_TOKENS}
+        named = dict(names)
         if self._extra:
             names["additional_special_tokens"] = self.extra_special_tokens
         config = {
             **self._config,
             **dict.fromkeys(NAMED_TOKENS[2:]),
-            **self.special_tokens_map,
+            **named,
             "added_tokens_decoder": {str(key): token.as_dict() for key, token in self.added_tokens_decoder.items()},
             "model_max_length": self.model_max_length,
             "padding_side": self.padding_side,
@@ -121,6 +123,7 @@ class StoredTokenizer(TokenDecoder):
             "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,
             "pad_token_type_id": self.pad_token_type_id,
             **self._own_config(),
+            **({"extra_special_tokens": own} if own else {}),
         }
         if self._extra:
             config["additional_special_tokens"] = self.extra_special_tokens  # the name that transformers 4 knows too

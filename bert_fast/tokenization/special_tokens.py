@@ -50,7 +50,8 @@ class TokenTable:
     """Base class of the tokenizer: which tokens there are, which of them are special, and the engine that knows them.
 
     `bos_token`, `eos_token`, `unk_token`, `sep_token`, `pad_token`, `cls_token`, `mask_token` and the same names with
-    `_id` are attributes; the tokens can be set to any token of the vocabulary or to None.
+    `_id` are attributes; the tokens can be set to any token of the vocabulary or to None. Those with other names need
+    not be in the vocabulary.
     """
 
     _pairs: PairForm = BERT_PAIRS
@@ -97,6 +98,7 @@ class TokenTable:
                 raise ValueError(f"added_tokens: expected ids in [0, 2**31), got {shown(token_id)}")
             self._register(token_id, token)
         wanted = {name: value for name, value in named.items() if value is not None}
+        own = {name: wanted.pop(name) for name in named if name in wanted and name not in NAMED_TOKENS}
         special = {name: AddedToken.from_any(value, True, name) for name, value in wanted.items()}
         missing = [
             f"{name} {token.content!r:.80}" for name, token in special.items() if self._find(token.content) is None
@@ -110,9 +112,12 @@ class TokenTable:
             if isinstance(wanted[name], str) and token_id in self._added:
                 token = self._added[token_id]  # a file said more about it than its name
             self._register(token_id, AddedToken(**{**token.as_dict(), "special": True}))
-        for value in extra:
-            token = AddedToken.from_any(value, True, "extra_special_tokens")
-            self._extra.append(token.content)
+        self._named.update({name: AddedToken.from_any(value, True, name).content for name, value in own.items()})
+        name = "extra_special_tokens"  # objects say what `normalized` is, though they become special here
+        extra = [value if isinstance(value, str | dict) else AddedToken.from_any(value, False, name) for value in extra]
+        self._extra = [AddedToken.from_any(value, True, name).content for value in extra]
+        for value in [*own.values(), *extra]:
+            token = AddedToken.from_any(value, True, name)
             if not (isinstance(value, str) and token.content in self._added_ids):
                 self._register(self._id_for(token.content), token)
 
@@ -302,61 +307,6 @@ class TokenTable:
             kept = [] if replace_extra_special_tokens else self._extra
             self._extra = list(dict.fromkeys([*kept, *(token.content for token in extra)]))
         return added
-
-    # Sequences with special tokens.
-
-    def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """How many special tokens a text (2) or a pair of texts (3; 4 with two separators) gets."""
-        check_flags(pair=pair)
-        return self._pairs.num_special(bool(pair))
-
-    def build_inputs_with_special_tokens(
-        self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
-    ) -> list[int]:
-        """[CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
-        cls_id, sep_id = self._id_of_named("cls_token"), self._id_of_named("sep_token")
-        first = [cls_id, *members("token_ids_0", token_ids_0), sep_id]
-        if token_ids_1 is None:
-            return first
-        return [*first, *[sep_id] * (self._pairs.num_separators - 1), *members("token_ids_1", token_ids_1), sep_id]
-
-    def create_token_type_ids_from_sequences(
-        self, token_ids_0: Sequence[int], token_ids_1: Sequence[int] | None = None
-    ) -> list[int]:
-        """0 for [CLS] A [SEP], 1 for B [SEP] (0 where the model knows no types)."""
-        first = [0] * (len(members("token_ids_0", token_ids_0)) + 2)
-        if token_ids_1 is None:
-            return first
-        second = [self._pairs.type_id] * (len(members("token_ids_1", token_ids_1)) + 1)
-        return first + [0] * (self._pairs.num_separators - 1) + second
-
-    def get_special_tokens_mask(
-        self,
-        token_ids_0: Sequence[int],
-        token_ids_1: Sequence[int] | None = None,
-        already_has_special_tokens: bool = False,
-    ) -> list[int]:
-        """1 for special tokens, 0 for others.
-
-        Args:
-            token_ids_0: ids of the first text, or of a finished sequence.
-            token_ids_1: ids of the second text.
-            already_has_special_tokens: `token_ids_0` is a finished sequence; every special token in it counts.
-        """
-        check_flags(already_has_special_tokens=already_has_special_tokens)
-        if already_has_special_tokens:
-            if token_ids_1 is not None:
-                raise ValueError("token_ids_1: a sequence that has its special tokens already comes alone")
-            special = set(self.all_special_ids)
-            ids = members("token_ids_0", token_ids_0)
-            try:
-                return [int(token_id in special) for token_id in map(int, ids)]
-            except (OverflowError, RuntimeError, TypeError, ValueError):
-                raise TypeError(f"token_ids_0: expected a list of ints, got {shown(ids)}") from None
-        first = [1, *[0] * len(members("token_ids_0", token_ids_0)), 1]
-        if token_ids_1 is None:
-            return first
-        return [*first, *[1] * (self._pairs.num_separators - 1), *[0] * len(members("token_ids_1", token_ids_1)), 1]
 
     # Engines are immutable and cannot be pickled: copies share them, other processes build their own.
 

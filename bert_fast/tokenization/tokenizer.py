@@ -34,7 +34,8 @@ class BertTokenizer(Tokenizer):
         padding_side, truncation_side: "right" or "left".
         vocab_file: the same as `vocab`.
         do_basic_tokenize: only True is supported.
-        extra_special_tokens, additional_special_tokens: further special tokens; new ones are added.
+        extra_special_tokens, additional_special_tokens: further special tokens, in a list or by the names that they get
+            as attributes; new ones are added.
         model_input_names: which of token_type_ids and attention_mask a call returns unasked.
         clean_up_tokenization_spaces: default of `decode`.
         pad_token_type_id: type id of padding.
@@ -77,8 +78,8 @@ class BertTokenizer(Tokenizer):
         do_basic_tokenize: bool = True,
         bos_token: Any = None,
         eos_token: Any = None,
-        extra_special_tokens: Sequence[Any] | None = None,
-        additional_special_tokens: Sequence[Any] | None = None,
+        extra_special_tokens: Sequence[Any] | Mapping[str, Any] | None = None,
+        additional_special_tokens: Sequence[Any] | Mapping[str, Any] | None = None,
         model_input_names: Sequence[str] = ("input_ids", "token_type_ids", "attention_mask"),
         clean_up_tokenization_spaces: bool = False,
         pad_token_type_id: int = 0,

@@ -21,8 +21,8 @@ __all__ = ["XLMRobertaTokenizer"]
 
 # Parts of a tokenizer.json that are kept and written back as they are.
 _KEPT_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
-# Classes of transformers 5 that build their model of the numbers in a tokenizer.json, as Python reads them; others leave
-# the file to `tokenizers`.
+# Classes of transformers 5 that build their model of the numbers in a tokenizer.json, as Python reads them; others
+# leave the file to `tokenizers`.
 _EXACT_CLASSES = {f"{name}Tokenizer{kind}" for name in ("Camembert", "XLMRoberta") for kind in ("", "Fast")}
 
 
@@ -40,13 +40,14 @@ class XLMRobertaTokenizer(Tokenizer):
         bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token: special tokens, all in the
             vocabulary. None: cls_token and sep_token (bos_token, eos_token) as in the file's template, unk_token as in
             its model, "<pad>" and "<mask>" if the vocabulary has them.
-        extra_special_tokens, additional_special_tokens: further special tokens; new ones are added.
+        extra_special_tokens, additional_special_tokens: further special tokens, in a list or by the names that they get
+            as attributes; new ones are added.
         model_input_names: which of token_type_ids and attention_mask a call returns unasked.
         clean_up_tokenization_spaces: default of `decode`.
         pad_token_type_id: type id of padding.
         added_tokens: added tokens by id, besides those of the file.
-        exact_scores: take scores as they are written, as transformers 5's own class does; False: rounded as `tokenizers`
-            rounds them when it reads a file. Only ways to cut a word with equal sums of scores are concerned.
+        exact_scores: take scores as they are written, as transformers 5's own class does; False: as `tokenizers` rounds
+            them when it reads a file. The last bit decides between ways to cut a word with equal sums of scores.
         name_or_path: where it came from.
 
     Raises:
@@ -71,8 +72,8 @@ class XLMRobertaTokenizer(Tokenizer):
         pad_token: Any = None,
         cls_token: Any = None,
         mask_token: Any = None,
-        extra_special_tokens: Sequence[Any] | None = None,
-        additional_special_tokens: Sequence[Any] | None = None,
+        extra_special_tokens: Sequence[Any] | Mapping[str, Any] | None = None,
+        additional_special_tokens: Sequence[Any] | Mapping[str, Any] | None = None,
         model_input_names: Sequence[str] = ("input_ids", "attention_mask"),
         clean_up_tokenization_spaces: bool = False,
         pad_token_type_id: int = 0,
@@ -119,7 +120,7 @@ class XLMRobertaTokenizer(Tokenizer):
         """See `StoredTokenizer.from_pretrained`; `exact_scores` is what the class that the directory names does."""
         path = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path)
         exact_scores = path.is_dir() and class_of(path) in _EXACT_CLASSES
-        return super().from_pretrained(path, **{"exact_scores": exact_scores, **options})
+        return super().from_pretrained(pretrained_model_name_or_path, **{"exact_scores": exact_scores, **options})
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """The text of a list of tokens: joined, marks turned into spaces, that of the first token left out."""

@@ -1,7 +1,7 @@
 """Which double a score of tokenizer.json is: the one that is written, or the one that `tokenizers` rounds it to.
 
-Transformers 5 has classes that build their model of the numbers as Python reads them, and leaves the file to `tokenizers`
-for others. Where two ways to cut a word have equal sums of scores the last bit decides.
+Transformers 5 has classes that build their model of the numbers as Python reads them, and leaves the file to
+`tokenizers` for others. Where two ways to cut a word have equal sums of scores the last bit decides.
 """
 
 import json
