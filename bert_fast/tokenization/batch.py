@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_fast.tokenization.direct import Specials, direct_rows
-from bert_fast.tokenization.encoding import BatchEncoding, Encodings, FoundTokens
+from bert_fast.tokenization.encoding import BatchEncoding, Encodings, FoundTokens, ragged
 from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.inputs import Inputs
 from bert_fast.tokenization.layout import Layout, PairForm, Rows, arrange, plan_rows
@@ -198,9 +198,7 @@ def _shaped(values: np.ndarray, layout: Layout, tensors: str | None, is_single: 
         to_tensor([[0], [0, 0]], tensors)  # raises with the advice to pad
     bounds = layout.row_starts.tolist()
     if tensors == "np":
-        ragged = np.empty(num_rows, dtype=object)
-        ragged[:] = [values[start:stop] for start, stop in itertools.pairwise(bounds)]
-        return ragged
+        return ragged([values[start:stop] for start, stop in itertools.pairwise(bounds)])
     items: list[Any] = values.tolist()
     if values.ndim == 2:
         items = list(map(tuple, items))

@@ -1,5 +1,6 @@
 """The part of the tokenizer that is called: texts to ids, masks, offsets and word ids, whatever the model is."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -137,6 +138,9 @@ class Tokenizer(UnpaddedTokenizer):
         return_offsets_mapping: bool = False,
         return_length: bool = False,
         verbose: bool = True,
+        *,
+        text_target: Any = None,
+        text_pair_target: Any = None,
     ) -> BatchEncoding:
         """Tokenizes a text, a pair of texts, or a batch of either.
 
@@ -163,6 +167,9 @@ class Tokenizer(UnpaddedTokenizer):
             return_offsets_mapping: also return `offset_mapping`, (start, stop) in the text of every token.
             return_length: also return `length`, of each row, padding included.
             verbose: warn about arguments that have no effect and rows that are too long for the model.
+            text_target: what a model is to produce, tokenized in the same way: its `input_ids` are the entry `labels`
+                beside those of `text`; without `text`, it is tokenized in its place.
+            text_pair_target: the second text of `text_target`.
 
         Returns:
             A dictionary whose values have one row per sample; for a single text and lists, the row itself.
@@ -177,6 +184,7 @@ class Tokenizer(UnpaddedTokenizer):
             and (return_token_type_ids is None and return_attention_mask is None)
             and (return_overflowing_tokens is False and return_special_tokens_mask is False)
             and (return_offsets_mapping is False and return_length is False and verbose is True)
+            and text_target is None
             and type(text) is str
         ):
             return self._encode_text(text)
@@ -199,12 +207,17 @@ class Tokenizer(UnpaddedTokenizer):
                 return_overflowing_tokens,
                 tensor_kind(return_tensors),
             )
-            encoding = None
-            if text_pair is None and not is_split_into_words and (type(text) in (str, list) or is_column(text)):
-                encoding = self._encode_texts(text, shape, returned)
-            if encoding is None:
-                inputs = parse_inputs(text, text_pair, is_split_into_words)
-                encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+            if text_target is None or text is not None:
+                encoding = self._encode_inputs(text, text_pair, is_split_into_words, shape, returned)
+            if text_target is not None:
+                try:
+                    target = self._encode_inputs(text_target, text_pair_target, is_split_into_words, shape, returned)
+                except (TypeError, ValueError) as error:  # which speaks of text or text_pair
+                    raise type(error)(re.sub(r"^text(_pair)?\b", r"text\1_target", str(error))) from None
+                if text is None:
+                    encoding = target
+                else:
+                    encoding["labels"] = target["input_ids"]
             if verbose and max_length is None and self._longest is not None:
                 self._warn_if_too_long(encoding["input_ids"])
             return encoding
@@ -368,6 +381,18 @@ class Tokenizer(UnpaddedTokenizer):
             self._warn_if_too_long(ids, stacklevel=4)
         make = later_encodings(engine, lambda: parse_inputs(text), _PLAIN_SHAPE, specials, self._token_of)
         return BatchEncoding(entries, make)
+
+    def _encode_inputs(
+        self, text: Any, text_pair: Any, is_split_into_words: bool, shape: Shape, returned: Returned
+    ) -> BatchEncoding:
+        """A call on inputs of any kind."""
+        encoding = None
+        if text_pair is None and not is_split_into_words and (type(text) in (str, list) or is_column(text)):
+            encoding = self._encode_texts(text, shape, returned)
+        if encoding is None:
+            inputs = parse_inputs(text, text_pair, is_split_into_words)
+            encoding = encode_batch(self._engine, inputs, shape, returned, self._specials(), self._token_of)
+        return encoding
 
     def _encode_texts(self, texts: Any, shape: Shape, returned: Returned) -> BatchEncoding | None:
         """A call on a str, or a list or column of single texts, if the engine makes what is asked for; else None."""

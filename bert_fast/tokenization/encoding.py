@@ -7,8 +7,10 @@ import numpy as np
 
 from bert_fast.tokenization.arguments import as_index, check_device, check_flags
 from bert_fast.tokenization.layout import Layout
+from bert_fast.tokenization.options import tensor_kind
+from bert_fast.tokenization.padding import to_tensor
 
-__all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "FoundTokens", "TokenSpan"]
+__all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "FoundTokens", "TokenSpan", "ragged"]
 
 FoundTokens = tuple[Layout, np.ndarray, np.ndarray, np.ndarray]  # and ids [T], offsets [T, 2], word ids [T]
 
@@ -218,6 +220,32 @@ class BatchEncoding(dict[str, Any]):
         """Whether rows know their tokens, words and characters."""
         return self.__dict__["_encodings"] is not None
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """The entries: itself."""
+        return self
+
+    def convert_to_tensors(self, tensor_type: Any = None, prepend_batch_axis: bool = False) -> "BatchEncoding":
+        """Makes tensors of the entries, in place; returns itself.
+
+        Args:
+            tensor_type: "pt" for torch tensors, "np" for NumPy arrays, None to leave everything as it is.
+            prepend_batch_axis: whether each entry is one row, and becomes a batch of it.
+
+        Raises:
+            ValueError: rows of an entry differ in length ("pt"; "np" makes an array of arrays), or `tensor_type` names
+                neither.
+        """
+        check_flags(prepend_batch_axis=prepend_batch_axis)
+        kind = tensor_kind(tensor_type, "tensor_type")
+        for key, value in self.items() if kind else ():
+            try:
+                value = [value] if prepend_batch_axis else value
+                self[key] = ragged(value) if kind == "np" and _is_ragged(value) else to_tensor(value, kind)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{key}: {error}") from None
+        return self
+
     def to(self, device: Any, *, non_blocking: bool = False) -> "BatchEncoding":
         """Moves every tensor to `device`, in place; returns itself."""
         movable = {key: value for key, value in self.items() if callable(getattr(value, "to", None))}
@@ -305,3 +333,16 @@ class BatchEncoding(dict[str, Any]):
         first = as_index(f"batch_or_{kind}_index", batch_or_index)
         batch, inner = (0, first) if index is None else (first, as_index(f"{kind}_index", index))
         return self._rows()[batch], inner
+
+
+def _is_ragged(value: Any) -> bool:
+    """Whether a list holds rows of different lengths."""
+    is_rows = isinstance(value, (list, tuple)) and all(isinstance(row, (list, tuple, np.ndarray)) for row in value)
+    return is_rows and len({len(row) for row in value}) > 1
+
+
+def ragged(rows: Sequence[Any]) -> np.ndarray:
+    """Rows of different lengths as an array of arrays."""
+    array = np.empty(len(rows), dtype=object)
+    array[:] = [np.asarray(row) for row in rows]
+    return array

@@ -123,15 +123,15 @@ def padded_width(longest: int, strategy: str, max_length: int | None, pad_to_mul
     return width
 
 
-def tensor_kind(return_tensors: Any) -> str | None:
-    """The kind that `return_tensors` names: "pt", "np" or None.
+def tensor_kind(return_tensors: Any, name: str = "return_tensors") -> str | None:
+    """The kind that `return_tensors` names: "pt", "np" or None; messages call it `name`.
 
     Raises:
         ValueError: it names another.
     """
     kind = getattr(return_tensors, "value", return_tensors)
     if kind is not None and not (isinstance(kind, str) and kind in ("pt", "np")):
-        raise ValueError(f"return_tensors: expected 'pt', 'np' or None, got {shown(return_tensors)}")
+        raise ValueError(f"{name}: expected 'pt', 'np' or None, got {shown(return_tensors)}")
     return kind
 
 

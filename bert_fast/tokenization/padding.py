@@ -39,7 +39,11 @@ def to_tensor(value: Any, return_tensors: Any) -> Any:
         array = array.astype(np.int64)
     if array.dtype == object:
         raise ValueError(_UNPADDABLE)
-    return torch.from_numpy(np.ascontiguousarray(array)) if kind == "pt" else array
+    if kind == "np":
+        return array
+    if array.dtype == np.float64 and isinstance(value, (list, tuple)) and not isinstance(value[0], np.ndarray):
+        return torch.tensor(value)  # floats of Python get torch's default type
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def pad_features(

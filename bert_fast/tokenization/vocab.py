@@ -16,6 +16,7 @@ __all__ = [
     "vocab_to_text",
 ]
 
+_BLANK_ENDS = (b" \n", b"\t\n", b" \r\n", b"\t\r\n")  # of lines
 _SHOWN = 5  # how many offenders an error message lists
 _MAX_SEARCHES = 32  # one through the bytes of a file costs some 10 us, the dictionary 2 ms
 
@@ -98,7 +99,8 @@ def open_vocab(path: str | os.PathLike[str]) -> Vocabulary:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is a directory, empty, not UTF-8 or starts with a byte order mark.
+        ValueError: the file is a directory, empty, not UTF-8, starts with a byte order mark, or has spaces or tabs
+            behind a token.
     """
     path = Path(path)
     if path.is_dir():
@@ -115,6 +117,8 @@ def open_vocab(path: str | os.PathLike[str]) -> Vocabulary:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"vocab: {path} is not UTF-8: line {line}, byte {error.start} of the file") from None
+    if any(end in data for end in _BLANK_ENDS) or data.endswith((b" ", b"\t")):
+        _check_ends(data, path)
     return Vocabulary(data, str(path))
 
 
@@ -181,7 +185,7 @@ def _numbered(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def vocab_to_text(tokens: Iterable[str]) -> str:
-    """The content of the vocab.txt that `read_vocab` reads back as these tokens.
+    """The content of the vocab.txt that `read_vocab` reads back as these tokens, if none has blanks behind it.
 
     Raises:
         ValueError: a token contains a line feed or ends with a carriage return, which the format cannot hold.
@@ -196,6 +200,20 @@ def vocab_to_text(tokens: Iterable[str]) -> str:
 def _split_lines(text: str) -> list[str]:
     lines = text.removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+
+
+def _check_ends(data: bytes, path: Path) -> None:
+    """Raises ValueError if a token has spaces or tabs behind it: no text has such a token."""
+    wrong = []
+    for line, token in enumerate(_split_lines(data.decode()), start=1):
+        if token.rstrip(" \t") not in (token, "", "##"):  # blanks alone may be entries of characters
+            wrong.append(f"{token!r:.80} on line {line}")
+    if wrong:
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ValueError(
+            f"vocab: {path}: expected one token a line and nothing behind it, got spaces or tabs behind tokens: "
+            f"{'; '.join(wrong[:_SHOWN])}{more}; remove them"
+        )
 
 
 def _check_distinct(tokens: list[str], source: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from bert_fast.tokenization import BatchEncoding, BertTokenizer, CharSpan, TokenSpan
@@ -149,3 +150,77 @@ def test_dtypes(ours: Callable[..., BertTokenizer]) -> None:
     for value in ours()(TEXTS, return_tensors="pt", **call).values():
         assert value.dtype == torch.int64
         assert value.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ["pt", "np", None])
+@pytest.mark.parametrize("batch_axis", [False, True])
+@pytest.mark.parametrize("padding", [False, True])
+def test_entries_become_tensors_afterwards(
+    kind: str | None, batch_axis: bool, padding: bool, ours: Callable[..., BertTokenizer], theirs: Callable[..., Any]
+) -> None:
+    more: list[dict[str, Any]] = [
+        {},
+        {"labels": [0.5, 1.0, 2.0]},
+        {"labels": [1, 2, 3]},
+        {"mask": [True, False, True], "none": []},
+        {"matrix": [[0.5], [1.5]], "array": np.zeros(2, np.float32), "doubles": [np.float64(1), np.float64(2)]},
+        {"arrays": [np.zeros(2), np.ones(2)], "words": ["a", "b"]},
+    ]
+    for entries in more:
+        mine, other = ours()(TEXTS, padding=padding), theirs()(TEXTS, padding=padding)
+        mine.update(entries)
+        other.update(entries)
+        try:
+            other.convert_to_tensors(kind, prepend_batch_axis=batch_axis)
+        except ValueError:
+            with pytest.raises(ValueError, match="^(input_ids|words): "):
+                mine.convert_to_tensors(kind, prepend_batch_axis=batch_axis)
+            continue
+        assert mine.convert_to_tensors(kind, prepend_batch_axis=batch_axis) is mine
+        assert mine.data is mine
+        for name, value in other.items():
+            assert type(mine[name]) is type(value), name
+            assert getattr(mine[name], "dtype", None) == getattr(value, "dtype", None), name
+            assert str(mine[name]) == str(value), name
+
+
+def test_no_other_tensors(ours: Callable[..., BertTokenizer]) -> None:
+    with pytest.raises(ValueError, match="tensor_type: expected 'pt', 'np' or None, got 'tf'"):
+        ours()("x").convert_to_tensors("tf")
+
+
+def test_labels_of_padded_rows_are_of_torchs_default_type(
+    ours: Callable[..., BertTokenizer], theirs: Callable[..., Any]
+) -> None:
+    rows = [{"input_ids": [101, 102], "label": 0.5}, {"input_ids": [101], "label": 1.5}]
+    mine, other = (make().pad(rows, return_tensors="pt")["label"] for make in (ours, theirs))
+    assert mine.dtype == other.dtype == torch.get_default_dtype()
+    assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((TEXTS,), {"text_target": PAIRS}),
+        (("x",), {"text_target": "y z"}),
+        ((), {"text_target": "y z"}),
+        ((), {"text_target": TEXTS, "text_pair_target": PAIRS}),
+        ((TEXTS, PAIRS), {"text_target": TEXTS, "return_offsets_mapping": True}),
+        ((TEXTS,), {"text_target": TEXTS, "padding": "max_length", "max_length": 5, "truncation": True}),
+        (([["x", "y"]],), {"text_target": [["z"]], "is_split_into_words": True}),
+    ],
+)
+def test_targets_are_labels(
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    ours: Callable[..., BertTokenizer],
+    theirs: Callable[..., Any],
+) -> None:
+    assert dict(ours()(*arguments, **options)) == dict(theirs()(*arguments, **options))
+
+
+def test_bad_targets_are_named(ours: Callable[..., BertTokenizer]) -> None:
+    with pytest.raises(TypeError, match=r"^text_target\[1\]: expected a str"):
+        ours()(["a", "b"], text_target=["a", 3])
+    with pytest.raises(TypeError, match=r"^text_pair_target\[0\]: expected a str"):
+        ours()(["a"], text_target=["a"], text_pair_target=[3])

@@ -1,6 +1,7 @@
 """Reading and writing vocabularies."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,28 @@ def test_duplicates_are_named_with_their_lines(tmp_path: Path) -> None:
 def test_unreadable_files(content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_vocab(write(tmp_path / "vocab.txt", content))
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("blank", [" ", "\t", " \t "])
+def test_blanks_behind_a_token_are_named(blank: str, ending: str, tmp_path: Path) -> None:
+    """Behind every token, behind one, behind the last; the file, the line and the token are in the message."""
+    lines = [f"{token}{blank}" for token in MINIMAL]
+    path = write(tmp_path / "all.txt", ending.join(lines).encode())
+    with pytest.raises(ValueError, match="behind tokens: .* on line 1; .* on line 5") as caught:
+        BertTokenizer(path)
+    assert str(path) in str(caught.value)
+    assert repr(lines[0]) in str(caught.value)
+    for place in (3, len(MINIMAL) - 1):
+        some = [*MINIMAL[:place], lines[place], *MINIMAL[place + 1 :]]
+        for end in ("", ending):
+            path = write(tmp_path / "one.txt", (ending.join(some) + end).encode())
+            with pytest.raises(
+                ValueError, match=f"behind tokens: {re.escape(repr(lines[place]))} on line {place + 1};"
+            ):
+                read_vocab(path)
+    blanks = [*MINIMAL, blank, f"##{blank}"]  # entries of characters: no token stands before them
+    assert read_vocab(write(tmp_path / "characters.txt", ending.join(blanks).encode())) == blanks
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-chinese"])
