@@ -173,7 +173,7 @@ def test_entries_become_tensors_afterwards(
         try:
             other.convert_to_tensors(kind, prepend_batch_axis=batch_axis)
         except ValueError:
-            with pytest.raises(ValueError, match="^(input_ids|words): "):
+            with pytest.raises(ValueError, match=r"^(input_ids|words): "):
                 mine.convert_to_tensors(kind, prepend_batch_axis=batch_axis)
             continue
         assert mine.convert_to_tensors(kind, prepend_batch_axis=batch_axis) is mine
