@@ -108,14 +108,6 @@ class Tokenizer(UnpaddedTokenizer):
         check = _ASSIGNED.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
 
-    def __getattr__(self, name: str) -> Any:
-        named = self.__dict__.get("_named", {})
-        if name in named:
-            return named[name]
-        if name.removesuffix("_id") in named:
-            return self._id_of_named(name.removesuffix("_id"))
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     # Text to ids.
 
     def __call__(
@@ -138,7 +130,6 @@ class Tokenizer(UnpaddedTokenizer):
         return_offsets_mapping: bool = False,
         return_length: bool = False,
         verbose: bool = True,
-        *,
         text_target: Any = None,
         text_pair_target: Any = None,
     ) -> BatchEncoding:

@@ -120,6 +120,11 @@ class TokenTable:
             token = AddedToken.from_any(value, True, name)
             if not (isinstance(value, str) and token.content in self._added_ids):
                 self._register(self._id_for(token.content), token)
+        # Attributes of their own: with a __getattr__ Python would look up all others more slowly.
+        for name in own:
+            for attribute, found in ((name, self._named[name]), (f"{name}_id", self._id_of_named(name))):
+                if not hasattr(type(self), attribute):
+                    setattr(self, attribute, found)
 
     # The vocabulary.
 

@@ -91,6 +91,10 @@ class XLMRobertaTokenizer(Tokenizer):
         self._exact_scores = bool(exact_scores)
         self._mark, self._drops_first = file.mark, file.drops_first
         vocabulary = Vocabulary(file.vocab, str(path))
+        stored = read_added_tokens(path, dict(state))
+        known = {token.content for token in stored.values()}
+        if isinstance(mask_token, Mapping) and mask_token.get("content") in known:
+            mask_token = mask_token["content"]  # a configuration file: what the token says about itself counts
         cls_token, sep_token = cls_token or file.named["cls_token"], sep_token or file.named["sep_token"]
         super().__init__(
             vocabulary,
@@ -104,7 +108,7 @@ class XLMRobertaTokenizer(Tokenizer):
                 "mask_token": mask_token or _if_known(vocabulary, "<mask>"),
             },
             {"extra_special_tokens": extra_special_tokens, "additional_special_tokens": additional_special_tokens},
-            {**read_added_tokens(path, dict(state)), **(added_tokens or {})},
+            {**stored, **(added_tokens or {})},
             file.engine_options,
             model_max_length=model_max_length,
             padding_side=padding_side or read_padding_side(path, dict(state)).get("padding_side", "right"),

@@ -190,6 +190,20 @@ def test_what_is_saved_is_read_alike(tmp_path: Path, theirs: Callable[..., Any])
     assert XLMRobertaTokenizer(tmp_path / "tokenizer.json").encode("a covid") == mine.encode("a covid")
 
 
+def test_what_an_added_token_says_counts(tmp_path: Path, theirs: Callable[..., Any]) -> None:
+    """And not what a configuration file says beside its name."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state_of()), encoding="utf-8")
+    mask = {"__type": "AddedToken", "content": "<mask>", "lstrip": False, "normalized": True}
+    config = {"tokenizer_class": "XLMRobertaTokenizer", **NAMED, "mask_token": mask}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    ours, other = XLMRobertaTokenizer.from_pretrained(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    token, expected = (made.added_tokens_decoder[made.mask_token_id] for made in (ours, other))
+    assert (token.lstrip, token.normalized) == (expected.lstrip, expected.normalized) == (True, False)
+    texts = ["a <mask> the", "a<mask>"]
+    assert ours(texts, return_offsets_mapping=True) == dict(other(texts, return_offsets_mapping=True))
+
+
 def test_its_own_class_of_transformers_reads_the_same(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     mine = XLMRobertaTokenizer(state_of(), exact_scores=True)
