@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bert_fast.aten._layer_norm import native_layer_norm
 from bert_fast.aten._native import dropout_arguments, routines
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm, output_suffices
@@ -36,14 +37,14 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
         x = dropout_fwd(x, dropout_p, seed, coords, site)
     # A sum that is not kept need not be rounded either.
     h = residual + x if chosen == "input" else _wide(residual) + x
-    y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
+    y, mean, rstd = native_layer_norm(_wide(h), _wide(weight), _wide(bias), eps)
     if saves == AGAIN:
-        return y.to(x.dtype), None, None, rstd.squeeze(-1)
+        return y.to(x.dtype), None, None, rstd
     if saves == "output":
         h = None
     elif chosen == "output":
         h = x.new_empty(x.shape)
-    return y.to(x.dtype), h, mean.squeeze(-1), rstd.squeeze(-1)
+    return y.to(x.dtype), h, mean, rstd
 
 
 def dropout_add_layer_norm_bwd(

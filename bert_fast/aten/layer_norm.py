@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bert_fast.aten._layer_norm import native_layer_norm
 from bert_fast.reference.layer_norm import LayerNorm
 
 __all__ = ["layer_norm_bwd", "layer_norm_fwd"]
@@ -11,8 +12,8 @@ __all__ = ["layer_norm_bwd", "layer_norm_fwd"]
 def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), as `reference.layer_norm`."""
     x, weight, bias = _forward_operands(a.x, a.weight, a.bias)
-    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, a.eps)
-    return y.to(a.x.dtype), mean.squeeze(-1), rstd.squeeze(-1)
+    y, mean, rstd = native_layer_norm(x, weight, bias, a.eps)
+    return y.to(a.x.dtype), mean, rstd
 
 
 def layer_norm_bwd(a: LayerNorm, dy: Tensor, mean: Tensor, rstd: Tensor) -> dict[str, Tensor]:

@@ -58,6 +58,8 @@ def cross_entropy_bwd(a: CrossEntropy, dloss: Tensor, lse: Tensor) -> dict[str, 
     z = wide(a.logits)
     classes, valid, factor, number = _labelled(z, a.labels, a.ignore_index)
     onehot = torch.zeros_like(z).scatter_(1, classes[:, None], 1.0)
-    dz = torch.exp(z - lse[:, None]) - (1.0 - a.label_smoothing) * onehot - a.label_smoothing / z.shape[1]
+    # A score of inf makes every probability of its row NaN, as in softmax.
+    p = torch.exp(z - lse[:, None]).masked_fill(lse[:, None] == torch.inf, torch.nan)
+    dz = p - (1.0 - a.label_smoothing) * onehot - a.label_smoothing / z.shape[1]
     dlogits = torch.where(valid[:, None], dz * factor[:, None], 0.0) * (dloss / number)
     return {"logits": dlogits.to(a.logits.dtype)}

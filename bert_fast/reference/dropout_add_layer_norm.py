@@ -2,7 +2,7 @@
 
     h    = residual + (x + x_bias) * m          m = keep * scale, the mask of reference/dropout.py; 1 without dropout
     mean = sum(h) / H                           over the columns of a row
-    rstd = 1 / sqrt(sum((h - mean)^2) / H + eps)
+    rstd = 1 / sqrt(sum((h - mean)^2) / H + eps)    NaN where the sum overflows, see layer_norm.py
     n    = (h - mean) * rstd                    "normalised"
     y    = n * weight + bias
 
@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from bert_fast.reference.dropout import dropout_scale, keep_mask
+from bert_fast.reference.layer_norm import inverse_deviation
 
 __all__ = [
     "AGAIN",
@@ -86,12 +87,12 @@ def output_suffices(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _dropout(x: Tensor, a: "DropoutAddLayerNorm") -> Tensor:
-    """x * scale where kept, exactly 0 elsewhere (also where x is not finite)."""
+    """x * scale where kept, x * 0 elsewhere: what is not finite stays so, as in PyTorch."""
     if a.dropout_p == 0.0:
         return x
     assert a.seed is not None and a.coords is not None
     keep = keep_mask(a.seed, a.site, a.coords, x.shape[1], a.dropout_p)
-    return torch.where(keep, x * dropout_scale(a.dropout_p), 0.0)
+    return x * (keep.to(x.dtype) * dropout_scale(a.dropout_p))
 
 
 class DropoutAddLayerNorm(NamedTuple):
@@ -130,7 +131,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
         h = torch.where(output_suffices(a.weight, a.bias, x.dtype), exact_h, stored_h.to(work))
     mean = h.mean(dim=1)
     centred = h - mean[:, None]
-    rstd = torch.rsqrt(centred.square().mean(dim=1) + a.eps)
+    rstd = inverse_deviation(centred, a.eps)
     y = centred * rstd[:, None] * a.weight.to(work) + a.bias.to(work)
     if a.saves == AGAIN:
         return y.to(x.dtype), None, None, rstd

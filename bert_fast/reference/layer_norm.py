@@ -12,6 +12,9 @@ Backward, with g = dy * weight (x acts directly and through mean and rstd):
     dbias   = sum over rows of dy
 
 Saved for backward: x, mean, rstd. Source: Ba et al. 2016 (arXiv:1607.06450), section 3.
+
+Where the variance overflows, 1 / sqrt(inf) = 0 would make a row of biases that hides it. rstd is NaN there, and so are
+the row and every gradient through it. PyTorch's operator gives NaN or the bias, depending on the length of the row.
 """
 
 from typing import Annotated, NamedTuple
@@ -21,7 +24,13 @@ from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["LayerNorm", "layer_norm_bwd", "layer_norm_fwd"]
+__all__ = ["LayerNorm", "inverse_deviation", "layer_norm_bwd", "layer_norm_fwd"]
+
+
+def inverse_deviation(centred: Tensor, eps: float) -> Tensor:
+    """rstd [T] of centred rows [T, H]: 1 / sqrt(variance + eps), NaN where the variance is infinite."""
+    variance = centred.square().mean(dim=1)
+    return torch.rsqrt(variance + eps).masked_fill(variance == torch.inf, torch.nan)
 
 
 class LayerNorm(NamedTuple):
@@ -38,7 +47,7 @@ def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     x_ = wide(a.x)
     mean = x_.mean(dim=1)
     centred = x_ - mean[:, None]
-    rstd = torch.rsqrt(centred.square().mean(dim=1) + a.eps)
+    rstd = inverse_deviation(centred, a.eps)
     y = centred * rstd[:, None] * wide(a.weight) + wide(a.bias)
     return y.to(a.x.dtype), mean, rstd
 

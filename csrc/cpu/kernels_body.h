@@ -59,8 +59,9 @@ struct RowKernels {
     if (column < num_columns) body(column, Rest{static_cast<int>(num_columns - column)});
   }
 
+  // The factor is what is dropped, so that NaN and inf, times 0, stay NaN as in PyTorch.
   static BERT_FAST_INLINE F keep_and_scale(F x, const uint8_t* bits, int64_t column, F scale) {
-    return bits == nullptr ? x : V::keep(x, bits, column) * scale;
+    return bits == nullptr ? x : x * V::keep(scale, bits, column);
   }
 
   // e^x within 1.1 units in the last place for -87.33 <= x <= 88.37; 0 below (no subnormals), e^88.37 above, NaN for
@@ -141,7 +142,8 @@ struct RowKernels {
     const float variance = V::reduce_add(squares) / count - correction * correction;
     LayerNormStatistics statistics;
     statistics.mean = first_mean + correction;
-    statistics.rstd = 1.0f / sqrtf((variance > 0.0f ? variance : 0.0f) + r.eps);
+    // NaN where the variance is NaN or infinite: 1 / sqrt(inf) = 0 would hide the overflow behind a row of biases.
+    statistics.rstd = variance < INFINITY ? 1.0f / sqrtf((variance > 0.0f ? variance : 0.0f) + r.eps) : NAN;
 
     const F mean = V::set1(statistics.mean), rstd = V::set1(statistics.rstd);
     for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
@@ -209,6 +211,13 @@ struct RowKernels {
     for_columns(num_columns, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA { at.store(p + c, V::set1(0.0f)); });
   }
 
+  static bool has_nan(const float* p, int64_t num_columns) {
+    for (int64_t c = 0; c < num_columns; ++c) {
+      if (p[c] != p[c]) return true;
+    }
+    return false;
+  }
+
   static float softmax_forward(float* scores, const SoftmaxRow& row) {
     return row.bias == nullptr ? softmax_forward_of<false>(scores, row) : softmax_forward_of<true>(scores, row);
   }
@@ -232,10 +241,13 @@ struct RowKernels {
         lane_max = V::max(lane_max, at.valid_or(at.load(scores + c) * sign, lane_max));
       }
     });
-    const float max = V::reduce_max(lane_max);
+    float max = V::reduce_max(lane_max);
     if (max == minus_infinity) {
-      fill_zero(scores, r.width);
-      return minus_infinity;
+      if (!has_nan(scores, r.num_keys)) {
+        fill_zero(scores, r.width);
+        return minus_infinity;
+      }
+      max = NAN;  // the maximum passes over NaN
     }
     const F max_f = V::set1(max);
     const F zero = V::set1(0.0f);
