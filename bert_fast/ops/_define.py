@@ -56,7 +56,7 @@ def define(
     run_backward: Callable[..., _Gradients] | None = None,
     check: Callable[[Any], None] | None = None,
     check_backward: Callable[..., None] | None = None,
-    check_values: Callable[[Any], None] | None = None,
+    check_values: Callable[..., None] | None = None,
 ) -> Op:
     """Registers `<name>_fwd` and `<name>_bwd`; returns the first, to be called with a record's fields and a back-end.
 
@@ -78,8 +78,8 @@ def define(
     run, run_backward: (module, a) -> outputs; (module, a, dy, the outputs among `backward`, and the set of wanted
         gradients if any has a flag) -> gradients by name; default: the module's functions of these names.
     check, check_backward: (a); (a, and as run_backward from the outputs on): raise where arguments, each of which is
-        right, do not go together. check_values: (a), for what only values tell, where backward is called by itself;
-        `run` looks at them in forward.
+        right, do not go together. check_values: as run_backward from a on, for what only values tell, where backward is
+        called by itself; `run` looks at them in forward.
     """
     pair = _Pair(name, record, outputs, backward.split(), gradients.split(), joined)
     pair.same, pair.makes = same, makes
@@ -109,7 +109,7 @@ def define(
         pair.backward,
         pair.lines,
         check_given,
-        check_values and (lambda *values: check_values(pair.read(values)[0])),
+        check_values and (lambda *values: check_values(*pair.read(values))),
         declaration=declaration(pair.backward_types, len(pair.gradients)),
     )
     op.register_fake(pair.fake_forward)

@@ -76,7 +76,7 @@ def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> T
         return None
     layers = [EncoderLayer._make((*one, "output", "output", False)) for one in given]
     for a in (layers[0], layers[-1]):  # between them calls are alike
-        _check_values(a)
+        _check_values(a, a.coords_q.shape[0], a.coords_k.shape[0])
     return run(layers)
 
 
@@ -88,15 +88,15 @@ def _computes_again(device: torch.device, dtype: torch.dtype, request: str) -> b
 
 
 def _forward(module: ModuleType, a: EncoderLayer) -> Any:
-    _check_values(a)
+    _check_values(a, a.coords_q.shape[0], a.coords_k.shape[0])
     return module.encoder_layer_fwd(a)
 
 
-def _check_values(a: EncoderLayer) -> None:
-    check_offsets("cu_seqlens_q", a.cu_seqlens_q, "max_seqlen_q", a.max_seqlen_q, a.coords_q.shape[0])
+def _check_values(a: EncoderLayer, num_queries: int, num_tokens: int) -> None:
+    check_offsets("cu_seqlens_q", a.cu_seqlens_q, "max_seqlen_q", a.max_seqlen_q, num_queries)
     if a.rows is not None:
-        check_ids("rows", a.rows, a.coords_k.shape[0])
-        check_offsets("cu_seqlens_k", a.cu_seqlens_k, "max_seqlen_k", a.max_seqlen_k, a.coords_k.shape[0])
+        check_ids("rows", a.rows, num_tokens)
+        check_offsets("cu_seqlens_k", a.cu_seqlens_k, "max_seqlen_k", a.max_seqlen_k, num_tokens)
     if a.causal:
         keys = a.coords_k.unsqueeze(2)  # which nobody looks at: of as many tokens as the heads that are yet to be made
         check_lookups(a.attention(a.coords_q.unsqueeze(2), keys, keys))
@@ -129,6 +129,13 @@ def _check_backward(a: EncoderLayer, y: Tensor | None, *saved: Any) -> None:
     given = {**a._asdict(), **Saved(*kept)._asdict(), "y": y}
     for name in sorted(_needed_by(a, wants) - _PERHAPS_NONE):
         check_given(name, given[name], is_needed=True)
+
+
+def _check_values_in_backward(a: EncoderLayer, dy: Tensor, _: Tensor | None, *saved: Any) -> None:
+    """Coordinates are not given there without dropout and causal order; what was saved has as many tokens."""
+    *kept, wants = saved
+    if not wants.isdisjoint(BEFORE_OUTPUT):
+        _check_values(a, dy.shape[0], dy.shape[0] if a.rows is None else Saved(*kept).kv.shape[0])  # type: ignore[union-attr]
 
 
 def _backward(module: ModuleType, a: EncoderLayer, *given: Any) -> dict[str, Tensor]:
@@ -226,5 +233,5 @@ _op = define(
     run_backward=_backward,
     check=_check,
     check_backward=_check_backward,
-    check_values=_check_values,
+    check_values=_check_values_in_backward,
 )

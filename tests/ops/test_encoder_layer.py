@@ -344,3 +344,14 @@ def test_backward_of_what_was_not_kept_is_refused() -> None:
     y = torch.ops.bert_fast.encoder_layer_fwd(*arguments)[0]
     with pytest.raises(ValueError, match="keeps: expected True where gradients are wanted, got False"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("rows", ["all", "some"])
+def test_a_profiled_step_without_dropout(rows: str) -> None:
+    """Backward then takes the dispatcher, and is not given the coordinates of tokens, which nothing reads."""
+    layer, call = make_layer(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), make_call(rows)
+    x = torch.randn(sum(LENGTHS), 24)
+    expected = run(layer, x, call)
+    with torch.autograd.profiler.profile():
+        found = run(layer, x, call)
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
