@@ -1,5 +1,6 @@
 """The functional API: every op is a registered custom op with autograd, runs on any back-end, and explains itself."""
 
+from bert_fast.ops._flops import register_formulas
 from bert_fast.ops.attention import attention, attention_padded, attention_with_probabilities
 from bert_fast.ops.attention_qkv import attention_qkv
 from bert_fast.ops.bias_gelu import bias_activation, bias_gelu
@@ -44,3 +45,5 @@ __all__ = [
     "repad",
     "unpad",
 ]
+
+register_formulas()
