@@ -25,6 +25,8 @@ def residual_norm(
     coords = call.queries.coords
     if is_plain_norm(norm):
         weight, shift = weight_and_bias(norm)
+        if bias is not None and bias.dtype is not weight.dtype:  # a LayerNorm that was kept in fp32
+            bias = bias.to(weight.dtype)
         return dropout_add_layer_norm(
             product, residual, weight, shift, x_bias=bias, eps=norm.eps, dropout_p=dropout_p, seed=call.seed,
             coords=coords, site=site,
