@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from bert_fast.aten._layer_norm import native_layer_norm
 from bert_fast.aten._native import dropout_arguments, routines
+from bert_fast.aten._overflow import with_overflows
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm, output_suffices
 
@@ -37,7 +37,10 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor |
         x = dropout_fwd(x, dropout_p, seed, coords, site)
     # A sum that is not kept need not be rounded either.
     h = residual + x if chosen == "input" else _wide(residual) + x
-    y, mean, rstd = native_layer_norm(_wide(h), _wide(weight), _wide(bias), eps)
+    y, mean, rstd = torch.native_layer_norm(_wide(h), h.shape[-1:], _wide(weight), _wide(bias), eps)
+    mean, rstd = mean.squeeze(-1), rstd.squeeze(-1)
+    if rstd.is_cpu and not rstd.all():
+        y, rstd = with_overflows(y, rstd)
     if saves == AGAIN:
         return y.to(x.dtype), None, None, rstd
     if saves == "output":

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_fast.aten._layer_norm import native_layer_norm
+from bert_fast.aten._overflow import with_overflows
 from bert_fast.aten._zeros import zeros_on_touch
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.dropout import dropout_threshold
@@ -78,7 +78,10 @@ def _add_rows(h: Tensor, ids: Tensor, table: Tensor) -> None:
 def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), as `reference.embedding`. On a device a token with an id out of range gets a row of NaN."""
     h, _, exists = _sum(a)
-    y, mean, rstd = native_layer_norm(h, wide(a.weight), wide(a.bias), a.eps)
+    y, mean, rstd = torch.native_layer_norm(h, h.shape[-1:], wide(a.weight), wide(a.bias), a.eps)
+    mean, rstd = mean.squeeze(-1), rstd.squeeze(-1)
+    if rstd.is_cpu and not rstd.all():
+        y, rstd = with_overflows(y, rstd)
     if dropout_threshold(a.dropout_p) > 0 and len(y):
         y = dropout_fwd(y, a.dropout_p, a.seed, a.coords, a.site)
     if exists is not None:

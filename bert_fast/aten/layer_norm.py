@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bert_fast.aten._layer_norm import native_layer_norm
+from bert_fast.aten._overflow import with_overflows
 from bert_fast.reference.layer_norm import LayerNorm
 
 __all__ = ["layer_norm_bwd", "layer_norm_fwd"]
@@ -12,7 +12,10 @@ __all__ = ["layer_norm_bwd", "layer_norm_fwd"]
 def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), as `reference.layer_norm`."""
     x, weight, bias = _forward_operands(a.x, a.weight, a.bias)
-    y, mean, rstd = native_layer_norm(x, weight, bias, a.eps)
+    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, a.eps)
+    mean, rstd = mean.squeeze(-1), rstd.squeeze(-1)
+    if rstd.is_cpu and not rstd.all():
+        y, rstd = with_overflows(y, rstd)
     return y.to(a.x.dtype), mean, rstd
 
 
