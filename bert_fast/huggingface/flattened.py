@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from bert_fast.env import SETTINGS
-from bert_fast.huggingface.family import IS_VERSION_4
 
 __all__ = [
     "OFFSETS",
@@ -100,16 +99,15 @@ def is_known_attention(attention: Any) -> bool:
 
 def _tells_texts_apart(attention: Any) -> bool:
     """Whether an attention, by its name, keeps the texts of a flattened row apart."""
-    if IS_VERSION_4:
-        return False
+    # Not at the top: attention.py, which comes with bert_fast itself, does not import transformers.
+    from bert_fast.huggingface.family import IS_VERSION_4
+
     name = str(attention)
-    return name.startswith("flash_attention") or name == "bert_fast" or name in _kernels()
-
-
-def _kernels() -> Any:
+    if IS_VERSION_4 or name.startswith("flash_attention") or name == "bert_fast":
+        return not IS_VERSION_4
     from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 
-    return FLASH_ATTN_KERNEL_FALLBACK.values()
+    return name in FLASH_ATTN_KERNEL_FALLBACK.values()
 
 
 def _is_flat(model: Any, inputs: Mapping[str, Any]) -> bool:

@@ -78,13 +78,15 @@ class FusedModel(Fused, PackedBertModel):
 
         @functools.wraps(theirs)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_replaced():
+                return original.forward(self, *args, **kwargs)
             inputs = by_name(names, args, kwargs)
             asked = None if inputs is None else _asked_of(self)
             if asked is not None and inputs is not None and not asked.is_whole:
                 inputs["rows"] = asked.rows
             if inputs is None or (found := reasons(self, inputs) or _reasons_of_head(asked, inputs)):
                 found = ["the arguments do not fit the signature"] if inputs is None else found
-                return self._theirs(functools.partial(original.forward, self), args, kwargs, inputs, found)
+                return self._theirs(functools.partial(theirs, self), args, kwargs, inputs, found)
             if IS_VERSION_4 and inputs.get("input_ids") is not None:
                 self.warn_if_padding_and_no_attention_mask(inputs["input_ids"], inputs.get("attention_mask"))
             encoded = self.encode(**encode_arguments(self, inputs))
