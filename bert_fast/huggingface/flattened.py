@@ -124,7 +124,7 @@ def _tokens(inputs: Mapping[str, Any]) -> Any:
 
 
 def _are_given(inputs: Mapping[str, Any]) -> bool:
-    return all(inputs.get(name) is not None for name in OFFSETS)
+    return inputs.get(OFFSETS[0]) is not None and all(inputs.get(name) is not None for name in OFFSETS[1:])
 
 
 _last: tuple[Any, int, Texts | None] = (lambda: None, 0, None)  # a call asks more than once

@@ -4,8 +4,9 @@ A class of transformers whose `forward` was replaced, an attention that was regi
 function of torch that was replaced, hooks of every module: none of these shows in the model.
 """
 
+import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from bert_fast.huggingface.family import IS_VERSION_4, Family
@@ -15,34 +16,31 @@ __all__ = ["process_reasons"]
 
 _FUNCTIONS = ("eager_attention_forward", "create_bidirectional_mask", "create_causal_mask")
 _libraries: dict[str, Originals] = {}
-_registered: dict[str, Any] = {}  # name -> what transformers has for it, once seen
+_registered: dict[Any, Any] = {}  # name of an attention -> what transformers has for it, once seen
 
 
-def process_reasons(model: Any) -> tuple[str, ...]:
-    """Why calls of a fused model leave the packed path, whatever the model and the call."""
-    return _reasons_of(model.fused_original.__module__, model.fused_family, model.config._attn_implementation)
+def process_reasons(model: Any, attention: str | None) -> Sequence[str]:
+    """Why calls of a fused model with this attention leave the packed path, whatever the call is given."""
+    return _reasons_of(model.fused_original.__module__, model.fused_family, attention)
 
 
 @at_trace_time
-def _reasons_of(library: str, family: Family, attention: str | None) -> tuple[str, ...]:
+def _reasons_of(library: str, family: Family, attention: str | None) -> Sequence[str]:
     originals = _libraries.get(library)
     if originals is None:
         originals = _libraries[library] = _originals(library, family)
-    replaced = originals.replaced()
-    of_torch = replaced_in_torch()
-    if replaced or of_torch or has_global_hooks() or not _is_as_registered(attention):
-        return tuple(_described(library, replaced, of_torch, attention))
-    return ()
-
-
-def _described(library: str, replaced: Any, of_torch: Any, attention: str | None) -> Iterator[str]:
+    replaced, of_torch, is_heard = originals.replaced(), replaced_in_torch(), has_global_hooks()
+    is_registered = IS_VERSION_4 or _is_as_registered(attention)
+    if not (replaced or of_torch or is_heard) and is_registered:
+        return ()
     name = library.rpartition(".")[2]
-    yield from (f"{name}.{path}: replaced for the whole process" for path in replaced)
-    yield from (f"torch.nn.{path}: replaced for the whole process" for path in of_torch)
-    if has_global_hooks():
-        yield "hooks of every module are registered (torch.nn.modules.module)"
-    if not _is_as_registered(attention):
-        yield f"attention {attention!r}: another function is registered under this name"
+    found = [f"{name}.{path}: replaced for the whole process" for path in replaced]
+    found += [f"torch.nn.{path}: replaced for the whole process" for path in of_torch]
+    if is_heard:
+        found.append("hooks of every module are registered (torch.nn.modules.module)")
+    if not is_registered:
+        found.append(f"attention {attention!r}: another function is registered under this name")
+    return found
 
 
 def _originals(library: str, family: Family) -> Originals:
@@ -54,21 +52,22 @@ def _originals(library: str, family: Family) -> Originals:
 
 
 def _is_as_registered(attention: str | None) -> bool:
-    """Whether the attention and its mask of this name are transformers' own, or ours."""
-    if IS_VERSION_4:  # whose models do not ask the registry
-        return True
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as masks
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as attentions
-
-    name = str(attention)
-    found = (_entry(attentions, name), _entry(masks, name))
-    if found == _registered.get(name):
+    """Whether the attention and its mask of this name are transformers' own, or ours; version 4 asks no registry."""
+    here, everywhere, masks_here, masks_everywhere = _registries()
+    found = (
+        here.get(attention), everywhere.get(attention), masks_here.get(attention), masks_everywhere.get(attention)
+    )  # fmt: skip
+    if found == _registered.get(attention):
         return True
     if all(one is None or is_of(one, "transformers") or is_of(one, "bert_fast") for one in found):
-        return _registered.setdefault(name, found) == found
+        return bool(_registered.setdefault(attention, found) == found)
     return False
 
 
-def _entry(registry: Any, name: str) -> Any:
-    local = registry._local_mapping.get(name)
-    return registry._global_mapping.get(name) if local is None else local
+@functools.cache
+def _registries() -> tuple[dict[str, Any], ...]:
+    """Where transformers looks up attentions and their masks by name."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as masks
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as attentions
+
+    return tuple(each for one in (attentions, masks) for each in (one._local_mapping, one._global_mapping))

@@ -49,7 +49,11 @@ def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
 
 def standing_reasons(model: Any, inputs: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """Those that lie in the process, the configuration, where inputs do not overrule it, and the modules."""
-    return [*process_reasons(model), *_setting_reasons(model, inputs), *_module_reasons(model)]
+    attention = model.config._attn_implementation
+    found = [*process_reasons(model, attention), *_setting_reasons(model, inputs), *_module_reasons(model)]
+    if not is_known_attention(attention):
+        found.append(f"config._attn_implementation: {attention!r} is not one of transformers' own")
+    return found
 
 
 def _argument_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -102,8 +106,6 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
         yield "use_cache: a cache is asked for"
     if getattr(config, "is_causal", None) not in (None, decodes):
         yield f"config.is_causal: {config.is_causal}"
-    if not is_known_attention(config._attn_implementation):
-        yield f"config._attn_implementation: {config._attn_implementation!r} is not one of transformers' own"
 
 
 def _module_reasons(model: Any) -> Iterator[str]:

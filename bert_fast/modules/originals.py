@@ -15,11 +15,11 @@ from torch.nn.modules import module as _hooks
 
 __all__ = ["Originals", "at_trace_time", "has_global_hooks", "is_of", "replaced_in_torch"]
 
-_TORCH = (
+_MODULES = (
     "Linear.forward", "LayerNorm.forward", "Embedding.forward", "Dropout.forward", "Tanh.forward", "Module.__call__",
-    "Module._call_impl", "functional.linear", "functional.layer_norm", "functional.embedding", "functional.dropout",
-    "functional.gelu", "functional.softmax", "functional.scaled_dot_product_attention",
+    "Module._call_impl",
 )  # fmt: skip
+_FUNCTIONS = ("linear", "layer_norm", "embedding", "dropout", "gelu", "softmax", "scaled_dot_product_attention")
 _BUILTIN = (types.BuiltinFunctionType, types.WrapperDescriptorType)
 
 
@@ -66,12 +66,13 @@ def is_of(function: Any, library: str) -> bool:
         function = wrapped
 
 
-_torch = Originals(nn, _TORCH)
+_modules, _functions = Originals(nn, _MODULES), Originals(nn.functional, _FUNCTIONS)
 
 
 def replaced_in_torch() -> Sequence[str]:
     """Which of torch's functions that our ops compute in place of were replaced, as they are found in `torch.nn`."""
-    return _torch.replaced()
+    modules, functions = _modules.replaced(), _functions.replaced()
+    return [*modules, *(f"functional.{name}" for name in functions)] if modules or functions else ()
 
 
 def has_global_hooks() -> bool:

@@ -248,3 +248,65 @@ def test_compiled_offsets(make) -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(**batch).last_hidden_state, fused(**batch).last_hidden_state)
     assert reasons(fused, batch) == []
+
+
+def _axolotl(batch: dict[str, Any]) -> dict[str, Any]:
+    """A mask of the texts' numbers beside positions that begin anew."""
+    numbers = torch.cat([torch.full((length,), number + 1) for number, length in enumerate(LENGTHS)])
+    return {**batch, "attention_mask": numbers.unsqueeze(0)}
+
+
+def _blocks(batch: dict[str, Any]) -> dict[str, Any]:
+    numbers = torch.cat([torch.full((length,), number) for number, length in enumerate(LENGTHS)])
+    return {**batch, "attention_mask": (numbers[:, None] == numbers)[None, None]}
+
+
+# Layouts of texts in one row, as collators make them -> what a fused model does, and how the batch comes.
+LAYOUTS: dict[str, tuple[str, str, Any]] = {
+    "positions": ("packed", "flash_attention_2", lambda batch: batch),
+    "positions of int32": ("packed", "flash_attention_2", lambda batch: {**batch, "position_ids": POSITIONS.int()}),
+    "numbers of texts": ("packed", "flash_attention_2", lambda batch: {**batch, "seq_idx": POSITIONS.int()}),
+    "some offsets": ("packed", "flash_attention_2", lambda batch: {**batch, "cu_seq_lens_q": CU_SEQLENS}),
+    "a mask of numbers": ("packed", "flash_attention_2", _axolotl),
+    "a kernel of the hub": ("packed", "kernels-community/flash-attn2", lambda batch: batch),
+    "a mask of blocks": ("theirs", "sdpa", _blocks),
+    "offsets by our names": ("refused", "flash_attention_2", lambda batch: {**batch, "cu_seqlens": CU_SEQLENS}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_texts_in_a_row(make, monkeypatch, name) -> None:
+    path, attention, layout = LAYOUTS[name]
+    fused, untouched = _models(make, "BertModel", attention)
+    if attention not in transformers.AttentionInterface._global_mapping:
+        from transformers.integrations.flash_attention import flash_attention_forward
+
+        monkeypatch.setitem(transformers.AttentionInterface._global_mapping, attention, flash_attention_forward)
+        mask = transformers.AttentionMaskInterface._global_mapping["flash_attention_2"]
+        monkeypatch.setitem(transformers.AttentionMaskInterface._global_mapping, attention, mask)
+    batch = layout(_batch("Bert"))
+    if path == "refused":
+        with pytest.raises(ValueError, match=r"cu_seqlens|input_ids: expected packed tokens \[T\]"):
+            fused(**batch)
+    else:
+        _check(fused, untouched, batch, is_packed=path == "packed")
+
+
+def test_features_that_sentence_transformers_flattened(make, tmp_path) -> None:
+    """Each text is pooled, by sentence-transformers' own Pooling."""
+    sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6")
+    from tests.huggingface.sentence_folders import make_folder
+
+    make_folder("DistilBert", tmp_path)
+    models = [sentence_transformers.SentenceTransformer(str(tmp_path / "folder"), device="cpu") for _ in range(2)]
+    bert_fast.fuse(models[0])
+    for model in models:
+        model[0].model.config._attn_implementation = "flash_attention_2"
+        model.eval()
+    batch = _batch("Bert", "both")
+    batch["input_ids"] = batch["input_ids"] % len(models[0].tokenizer)
+    batch["seq_idx"] = torch.repeat_interleave(torch.tensor(LENGTHS)).int().unsqueeze(0)
+    with torch.no_grad():
+        got, wanted = (model(dict(batch))["sentence_embedding"] for model in models)
+    assert got.shape[0] == len(LENGTHS)
+    torch.testing.assert_close(got, wanted)

@@ -376,3 +376,55 @@ def test_a_head_in_training_over_a_model_in_evaluation(make, batch) -> None:
     model = fuse(make("BertForTokenClassification", dropout_p=0.5)).train()
     model.bert.eval()
     assert not torch.equal(model(**batch).logits, model(**batch).logits), "the head drops, as of transformers"
+
+
+def _parametrized(model: Any) -> None:
+    class Doubled(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2.0 * weight
+
+    nn.utils.parametrize.register_parametrization(model.encoder.layer[0].output.dense, "weight", Doubled())
+
+
+# What is done to a model late, after it was fused -> the path, and how.
+LATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "config.hidden_act": ("packed", lambda model: setattr(model.config, "hidden_act", "relu")),
+    "config.hidden_dropout_prob": ("packed", lambda model: setattr(model.config, "hidden_dropout_prob", 0.5)),
+    "config.layer_norm_eps": ("packed", lambda model: setattr(model.config, "layer_norm_eps", 0.5)),
+    "config.num_hidden_layers": ("packed", lambda model: setattr(model.config, "num_hidden_layers", 7)),
+    "config.is_decoder": ("theirs", lambda model: setattr(model.config, "is_decoder", True)),
+    "config.output_hidden_states": ("packed", lambda model: setattr(model.config, "output_hidden_states", True)),
+    "attention set late": ("packed", lambda model: model.set_attn_implementation("eager")),
+    "eps of a LayerNorm": ("packed", lambda model: setattr(model.encoder.layer[0].output.LayerNorm, "eps", 0.5)),
+    "a parametrization": ("packed", _parametrized),
+    "an activation": (
+        "packed",
+        lambda model: setattr(model.encoder.layer[0].intermediate, "intermediate_act_fn", nn.ReLU()),
+    ),
+    "a layer less": ("packed", lambda model: model.encoder.layer.__delitem__(1)),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_changes_of_a_fused_model(make, batch, name) -> None:
+    path, change = LATE[name]
+    fused, untouched = _pair(make)
+    for model in (fuse(fused), untouched):
+        change(model)
+    assert bool(why_not(fused, **batch)) == (path == "theirs"), why_not(fused, **batch)
+    _equal(fused, untouched, batch)
+
+
+def test_the_registry_of_activations(make, batch, monkeypatch) -> None:
+    """It is asked when a model is made: models keep the modules that they have."""
+    from transformers.activations import ACT2CLS
+
+    late, untouched = _pair(make)
+    fuse(late)
+    monkeypatch.setitem(ACT2CLS, "gelu", nn.ReLU)
+    early, _ = _pair(make)
+    early.load_state_dict(untouched.state_dict())
+    plain = make().double()
+    plain.load_state_dict(untouched.state_dict())
+    _equal(late, untouched, batch)
+    _equal(fuse(early), plain, batch)
