@@ -18,10 +18,6 @@ NOISE = 0.02  # a candidate that is better by less than that does not replace th
 _RATIO = "speedup_over_library"
 _KEY = ("product", "layout", "dtype", "m", "n", "k")
 Line = dict[str, Any]
-# The hash of a source as older lines have it, of the files' bytes -> as it is now, of the programs in them. The
-# kernels' files are the same byte for byte, and the launcher of that time passes them the same for all tiles of the
-# table, by `launches.py`; no specialized tile, with which the launcher does otherwise since, is in those lines.
-_RENAMED = {"7cca353e1cf7de6e": "6852ef4444b1f048"}
 
 
 def newest(lines: Iterable[Line]) -> list[Line]:
@@ -29,7 +25,7 @@ def newest(lines: Iterable[Line]) -> list[Line]:
     lines = list(lines)
     found: dict[str, Line] = {}
     for line in lines:
-        if _source(line) == _source(lines[-1]):
+        if line["source"] == lines[-1]["source"]:
             found[line["candidate"]] = line
     return list(found.values())
 
@@ -48,7 +44,7 @@ def best(lines: Iterable[Line]) -> tuple[Line | None, Line | None]:
 
 def table(lines: Iterable[Line], source: str) -> dict[str, Any] | None:
     """Content of `tuned/<device>.json` (docs/kernels/linear.md) from one device's lines; None where none count."""
-    counting = [line for line in lines if line.get("kind") == "gemm" and line.get("gpu") and _source(line) == source]
+    counting = [line for line in lines if line.get("kind") == "gemm" and line.get("gpu") and line["source"] == source]
     if not counting:
         return None
     last = max(counting, key=lambda line: line["time"])
@@ -69,11 +65,6 @@ def table(lines: Iterable[Line], source: str) -> dict[str, Any] | None:
         })  # fmt: skip
     named = {name: last.get(name) for name in ("triton", "torch", "cuda", "hip", "driver", "commit", "dirty", "time")}
     return {"format": 1, "device": last["gpu"], "source": source, **named, "entries": entries} if entries else None
-
-
-def _source(line: Line) -> str:
-    source: str = line["source"]
-    return _RENAMED.get(source, source)
 
 
 def _minor(line: Line) -> list[str]:
