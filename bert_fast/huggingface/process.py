@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_fast.huggingface.family import IS_VERSION_4, Family
-from bert_fast.modules.originals import Originals, at_trace_time, has_global_hooks, is_of, replaced_in_torch
+from bert_fast.modules.originals import GLOBAL_HOOKS, Originals, at_trace_time, is_of, replaced_in_torch
 
 __all__ = ["process_reasons"]
 
@@ -29,7 +29,7 @@ def _reasons_of(library: str, family: Family, attention: str | None) -> Sequence
     originals = _libraries.get(library)
     if originals is None:
         originals = _libraries[library] = _originals(library, family)
-    replaced, of_torch, is_heard = originals.replaced(), replaced_in_torch(), has_global_hooks()
+    replaced, of_torch, is_heard = originals.replaced(), replaced_in_torch(), any(GLOBAL_HOOKS)
     is_registered = IS_VERSION_4 or _is_as_registered(attention)
     if not (replaced or of_torch or is_heard) and is_registered:
         return ()
@@ -51,7 +51,7 @@ def _originals(library: str, family: Family) -> Originals:
     return Originals(theirs, [*paths, *(name for name in _FUNCTIONS if hasattr(theirs, name))])
 
 
-def _is_as_registered(attention: str | None) -> bool:
+def _is_as_registered(attention: Any) -> bool:
     """Whether the attention and its mask of this name are transformers' own, or ours; version 4 asks no registry."""
     here, everywhere, masks_here, masks_everywhere = _registries()
     found = (

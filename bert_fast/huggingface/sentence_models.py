@@ -22,7 +22,7 @@ from bert_fast.huggingface.reasons import is_watched, reasons
 from bert_fast.huggingface.same_tokenizer import same_tokenizer
 from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
 from bert_fast.modules.call import first_rows, first_tokens
-from bert_fast.modules.originals import Originals, has_global_hooks
+from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
 from bert_fast.tokenization import PackedBatch
 
 __all__ = ["FusedCrossEncoder", "FusedSentenceTransformer"]
@@ -201,7 +201,7 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
 def _reasons_of_process() -> Iterator[str]:
     """What was replaced in sentence-transformers, or hears every module's calls."""
     yield from (f"sentence_transformers.{path}: replaced for the whole process" for path in _ORIGINALS.replaced())
-    if has_global_hooks():
+    if any(GLOBAL_HOOKS):
         yield "hooks of every module are registered (torch.nn.modules.module)"
 
 

@@ -146,7 +146,8 @@ class PackedBertModel:
 
     def _seed(self, tokens: Tokens, dropout_seed: Tensor | None) -> Tensor | None:
         if dropout_seed is None:
-            return draw_seed(tokens.device) if self.training and self._drops() else None
+            drops = self.training and (self.embeddings.dropout_p or self._drops())
+            return draw_seed(tokens.device) if drops else None
         check_shape("dropout_seed", dropout_seed, (1,))
         check_dtype("dropout_seed", dropout_seed, (torch.int64,))
         check_same_device("dropout_seed", dropout_seed, tokens.name, tokens)
@@ -154,8 +155,6 @@ class PackedBertModel:
 
     def _drops(self) -> bool:
         """Whether anything is dropped in training; without, nothing is drawn from PyTorch's generator either."""
-        if self.embeddings.dropout_p:
-            return True
         parts: Any = self.modules()  # type: ignore[attr-defined]
         return any(part.training and getattr(part, "dropout_p", 0.0) for part in parts)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.batch_invariance import is_asked
-from bert_fast.modules.originals import has_global_hooks
+from bert_fast.modules.originals import GLOBAL_HOOKS
 from bert_fast.ops.bias_gelu import bias_activation
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
@@ -41,14 +41,20 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_watched(module: nn.Module) -> bool:
     """Whether a call of a module would run hooks, of the module or of all modules."""
-    return has_hooks(module) or has_global_hooks()
+    return bool(  # `has_hooks`, a call less
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or any(GLOBAL_HOOKS)
+    )
 
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether `layer` is an `nn.Linear` itself, and its call would run torch's own forward and no hooks."""
     return type(layer) is nn.Linear and nn.Linear.forward is _FORWARD and not (  # `has_hooks`, a call less
         layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-        or has_global_hooks()
+        or any(GLOBAL_HOOKS)
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as _hooks
 
-__all__ = ["Originals", "at_trace_time", "has_global_hooks", "is_of", "replaced_in_torch"]
+__all__ = ["GLOBAL_HOOKS", "Originals", "at_trace_time", "is_of", "replaced_in_torch"]
 
 _MODULES = (
     "Linear.forward", "LayerNorm.forward", "Embedding.forward", "Dropout.forward", "Tanh.forward", "Module.__call__",
@@ -75,14 +75,11 @@ def replaced_in_torch() -> Sequence[str]:
     return [*modules, *(f"functional.{name}" for name in functions)] if modules or functions else ()
 
 
-def has_global_hooks() -> bool:
-    """Whether hooks are registered that every module's call would run."""
-    return bool(
-        _hooks._global_forward_hooks
-        or _hooks._global_forward_pre_hooks
-        or _hooks._global_backward_hooks
-        or _hooks._global_backward_pre_hooks
-    )
+# Hooks that every module's call would run: `any(GLOBAL_HOOKS)` where some are registered.
+GLOBAL_HOOKS = (
+    _hooks._global_forward_hooks, _hooks._global_forward_pre_hooks, _hooks._global_backward_hooks,
+    _hooks._global_backward_pre_hooks,
+)  # fmt: skip
 
 
 def at_trace_time(function: Any) -> Any:

@@ -19,7 +19,7 @@ from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, Pa
 from bert_fast.modules.call import Call
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
-from bert_fast.modules.originals import has_global_hooks
+from bert_fast.modules.originals import GLOBAL_HOOKS
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._register import is_watched
 from bert_fast.ops.encoder_layer import encoder_layer_of_model, encoder_layers_of_model, is_whole
@@ -78,7 +78,7 @@ def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] |
         or call.attentions is not None
         or layer.chunk_size_feed_forward
         or is_watched(by_profiler=False)
-        or has_global_hooks()
+        or any(GLOBAL_HOOKS)
         or nn.Linear.forward is not _FORWARD
     ):
         return None
