@@ -111,7 +111,7 @@ ENCODE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ENCODE)
 def test_encode(untouched: Any, fused: Any, padded: list[str], name: str) -> None:
     wanted = untouched.encode(TEXTS, **ENCODE[name])
-    assert {"__call__", "forward"} <= set(padded), "what is watched is what the untouched model does"
+    assert {"__call__", "_forward_padded"} <= set(padded), "what is watched is what the untouched model does"
     padded.clear()
     close(fused.encode(TEXTS, **ENCODE[name]), wanted)
     assert not padded
@@ -374,7 +374,7 @@ def test_unfuse_restores(small: Callable[..., Any], padded: list[str]) -> None:
     for name, module in model.named_modules():
         assert vars(module).keys() == state[name].keys()
     padded.clear()
-    assert np.array_equal(model.encode(SMALL), other.encode(SMALL)) and "forward" in padded
+    assert np.array_equal(model.encode(SMALL), other.encode(SMALL)) and "_forward_padded" in padded
 
 
 def test_derived_classes(small_dir: Path, padded: list[str]) -> None:
@@ -391,7 +391,7 @@ def test_derived_classes(small_dir: Path, padded: list[str]) -> None:
     model = fuse(Own(modules=parts, device="cpu"))
     assert isinstance(model, Own) and why_not(model) == ["forward: it is replaced"]
     model.encode(SMALL)
-    assert model.calls == 1 and "forward" not in padded, "what is left to the base pools packed tokens"
+    assert model.calls == 1 and "_forward_padded" not in padded, "what is left to the base pools packed tokens"
     assert type(unfuse(model)) is Own
 
 
