@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import report as gpu
+from benchmarks.gpu import step_report
 from benchmarks.kit.markdown import page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
@@ -231,6 +232,8 @@ TABLES = {
     "serving_start": serving.render_start,
     "runs": render_runs,
     "gpu_steps": lambda: gpu.render_steps(RESULTS),
+    "gpu_finetuning": lambda: step_report.render_finetuning(RESULTS),
+    "gpu_profiles": lambda: step_report.render_profiles(RESULTS),
     "gpu_kernels": lambda: gpu.render_kernels(RESULTS),
     "gpu_checked": lambda: gpu.render_checked(RESULTS),
 }  # fmt: skip

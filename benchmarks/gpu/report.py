@@ -21,7 +21,9 @@ from bert_fast.bench.picture import Bar, Group, Picture
 Line = dict[str, Any]
 _PROVIDERS = ("bert_fast", "graph", "fused", "fused_graphs", "sdpa", "eager", "compiled")
 _OF_FAMILIES = ("labelled", "fused", "sdpa")
-_CASE = re.compile(r"step/(?:(?P<family>\w+)/)?(?P<shape>\w+)/(?P<lengths>\w+)@(?P<longest>\d+)/B(?P<texts>\d+)")
+_CASE = re.compile(
+    r"(?P<purpose>step|finetune)/(?:(?P<family>\w+)/)?(?P<shape>\w+)/(?P<lengths>\w+)@(?P<longest>\d+)/B(?P<texts>\d+)"
+)
 _SMALL_BATCH = 8192  # tokens, padding included; the host needs longer to queue a step than the device to take it
 # Kernels are shown at one number of tokens; the optimizer knows no tokens.
 _SHOWN = re.compile(r"kernel/(?:\w+/16384x|encoder_layer/128x128x|optimizer/bert-base/)")
@@ -49,9 +51,14 @@ class Step:
     @property
     def label(self) -> str:
         """Model, lengths and batch in words."""
-        family, shape, lengths, longest, texts = self.parts.groups()
+        _, family, shape, lengths, longest, texts = self.parts.groups()
         model = f"BERT-{shape}" if family is None else f"{FAMILIES[family].shown} {shape}"
         return f"{model}, {lengths}@{longest}, {texts} texts"
+
+    @property
+    def purpose(self) -> str:
+        """What the step trains for."""
+        return {"step": "pre-training", "finetune": "fine-tuning"}[self.parts["purpose"]]
 
     @property
     def short(self) -> str:
@@ -89,6 +96,13 @@ class Step:
             return float(second["bert_fast_speedup"] / first["bert_fast_speedup"])
         return float(second["ms"] / first["ms"])
 
+    def steadily_faster(self, provider: str, than: str) -> float | None:
+        """The ratio of medians without a wait for the device after every step, which steps of fine-tuning have."""
+        first, second = self.lines.get(provider), self.lines.get(than)
+        if first is None or second is None or first["run"] != second["run"]:
+            return None
+        return float(second["ms_steady"] / first["ms_steady"])
+
 
 def lines_by_gpu(folder: Path) -> dict[str, list[Line]]:
     """Name of a GPU -> all lines that were stored on one."""
@@ -100,13 +114,16 @@ def lines_by_gpu(folder: Path) -> dict[str, list[Line]]:
     return found
 
 
-def steps_by_gpu(folder: Path) -> dict[str, list[Step]]:
-    """Name of a GPU -> its whole training steps, small models and short texts first; GPUs without any are left out."""
+def steps_by_gpu(folder: Path, kind: str = "step") -> dict[str, list[Step]]:
+    """Name of a GPU -> its whole training steps, small models and short texts first; GPUs without any are left out.
+
+    kind: of the lines, "step" (pre-training) or "finetune".
+    """
     found: dict[str, list[Step]] = {}
     for gpu, lines in lines_by_gpu(folder).items():
         steps: dict[str, Step] = {}
         for line in lines:
-            if line.get("kind") == "step":
+            if line.get("kind") == kind:
                 steps.setdefault(line["case"], Step(line["case"])).lines[line["provider"]] = line
         if steps:
             found[gpu] = sorted(steps.values(), key=_order)
@@ -123,7 +140,7 @@ def told(folder: Path) -> str:
 
     What only one of the two did is left out.
     """
-    sentences = []
+    sentences, finetuning = [], steps_by_gpu(folder, "finetune")
     for gpu, steps in steps_by_gpu(folder).items():
         parts = []
         large = [step for step in steps if not step.is_small]
@@ -131,6 +148,8 @@ def told(folder: Path) -> str:
             if shown := ", ".join(filter(None, (_told(step) for step in large if step.is_full is is_full))):
                 parts.append(f"{words} {shown}")
         if shown := _told_of_small([step for step in steps if step.is_small and step.is_bert]):
+            parts.append(shown)
+        if shown := _told_of_finetuning(finetuning.get(gpu, [])):
             parts.append(shown)
         if parts:
             sentences.append(f"on an {gpu} {'; '.join(parts)}".replace(" times (", " times as fast (", 1))
@@ -154,6 +173,20 @@ def _told_of_small(steps: Sequence[Step]) -> str:
         f"batches of {_SMALL_BATCH:,} tokens at most, where the host is the limit, {fused} times fused, {graphs} with "
         "layers as CUDA graphs (`fuse(model, graphs=...)`)"
     )
+
+
+def _told_of_finetuning(steps: Sequence[Step]) -> str:
+    """With a wait for the device after every step and without: what the host takes differs more than that."""
+    found = {}
+    for provider in ("fused", "fused_graphs"):
+        of = [
+            ratio for step in steps for ratio in (step.faster(provider, "sdpa"), step.steadily_faster(provider, "sdpa"))
+        ]
+        found[provider] = [ratio for ratio in of if ratio is not None]
+    if not all(found.values()):
+        return ""
+    fused, graphs = map(_range, found.values())
+    return f"fine-tuning on such batches {fused} times fused, {graphs} with layers as CUDA graphs"
 
 
 def _range(ratios: Sequence[float]) -> str:
@@ -193,7 +226,7 @@ def _table_of_times(steps: Sequence[Step], providers: Sequence[str], ratios: Seq
         (
             step.label, f"{step.fill:.2f}",
             *(_cell(step.lines.get(name), _time) for name in providers),
-            *(_ratio(step.faster(*pair), is_bold=pair[1] == "sdpa") for pair in ratios),
+            *(shown_ratio(step.faster(*pair), is_bold=pair[1] == "sdpa") for pair in ratios),
         )
         for step in steps
     ]  # fmt: skip
@@ -230,7 +263,8 @@ def _cell(line: Line | None, shown: Callable[[Line], str]) -> str:
     return "" if line is None else shown(line)
 
 
-def _ratio(value: float | None, is_bold: bool = False) -> str:
+def shown_ratio(value: float | None, is_bold: bool = False) -> str:
+    """A ratio in a table; nothing of None."""
     shown = "" if value is None else f"{value:.2f}x"
     return f"**{shown}**" if shown and is_bold else shown
 
@@ -302,7 +336,7 @@ def _figures(row: Row | None, peers: Sequence[str]) -> list[str]:
     }
     binding = max(shares, key=lambda name: shares[name])
     share = f"{shares[binding]:.0%} {binding}" if shares[binding] else ""
-    return [f"{row.result['us']:,.1f}", share, *(_ratio(row.speedups.get(peer)) for peer in peers)]
+    return [f"{row.result['us']:,.1f}", share, *(shown_ratio(row.speedups.get(peer)) for peer in peers)]
 
 
 def render_checked(folder: Path) -> str:
