@@ -55,9 +55,9 @@ def attend(
     query (Tensor [B, A, Sq, D]), key and value (Tensor [B, A or a divisor of A, Sk, D]).
     attention_mask (Tensor [B or 1, Sk or 1], nonzero = keep; or [B or 1, A or 1, Sq, Sk], bool with True = keep, or
         added).
-    kwargs: where a batch of one row comes without a mask, the texts that lie in it are found as transformers' flash
-        attention finds them: by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, or by
-        `position_ids` that begin anew.
+    kwargs: where a batch of one row comes without a mask, or with one that keeps all of it, the texts that lie in it
+        are found as transformers' flash attention finds them: by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and
+        `max_length_k`, or by `position_ids` that begin anew.
     is_causal: default: what the module says; only where there is no mask. position_bias, head_mask (Tensor
         broadcastable to [B, A, Sq, Sk]): added to the scores; factors of the probabilities.
     Returns: (Tensor [B, Sq, A, D], None): no probabilities.
@@ -74,9 +74,12 @@ def attend(
     num_queries, num_keys = q.shape[1], k.shape[1]
     keep_mask = keep_mask_k = None
     bias, causal = position_bias, False
+    is_row = len(q) == 1 and num_queries == num_keys and (attention_mask is None or attention_mask.dim() == 2)
+    texts = texts_of_row(kwargs, num_keys) if is_row else None
+    if texts is not None and attention_mask is not None and bool((attention_mask != 0).all()):
+        attention_mask = None  # as transformers makes it for flash attention
     if attention_mask is None:
         causal = num_queries > 1 and bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-        texts = texts_of_row(kwargs, num_keys) if len(q) == 1 and num_queries == num_keys else None
         if texts is not None:
             for name, extra in (("position_bias", position_bias), ("head_mask", head_mask)):
                 if extra is not None:

@@ -211,6 +211,19 @@ def test_what_is_no_flattened_batch(make) -> None:
     torch.testing.assert_close(*kept, rtol=0, atol=RELATIVE["vs_transformers_fp64"])
 
 
+def test_a_mask_that_keeps_everything(make) -> None:
+    """transformers drops such a mask for flash attention; bert_fast's attention in an untouched model does so too."""
+    fused, untouched = _models(make, "BertModel")
+    untouched.config._attn_implementation = "bert_fast"
+    batch = _batch("Bert")
+    mask = torch.ones_like(batch["input_ids"])
+    wanted = untouched(**batch).last_hidden_state
+    for given in (mask, mask.bool(), mask.double()):
+        for model in (untouched, fused):
+            got = model(**batch, attention_mask=given).last_hidden_state
+            torch.testing.assert_close(got, wanted, rtol=0, atol=RELATIVE["vs_transformers_fp64"])
+
+
 def test_offsets_that_packing_cannot_take(make) -> None:
     fused, untouched = _models(make, "BertModel")
     batch = _batch("Bert", "offsets")
