@@ -31,6 +31,7 @@ from bert_fast.modules.flat_layer import PackedFlatLayer, PackedJoinedAttention
 from bert_fast.modules.fusable import activated_linear, is_watched, plain_linear
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
+from bert_fast.modules.originals import is_of
 from bert_fast.modules.pooler import PackedPooler
 from bert_fast.ops.dropout import dropout_site
 
@@ -60,8 +61,13 @@ __all__ = [
     "set_sites",
 ]
 
-# Modules that compute one of the fused activations -> its name. ACT2FN makes a new module at every look-up.
-_NAMES = {type(ACT2FN[name]): name for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")}
+# (class, its forward) of modules that compute one of the fused activations -> the activation's name. ACT2FN makes a new
+# module at every look-up. A forward that was replaced before this was imported is not of these libraries.
+_NAMES = {
+    (kind, kind.forward): name
+    for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
+    if is_of((kind := type(ACT2FN[name])).forward, kind.__module__.partition(".")[0])
+}
 
 
 class FusedContainer(Fused):
@@ -233,7 +239,10 @@ def _is_alone(layer: nn.Module) -> bool:
 
 def fused_name(activation: Any) -> Any:
     """The name of the activation that a module computes, for the fused op; the module where it must be called."""
-    return activation if is_watched(activation) else _NAMES.get(type(activation), activation)
+    if is_watched(activation):
+        return activation
+    kind = type(activation)
+    return _NAMES.get((kind, kind.forward), activation)
 
 
 def set_sites(encoder: Any) -> None:

@@ -6,6 +6,7 @@ function of torch that was replaced, hooks of every module: none of these shows 
 
 import functools
 import importlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,12 @@ from bert_fast.modules.originals import GLOBAL_HOOKS, Originals, at_trace_time, 
 
 __all__ = ["process_reasons"]
 
-_FUNCTIONS = ("eager_attention_forward", "create_bidirectional_mask", "create_causal_mask")
+# Of a library's functions and methods, those that a packed call computes in place of, beside every `forward`.
+_FUNCTIONS = (
+    "eager_attention_forward", "create_bidirectional_mask", "create_causal_mask", "apply_chunking_to_forward",
+    "create_position_ids_from_input_ids",
+)  # fmt: skip
+_OTHERS = ("__", "get_", "set_", "resize_", "prune_")  # how methods begin that no call runs
 _libraries: dict[str, Originals] = {}
 _registered: dict[Any, Any] = {}  # name of an attention -> what transformers has for it, once seen
 
@@ -46,9 +52,14 @@ def _reasons_of(library: str, family: Family, attention: str | None) -> Sequence
 def _originals(library: str, family: Family) -> Originals:
     """Those of a library's functions that a packed call computes in place of."""
     theirs, prefix = importlib.import_module(library), family.libraries[library]
-    classes = [pattern.replace("*", prefix) for pattern in ("*Model", *family.parts)]
-    paths = [f"{name}.forward" for name in classes if hasattr(theirs, name)]
-    return Originals(theirs, [*paths, *(name for name in _FUNCTIONS if hasattr(theirs, name))])
+    paths = [name for name in _FUNCTIONS if hasattr(theirs, name)]
+    for pattern in ("*Model", *family.parts):
+        cls = getattr(theirs, name := pattern.replace("*", prefix), None)
+        if cls is not None:
+            methods = [each for each in vars(cls) if not each.startswith(_OTHERS)]
+            methods = [each for each in methods if each != "forward" and inspect.isfunction(getattr(cls, each))]
+            paths += [f"{name}.{each}" for each in ("forward", *methods)]
+    return Originals(theirs, paths)
 
 
 def _is_as_registered(attention: Any) -> bool:

@@ -17,7 +17,7 @@ __all__ = ["GLOBAL_HOOKS", "Originals", "at_trace_time", "is_of", "replaced_in_t
 
 _MODULES = (
     "Linear.forward", "LayerNorm.forward", "Embedding.forward", "Dropout.forward", "Tanh.forward", "Module.__call__",
-    "Module._call_impl",
+    "Module._call_impl", "Linear.__call__", "LayerNorm.__call__",
 )  # fmt: skip
 _FUNCTIONS = ("linear", "layer_norm", "embedding", "dropout", "gelu", "softmax", "scaled_dot_product_attention")
 _BUILTIN = (types.BuiltinFunctionType, types.WrapperDescriptorType)

@@ -56,6 +56,11 @@ def _replaced_in_place_of(path: str) -> Change:
     return _replaced(owner, name)
 
 
+def _unmasked(patch: pytest.MonkeyPatch) -> None:
+    cls = transformers.BertModel
+    patch.setattr(cls, "_create_attention_masks", lambda self, *args, **kwargs: (None, None))
+
+
 def _registered(registry: Any, name: str) -> Change:
     return lambda patch: patch.setitem(registry._global_mapping, name, _other(registry[name]))
 
@@ -86,6 +91,12 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "BertEmbeddings.forward": ("theirs", _replaced_in_place_of("BertEmbeddings.forward")),
     "BertOutput.forward": ("theirs", _replaced_in_place_of("BertOutput.forward")),
     "BertPooler.forward": ("theirs", _replaced_in_place_of("BertPooler.forward")),
+    "BertLayer.feed_forward_chunk": ("theirs", _replaced_in_place_of("BertLayer.feed_forward_chunk")),
+    "apply_chunking_to_forward": ("theirs", _replaced_in_place_of("apply_chunking_to_forward")),
+    "BertModel._create_attention_masks": ("theirs", _unmasked),
+    "GELUActivation.forward": ("packed", _replaced(transformers.activations.GELUActivation, "forward")),
+    "nn.Linear.__call__": ("theirs", _replaced(nn.Linear, "__call__")),
+    "nn.LayerNorm.__call__": ("theirs", _replaced(nn.LayerNorm, "__call__")),
     "nn.Linear.forward": ("theirs", _replaced(nn.Linear, "forward")),
     "nn.LayerNorm.forward": ("theirs", _replaced(nn.LayerNorm, "forward")),
     "nn.Embedding.forward": ("theirs", _replaced(nn.Embedding, "forward")),
