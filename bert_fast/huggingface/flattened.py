@@ -62,7 +62,7 @@ def texts_of_row(inputs: Mapping[str, Any], num_tokens: int) -> Texts | None:
 
 def texts_reason(model: Any, inputs: Mapping[str, Any]) -> str | None:
     """Why a flattened batch must be computed by transformers' code; None where nothing speaks against packing it."""
-    if _are_given(inputs) and _tells_texts_apart(model.config._attn_implementation):
+    if _are_given(inputs) and _keeps_texts_apart(model.config):
         tokens = _tokens(inputs)
         if isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[0] != 1:
             return "cu_seq_lens_q: a batch of several rows"
@@ -110,13 +110,19 @@ def _tells_texts_apart(attention: Any) -> bool:
     return name in FLASH_ATTN_KERNEL_FALLBACK.values()
 
 
+def _keeps_texts_apart(config: Any) -> bool:
+    """Whether the attention of a model keeps texts apart; ours is given a mask of all columns by a decoder."""
+    attention = config._attn_implementation
+    return _tells_texts_apart(attention) and not (attention == "bert_fast" and getattr(config, "is_decoder", False))
+
+
 def _is_flat(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether a call has one row, and an attention that would look for texts in it."""
     if inputs.get("position_ids") is None and inputs.get("cu_seq_lens_q") is None:
         return False
     tokens = _tokens(inputs)
     is_row = isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[0] == 1 and not tokens.is_meta
-    return is_row and inputs.get("cu_seqlens") is None and _tells_texts_apart(model.config._attn_implementation)
+    return is_row and inputs.get("cu_seqlens") is None and _keeps_texts_apart(model.config)
 
 
 def _tokens(inputs: Mapping[str, Any]) -> Any:

@@ -151,9 +151,12 @@ def test_heads(make, name) -> None:
     _check(*_models(make, name, **config), {**batch, **HEADS[name](batch["input_ids"])})
 
 
-def test_a_decoder(make) -> None:
+@pytest.mark.parametrize("attention", ["flash_attention_2", "bert_fast"])
+def test_a_decoder(make, attention) -> None:
+    """To bert_fast's attention a decoder gives a mask of all columns: one text."""
     batch = {**_batch("Bert"), "use_cache": False}
-    _check(*_models(make, "BertLMHeadModel", is_decoder=True), {**batch, "labels": batch["input_ids"].clone()})
+    models = _models(make, "BertLMHeadModel", attention, is_decoder=True)
+    _check(*models, {**batch, "labels": batch["input_ids"].clone()})
 
 
 def test_the_collator_as_installed(make) -> None:
