@@ -27,7 +27,8 @@ _DISTIL = {"dim": 768, "n_layers": 2, "n_heads": 12, "hidden_dim": 3072}
 class StandIn:
     """What is made under a name: a class of transformers, and how sentence-transformers saves it, if it does.
 
-    library: "transformers", or the class of sentence-transformers that is saved.
+    library: "transformers", or the class of sentence-transformers that is saved; "InferenceFree" is a SparseEncoder
+        that looks the words of queries up in a table.
     """
 
     model: str
@@ -39,8 +40,14 @@ MODELS: dict[str, StandIn] = {
     "cross-encoder-testing/reranker-bert-tiny-gooaq-bce": StandIn(
         "BertForSequenceClassification", _TINY | {"num_labels": 1}, "CrossEncoder"
     ),
+    "cross-encoder-testing/reranker-bert-tiny-gooaq-bce-STv54": StandIn(
+        "BertForSequenceClassification", _TINY | {"num_labels": 1}
+    ),
     "cross-encoder-testing/stsb-distilroberta-base": StandIn(
         "RobertaForSequenceClassification", _TINY | {"num_labels": 1}, "CrossEncoder"
+    ),
+    "cross-encoder/nli-MiniLM2-L6-H768": StandIn(
+        "RobertaForSequenceClassification", _TINY | {"num_labels": 3}, "CrossEncoder"
     ),
     "cross-encoder/stsb-distilroberta-base": StandIn(
         "RobertaForSequenceClassification", _TINY | {"num_labels": 1}, "CrossEncoder"
@@ -62,6 +69,7 @@ MODELS: dict[str, StandIn] = {
     "sentence-transformers/all-MiniLM-L6-v2": StandIn("BertModel", _TINY, "SentenceTransformer"),
     "sentence-transformers/paraphrase-distilroberta-base-v1": StandIn("RobertaModel", _TINY, "SentenceTransformer"),
     "sentence-transformers/paraphrase-mpnet-base-v2": StandIn("MPNetModel", _TINY, "SentenceTransformer"),
+    "sparse-encoder-testing/inference-free-splade-bert-tiny-nq": StandIn("BertForMaskedLM", _TINY, "InferenceFree"),
     "sparse-encoder-testing/splade-bert-tiny-nq": StandIn("BertForMaskedLM", _TINY, "SparseEncoder"),
 }
 # Names of data sets -> columns, of which each split has a hundred rows.
@@ -142,8 +150,20 @@ def _sparse_encoder(path: str) -> Any:
     return SparseEncoder(path)  # a masked-LM model: SPLADE
 
 
+def _inference_free(path: str) -> Any:
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Router
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+
+    encoder, pooling = SparseEncoder(path)
+    table = SparseStaticEmbedding(tokenizer=encoder.tokenizer, frozen=False)
+    router = Router.for_query_document(query_modules=[table], document_modules=[encoder, pooling])
+    return SparseEncoder(modules=[router], similarity_fn_name="dot")
+
+
 _WRAPPERS: dict[str, Callable[[str], Any]] = {
     "CrossEncoder": _cross_encoder,
+    "InferenceFree": _inference_free,
     "SentenceTransformer": _sentence_transformer,
     "SparseEncoder": _sparse_encoder,
 }
