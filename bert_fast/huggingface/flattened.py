@@ -42,7 +42,7 @@ class Texts(NamedTuple):
 
 def texts_of(model: Any, inputs: Mapping[str, Any]) -> Texts | None:
     """The texts of a flattened batch; None where transformers would see one text a row."""
-    if not _is_flat(model, inputs):
+    if inputs.get("position_ids") is inputs.get("cu_seq_lens_q") is None or not _is_flat(model, inputs):
         return None
     beside = inputs if model.fused_family.passes_positions else {**inputs, "position_ids": None}
     return texts_of_row(beside, _tokens(inputs).shape[1])
@@ -62,6 +62,8 @@ def texts_of_row(inputs: Mapping[str, Any], num_tokens: int) -> Texts | None:
 
 def texts_reason(model: Any, inputs: Mapping[str, Any]) -> str | None:
     """Why a flattened batch must be computed by transformers' code; None where nothing speaks against packing it."""
+    if inputs.get("position_ids") is inputs.get("cu_seq_lens_q") is None:
+        return None
     if _are_given(inputs) and _keeps_texts_apart(model.config):
         tokens = _tokens(inputs)
         if isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[0] != 1:
@@ -118,8 +120,6 @@ def _keeps_texts_apart(config: Any) -> bool:
 
 def _is_flat(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether a call has one row, and an attention that would look for texts in it."""
-    if inputs.get("position_ids") is None and inputs.get("cu_seq_lens_q") is None:
-        return False
     tokens = _tokens(inputs)
     is_row = isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[0] == 1 and not tokens.is_meta
     return is_row and inputs.get("cu_seqlens") is None and _keeps_texts_apart(model.config)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from bert_fast.huggingface import fuse, unfuse, why_not
-from bert_fast.huggingface.fused import Fused
 from bert_fast.testing.parity import randomize
 from bert_fast.testing.tolerances import RELATIVE
 from tests.huggingface.families import ALIKE, CONFIG, configuration
@@ -70,14 +70,12 @@ def _fsdp(name: str, batch: dict[str, Tensor], shards_bert: bool = False) -> lis
         fully_shard(model.base_model, mesh=mesh)
     fully_shard(model, mesh=mesh)
     encoder = next(one for one in model.modules() if layers in one.children())
-    theirs = next(cls for cls in type(encoder).__mro__ if issubclass(cls, nn.Module) and not issubclass(cls, Fused))
-    own, theirs.forward = theirs.forward, None  # the packed path, or an error
-    try:
-        inputs = {key: value for key, value in batch.items() if key != "labels"}
-        assert why_not(model.base_model, **inputs) == []
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    assert why_not(model.base_model, **inputs) == []
+    own = type(encoder).forward_packed
+    with mock.patch.object(type(encoder), "forward_packed", autospec=True, side_effect=own) as packed:
         _two_steps(model, batch)
-    finally:
-        theirs.forward = own
+    assert packed.call_count == 2
     with pytest.raises(ValueError, match="expected classes that fuse made, got FSDP"):
         unfuse(model)
     return [p.full_tensor().detach() for p in model.parameters()]

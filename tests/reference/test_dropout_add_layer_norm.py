@@ -127,13 +127,14 @@ def test_without_dropout_dx_is_dresidual() -> None:
     assert grads["x"] is grads["residual"]
 
 
-def test_everything_dropped_leaves_the_residual_even_where_x_is_not_finite() -> None:
+def test_everything_dropped_leaves_the_residual_but_where_x_is_not_finite() -> None:
+    """A dropped inf or NaN, times 0, is NaN, as in PyTorch."""
     x = torch.tensor([[float("inf"), float("nan"), 1.0, 2.0]])
     residual = torch.randn(1, 4)
     weight, bias = torch.ones(4), torch.zeros(4)
     a = DropoutAddLayerNorm(x, residual, None, weight, bias, 1e-12, 1.0, SEED, _coords(1), SITE, "input")
     _, h, _, _ = dropout_add_layer_norm_fwd(a)
-    assert torch.equal(h, residual)
+    assert h is not None and h[0, :2].isnan().all() and torch.equal(h[0, 2:], residual[0, 2:])
 
 
 def test_no_rows() -> None:
