@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.huggingface.flattened import Texts, texts_of_row
+from bert_fast.huggingface.flattened import Texts, offsets_problem, texts_of_row
 from bert_fast.ops.attention import attention, attention_padded
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
@@ -76,6 +76,8 @@ def attend(
     bias, causal = position_bias, False
     is_row = len(q) == 1 and num_queries == num_keys and (attention_mask is None or attention_mask.dim() == 2)
     texts = texts_of_row(kwargs, num_keys) if is_row else None
+    if texts is not None and (problem := offsets_problem(kwargs)) is not None:
+        raise ValueError(problem)
     if texts is not None and attention_mask is not None and bool((attention_mask != 0).all()):
         attention_mask = None  # as transformers makes it for flash attention
     if attention_mask is None:

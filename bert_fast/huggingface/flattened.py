@@ -23,7 +23,7 @@ __all__ = [
     "OFFSETS",
     "Texts",
     "is_known_attention",
-    "offsets_reason",
+    "offsets_problem",
     "texts_of",
     "texts_of_row",
     "texts_reason",
@@ -68,7 +68,7 @@ def texts_reason(model: Any, inputs: Mapping[str, Any]) -> str | None:
         tokens = _tokens(inputs)
         if isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[0] != 1:
             return "cu_seq_lens_q: a batch of several rows"
-        return offsets_reason(inputs)
+        return offsets_problem(inputs)
     if not _is_flat(model, inputs):
         return None
     if not model.fused_family.passes_positions or inputs.get("position_ids") is None:
@@ -81,8 +81,13 @@ def texts_reason(model: Any, inputs: Mapping[str, Any]) -> str | None:
     return None
 
 
-def offsets_reason(inputs: Mapping[str, Any]) -> str | None:
-    """What is wrong with offsets that are given; values are compared on the CPU, elsewhere with BERT_FAST_DEBUG=1."""
+def offsets_problem(inputs: Mapping[str, Any]) -> str | None:
+    """What is wrong with the offsets, where all four arguments are given; None where nothing is.
+
+    Values are compared on the CPU, elsewhere with BERT_FAST_DEBUG=1.
+    """
+    if not _are_given(inputs):
+        return None
     first, second = inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"]
     if first is second and isinstance(first, Tensor) and first.dim() == 1:
         return None

@@ -230,6 +230,9 @@ def test_offsets_that_packing_cannot_take(make) -> None:
     batch = _batch("Bert", "offsets")
     other = torch.tensor([0, 6, 6, 13, 16], dtype=torch.int32)
     _check(fused, untouched, {**batch, "cu_seq_lens_k": other}, is_packed=False)
+    ours = make("BertModel", attn_implementation="bert_fast")
+    with pytest.raises(ValueError, match="cu_seq_lens_q, cu_seq_lens_k: queries and keys have other offsets"):
+        ours(**{**batch, "cu_seq_lens_k": other})
     rows = {**batch, "input_ids": batch["input_ids"].view(2, 8)}
     _check(fused, untouched, rows, is_packed=False)
     shifted = {"input_ids": batch["input_ids"], "position_ids": POSITIONS.roll(2, 1)}
