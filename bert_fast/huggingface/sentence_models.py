@@ -199,7 +199,7 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
 
 
 def _reasons_of_process() -> Iterator[str]:
-    """What was replaced in sentence-transformers, or hears every module's calls."""
+    """Functions of sentence-transformers that were replaced, and hooks of every module."""
     yield from (f"sentence_transformers.{path}: replaced for the whole process" for path in _ORIGINALS.replaced())
     if any(GLOBAL_HOOKS):
         yield "hooks of every module are registered (torch.nn.modules.module)"

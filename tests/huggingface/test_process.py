@@ -295,8 +295,8 @@ def test_what_the_configuration_says_is_a_reason(make) -> None:
     model.config.output_attentions = True
     assert why_not(model) == ["output_attentions: probabilities are asked for"]
     model.config.output_attentions = False
-    model.config._attn_implementation = "somebody's"
-    assert why_not(model) == ["config._attn_implementation: \"somebody's\" is not one of transformers' own"]
+    model.config._attn_implementation = "my_attention"
+    assert why_not(model) == ["config._attn_implementation: 'my_attention' is not one of transformers' own"]
 
 
 def test_replaced_before_the_import() -> None:
