@@ -208,15 +208,18 @@ def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_tabl
     return tables.get((kind, is_fp32, columns)) or tables["gfx" if kind == "gfx" else "sm", is_fp32, columns]
 
 
-@functools.cache
 def short_config(
     max_seqlen: int, head_dim: int, dtype: torch.dtype, architecture: str, has_dropout: bool
 ) -> ShortConfig | None:
     """The tiles for heads of up to `max_seqlen` queries and keys; None where none holds them."""
-    if max_seqlen > SHORT_SEQLEN or head_dim > 64 or dtype == torch.float32:
+    if head_dim > 64 or dtype == torch.float32 or max_seqlen > SHORT_SEQLEN:
         return None
+    return _short_config(32 if max_seqlen <= 32 else 64 if max_seqlen <= 64 else 128, architecture, has_dropout)
+
+
+@functools.cache
+def _short_config(tokens: int, architecture: str, has_dropout: bool) -> ShortConfig:
     kind = kind_of(architecture)
-    tokens = next(tokens for tokens in (32, 64, 128) if max_seqlen <= tokens)
     config = _SHORT["sm_90" if kind == "sm_100" else kind, tokens]
     if has_dropout:
         config = _SHORT_DROPOUT.get((kind, tokens), config)

@@ -181,7 +181,7 @@ def launched_together() -> Iterator[None]:
 def column_sums(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """partial (fp32 [P, K, H], contiguous, P >= 1, K 1 to 3) summed over P: K new tensors [H] of the given dtype."""
     num_partials, num_sums, num_cols = partial.shape
-    first = torch.empty(num_cols, dtype=dtype, device=partial.device)
+    first = partial.new_empty(num_cols, dtype=dtype)
     sums = (first, *[torch.empty_like(first) for _ in range(num_sums - 1)])
     waiting = _waiting.get()
     if waiting is None:
@@ -195,8 +195,8 @@ def column_sums(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
 def row_sums(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """rows ([T, N], fp32, fp16 or bf16) summed over T in fp32, in a fixed order: a new tensor [N] of this dtype."""
     rows = unit_stride(rows)
-    made = torch.empty(rows.shape[1], dtype=dtype, device=rows.device)
-    if not len(rows):
+    made = rows.new_empty(rows.shape[1], dtype=dtype)
+    if not rows.shape[0]:
         return made.zero_()
     waiting = _waiting.get()
     if waiting is None:
@@ -230,7 +230,7 @@ def _launch_together(several: list[_Sums], of_rows: tuple[Tensor, Tensor] | None
             *[partial for partial, _ in several], *_NONE[:missing], *outputs, *_NONE * missing,
             *(of_rows or (None, None)),
         ),
-        (*[shape[0] for shape in shapes], *[0] * missing, row_stride // stride_unit, 0 if rows is None else len(rows)),
+        (*[shape[0] for shape in shapes], *[0] * missing, row_stride // stride_unit, 0 if rows is None else rows.shape[0]),
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def product(
         is_as_a = tile is None and (out_dtype is None or out_dtype == a.dtype)
         if is_as_a and (a.shape[1] == 0 or _tile("plain", a, b, None) is None):  # whatever the sizes
             return torch.mm(a, b) if bias is None else torch.addmm(narrowed(bias, a), a, b)
-        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
     shape = (a.shape[0], b.shape[1])
     assert out.shape == shape and out.dtype in (a.dtype, torch.float32) and (out.stride(1) == 1 or shape[1] <= 1)
     assert not accumulate or bias is None
@@ -163,7 +163,7 @@ def product_activation(
     if tile is None:
         pre = product(a, b, bias)
         return bias_gelu_fwd(BiasGelu(pre, None, hidden_act)), pre if save_pre else None
-    y = torch.empty(shape, dtype=a.dtype, device=a.device)
+    y = a.new_empty(shape)
     pre = torch.empty_like(y) if save_pre else None
     if y.numel():
         epilogue = Epilogue("activation", y, z=pre, bias=_contiguous(bias), activation=_ACTIVATIONS[hidden_act])
@@ -193,7 +193,7 @@ def product_derivative(
         dpre, dbias = _library_derivative(product(a, b), pre, hidden_act, sums_dtype)
         return dpre, bias_gelu_fwd(BiasGelu(pre, None, hidden_act)) if wants_activation else None, dbias
     pre = unit_stride(pre)
-    dpre = torch.empty(pre.shape, dtype=a.dtype, device=a.device)
+    dpre = a.new_empty(pre.shape)
     act = torch.empty_like(dpre) if wants_activation else None
     epilogue = Epilogue(
         "derivative", dpre, x=pre, z=act, activation=_ACTIVATIONS[hidden_act], wants_sums=sums_dtype is not None
@@ -220,7 +220,7 @@ def product_recomputed(
     if tile is None:
         return _library_derivative(dy, product(a, b, bias), hidden_act, sums_dtype)
     dy = unit_stride(dy)
-    dpre = torch.empty(dy.shape, dtype=a.dtype, device=a.device)
+    dpre = a.new_empty(dy.shape)
     activation = _ACTIVATIONS[hidden_act]
     epilogue = Epilogue(
         "recomputed", dpre, x=dy, bias=_contiguous(bias), activation=activation, wants_sums=sums_dtype is not None
@@ -232,7 +232,7 @@ def _library_derivative(
     dy: Tensor, pre: Tensor, hidden_act: str, sums_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
     # The kernel sums columns for the sake of a bias: one of zeros asks for the sums alone.
-    bias = torch.zeros(pre.shape[1], dtype=sums_dtype, device=pre.device) if sums_dtype else None
+    bias = pre.new_zeros(pre.shape[1], dtype=sums_dtype) if sums_dtype else None
     made = bias_gelu_bwd(BiasGelu(pre, bias, hidden_act), dy)
     return made["x"], made.get("bias")
 

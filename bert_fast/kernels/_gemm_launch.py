@@ -17,6 +17,7 @@ from bert_fast.kernels._gemm_kernel import _gemm_kernel, _gemm_reduce_kernel
 from bert_fast.kernels._gemm_table import Tile
 from bert_fast.kernels._launch import architecture, ceil_div, kind_of, num_multiprocessors, register_limit
 from bert_fast.kernels._launch_plan import LaunchPlan, Window, launch_plan, recorders
+from bert_fast.kernels._sizes import smaller
 
 __all__ = ["Epilogue", "has_aligned_rows", "launch", "layout_of", "row_major"]
 
@@ -79,18 +80,15 @@ def _with_workspace(device: torch.device, run: Callable[[], object]) -> None:
     """Runs a launch whose kernel makes descriptors; Triton asks the context for memory to keep them in."""
     recorder = recorders.get(threading.get_ident())
     if recorder is not None:
-        recorder.spoil()  # a tape has no such context
+        recorder.spoil()  # a program has no such context
     context = contextvars.copy_context()
     context.run(triton.set_allocator, lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
     context.run(run)
 
 
-class _Product(NamedTuple):
-    """What a product's plan depends on: sizes, how operands lie, what follows."""
+class _Form(NamedTuple):
+    """What a product's kernels depend on: how operands lie and whether sizes are multiples, not the sizes; what follows."""
 
-    num_rows: int
-    num_cols: int
-    num_inner: int
     dtype: torch.dtype
     a_transposed: bool
     b_transposed: bool
@@ -100,46 +98,37 @@ class _Product(NamedTuple):
     activation: str
     wants_sums: bool
     tile: Tile
+    is_split: bool
+    # Masks change at whole vectors along whichever size is contiguous in memory; a copy engine needs no masks.
+    m_unit: int
+    n_unit: int
+    k_unit: int
+    even_k: bool
     architecture: str
-    multiprocessors: int
     precision: str
 
 
-class _Launch(NamedTuple):
-    """A product's plan, and what a launch of it is given beside tensors and their strides."""
+class _Prepared(NamedTuple):
+    """A product's plans. resident: programs of a multiprocessor; tile: as launched."""
 
     plan: LaunchPlan
-    num_programs: int
-    numbers: tuple[int, ...]
-    block_m: int
-    splits: int
-    split_rows: int
+    tile: Tile
+    resident: int
     needs_workspace: bool
     reduce: LaunchPlan | None
-    reduce_numbers: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare(p: _Product) -> _Launch:
+def _prepare(p: _Form) -> _Prepared:
     tile = p.tile
-    num_m, num_n = ceil_div(p.num_rows, tile.block_m), ceil_div(p.num_cols, tile.block_n)
-    steps = ceil_div(p.num_inner, tile.block_k)
-    splits = ceil_div(steps, ceil_div(steps, tile.split_k))  # none of them without a step
-    is_split = splits > 1
     # Two groups of warps share a specialized tile, half its rows each; the compiler can't add up columns across them.
     # Nor read another matrix behind the product: of ten products on an H200 one, that accumulates, came out with NaN.
-    can_specialize = p.architecture == "sm_90" and p.results_by_copies and not is_split and not p.wants_sums
+    can_specialize = p.architecture == "sm_90" and p.results_by_copies and not p.is_split and not p.wants_sums
     can_specialize = can_specialize and p.kind in ("plain", "activation")
     is_specialized = tile.warp_specialize and can_specialize
     if tile.warp_specialize and not is_specialized:
         tile = replace(tile, num_warps=8, parts=4)
-    # Masks change at whole vectors along whichever size is contiguous in memory; a copy engine needs no masks.
-    vector = _ALIGNMENT // p.dtype.itemsize
-    m_unit = math.gcd(p.num_rows, vector) if p.a_transposed and not p.by_copies else 1
-    k_is_contiguous = (not p.a_transposed or p.b_transposed) and not p.by_copies
-    k_unit = math.gcd(p.num_inner, vector) if k_is_contiguous else 1
-    n_unit = math.gcd(p.num_cols, vector)
-    first, activation = ("plain", "") if is_split else (p.kind, p.activation)
+    first, activation = ("plain", "") if p.is_split else (p.kind, p.activation)
     # fp32 tiles of out, read and written, leave a multiprocessor's shared memory room for one program.
     resident = 1 if first == "accumulate" else tile.resident
     windows: tuple[Window, ...] = ()
@@ -159,12 +148,11 @@ def _prepare(p: _Product) -> _Launch:
         B_TRANSPOSED=p.b_transposed,
         TMA=p.by_copies,
         TMA_RESULTS=p.results_by_copies,
-        IS_SPLIT=is_split,
-        # Where K is the number of tokens, every batch is another one: one kernel, with masks, serves them all.
-        EVEN_K=k_is_contiguous and p.num_inner % tile.block_k == 0,
-        M_UNIT=m_unit,
-        N_UNIT=n_unit,
-        K_UNIT=k_unit,
+        IS_SPLIT=p.is_split,
+        EVEN_K=p.even_k,
+        M_UNIT=p.m_unit,
+        N_UNIT=p.n_unit,
+        K_UNIT=p.k_unit,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
@@ -178,30 +166,19 @@ def _prepare(p: _Product) -> _Launch:
         **register_limit(0 if is_specialized else tile.max_registers, p.architecture),
     )
     reduce = None
-    if is_split:
+    if p.is_split:
         reduce = launch_plan(
             _gemm_reduce_kernel,
             KIND=p.kind,
             ACTIVATION=p.activation,
-            N_UNIT=n_unit,
+            N_UNIT=p.n_unit,
             BLOCK_M=_REDUCE_M,
             BLOCK_N=_REDUCE_N,
             num_warps=4,
             enable_fp_fusion=True,
             **register_limit(_REDUCE_REGISTERS, p.architecture),
         )
-    split_rows = num_m * tile.block_m
-    return _Launch(
-        plan,
-        min(num_m * num_n * splits, p.multiprocessors * resident),
-        (p.num_rows // m_unit, p.num_cols // n_unit, p.num_inner // k_unit, splits),
-        tile.block_m,
-        splits,
-        split_rows,
-        needs_workspace=is_specialized,
-        reduce=reduce,
-        reduce_numbers=(p.num_rows, p.num_cols // n_unit, splits, split_rows),
-    )
+    return _Prepared(plan, tile, resident, is_specialized, reduce)
 
 
 def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | None:
@@ -211,39 +188,57 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
     device, name = a.device, architecture(a.device)
     x, y, z, bias = epilogue.x, epilogue.y, epilogue.z, epilogue.bias
     by_copies = kind_of(name) in _WITH_COPY_ENGINE and has_aligned_rows(a) and has_aligned_rows(b)
-    is_split = tile.split_k > 1 and ceil_div(num_inner, tile.block_k) > 1
+    splits = _num_splits(num_inner, tile)
+    is_split = splits > 1
     # Of a split product the kernel writes partial ones, whose rows are as aligned as their number is.
     results = [] if is_split else [t for t in (x, y, z) if t is not None]
     rows_are_aligned = num_cols * 4 % _ALIGNMENT == 0 if is_split else all(map(has_aligned_rows, results))
+    vector = _ALIGNMENT // a.dtype.itemsize
+    m_unit = math.gcd(num_rows, vector) if a_transposed and not by_copies else 1
+    # Where K is the number of tokens, every batch is another one: one kernel, with masks, serves them all.
+    k_is_contiguous = (not a_transposed or b_transposed) and not by_copies
+    k_unit, n_unit = math.gcd(num_inner, vector) if k_is_contiguous else 1, math.gcd(num_cols, vector)
     ready = _prepare(
-        _Product(
-            num_rows, num_cols, num_inner, a.dtype, a_transposed, b_transposed, by_copies,
-            by_copies and rows_are_aligned, epilogue.kind, epilogue.activation, epilogue.wants_sums, tile, name,
-            num_multiprocessors(device), _precision(a.dtype, name),
+        _Form(
+            a.dtype, a_transposed, b_transposed, by_copies, by_copies and rows_are_aligned, epilogue.kind,
+            epilogue.activation, epilogue.wants_sums, tile, is_split, m_unit, n_unit, k_unit,
+            k_is_contiguous and num_inner % tile.block_k == 0, name, _precision(a.dtype, name),
         )
     )  # fmt: skip
+    num_m, num_n = ceil_div(num_rows, ready.tile.block_m), ceil_div(num_cols, ready.tile.block_n)
+    num_programs = smaller(num_m * num_n * splits, num_multiprocessors(device) * ready.resident)
+    numbers = (num_rows // m_unit, num_cols // n_unit, num_inner // k_unit, splits)
     partial = None
     if epilogue.wants_sums:
-        row_blocks = ceil_div(num_rows, _REDUCE_M if ready.reduce is not None else ready.block_m)
-        partial = torch.empty((row_blocks, 1, num_cols), dtype=torch.float32, device=device)
+        row_blocks = ceil_div(num_rows, _REDUCE_M if is_split else ready.tile.block_m)
+        partial = a.new_empty((row_blocks, 1, num_cols), dtype=torch.float32)
 
     def run(bias: Tensor | None, x: Tensor | None, y: Tensor, z: Tensor | None, partial: Tensor | None) -> None:
         strides = a.stride(0), b.stride(0), _row_stride(x), y.stride(0), _row_stride(z)
-        ready.plan((ready.num_programs,), (a, b, bias, x, y, z, partial), (*strides, *ready.numbers))
+        ready.plan((num_programs,), (a, b, bias, x, y, z, partial), (*strides, *numbers))
 
     if ready.reduce is not None:
-        product = torch.empty((ready.splits * ready.split_rows, num_cols), dtype=torch.float32, device=device)
+        split_rows = num_m * ready.tile.block_m
+        product = a.new_empty((splits * split_rows, num_cols), dtype=torch.float32)
         run(None, None, product, None, None)
         ready.reduce(
             (ceil_div(num_rows, _REDUCE_M), ceil_div(num_cols, _REDUCE_N)),
             (product, bias, x, y, z, partial),
-            (_row_stride(x), y.stride(0), _row_stride(z), *ready.reduce_numbers),
+            (_row_stride(x), y.stride(0), _row_stride(z), num_rows, num_cols // n_unit, splits, split_rows),
         )
     elif ready.needs_workspace:
         _with_workspace(device, lambda: run(bias, x, y, z, partial))
     else:
         run(bias, x, y, z, partial)
     return partial
+
+
+def _num_splits(num_inner: int, tile: Tile) -> int:
+    """Parts of K, none of them without a step."""
+    if tile.split_k == 1:
+        return 1
+    steps = ceil_div(num_inner, tile.block_k)
+    return ceil_div(steps, ceil_div(steps, tile.split_k))
 
 
 def _row_stride(t: Tensor | None) -> int:

@@ -145,13 +145,12 @@ def _table_of(index: int) -> _gemm_table.Table | None:
     return _gemm_table.stored(torch.cuda.get_device_name(index))[0]
 
 
-@functools.lru_cache(maxsize=4096)
 def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int) -> Tile | None:
     """What to do where nothing was measured and there is something to fuse; name: of the processor."""
     if dtype == torch.float32 or m < _MIN_ROWS:
         return None
     wide, twin, _, small = candidates(name, dtype)
-    tile = _of_many_rows(wide, twin, kind, k)
+    tile = twin if k < _LONG_K and kind not in _PLAIN else wide
     if _num_tiles(tile, m, n) >= multiprocessors * tile.resident:
         return tile
     # Too few tiles to go round: smaller ones, and parts of K side by side where it is long.

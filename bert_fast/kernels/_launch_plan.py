@@ -73,7 +73,7 @@ class LaunchPlan:
 
     def __init__(self, kernel: Any, windows: tuple[Window, ...] = (), **constants: Any) -> None:
         self._kernel = kernel
-        self._windows = windows
+        self.windows = windows
         self._constants = constants
         self._known: dict[tuple[type, ...], _OfTypes] = {}  # by the types of numbers
 
@@ -110,6 +110,11 @@ class LaunchPlan:
         ready = known.kernels.get(key)
         return None if ready is None else (ready, addresses)
 
+    def are_specialised(self, num_operands: int) -> list[bool]:
+        """Of the kernel's arguments behind so many operands: whether Triton may compile one for an integer's value."""
+        params = getattr(self._kernel, "params", ())  # the interpreter compiles none
+        return [not param.do_not_specialize for param in params[num_operands:]]
+
     def ready(self, operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> "_Ready | None":
         """The compiled kernel of such a launch, if there is one that Triton is not needed for."""
         found = self._find(operands, numbers)
@@ -119,7 +124,7 @@ class LaunchPlan:
         self, grid: tuple[int, ...], operands: tuple[Tensor | None, ...], numbers: tuple[float, ...]
     ) -> None:
         arguments: list[Any] = list(operands)
-        for place, tile in enumerate(self._windows):
+        for place, tile in enumerate(self.windows):
             if tile is not None and arguments[place] is not None:
                 arguments[place] = _descriptor(arguments[place], tile)
         with torch.cuda.device_of(_first(operands)):
@@ -133,14 +138,13 @@ class LaunchPlan:
         types = tuple(map(type, numbers))
         known = self._known.get(types)
         if known is None:
-            are_specialised = [not param.do_not_specialize for param in params[: len(numbers)]]
-            known = self._known[types] = _OfTypes(types, are_specialised)
+            known = self._known[types] = _OfTypes(types, self.are_specialised(len(operands))[: len(numbers)])
         if known.has_wide(numbers):
             return
         if len(known.kernels) >= _MAX_KEYS:
             known.kernels.clear()
         constants = tuple(self._constants.get(param.name, param.default) for param in params[len(numbers) :])
-        windows = [(i, tile) for i, tile in enumerate(self._windows) if tile is not None and operands[i] is not None]
+        windows = [(i, tile) for i, tile in enumerate(self.windows) if tile is not None and operands[i] is not None]
         device = _first(operands).get_device()
         known.kernels[known.key(operands, numbers)[1]] = _Ready(compiled, device, windows, constants)
 

@@ -3,6 +3,7 @@
 import torch
 
 from bert_fast.kernels._launch import ceil_div, persistent_programs
+from bert_fast.kernels._sizes import larger
 
 __all__ = ["summing_programs"]
 
@@ -19,4 +20,4 @@ def summing_programs(
     programs = persistent_programs(num_groups, per_multiprocessor, device)
     if dtype != torch.float32:
         return programs
-    return max(programs, ceil_div(num_groups, max(1, _MOST_ROWS // rows)))
+    return larger(programs, ceil_div(num_groups, max(1, _MOST_ROWS // rows)))

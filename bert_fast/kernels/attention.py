@@ -61,8 +61,8 @@ _MAX_INT32 = 2**31 - 1
 
 def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
     """(out, lse), as `reference.attention`, of q, k, v in fp32, fp16 or bf16 and heads of at most 128."""
-    out = torch.empty(a.q.shape, dtype=a.q.dtype, device=a.q.device)
-    lse = torch.empty((a.q.shape[1], a.q.shape[0]), dtype=torch.float32, device=a.q.device)
+    out = a.q.new_empty(a.q.shape)
+    lse = a.q.new_empty((a.q.shape[1], a.q.shape[0]), dtype=torch.float32)
     if not a.q.numel():
         return out, lse
     call, made = _Call(a), {"out_ptr": out, "lse_ptr": lse}
@@ -82,7 +82,7 @@ def attention_bwd(
     if dqkv is not None and max_seqlen * dqkv.stride(0) <= _MAX_INT32:
         dq, dk, dv = dqkv.unbind(1)
     else:
-        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (a.q, a.k, a.v))
+        dq, dk, dv = (t.new_empty(t.shape) for t in (a.q, a.k, a.v))
     extras = {name: getattr(a, name) for name in wants}
     if not a.q.numel() and not a.k.numel():
         zeros = {name: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for name, x in extras.items()}
@@ -128,7 +128,7 @@ class _Call:
     def __init__(self, a: Attention) -> None:
         num_tokens, self.num_heads, head_dim = a.q.shape
         dtype, max_seqlen, chip = a.q.dtype, max(a.max_seqlen_q, a.max_seqlen_k), architecture(a.q.device)
-        self.num_sequences = len(a.cu_seqlens_q) - 1
+        self.num_sequences = a.cu_seqlens_q.shape[0] - 1
         self.short = None
         has_dropout = dropout_threshold(a.dropout_p) > 0
         if a.has_extras:

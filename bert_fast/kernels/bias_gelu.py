@@ -196,7 +196,7 @@ def bias_gelu_fwd(a: BiasGelu) -> Tensor:
     """
     x, bias = unit_stride(a.x), a.bias
     num_rows, num_cols = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape)
     if num_rows == 0:
         return y
     config = launch_config(num_cols, x.dtype)
@@ -226,7 +226,7 @@ def bias_gelu_bwd(a: BiasGelu, dy: Tensor) -> dict[str, Tensor]:
     """Launches the two backward stages: gradients by name, as `reference.bias_gelu`; dy, x as in forward."""
     dy, x, bias = unit_stride(dy), unit_stride(a.x), a.bias
     num_rows, num_cols = x.shape
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = x.new_empty(x.shape)
     if num_rows == 0:
         return {"x": dx} if bias is None else {"x": dx, "bias": torch.zeros_like(bias)}
     config = launch_config(num_cols, x.dtype)
@@ -234,7 +234,7 @@ def bias_gelu_bwd(a: BiasGelu, dy: Tensor) -> dict[str, Tensor]:
     programs = persistent_programs(num_groups, config.backward_programs_per_multiprocessor, x.device, num_blocks)
     partial = None
     if bias is not None:
-        partial = torch.empty(programs, 1, num_cols, dtype=torch.float32, device=x.device)
+        partial = x.new_empty((programs, 1, num_cols), dtype=torch.float32)
     stride_unit = math.gcd(config.vector, dy.stride(0), x.stride(0))
     launch_plan(
         _bias_gelu_bwd_kernel,

@@ -326,9 +326,9 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
     assert a.saves in (*SAVES, AGAIN)
     x, residual = unit_stride(a.x), unit_stride(a.residual)
     num_rows, hidden_size = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape)
     h = y.new_empty(0) if a.saves in ("output", AGAIN) else torch.empty_like(y)
-    rstd = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    rstd = x.new_empty(num_rows, dtype=torch.float32)
     mean = None if a.saves == AGAIN else torch.empty_like(rstd)
     if num_rows == 0:
         return y, h, mean, rstd
@@ -382,7 +382,7 @@ def dropout_add_layer_norm_bwd(
     num_rows, hidden_size = dy.shape
     seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
     has_dropout = coords is not None
-    dresidual = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
+    dresidual = dy.new_empty(dy.shape)
     dx = torch.empty_like(dresidual) if has_dropout else dresidual
     if num_rows == 0:
         sums = [torch.zeros_like(weight) for _ in range(3)]
@@ -397,7 +397,7 @@ def dropout_add_layer_norm_bwd(
     num_programs = summing_programs(
         num_groups, config.backward.rows, config.backward_programs_per_multiprocessor, dy.dtype, dy.device
     )
-    partial = torch.empty(num_programs, 3, hidden_size, dtype=torch.float32, device=dy.device)
+    partial = dy.new_empty((num_programs, 3, hidden_size), dtype=torch.float32)
     plan(
         (num_programs,),
         (

@@ -1,0 +1,244 @@
+"""Composites of kernels, run by programs: what launchers choose for a kind of call is chosen once, for any sizes.
+
+A layer's forward pass is three products and four launches; around them are some two hundred calls of Python that come
+to the same each time: which tile, how many programs, what memory. A program (`_program.py`) has what they come to,
+
+    x, w, .. -> [memory, product, launch, memory, launch, ...] -> y, ..
+
+with the numbers of tokens, sequences and the like left open. Calls are of one kind where all else is equal that
+decides: dtypes, other sizes, strides and alignment of tensors, which of them there are, numbers and names, the device,
+and what PyTorch is set to. Values are never looked at. The first call of a kind makes the program (`_tracing.py`); where
+a launcher's choice depended on a size, the program is for sizes of the same choice, and others have one of their own.
+What cannot be traced runs as it stands, and so does every call while somebody watches launches.
+"""
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.kernels import _launch_plan
+from bert_fast.kernels._program import Call, Empty, Launch, Program
+from bert_fast.kernels._sizes import evaluate
+from bert_fast.kernels._tracing import Trace, Traced
+from bert_fast.remembered import Remembered
+
+__all__ = ["Programs"]
+
+_ALIGNMENT = 16  # bytes; what launchers and Triton choose by
+_MAX_KINDS = 256
+_MAX_PROGRAMS = 64  # of a kind: as many choices by sizes as a layer has, and more
+_is_none = functools.partial(operator.is_, None)
+_Group = tuple[Tensor | None, ...]
+
+
+class Programs:
+    """A function of tensors, numbers and names that returns a tuple of tensors and None, or a dictionary of tensors.
+
+    function: takes the values one by one. It asks the device by PyTorch's operators and launch plans alone. sizes: by a
+    tensor's place, a letter for each dimension whose size is a number of the call, "_" for others; sizes of one letter
+    are equal. integers: places of further numbers of the call. settings: what else the function looks at. lasting:
+    places of tensors that come again and again, as parameters do. joined: for tensors of `lasting` by their indices,
+    the one that they are together, where they lie side by side.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        sizes: Mapping[int, str],
+        integers: Sequence[int] = (),
+        settings: Callable[[], tuple[Any, ...]] = tuple,
+        lasting: slice = slice(0, 0),
+        joined: Callable[[_Group], Mapping[tuple[int, ...], Tensor | None]] = lambda group: {},
+    ) -> None:
+        self._function, self._settings, self._sizes, self._integers = function, settings, sizes, tuple(integers)
+        self._lasting, self._joined = lasting, joined
+        self._kinds: dict[Any, list[_Runner] | None] = {}  # None for those that cannot be traced
+        self._look_at = Remembered(self._look, by_address=True)
+
+    def __call__(self, values: tuple[Any, ...]) -> Any:
+        """What the function returns."""
+        if _launch_plan.is_watched():
+            return self._function(*values)
+        lasting = values[self._lasting]
+        of_lasting, references = self._look_at(lasting)
+        together = [None if one is None else one() for one in references]
+        if torch.is_grad_enabled() or [*map(_is_none, together)] != [*map(_is_none, references)]:
+            together = [*self._joined(lasting).values()]
+        inputs = [one for one in values if isinstance(one, Tensor)]
+        device = inputs[0].get_device()
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):  # prepared launches leave it as it is
+                return self(values)
+        kind, letters = self._kind(values, of_lasting, together)
+        numbers = (*letters.values(), *[values[place] for place in self._integers])
+        inputs += [one for one in together if one is not None]
+        runners = self._kinds.get(kind, _NEW)
+        if runners is None:
+            return self._function(*values)
+        for runner in runners:
+            made = runner.run(inputs, numbers)
+            if made is not None:
+                return made
+        made = self._make(values, together, letters)
+        if runners is _NEW:
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds.pop(next(iter(self._kinds)), None)
+            runners = self._kinds[kind] = None if made is None else []
+        if made is None or len(runners) >= _MAX_PROGRAMS:
+            return self._function(*values)
+        runners.append(made)
+        return made.run(inputs, numbers)
+
+    def _kind(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
+        """All that decides beside the call's numbers, and sizes by their letters."""
+        first, last, letters = self._lasting.start, self._lasting.stop, {}
+        kind: list[Any] = [of_lasting, *map(_is_none, together), torch.is_inference_mode_enabled(), *self._settings()]
+        addresses = 0
+        for place, value in enumerate(values):
+            if first <= place < last:
+                continue
+            if isinstance(value, Tensor):
+                shape, sizes = value.shape, self._sizes.get(place, "")
+                if len(sizes) != len(shape):  # one that stands for None, too
+                    kind += value.dtype, shape
+                else:
+                    kind.append(value.dtype)
+                    for letter, size in zip(sizes, shape, strict=True):
+                        if letter == "_":
+                            kind.append(size)
+                        elif letters.setdefault(letter, size) != size:
+                            kind.append((place, letter, size))  # nothing that was made for equal sizes
+                kind.append(None if value.is_contiguous() else value.stride())
+                addresses |= value.data_ptr()
+            elif place in self._integers:
+                kind.append(None)
+            else:
+                kind.append(value)
+        if addresses % _ALIGNMENT:
+            kind += [one.data_ptr() % _ALIGNMENT for one in values if isinstance(one, Tensor)]
+        kind.append(values[0].device)
+        kind.append("".join(letters))
+        return tuple(kind), letters
+
+    def _look(self, lasting: _Group) -> tuple[Any, list[Any]]:
+        """What tells lasting tensors from others, and weak references to those that they are together."""
+        given = [one for one in lasting if one is not None]
+        kind: list[Any] = [one is None for one in lasting]
+        for one in given:
+            kind += one.dtype, one.shape, one.stride(), one.data_ptr() % _ALIGNMENT, one.get_device()
+        references = [None if one is None else weakref.ref(one) for one in self._joined(lasting).values()]
+        return tuple(kind), references
+
+    def _make(self, values: Any, together: list[Any], letters: dict[str, int]) -> "_Runner | None":
+        numbers = (*letters.values(), *[values[place] for place in self._integers])
+        trace = Trace(values[0].device, numbers)
+        of_letters = dict(zip(letters, trace.numbers.arguments, strict=False))
+        given = list(values)
+        for place, value in enumerate(values):
+            if isinstance(value, Tensor):
+                names = self._sizes.get(place, "")
+                names = names if len(names) == value.dim() else "_" * value.dim()
+                shape = tuple([of_letters.get(name, size) for name, size in zip(names, value.shape, strict=True)])
+                strides = None if value.is_contiguous() else value.stride()
+                given[place] = trace.input(shape, strides, value.dtype)
+        for place, number in zip(self._integers, trace.numbers.arguments[len(letters) :], strict=True):
+            given[place] = number
+        lasting = given[self._lasting]
+        for indices, one in zip(self._joined(values[self._lasting]), together, strict=True):
+            if one is not None:
+                slots = tuple([lasting[index].slot for index in indices])
+                trace.joined[slots] = trace.input(tuple(one.shape), None, one.dtype)
+        try:
+            with trace:
+                made = self._function(*given)
+            names = tuple(made) if isinstance(made, dict) else None
+            return _Runner(trace.program(tuple(made.values()) if names else tuple(made)), names)
+        except Exception:  # whatever a function may do that tensors which are not there do not know
+            return None
+
+
+_NEW: list[Any] = []
+
+
+class _Runner:
+    """A program that runs: here step by step, or by `_native`."""
+
+    def __init__(self, program: Program, names: tuple[str, ...] | None) -> None:
+        self.program, self._names = program, names
+        self._room = [None] * (program.num_slots - program.num_inputs)
+        self._known: dict[tuple[int, ...], list[int] | None] = {}
+
+    def run(self, inputs: list[Tensor], numbers: tuple[int, ...]) -> Any:
+        """What the function returns; None where the program is not for these numbers."""
+        values = self._values(numbers)
+        if values is None:
+            return None
+        slots: list[Any] = [*inputs, *self._room]
+        device = inputs[0].device
+        for what, last_used in self.program.steps:
+            kind = type(what)
+            if kind is Empty:
+                size = [values[one] for one in what.shape]
+                slots[what.slot] = torch.empty(size, dtype=what.dtype, device=device)
+            elif kind is Call:
+                _call(what, slots, values)
+            else:
+                _launch(what, slots, values)
+            for slot in last_used:
+                slots[slot] = None
+        made = [None if slot < 0 else slots[slot] for slot in self.program.outputs]
+        return tuple(made) if self._names is None else dict(zip(self._names, made, strict=True))
+
+    def _values(self, numbers: tuple[int, ...]) -> list[int] | None:
+        if numbers in self._known:
+            return self._known[numbers]
+        values: list[int] | None = evaluate(self.program.expressions, numbers)
+        if any(values[place] != wanted for place, wanted in self.program.guards):  # type: ignore[index]
+            values = None
+        if len(self._known) >= _MAX_KINDS:
+            self._known.clear()
+        self._known[numbers] = values
+        return values
+
+
+def _call(what: Call, slots: list[Any], values: list[int]) -> None:
+    given: list[Any] = []
+    for kind, value in what.arguments:
+        if kind == "slot":
+            given.append(slots[value])
+        elif kind == "constant":
+            given.append(value)
+        elif kind == "slots":
+            given.append([slots[one] for one in value])
+        elif kind == "number":
+            given.append(values[value])
+        else:
+            given.append(tuple([values[one] for one in value]))
+    num_named = len(what.names)
+    if num_named:
+        made = what.function(*given[:-num_named], **dict(zip(what.names, given[-num_named:], strict=True)))
+    else:
+        made = what.function(*given)
+    if what.slots:
+        slots[what.slots[0]] = made
+
+
+def _launch(what: Launch, slots: list[Any], values: list[int]) -> None:
+    operands = [None if one is None else _at(slots[one[0]], values[one[1]]) for one in what.operands]
+    for place, rows, cols, row_stride, _ in what.windows:
+        operands[place] = operands[place].as_strided((values[rows], values[cols]), (values[row_stride], 1))
+    numbers = tuple([values[value] if is_integer else value for is_integer, value in what.numbers])
+    what.plan(tuple([values[one] for one in what.grid]), tuple(operands), numbers)
+
+
+def _at(tensor: Tensor, offset: int) -> Tensor:
+    """The tensor from so many bytes on, for a kernel that is told where it lies."""
+    if not offset:
+        return tensor
+    return tensor.as_strided((1,), (1,), tensor.storage_offset() + offset // tensor.element_size())
