@@ -78,22 +78,38 @@ class Programs:
         kind, letters = self._kind(values, of_lasting, together)
         numbers = (*letters.values(), *[values[place] for place in self._integers])
         inputs += [one for one in together if one is not None]
+        made = self.run(kind, inputs, numbers, lambda trace: self._trace(trace, values, together, [*letters]))
+        return self._function(*values) if made is None else made
+
+    def run(
+        self, kind: Any, inputs: Sequence[Tensor | None], numbers: tuple[int, ...], trace: Callable[[Trace], Any]
+    ) -> Any:
+        """What a program makes of inputs and numbers; None where there is none for such calls.
+
+        kind: all that decides beside the numbers. trace: notes a call in a `Trace` of these numbers, to which it adds
+        the inputs in their order, and returns what the function does.
+        """
         runners = self._kinds.get(kind, _NEW)
         if runners is None:
-            return self._function(*values)
+            return None
         for runner in runners:
             made = runner.run(inputs, numbers)
             if made is not None:
+                if runner is not runners[0]:  # the next layer of this step will ask for the same
+                    runners.remove(runner)
+                    runners.insert(0, runner)
                 return made
-        made = self._make(values, together, letters)
+        runner = _traced(_device_of(inputs), numbers, trace)
         if runners is _NEW:
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.pop(next(iter(self._kinds)), None)
-            runners = self._kinds[kind] = None if made is None else []
-        if made is None or len(runners) >= _MAX_PROGRAMS:
-            return self._function(*values)
-        runners.append(made)
-        return made.run(inputs, numbers)
+            runners = self._kinds[kind] = None if runner is None else []
+        if runner is None or len(runners) >= _MAX_PROGRAMS:
+            return None
+        made = runner.run(inputs, numbers)
+        if made is not None:
+            runners.insert(0, runner)
+        return made
 
     def _kind(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
         """All that decides beside the call's numbers, and sizes by their letters."""
@@ -135,32 +151,34 @@ class Programs:
         references = [None if one is None else weakref.ref(one) for one in self._joined(lasting).values()]
         return tuple(kind), references
 
-    def _make(self, values: Any, together: list[Any], letters: dict[str, int]) -> "_Runner | None":
-        numbers = (*letters.values(), *[values[place] for place in self._integers])
-        trace = Trace(values[0].device, numbers)
+    def _trace(self, trace: Trace, values: Any, together: list[Any], letters: list[str]) -> Any:
         of_letters = dict(zip(letters, trace.numbers.arguments, strict=False))
         given = list(values)
         for place, value in enumerate(values):
             if isinstance(value, Tensor):
-                names = self._sizes.get(place, "")
-                names = names if len(names) == value.dim() else "_" * value.dim()
-                shape = tuple([of_letters.get(name, size) for name, size in zip(names, value.shape, strict=True)])
-                strides = None if value.is_contiguous() else value.stride()
-                given[place] = trace.input(shape, strides, value.dtype)
+                given[place] = trace.input_like(value, self._sizes.get(place, ""), of_letters)
         for place, number in zip(self._integers, trace.numbers.arguments[len(letters) :], strict=True):
             given[place] = number
         lasting = given[self._lasting]
         for indices, one in zip(self._joined(values[self._lasting]), together, strict=True):
             if one is not None:
-                slots = tuple([lasting[index].slot for index in indices])
-                trace.joined[slots] = trace.input(tuple(one.shape), None, one.dtype)
-        try:
-            with trace:
-                made = self._function(*given)
-            names = tuple(made) if isinstance(made, dict) else None
-            return _Runner(trace.program(tuple(made.values()) if names else tuple(made)), names)
-        except Exception:  # whatever a function may do that tensors which are not there do not know
-            return None
+                trace.join([lasting[index] for index in indices], trace.input_like(one))
+        return self._function(*given)
+
+
+def _device_of(inputs: Sequence[Tensor | None]) -> torch.device:
+    return next(one.device for one in inputs if one is not None)
+
+
+def _traced(device: torch.device, numbers: tuple[int, ...], run: Callable[[Trace], Any]) -> "_Runner | None":
+    trace = Trace(device, numbers)
+    try:
+        with trace:
+            made = run(trace)
+        names = tuple(made) if isinstance(made, dict) else None
+        return _Runner(trace.program(tuple(made.values()) if names else tuple(made)), names)
+    except Exception:  # whatever a function may do that tensors which are not there do not know
+        return None
 
 
 _NEW: list[Any] = []
@@ -174,13 +192,13 @@ class _Runner:
         self._room = [None] * (program.num_slots - program.num_inputs)
         self._known: dict[tuple[int, ...], list[int] | None] = {}
 
-    def run(self, inputs: list[Tensor], numbers: tuple[int, ...]) -> Any:
+    def run(self, inputs: Sequence[Tensor | None], numbers: tuple[int, ...]) -> Any:
         """What the function returns; None where the program is not for these numbers."""
         values = self._values(numbers)
         if values is None:
             return None
         slots: list[Any] = [*inputs, *self._room]
-        device = inputs[0].device
+        device = _device_of(inputs)
         for what, last_used in self.program.steps:
             kind = type(what)
             if kind is Empty:
@@ -225,8 +243,11 @@ def _call(what: Call, slots: list[Any], values: list[int]) -> None:
         made = what.function(*given[:-num_named], **dict(zip(what.names, given[-num_named:], strict=True)))
     else:
         made = what.function(*given)
-    if what.slots:
+    if len(what.slots) == 1:
         slots[what.slots[0]] = made
+    else:
+        for slot, one in zip(what.slots, made if what.slots else (), strict=True):
+            slots[slot] = one
 
 
 def _launch(what: Launch, slots: list[Any], values: list[int]) -> None:

@@ -127,6 +127,11 @@ class Traced:
     def zero_(self) -> "Traced":
         return self.trace.write(Tensor.zero_, [self])
 
+    def split(self, rows: int) -> tuple["Traced", ...]:
+        """Parts of so many rows each, as PyTorch makes them."""
+        num_parts = self.shape[0] // rows
+        return self.trace.calls(Tensor.split, [self, rows], [(rows, *self.shape[1:])] * num_parts, self.dtype)
+
     def sum(self, dim: int, dtype: torch.dtype) -> "Traced":
         assert dim == 0
         return self.trace.call(Tensor.sum, [self, 0], self.shape[1:], dtype, {"dtype": dtype})
@@ -184,9 +189,9 @@ def _cat(tensors: Any, dim: int = 0) -> Traced:
     assert dim == 0
     rows: Any = sum(one.shape[0] for one in tensors)
     trace: Trace = tensors[0].trace
-    joined = trace.joined.get(tuple(one.slot for one in tensors))
-    if joined is not None:
-        return joined
+    together = trace.together(tensors)
+    if together is not None:
+        return together
     return trace.call(torch.cat, [tuple(tensors), 0], (rows, *tensors[0].shape[1:]), tensors[0].dtype)
 
 
@@ -205,15 +210,14 @@ _RULES: dict[Any, Callable[..., Traced]] = {
 class Trace:
     """The program of one call in the making, of one thread.
 
-    device: what tensors are on. arguments: the call's integers. joined: of slots of inputs that lie side by side, the
-    input that they are together.
+    device: what tensors are on. arguments: the call's integers.
     """
 
     def __init__(self, device: torch.device, arguments: tuple[int, ...]) -> None:
         self.device = device
         self.device_index = -1 if device.type == "cpu" else device.index
         self.numbers = Numbers(arguments)
-        self.joined: dict[tuple[int, ...], Traced] = {}
+        self._joined: dict[tuple[int, ...], Traced] = {}
         self._num_inputs = 0
         self._steps: list[tuple[Any, list[int]]] = []  # with the slots that a step reads or makes
         self._forms: list[tuple[int, ...]] = []  # of slots: sizes, strides, 0
@@ -228,6 +232,20 @@ class Trace:
         self._num_inputs += 1
         strides = _strides(shape) if strides is None else strides
         return Traced(self, self._new(self._form(shape, strides)), shape, strides, dtype)
+
+    def input_like(self, tensor: Tensor, letters: str = "", sizes: Mapping[str, Size] = _NO_NAMES) -> Traced:
+        """An input as this one is; letters: for each dimension, the name of its size, "_" or none for a constant one."""
+        letters = letters if len(letters) == tensor.dim() else "_" * tensor.dim()
+        shape = tuple([sizes.get(letter, size) for letter, size in zip(letters, tensor.shape, strict=True)])
+        return self.input(shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
+
+    def join(self, parts: list[Traced], whole: Traced) -> None:
+        """Says that inputs lie side by side, and which input they are together."""
+        self._joined[tuple([one.slot for one in parts])] = whole
+
+    def together(self, parts: Any) -> Traced | None:
+        """The input that these are together, if there is one."""
+        return self._joined.get(tuple([one.slot for one in parts if one.offset == 0]))
 
     def skip(self) -> None:
         """An input that is None."""
@@ -265,6 +283,14 @@ class Trace:
         given += [Argument("constant", one) for one in named.values()]
         self._steps.append((Call(function, tuple(given), names, (slot,)), [*reads, slot]))
         return Traced(self, slot, shape, _strides(shape), dtype)
+
+    def calls(self, function: Any, arguments: list[Any], shapes: list[Shape], dtype: torch.dtype) -> tuple[Traced, ...]:
+        """A function of PyTorch that returns several tensors of rows of its first argument."""
+        given, reads = self._arguments(arguments)
+        made = [Traced(self, self._new(self._form(shape)), shape, _strides(shape), dtype) for shape in shapes]
+        slots = tuple([one.slot for one in made])
+        self._steps.append((Call(function, tuple(given), (), slots), [*reads, *slots]))
+        return tuple(made)
 
     def write(
         self, function: Any, arguments: list[Any], out: Traced | None = None, named: Mapping[str, Any] = _NO_NAMES

@@ -3,24 +3,28 @@
 What calls of layers that are alike have in common, all but tensors, seeds and sites, is done once (`_programs.py`).
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bert_fast.kernels._column_sums import launched_together
 from bert_fast.kernels._gemm import settings
 from bert_fast.kernels._norm_inputs import norm_inputs
 from bert_fast.kernels._programs import Programs
+from bert_fast.kernels._tracing import Trace
 from bert_fast.kernels.attention import attention_bwd, attention_fwd
 from bert_fast.kernels.dropout_add_layer_norm import dropout_add_layer_norm_bwd, dropout_add_layer_norm_fwd
 from bert_fast.kernels.linear import linear_bwd, linear_fwd
 from bert_fast.kernels.mlp import mlp_bwd, mlp_fwd
 from bert_fast.kernels.qkv_projection import qkv_projection_bwd, qkv_projection_fwd
-from bert_fast.reference.encoder_layer import EncoderLayer, LayerOps, Saved
+from bert_fast.reference.encoder_layer import EncoderLayer, LayerOps, OfCall, OfLayer, Options, Saved, TENSORS
+from bert_fast.remembered import Remembered
 from bert_fast.storage import one_tensor, view_of_neighbours
 
-__all__ = ["encoder_layer_bwd", "encoder_layer_fwd"]
+__all__ = ["encoder_layer_bwd", "encoder_layer_fwd", "layer_of_model", "layer_of_model_bwd"]
 
 _OPS = LayerOps(
     qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
@@ -78,3 +82,102 @@ def encoder_layer_fwd(a: EncoderLayer) -> tuple[Tensor | None, ...]:
 def encoder_layer_bwd(a: EncoderLayer, dy: Tensor, *saved: Any) -> dict[str, Tensor]:
     """Gradients by name, as `reference.encoder_layer`."""
     return _backward((*a, dy, *saved))
+
+
+def layer_of_model(x: Tensor, layer: OfLayer, call: OfCall, options: Options) -> tuple[Tensor | None, ...] | None:
+    """(y, what backward reads) by a program; None where there is none for such a call."""
+    kind, together = _of_lasting(layer.parameters)
+    key = "forward", kind, call.kind, x.dtype, _lie(x), options, *settings(), torch.is_inference_mode_enabled()
+    names = ("x", *_NAMES, *_TOGETHER, *TENSORS)
+    inputs = (x, *layer.parameters, *together, *call.tensors)
+
+    def run(trace: Trace) -> Any:
+        a, _ = _record(trace, names, inputs, options)
+        return _OPS.forward(a)
+
+    return _of_model.run(key, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
+
+
+def layer_of_model_bwd(
+    dy: Tensor, kept: tuple[Tensor | None, ...], names: tuple[str, ...], layer: OfLayer, call: OfCall, options: Options,
+    wants: frozenset[str], needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...] | None:  # fmt: skip
+    """Gradients of x and the parameters, None for those that `needs` has no need of; None as above.
+
+    kept: of these names; what backward does not read may be None.
+    """
+    kind, together = _of_lasting(layer.parameters)
+    key = "backward", kind, call.kind, dy.dtype, _lie(dy), names, options, needs, *settings()
+    names, inputs = ("dy", *names, *_TOGETHER), (dy, *kept, *together)
+
+    def run(trace: Trace) -> Any:
+        a, others = _record(trace, names, inputs, options)
+        with launched_together():
+            made = _OPS.backward(a, *[others.get(name) for name in ("dy", "y", *Saved._fields)], wants=wants)
+        return _in_places(made, needs)
+
+    return _of_model.run(key, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
+
+
+_of_model = Programs(_run_forward, sizes={})
+_NAMES, _TOGETHER = _FIELDS[_PARAMETERS], ("qkv_weight", "qkv_bias")
+
+
+def _look(group: tuple[Tensor | None, ...]) -> tuple[int, list[Any]]:
+    return _kind_of_lasting(group), [one if one is None else weakref.ref(one) for one in _joined(group).values()]
+
+
+_look_at = Remembered(_look, by_address=True)
+
+
+def _of_lasting(parameters: tuple[Tensor | None, ...]) -> tuple[Any, list[Tensor | None]]:
+    """What tells a layer's parameters from others', and those that lie side by side as one tensor."""
+    kind, references = _look_at(parameters)
+    together = [one if one is None else one() for one in references]
+    return (kind, *[one is None for one in together]), together
+
+
+def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
+    kind = tuple([one if one is None else (one.dtype, one.shape, one.stride(), one.data_ptr() % 16) for one in group])
+    return _kinds.setdefault((*kind, group[0].get_device()), len(_kinds))  # type: ignore[union-attr]
+
+
+_kinds: dict[Any, int] = {}
+
+
+def _lie(x: Tensor) -> Any:
+    """How a tensor lies in memory, as far as it decides."""
+    return x.data_ptr() % 16, None if x.is_contiguous() else x.stride()
+
+
+def _record(
+    trace: Trace, names: tuple[str, ...], tensors: tuple[Tensor | None, ...], options: Options
+) -> tuple[EncoderLayer, dict[str, Any]]:
+    """The arguments of a call that is traced, and its other tensors by name."""
+    of_tokens, of_rows, of_offsets, of_order, max_q, max_k, *sites = trace.numbers.arguments
+    sizes = {"T": of_tokens, "M": of_rows if options.has_rows else of_tokens, "O": of_offsets, "B": of_order}
+    given: dict[str, Any] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is None:
+            trace.skip()
+        else:
+            given[name] = trace.input_like(tensor, _OF_BACKWARD.get(name, ""), sizes)
+    for whole, parts in zip(_TOGETHER, (_NAMES[:6:2], _NAMES[1:6:2]), strict=True):
+        if whole in given and all(part in given for part in parts):
+            trace.join([given[part] for part in parts], given.pop(whole))
+    if not options.drops:
+        given["seed"] = None
+    of_sites = dict(zip(("probabilities_site", "attention_site", "site"), sites, strict=True))
+    fields = given | options.fields() | of_sites | {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
+    return EncoderLayer(*[fields.get(name) for name in _FIELDS]), given
+
+
+def _in_places(made: dict[str, Tensor], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Gradients by name as those of x and the parameters."""
+    found = {name: one for name, one in made.items() if not name.startswith("qkv_")}
+    for kind in ("weight", "bias"):
+        whole = made.get(f"qkv_{kind}")
+        if whole is not None:
+            parts = whole.split(whole.shape[0] // 3)
+            found |= dict(zip([f"{name}_{kind}" for name in ("query", "key", "value")], parts, strict=True))
+    return tuple([found[name] if need else None for name, need in zip(("x", *_NAMES), needs, strict=True)])

@@ -7,7 +7,7 @@ this op where nobody looks inside a layer, and everywhere else the ops that it c
 import functools
 import operator
 from collections.abc import Callable, Sequence, Set
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,16 +20,27 @@ from bert_fast.checks import check_choice, check_count, check_dropout_p, check_i
 from bert_fast.errors import BackendError
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
 from bert_fast.ops._define import define
-from bert_fast.ops._register import are_plain
+from bert_fast.ops._memory import name_call
+from bert_fast.ops._register import are_plain, is_watched
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
 from bert_fast.ops.packing import check_offsets
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES
-from bert_fast.reference.encoder_layer import BEFORE_MLP, BEFORE_OUTPUT, OF_MLP, EncoderLayer, Saved
+from bert_fast.reference.encoder_layer import (
+    BEFORE_MLP,
+    BEFORE_OUTPUT,
+    OF_MLP,
+    TENSORS,
+    EncoderLayer,
+    OfCall,
+    OfLayer,
+    Options,
+    Saved,
+)
 
 __all__ = ["encoder_layer_of_model", "encoder_layers_of_model", "is_whole"]
 
-_OF_CALL = ("rows", "cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k", "sequence_order", "seed")
+_OF_CALL = TENSORS
 _not_parameters = operator.itemgetter(
     *[place for place, name in enumerate(EncoderLayer._fields) if name in ("x", *_OF_CALL)]
 )
@@ -61,8 +72,122 @@ def encoder_layer_of_model(given: tuple[Any, ...], backend: str, is_training: bo
         saves = AGAIN, AGAIN
     returns = keeps or (is_training and x.is_cpu)
     if are_plain(_not_parameters(given)) and not _profiler_enabled():
+        module = resolve("encoder_layer", OpSpec(x.device, x.dtype), backend)
+        if hasattr(module, "layer_of_model"):
+            return _by_program(given, saves, keeps, returns, module, backend)
         return _op.around(keeps, *given, *saves, returns, backend)[0]
     return _op(*given, *saves, returns, backend)[0]
+
+
+def _by_program(
+    given: tuple[Any, ...], saves: tuple[str, str], keeps: bool, returns: bool, module: Any, backend: str
+) -> Tensor:
+    """y, where the back-end keeps programs of whole layers."""
+    fields = dict(zip(EncoderLayer._fields, given, strict=False))
+    layer = OfLayer(
+        given[1:17], fields["num_heads"], fields["hidden_act"],
+        (fields["probabilities_dropout_p"], fields["attention_dropout_p"], fields["dropout_p"]),
+        (fields["probabilities_site"], fields["attention_site"], fields["site"]), (fields["attention_eps"], fields["eps"]),
+    )  # fmt: skip
+    call = _of_call(fields)
+    options = Options(
+        layer.num_heads, call.causal, layer.hidden_act, layer.probabilities, layer.eps, saves, returns,
+        call.tensors[0] is not None,
+    )  # fmt: skip
+    try:
+        if keeps:
+            return _OfModel.apply(given[0], *layer.parameters, layer, call, options, module, backend)
+        return _run(given[0], layer, call, options, module)[0]
+    except torch.OutOfMemoryError as error:
+        name_call(error, "encoder_layer_fwd", given)
+        raise
+
+
+def _of_call(fields: dict[str, Any]) -> OfCall:
+    tensors = tuple([fields[name] for name in TENSORS])
+    rows, offsets, _, coords_q, coords_k, order, _ = tensors
+    numbers = (
+        coords_k.shape[0], coords_q.shape[0], offsets.shape[0], 0 if order is None else order.shape[0],
+        fields["max_seqlen_q"], fields["max_seqlen_k"],
+    )  # fmt: skip
+    kind = tuple([
+        one if one is None else (one.dtype, one.dim(), None if one.is_contiguous() else one.stride(), one.data_ptr() % 16)
+        for one in tensors
+    ])  # fmt: skip
+    return OfCall(tensors, numbers, fields["causal"], kind)
+
+
+def _run(x: Tensor, layer: OfLayer, call: OfCall, options: Options, module: Any) -> tuple[Tensor | None, ...]:
+    """(y, the fields of `Saved`)."""
+    if x.is_cpu:
+        _check_values(_arguments(x, layer, call, options), call.numbers[1], call.numbers[0])
+    made = module.layer_of_model(x, layer, call, options)
+    return module.encoder_layer_fwd(_arguments(x, layer, call, options)) if made is None else made
+
+
+def _arguments(x: Tensor | None, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
+    fields = dict(zip(EncoderLayer._fields[1:17], layer.parameters, strict=True))
+    fields |= dict(zip(TENSORS, call.tensors, strict=True)) | options.fields()
+    fields |= dict(zip(("probabilities_site", "attention_site", "site"), layer.sites, strict=True))
+    return EncoderLayer(x=x, max_seqlen_q=call.numbers[4], max_seqlen_k=call.numbers[5], **fields)
+
+
+class _OfModel(torch.autograd.Function):
+    """A layer of a model, by programs: as the op, with less on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
+        layer, call, options, module, _ = ctx.others = arguments[16:]
+        made = _run(x, layer, call, options, module)
+        of_call = call.tensors if not x.is_cpu else _copied(call.tensors)
+        pick = _pickers(options, ctx.needs_input_grad[:17])
+        ctx.save_for_backward(*pick((*made, *of_call, x, *layer.parameters, None)))
+        return made[0]  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        kept, needs = ctx.saved_tensors, ctx.needs_input_grad[:17]
+        layer, call, options, module, backend = ctx.others
+        if not (torch.is_grad_enabled() or is_watched() or not are_plain((dy, *kept))):
+            try:
+                made = module.layer_of_model_bwd(
+                    dy, kept, _KEPT, layer, call, options, _wanted(needs), needs
+                )
+            except torch.OutOfMemoryError as error:
+                name_call(error, "encoder_layer_bwd", (dy,))
+                raise
+            if made is not None:
+                return *made, None, None, None, None, None
+        a = _arguments(None, layer, call, options)
+        op = SimpleNamespace(
+            saved_tensors=kept, others=(*[getattr(a, name) for name in _OTHERS], backend),
+            needs_input_grad=(*needs, *[False] * (len(EncoderLayer._fields) + 1 - len(needs))),
+        )  # fmt: skip
+        return *_op._formula.backward(op, dy)[:17], None, None, None, None, None
+
+
+def _copied(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The tensors of a call with offsets of their own, since a loader may fill its buffer again."""
+    rows, offsets_q, offsets_k, *others = tensors
+    copy = offsets_q.clone()  # type: ignore[union-attr]
+    return rows, copy, copy if offsets_k is offsets_q else offsets_k.clone(), *others  # type: ignore[union-attr]
+
+
+@functools.lru_cache(maxsize=1024)
+def _pickers(options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The function that takes what backward reads, in the order of `_KEPT`, of what forward has; else None."""
+    a = _arguments(None, OfLayer((None,) * 16, 1, "", (), (0, 0, 0), ()), OfCall((None,) * 7, (0,) * 6, False, ()), options)  # type: ignore[arg-type]
+    a = a._replace(rows=a.rows if not options.has_rows else True)  # type: ignore[arg-type]
+    dropped = _needless(a, _wanted(needs))
+    source = ("y", *Saved._fields, *_OF_CALL, *EncoderLayer._fields[:17], None)
+    return operator.itemgetter(*[source.index(None if name in dropped else name) for name in _KEPT])
+
+
+@functools.lru_cache(maxsize=1024)
+def _wanted(needs: tuple[bool, ...]) -> frozenset[str]:
+    """The names of gradients that the op makes for x and the parameters that need one."""
+    names = {name for name, need in zip(EncoderLayer._fields, needs, strict=False) if need}
+    return frozenset(one for name in names for one in (_JOINED_NAMES.get(name, name),))
 
 
 def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> Tensor | None:
@@ -210,22 +335,31 @@ _MADE: dict[str, Callable[[EncoderLayer], bool]] = dict.fromkeys(Saved._fields, 
     "mean": lambda a: a.keeps and a.saves != AGAIN,
 }
 
+_PARAMETERS_KEPT = (
+    "query_weight key_weight value_weight attention_output_weight attention_output_bias? attention_norm_weight "
+    "attention_norm_bias up_weight down_weight down_bias? norm_weight norm_bias"
+)
+_CONSTANTS = (
+    "max_seqlen_q max_seqlen_k num_heads causal hidden_act probabilities_dropout_p attention_dropout_p dropout_p "
+    "probabilities_site attention_site site attention_saves saves keeps"
+)
+_JOINED = {
+    "qkv_weight": ("query_weight", "key_weight", "value_weight"),
+    "qkv_bias": ("query_bias", "key_bias", "value_bias"),
+}
+_JOINED_NAMES = {part: whole for whole, parts in _JOINED.items() for part in parts}
+_KEPT = ("y", *Saved._fields, *_OF_CALL, "x", *_PARAMETERS_KEPT.replace("?", "").split())
+_OTHERS = _CONSTANTS.split()
+
 _op = define(
     "encoder_layer",
     EncoderLayer,
     outputs=_OUTPUTS,
     makes=_MADE,
-    backward=f"dy y? {' '.join(f'{name}?' for name in (*Saved._fields, *_OF_CALL))} x? query_weight key_weight "
-    "value_weight attention_output_weight attention_output_bias? attention_norm_weight attention_norm_bias up_weight "
-    "down_weight down_bias? norm_weight norm_bias max_seqlen_q max_seqlen_k num_heads causal hidden_act "
-    "probabilities_dropout_p attention_dropout_p dropout_p probabilities_site attention_site site "
-    "attention_saves saves keeps",
+    backward=f"dy y? {' '.join(f'{name}?' for name in (*Saved._fields, *_OF_CALL))} x? {_PARAMETERS_KEPT} {_CONSTANTS}",
     gradients="x? qkv_weight? qkv_bias? attention_output_weight? attention_output_bias? attention_norm_weight? "
     "attention_norm_bias? up_weight? up_bias? down_weight? down_bias norm_weight norm_bias",
-    joined={
-        "qkv_weight": ("query_weight", "key_weight", "value_weight"),
-        "qkv_bias": ("query_bias", "key_bias", "value_bias"),
-    },
+    joined=_JOINED,
     needless=_needless,
     copies=("cu_seqlens_q", "cu_seqlens_k"),  # a loader may fill its buffer again
     last_dimension="hidden_size",

@@ -36,8 +36,8 @@ from bert_fast.reference.precision import wide
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 
 __all__ = [
-    "BEFORE_MLP", "BEFORE_OUTPUT", "OF_MLP", "EncoderLayer", "LayerOps", "Saved", "encoder_layer_bwd",
-    "encoder_layer_fwd",
+    "BEFORE_MLP", "BEFORE_OUTPUT", "OF_MLP", "TENSORS", "EncoderLayer", "LayerOps", "OfCall", "OfLayer", "Options",
+    "Saved", "encoder_layer_bwd", "encoder_layer_fwd",
 ]  # fmt: skip
 
 
@@ -139,6 +139,62 @@ class Saved(NamedTuple):
     h: Tensor | None
     mean: Tensor | None
     rstd: Tensor | None
+
+
+# The tensors of `EncoderLayer` that all layers of a forward pass share.
+TENSORS = ("rows", "cu_seqlens_q", "cu_seqlens_k", "coords_q", "coords_k", "sequence_order", "seed")
+
+
+class OfLayer(NamedTuple):
+    """What a layer's calls have in common. parameters: the fields from `query_weight` to `norm_bias`."""
+
+    parameters: tuple[Tensor | None, ...]
+    num_heads: int
+    hidden_act: str
+    probabilities: tuple[float, float, float]
+    sites: tuple[int, int, int]
+    eps: tuple[float, float]
+
+
+class OfCall(NamedTuple):
+    """What the layers of a forward pass have in common.
+
+    tensors: the fields `TENSORS`. numbers: of tokens, of rows (without rows the same), of offsets, of sequences in
+    order (0 without), max_seqlen_q, max_seqlen_k. kind: what decides about kernels of it: which tensors there are, how
+    they lie.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    numbers: tuple[int, ...]
+    causal: bool
+    kind: tuple[Any, ...]
+
+
+class Options(NamedTuple):
+    """What decides about kernels beside tensors."""
+
+    num_heads: int
+    causal: bool
+    hidden_act: str
+    probabilities: tuple[float, float, float]
+    eps: tuple[float, float]
+    saves: tuple[str, str]
+    keeps: bool
+    has_rows: bool
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped."""
+        return any(self.probabilities)
+
+    def fields(self) -> dict[str, Any]:
+        """Those of `EncoderLayer`."""
+        names = "probabilities_dropout_p", "attention_dropout_p", "dropout_p"
+        return {
+            "num_heads": self.num_heads, "causal": self.causal, "hidden_act": self.hidden_act,
+            **dict(zip(names, self.probabilities, strict=True)), "attention_eps": self.eps[0], "eps": self.eps[1],
+            "attention_saves": self.saves[0], "saves": self.saves[1], "keeps": self.keeps,
+        }  # fmt: skip
 
 
 class LayerOps(NamedTuple):
