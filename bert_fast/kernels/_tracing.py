@@ -171,7 +171,18 @@ def _empty_like(x: Traced, dtype: torch.dtype | None = None) -> Traced:
     return x.trace.empty(x.shape, dtype or x.dtype)
 
 
+def _linear(x: Traced, transposed: Traced, bias: Traced | None) -> Traced | None:
+    """x W^T + b as PyTorch's function of W, which makes the same product with a view less; None of another product."""
+    weight = transposed.t()
+    if transposed.strides[0] != 1 or not weight.is_contiguous():
+        return None
+    given = [x, weight] if bias is None else [x, weight, bias]
+    return x.trace.call(torch.nn.functional.linear, given, (x.shape[0], weight.shape[0]), x.dtype)
+
+
 def _mm(a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Traced | None = None) -> Traced:
+    if out_dtype is None and out is None and (made := _linear(a, b, None)) is not None:
+        return made
     named = {} if out_dtype is None else {"out_dtype": out_dtype}
     if out is None:
         return a.trace.call(torch.mm, [a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named)
@@ -179,6 +190,8 @@ def _mm(a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Trac
 
 
 def _addmm(c: Traced, a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Any = None) -> Traced:
+    if out_dtype is None and out is None and (made := _linear(a, b, c)) is not None:
+        return made
     named = {} if out_dtype is None else {"out_dtype": out_dtype}
     if out is None:
         return a.trace.call(torch.addmm, [c, a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named)

@@ -318,8 +318,8 @@ def _forward(
     return plan, config, tuple(stride // stride_unit for stride in strides)
 
 
-def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Launches the forward kernel: (y, h, mean, rstd), as `reference.dropout_add_layer_norm`; h is empty for None.
+def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Launches the forward kernel: (y, h, mean, rstd), as `reference.dropout_add_layer_norm`.
 
     x, residual [T, H] of fp32, fp16 or bf16, H <= 8,192; copied where neighbouring columns are not neighbours.
     """
@@ -327,7 +327,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
     x, residual = unit_stride(a.x), unit_stride(a.residual)
     num_rows, hidden_size = x.shape
     y = x.new_empty(x.shape)
-    h = y.new_empty(0) if a.saves in ("output", AGAIN) else torch.empty_like(y)
+    h = None if a.saves in ("output", AGAIN) else torch.empty_like(y)
     rstd = x.new_empty(num_rows, dtype=torch.float32)
     mean = None if a.saves == AGAIN else torch.empty_like(rstd)
     if num_rows == 0:
@@ -343,7 +343,7 @@ def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor, 
         (
             x, residual, x_bias if x_bias is None else x_bias.contiguous(), a.weight.contiguous(), a.bias.contiguous(),
             seed, coords, y,
-            y if a.saves == AGAIN else h,  # where it is stored, to be rounded: then by the thread that stores y there
+            y if h is None else h,  # of AGAIN it is stored, to be rounded: by the thread that stores y there
             mean, rstd,
         ),
         (*strides, 0, num_rows, a.eps, scale, drop_max, a.site),

@@ -152,7 +152,7 @@ def check(kernels, i: Inputs, *, keeps_h: bool | None = None) -> None:  # type: 
     names = ("y", "h", "mean", "rstd", "dx", "dresidual", "dx_bias", "dweight", "dbias")
     for name, actual, plain, truth in zip(names, run(kernels, i), run_plain(i), run(reference, double), strict=True):
         if name == "h" and not keeps_h:  # allocated or not, nothing was written
-            assert actual.numel() == (0 if i.saves == "output" else i.x.numel()) and torch.isnan(actual).all()
+            assert actual is None if i.saves == "output" else torch.isnan(actual).all()
             continue
         of_half = name in ("mean", "rstd") and i.x.dtype != torch.float32
         assert_close_to_truth(OP, f"{name}_of_half" if of_half else name, actual, plain, truth)
