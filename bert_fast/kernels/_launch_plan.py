@@ -215,8 +215,8 @@ class _OfTypes:
 class _Ready:
     """A compiled kernel with what its launcher wants beside addresses, numbers and constants.
 
-    device: the index of the tensors' device; -1 is the CPU's. windows: places and tiles of matrices that are taken as
-    tensor descriptors.
+    device: the index of the tensors' device; -1 is the CPU's, which stands for the current one. windows: places and
+    tiles of matrices that are taken as tensor descriptors.
     """
 
     def __init__(
@@ -228,13 +228,13 @@ class _Ready:
     ) -> None:
         active = triton.runtime.driver.active
         self._current_device = active.get_current_device
-        self._device = self._current_device() if device < 0 else device
+        self.tensor_device, self.device = device, self._current_device() if device < 0 else device
         self._stream_of = active.get_current_stream
         self._constants = constants
         # The last one first: each becomes longer.
         self.windows = [(place, tile, number) for number, (place, tile) in enumerate(windows)][::-1]
         self._maps: dict[tuple[Any, ...], list[Any]] = {}
-        self._compiled, self._launcher = compiled, compiled.run
+        self.compiled, self._launcher = compiled, compiled.run
         self._function, self._metadata = compiled.function, compiled.packed_metadata
         # What the launcher of recent Tritons does in its `__call__` where a kernel wants no workspace.
         launcher = self._launcher
@@ -257,10 +257,10 @@ class _Ready:
 
         matrices: of `windows`. addresses: of all operands, 0 for None; the list is used up.
         """
-        if self._current_device() != self._device:
+        if self._current_device() != self.device:
             return False
         programs, blocks = grid if len(grid) == 2 else (*grid, 1)
-        stream = self._stream_of(self._device)
+        stream = self._stream_of(self.device)
         if self._is_bare:
             for (place, tile, number), matrix in zip(self.windows, matrices, strict=True):
                 addresses[place : place + 1] = self._map(matrix, addresses[place], tile, number)
@@ -286,7 +286,7 @@ class _Ready:
 
             if len(self._maps) >= _MAX_MAPS:
                 self._maps.clear()
-            metadata = self._compiled.metadata.tensordesc_meta[number]
+            metadata = self.compiled.metadata.tensordesc_meta[number]
             # Recent Tritons pass a third argument, which is not looked at; 3.7 takes none.
             more = (None,) * (make_tensordesc_arg.__code__.co_argcount - 2)
             found = self._maps[key] = make_tensordesc_arg(_descriptor(matrix, tile), metadata, *more)

@@ -8,13 +8,17 @@ namespace py = pybind11;
 void bind_wordpiece(py::module_& module);
 void bind_unigram(py::module_& module);
 void bind_cpu(py::module_& module);
+void bind_program(py::module_& module);
 
 PYBIND11_MODULE(_native_main, module) {
-  module.doc() = "C++ core of bert_fast: WordPiece and Unigram tokenizers, and the CPU routines of back-end \"torch\".";
+  module.doc() =
+      "C++ core of bert_fast: WordPiece and Unigram tokenizers, the CPU routines of back-end \"torch\", programs of "
+      "kernels of back-end \"triton\".";
   module.attr("__version__") = BERT_FAST_VERSION;
   bind_wordpiece(module);
   bind_unigram(module);
   bind_cpu(module);
+  bind_program(module);
 }
 
 // What an import calls. A sub-interpreter is refused before pybind11 is asked for anything: it would wait forever

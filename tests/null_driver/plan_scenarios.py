@@ -201,7 +201,7 @@ def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
     _scale_kernel.add_pre_run_hook(lambda *args, **kwargs: None)
     call("hook before a run", (x, y), (5, 7, 0.5))
     _scale_kernel.pre_run_hooks.clear()
-    with mock.patch.object(plan._known[int, int, float].kernels[(torch.float32,) * 2 + (-1, 7)], "_device", 1):
+    with mock.patch.object(plan._known[int, int, float].kernels[(torch.float32,) * 2 + (-1, 7)], "device", 1):
         call("another device is the current one", (x, y), (5, 7, 0.5))
     call("at last", (x, y), (5, 7, 0.5))
     return found

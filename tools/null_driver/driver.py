@@ -32,12 +32,16 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What `cuLaunchKernelEx` was asked for."""
+    """What `cuLaunchKernelEx` was asked for.
+
+    parameters: their bytes as the kernel reads them; empty unless the driver was told to note them.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
+    parameters: bytes = b""
 
 
 class _Device(ctypes.Structure):
@@ -50,6 +54,8 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("threads", ctypes.c_uint32),
         ("shared_bytes", ctypes.c_uint32),
+        ("parameter_bytes", ctypes.c_uint32),
+        ("parameters", ctypes.c_void_p),
     )
 
 
@@ -62,6 +68,7 @@ class NullDriver:
         self.lib = ctypes.CDLL(str(build.stub() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         for name in ("launches", "tensor_maps", "refusals"):
             getattr(self.lib, f"null_num_{name}").restype = ctypes.c_size_t
+        self.lib.null_note_parameters.argtypes = (ctypes.c_bool,)
         self.lib.null_launches.restype = ctypes.POINTER(_Launch)
         self.lib.null_last_refusal.restype = ctypes.c_char_p
         chosen = _Device(device.capability, device.multiprocessors, device.shared_bytes)
@@ -92,13 +99,21 @@ class NullDriver:
         """All accepted launches, in their order."""
         found = self.lib.null_launches()
         return [
-            Launch(one.kernel.decode(), tuple(one.grid), one.threads, one.shared_bytes)
+            Launch(one.kernel.decode(), tuple(one.grid), one.threads, one.shared_bytes, _parameters(one))
             for one in (found[i] for i in range(self.num_launches))
         ]
+
+    def note_parameters(self, wanted: bool = True) -> None:
+        """Whether bytes of parameters are noted from the next launch on, which takes time."""
+        self.lib.null_note_parameters(wanted)
 
     def by_kernel(self) -> dict[str, int]:
         """Launches by the kernel's name."""
         return dict(sorted(Counter(launch.kernel for launch in self.launches()).items()))
+
+
+def _parameters(launch: _Launch) -> bytes:
+    return ctypes.string_at(launch.parameters, launch.parameter_bytes) if launch.parameter_bytes else b""
 
 
 def start(name: str = "sm_90") -> NullDriver:

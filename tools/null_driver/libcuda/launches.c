@@ -20,7 +20,6 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 CUtensorMapFloatOOBfill fill) {
   int size = element_size(type);
   bool is_float = type >= CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  (void)promotion;
   if (null_device.capability < 90)
     return null_refuse(CUDA_ERROR_NOT_SUPPORTED, "tensor map: none before capability 9.0");
   REQUIRE(map != NULL && (uintptr_t)map % 64 == 0, "not at a multiple of 64 bytes");
@@ -45,7 +44,19 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
     unsigned span = (unsigned)swizzle < 4 ? spans[swizzle] : 128;
     REQUIRE(inner <= span, "%u bytes in a row of the box, swizzled over %u", inner, span);
   }
+  // All that was asked for, each in a place of its own, so that maps of different matrices differ. A driver sets the
+  // bit `kSet` too, which Triton clears in maps of small matrices.
   memset(map, 0, sizeof *map);
+  const cuuint64_t kSet = 1ull << 21;
+  map->opaque[0] = (cuuint64_t)(uintptr_t)address;
+  map->opaque[1] = kSet | (cuuint64_t)type << 32 | (cuuint64_t)rank << 40 | (cuuint64_t)swizzle << 44 |
+                   (cuuint64_t)promotion << 48 | (cuuint64_t)fill << 52;
+  for (cuuint32_t i = 0; i < rank; i++) {
+    map->opaque[2 + i] = dims[i];
+    map->opaque[11] |= (cuuint64_t)box[i] << (9 * i);
+    map->opaque[12] |= (cuuint64_t)element_strides[i] << (4 * i);
+    if (i + 1 < rank) map->opaque[7 + i] = strides[i];
+  }
   null_note_tensor_map();
   return CUDA_SUCCESS;
 }
@@ -101,12 +112,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   if (parameters == NULL) return null_refuse(CUDA_ERROR_INVALID_VALUE, "%s: no parameters", function->name);
   CUresult code = check_launch(config, function);
   if (code != CUDA_SUCCESS) return code;
-  null_note_launch((NullLaunch){
-      function->name,
-      {config->gridDimX, config->gridDimY, config->gridDimZ},
-      config->blockDimX * config->blockDimY * config->blockDimZ,
-      config->sharedMemBytes,
-  });
+  NullLaunch launch = {
+      .kernel = function->name,
+      .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+      .threads = config->blockDimX * config->blockDimY * config->blockDimZ,
+      .shared_bytes = config->sharedMemBytes,
+  };
+  null_note_launch(launch, function, parameters);
   return CUDA_SUCCESS;
 }
 

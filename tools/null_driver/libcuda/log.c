@@ -4,19 +4,24 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "null_driver.h"
 
 NullDevice null_device = {90, 132, 232448};
 static NullLaunch* launches;
 static size_t num_launches, launches_capacity, num_tensor_maps, num_refusals;
+static bool notes_parameters;
 static char last_refusal[512];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void null_choose_device(const NullDevice* chosen) { null_device = *chosen; }
 
+void null_note_parameters(bool wanted) { notes_parameters = wanted; }
+
 void null_reset(void) {
   pthread_mutex_lock(&lock);
+  for (size_t i = 0; i < num_launches; i++) free((void*)launches[i].parameters);
   num_launches = num_tensor_maps = num_refusals = 0;
   last_refusal[0] = '\0';
   pthread_mutex_unlock(&lock);
@@ -45,12 +50,23 @@ void null_note_tensor_map(void) {
   pthread_mutex_unlock(&lock);
 }
 
-void null_note_launch(NullLaunch launch) {
+// Parameters where the kernel has them, zeros between.
+static void copy_parameters(NullLaunch* launch, CUfunction function, void** parameters) {
+  unsigned char* bytes = calloc(1, function->parameter_bytes);
+  for (int i = 0; i < function->num_parameters; i++) {
+    memcpy(bytes + function->parameters[i].offset, parameters[i], function->parameters[i].size);
+  }
+  launch->parameters = bytes;
+  launch->parameter_bytes = function->parameter_bytes;
+}
+
+void null_note_launch(NullLaunch launch, CUfunction function, void** parameters) {
   pthread_mutex_lock(&lock);
   if (num_launches == launches_capacity) {
     launches_capacity = launches_capacity ? 2 * launches_capacity : 1024;
     launches = realloc(launches, launches_capacity * sizeof *launches);
   }
+  if (notes_parameters) copy_parameters(&launch, function, parameters);
   launches[num_launches++] = launch;
   pthread_mutex_unlock(&lock);
 }

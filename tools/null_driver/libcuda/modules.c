@@ -13,7 +13,7 @@ struct CUmod_st {
   int num_functions;
 };
 
-enum { kInfoFrame = 0x11, kInfoRegisters = 0x2f };
+enum { kInfoFrame = 0x11, kInfoParameter = 0x17, kInfoRegisters = 0x2f };
 
 // What .nv.info says of a function: records of (format, attribute, size), here with a payload of (symbol, value).
 static int info_of(const char* info, size_t size, int attribute, uint32_t symbol) {
@@ -30,6 +30,28 @@ static int info_of(const char* info, size_t size, int attribute, uint32_t symbol
     at += 4 + length;
   }
   return 0;
+}
+
+// Of .nv.info.<kernel>: records of (index, ordinal and offset, size in the upper 14 bits).
+static void read_parameters(struct CUfunc_st* function, const unsigned char* info, size_t size) {
+  enum { kHasPayload = 4 };
+  for (size_t at = 0; at + 4 <= size;) {
+    uint16_t length = 0, places[2];
+    if (info[at] == kHasPayload) memcpy(&length, info + at + 2, 2);
+    if (info[at] == kHasPayload && info[at + 1] == kInfoParameter && length == 12 && at + 16 <= size) {
+      uint32_t bits;
+      memcpy(places, info + at + 8, 4);
+      memcpy(&bits, info + at + 12, 4);
+      if (places[0] < kMaxParameters) {
+        NullParameter parameter = {places[1], (uint16_t)(bits >> 18)};
+        uint32_t end = (uint32_t)parameter.offset + parameter.size;
+        function->parameters[places[0]] = parameter;
+        if (places[0] >= function->num_parameters) function->num_parameters = places[0] + 1;
+        if (end > function->parameter_bytes) function->parameter_bytes = end;
+      }
+    }
+    at += 4 + length;
+  }
 }
 
 // From sm_90 on, ptxas books a kilobyte for the system with the kernel's own; limits of a block leave it out.
@@ -62,6 +84,9 @@ static void read_functions(CUmodule module) {
       const char* other = names + sections[j].sh_name;
       if (strncmp(other, ".nv.shared.", 11) == 0 && strcmp(other + 11, name + 6) == 0) {
         function->static_shared = own_shared((int)sections[j].sh_size);
+      }
+      if (strncmp(other, ".nv.info.", 9) == 0 && strcmp(other + 9, name + 6) == 0) {
+        read_parameters(function, (const unsigned char*)module->image + sections[j].sh_offset, sections[j].sh_size);
       }
     }
   }

@@ -22,7 +22,12 @@ enum {
   kMaxElementStride = 8,
   kPortableCluster = 8,
   kLargestCluster = 16,
+  kMaxParameters = 256,
 };
+
+typedef struct {
+  uint16_t offset, size;  // bytes
+} NullParameter;
 
 struct CUfunc_st {
   char name[256];
@@ -31,6 +36,9 @@ struct CUfunc_st {
   int static_shared;
   int max_dynamic_shared;
   bool allows_large_clusters;
+  int num_parameters;
+  uint32_t parameter_bytes;  // of all
+  NullParameter parameters[kMaxParameters];
 };
 
 typedef struct {
@@ -44,13 +52,16 @@ typedef struct {
   uint32_t grid[3];
   uint32_t threads;
   uint32_t shared_bytes;
+  uint32_t parameter_bytes;  // 0 unless parameters are noted
+  const unsigned char* parameters;
 } NullLaunch;
 
 extern NullDevice null_device;
 
 // Notes that a call was refused, and why, in the manner of printf; returns the code.
 CUresult null_refuse(CUresult code, const char* format, ...);
-void null_note_launch(NullLaunch launch);
+// parameters: as `cuLaunchKernelEx` takes them.
+void null_note_launch(NullLaunch launch, CUfunction function, void** parameters);
 void null_note_tensor_map(void);
 
 // What the registers of a multiprocessor suffice for, in whole warps.

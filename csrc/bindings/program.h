@@ -1,0 +1,144 @@
+// A program (bert_fast/kernels/_program.py) in the form in which it is run: program.cpp makes it, program_run.cpp runs
+// it.
+
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "host/driver.h"
+#include "host/expressions.h"
+#include "host/kernel.h"
+
+namespace bert_fast::bindings {
+
+// Python's objects below are borrowed from Program::owned but where it says otherwise.
+
+struct EmptyStep {
+  int32_t slot = 0;
+  std::vector<int32_t> shape;  // numbers
+  PyObject* dtype = nullptr;
+  PyObject* sizes = nullptr;    // owned: the shape of the last run, or null
+  std::vector<int64_t> values;  // of `sizes`
+};
+
+enum class CallArgumentKind : uint8_t { kSlot, kSlots, kNumber, kNumbers, kConstant };
+
+struct CallArgument {
+  CallArgumentKind kind = CallArgumentKind::kConstant;
+  std::vector<int32_t> places;  // slots or numbers
+  PyObject* constant = nullptr;
+};
+
+struct CallStep {
+  PyObject* function = nullptr;
+  std::vector<CallArgument> arguments;
+  PyObject* names = nullptr;  // a tuple, or null
+  size_t num_names = 0;
+  std::vector<int32_t> slots;  // -1: the result is dropped
+};
+
+struct Operand {
+  int32_t slot = 0;
+  int32_t offset = 0;  // a number, bytes
+};
+
+enum class ParameterKind : uint8_t { kAddress, kNumber, kFixed, kMap };
+
+struct Parameter {
+  ParameterKind kind = ParameterKind::kFixed;
+  int32_t place = 0;   // an operand, a number or a window
+  uint64_t fixed = 0;  // bytes of a constant, the first ones of it
+};
+
+struct Window {
+  host::WindowForm form;
+  int32_t operand = 0, rows = 0, cols = 0, row_stride = 0;
+  host::MapTable maps;
+};
+
+struct LaunchStep {
+  std::shared_ptr<const host::Kernel> kernel;
+  int32_t grid[3] = {-1, -1, -1};    // numbers; -1: one program
+  std::vector<Operand> operands;     // those that are there
+  std::vector<uint64_t> alignments;  // of each operand: 15 where its address has to be a multiple of 16, else 0
+  std::vector<Parameter> parameters;
+  std::vector<Window> windows;
+  // How the plan is asked in place of the kernel where an address turns out to be no multiple of 16.
+  PyObject* plan = nullptr;         // null: no operand may lie elsewhere than where its slot begins
+  std::vector<int32_t> plan_slots;  // -1: None
+  std::vector<std::pair<int32_t, PyObject*>> plan_numbers;  // numbers, or -1 and a float
+};
+
+enum class StepKind : uint8_t { kEmpty, kCall, kLaunch };
+
+struct Step {
+  StepKind kind = StepKind::kEmpty;
+  size_t index = 0;  // among those of its kind
+  std::vector<int32_t> last_used;
+};
+
+// What an integer has to be for the kernels that take it.
+// All but kMultiple fit into 32 bits.
+enum class IntegerClass : uint8_t {
+  kAny,
+  kOne,
+  kDivisible,  // by 16
+  kNeither,
+  kPositive,
+  kMultiple,  // of 16, of any size
+};
+
+struct IntegerCheck {
+  int32_t number = 0;
+  IntegerClass of = IntegerClass::kAny;
+};
+
+// An operand that the call gives.
+struct InputCheck {
+  Operand operand;
+  uint64_t alignment = 0;
+};
+
+struct Program {
+  PyObject_HEAD
+      // The rest is made in place by `program.cpp`.
+      struct Body* body;
+};
+
+struct Body {
+  std::vector<PyObject*> owned;
+  const host::Driver* driver = nullptr;
+  int device = 0;         // of the kernels
+  int tensor_device = 0;  // what tensors of it answer
+  int32_t num_inputs = 0, num_slots = 0;
+  host::Expressions expressions;
+  std::vector<std::pair<int32_t, int64_t>> guards;
+  std::vector<IntegerCheck> integers;
+  std::vector<InputCheck> inputs;
+  std::vector<EmptyStep> empties;
+  std::vector<CallStep> calls;
+  std::vector<LaunchStep> launches;
+  std::vector<Step> steps;
+  std::vector<int32_t> outputs;  // -1: None
+  // Functions of PyTorch and of Triton's driver.
+  PyTypeObject* tensor_type = nullptr;
+  PyObject* empty = nullptr;
+  PyObject* empty_names = nullptr;  // ("dtype", "device")
+  PyObject* torch_device = nullptr;
+  PyObject* data_ptr = nullptr;
+  PyObject* get_device = nullptr;
+  PyObject* current_device = nullptr;
+  PyObject* current_stream = nullptr;
+
+  static constexpr int32_t kMaxNumbers = 256;
+  static constexpr size_t kMaxCallArguments = 64;
+};
+
+// Program.run(inputs, numbers); program is alive for as long as it runs.
+PyObject* run(Body& body, PyObject* inputs, PyObject* numbers);
+
+}  // namespace bert_fast::bindings

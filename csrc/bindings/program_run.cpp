@@ -1,0 +1,467 @@
+// Runs programs: memory, calls of PyTorch, launches. The GIL is held throughout; torch's functions may run anything in
+// between, another run of the same program included, so what belongs to a run lies on its stack.
+
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/program.h"
+
+namespace bert_fast::bindings {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+// The memory of one run: values of numbers, addresses and tensors of slots.
+class Frame {
+ public:
+  explicit Frame(const Body& body) : num_slots_(static_cast<size_t>(body.num_slots)) {
+    const size_t num_words = body.expressions.size() + 2 * num_slots_;
+    uint64_t* words = small_;
+    if (num_words > kSmall) words = large_ = new uint64_t[num_words];
+    slots = reinterpret_cast<PyObject**>(words);
+    addresses = words + num_slots_;
+    values = reinterpret_cast<int64_t*>(words + 2 * num_slots_);
+    std::memset(words, 0, 2 * num_slots_ * sizeof(uint64_t));
+  }
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+  ~Frame() {
+    for (size_t i = 0; i < num_slots_; i++) Py_XDECREF(slots[i]);
+    delete[] large_;
+  }
+
+  void put(int32_t slot, PyObject* owned) {
+    PyObject* before = slots[slot];
+    slots[slot] = owned;
+    addresses[slot] = 0;
+    Py_XDECREF(before);
+  }
+
+  PyObject** slots;     // owned; null: empty
+  uint64_t* addresses;  // 0: not asked yet
+  int64_t* values;
+
+ private:
+  static constexpr size_t kSmall = 1024;
+  size_t num_slots_;
+  uint64_t* large_ = nullptr;
+  uint64_t small_[kSmall];
+};
+
+class Ref {
+ public:
+  explicit Ref(PyObject* owned) : object_(owned) {}
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+
+ private:
+  PyObject* object_;
+};
+
+// What came of a run up to here: it goes on, it is refused, an exception is set.
+enum class Outcome { kGoOn, kRefused, kFailed };
+
+bool is_tensor(const Body& body, PyObject* object) { return PyObject_TypeCheck(object, body.tensor_type) != 0; }
+
+// The address of a slot's tensor; false with an exception.
+bool find_address(const Body& body, Frame& frame, int32_t slot) {
+  if (frame.addresses[slot] != 0) return true;
+  PyObject* arguments[1] = {frame.slots[slot]};
+  const Ref found(PyObject_Vectorcall(body.data_ptr, arguments, 1, nullptr));
+  if (found.get() == nullptr) return false;
+  const uint64_t address = PyLong_AsUnsignedLongLong(found.get());
+  if (address == static_cast<uint64_t>(-1) && PyErr_Occurred() != nullptr) return false;
+  frame.addresses[slot] = address;  // 0 of a tensor without elements: asked again
+  return true;
+}
+
+Outcome take_numbers(const Body& body, PyObject* numbers, Frame& frame) {
+  const int32_t count = body.expressions.num_arguments();
+  if (!PyTuple_Check(numbers) || PyTuple_GET_SIZE(numbers) < count) {
+    PyErr_Format(PyExc_TypeError, "numbers: expected a tuple of %d integers, got %R", count, numbers);
+    return Outcome::kFailed;
+  }
+  int64_t arguments[Body::kMaxNumbers];
+  for (int32_t i = 0; i < count; i++) {
+    int overflow = 0;
+    arguments[i] = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(numbers, i), &overflow);
+    if (overflow != 0) return Outcome::kRefused;
+    if (arguments[i] == -1 && PyErr_Occurred() != nullptr) return Outcome::kFailed;
+  }
+  if (!body.expressions.evaluate(arguments, frame.values)) return Outcome::kRefused;
+  for (const auto& [number, value] : body.guards) {
+    if (frame.values[number] != value) return Outcome::kRefused;
+  }
+  for (const IntegerCheck& check : body.integers) {
+    const int64_t value = frame.values[check.number];
+    const bool is_divisible = value % 16 == 0;
+    bool fits = -kMaxInt32 <= value && value <= kMaxInt32;
+    switch (check.of) {
+      case IntegerClass::kAny:
+        break;
+      case IntegerClass::kOne:
+        fits = value == 1;
+        break;
+      case IntegerClass::kDivisible:
+        fits = fits && is_divisible;
+        break;
+      case IntegerClass::kNeither:
+        fits = fits && !is_divisible && value != 1;
+        break;
+      case IntegerClass::kPositive:
+        fits = fits && value > 0;
+        break;
+      case IntegerClass::kMultiple:
+        fits = is_divisible;
+        break;
+    }
+    if (!fits) return Outcome::kRefused;
+  }
+  return Outcome::kGoOn;
+}
+
+Outcome take_inputs(const Body& body, PyObject* inputs, Frame& frame) {
+  if ((!PyTuple_Check(inputs) && !PyList_Check(inputs)) || PySequence_Fast_GET_SIZE(inputs) != body.num_inputs) {
+    PyErr_Format(PyExc_TypeError, "inputs: expected a tuple or list of %d tensors and None, got %zd of %s",
+                 body.num_inputs, PySequence_Size(inputs), Py_TYPE(inputs)->tp_name);
+    return Outcome::kFailed;
+  }
+  PyObject* const* items = PySequence_Fast_ITEMS(inputs);
+  for (int32_t i = 0; i < body.num_inputs; i++) {
+    if (items[i] != Py_None && !is_tensor(body, items[i])) {
+      PyErr_Format(PyExc_TypeError, "inputs[%d]: expected a tensor or None, got %s", i, Py_TYPE(items[i])->tp_name);
+      return Outcome::kFailed;
+    }
+    Py_INCREF(items[i]);
+    frame.slots[i] = items[i];
+  }
+  bool has_tensor = false;
+  for (int32_t i = 0; i < body.num_inputs; i++) {
+    if (frame.slots[i] == Py_None) continue;
+    has_tensor = true;
+    PyObject* arguments[1] = {frame.slots[i]};
+    const Ref device(PyObject_Vectorcall(body.get_device, arguments, 1, nullptr));
+    if (device.get() == nullptr) return Outcome::kFailed;
+    if (PyLong_AsLong(device.get()) != body.tensor_device) return Outcome::kRefused;
+  }
+  if (!has_tensor) return Outcome::kRefused;
+  for (const InputCheck& check : body.inputs) {
+    const int32_t slot = check.operand.slot;
+    if (frame.slots[slot] == Py_None) return Outcome::kRefused;
+    if (!find_address(body, frame, slot)) return Outcome::kFailed;
+    const uint64_t address = frame.addresses[slot] + static_cast<uint64_t>(frame.values[check.operand.offset]);
+    if ((address & check.alignment) != 0) return Outcome::kRefused;
+  }
+  return Outcome::kGoOn;
+}
+
+Outcome find_stream(const Body& body, void** stream) {
+  const Ref device(PyObject_CallNoArgs(body.current_device));
+  if (device.get() == nullptr) return Outcome::kFailed;
+  const long current = PyLong_AsLong(device.get());
+  if (current == -1 && PyErr_Occurred() != nullptr) return Outcome::kFailed;
+  if (current != body.device) return Outcome::kRefused;
+  const Ref found(PyObject_CallOneArg(body.current_stream, device.get()));
+  if (found.get() == nullptr) return Outcome::kFailed;
+  *stream = reinterpret_cast<void*>(PyLong_AsUnsignedLongLong(found.get()));
+  if (PyErr_Occurred() != nullptr) return Outcome::kFailed;
+  const int code = host::ensure_context(*body.driver, body.device);
+  if (code == 0) return Outcome::kGoOn;
+  PyErr_Format(PyExc_RuntimeError, "no context of device %d: %s", body.device,
+               host::error_text(*body.driver, code).c_str());
+  return Outcome::kFailed;
+}
+
+// A tuple of these numbers.
+PyObject* tuple_of(const std::vector<int32_t>& numbers, const int64_t* values) {
+  Ref tuple(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  if (tuple.get() == nullptr) return nullptr;
+  for (size_t i = 0; i < numbers.size(); i++) {
+    PyObject* number = PyLong_FromLongLong(values[numbers[i]]);
+    if (number == nullptr) return nullptr;
+    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), number);
+  }
+  return tuple.release();
+}
+
+// The shape, the last run's where it is the same; a new reference.
+PyObject* find_sizes(EmptyStep& step, const int64_t* values) {
+  bool is_same = step.sizes != nullptr;
+  for (size_t i = 0; is_same && i < step.shape.size(); i++) is_same = step.values[i] == values[step.shape[i]];
+  if (!is_same) {
+    PyObject* made = tuple_of(step.shape, values);
+    if (made == nullptr) return nullptr;
+    for (size_t i = 0; i < step.shape.size(); i++) step.values[i] = values[step.shape[i]];
+    Py_XSETREF(step.sizes, made);
+  }
+  Py_INCREF(step.sizes);
+  return step.sizes;
+}
+
+bool run_empty(Body& body, EmptyStep& step, Frame& frame) {
+  const Ref sizes(find_sizes(step, frame.values));
+  if (sizes.get() == nullptr) return false;
+  PyObject* arguments[3] = {sizes.get(), step.dtype, body.torch_device};
+  PyObject* made = PyObject_Vectorcall(body.empty, arguments, 1, body.empty_names);
+  if (made == nullptr) return false;
+  frame.put(step.slot, made);
+  return true;
+}
+
+// Arguments of a call; those that were made for it are given up with it.
+class CallArguments {
+ public:
+  CallArguments() = default;
+  CallArguments(const CallArguments&) = delete;
+  CallArguments& operator=(const CallArguments&) = delete;
+  ~CallArguments() {
+    for (size_t i = 0; i < num_made_; i++) Py_DECREF(made_[i]);
+  }
+  void borrow(PyObject* object) { each[1 + size++] = object; }
+  bool own(PyObject* object) {
+    if (object == nullptr) return false;
+    made_[num_made_++] = object;
+    borrow(object);
+    return true;
+  }
+  // What PyObject_Vectorcall is given; the place before it is the function's to use.
+  PyObject** begin() { return each + 1; }
+
+  size_t size = 0;
+  PyObject* each[1 + Body::kMaxCallArguments];
+
+ private:
+  PyObject* made_[Body::kMaxCallArguments];
+  size_t num_made_ = 0;
+};
+
+PyObject* make_list(const std::vector<int32_t>& slots, const Frame& frame) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(slots.size()));
+  if (list == nullptr) return nullptr;
+  for (size_t i = 0; i < slots.size(); i++) {
+    PyObject* tensor = frame.slots[slots[i]];
+    Py_INCREF(tensor);
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), tensor);
+  }
+  return list;
+}
+
+bool keep_results(const CallStep& step, PyObject* made, Frame& frame) {
+  Ref result(made);
+  if (step.slots.empty()) return true;
+  if (step.slots.size() == 1) {
+    if (step.slots[0] >= 0) frame.put(step.slots[0], result.release());
+    return true;
+  }
+  const Ref each(PySequence_Tuple(made));
+  if (each.get() == nullptr) return false;
+  if (PyTuple_GET_SIZE(each.get()) != static_cast<Py_ssize_t>(step.slots.size())) {
+    PyErr_Format(PyExc_ValueError, "%R: expected %zu results, got %zd", step.function, step.slots.size(),
+                 PyTuple_GET_SIZE(each.get()));
+    return false;
+  }
+  for (size_t i = 0; i < step.slots.size(); i++) {
+    if (step.slots[i] < 0) continue;
+    PyObject* one = PyTuple_GET_ITEM(each.get(), static_cast<Py_ssize_t>(i));
+    Py_INCREF(one);
+    frame.put(step.slots[i], one);
+  }
+  return true;
+}
+
+bool run_call(const CallStep& step, Frame& frame) {
+  CallArguments arguments;
+  for (const CallArgument& one : step.arguments) {
+    switch (one.kind) {
+      case CallArgumentKind::kSlot:
+        // It may be written to and, in principle, be given other memory.
+        frame.addresses[one.places[0]] = 0;
+        arguments.borrow(frame.slots[one.places[0]]);
+        break;
+      case CallArgumentKind::kSlots:
+        for (const int32_t slot : one.places) frame.addresses[slot] = 0;
+        if (!arguments.own(make_list(one.places, frame))) return false;
+        break;
+      case CallArgumentKind::kNumber:
+        if (!arguments.own(PyLong_FromLongLong(frame.values[one.places[0]]))) return false;
+        break;
+      case CallArgumentKind::kNumbers:
+        if (!arguments.own(tuple_of(one.places, frame.values))) return false;
+        break;
+      case CallArgumentKind::kConstant:
+        arguments.borrow(one.constant);
+        break;
+    }
+  }
+  const size_t num_positional = arguments.size - step.num_names;
+  PyObject* made = PyObject_Vectorcall(step.function, arguments.begin(),
+                                       num_positional | PY_VECTORCALL_ARGUMENTS_OFFSET, step.names);
+  return made != nullptr && keep_results(step, made, frame);
+}
+
+int64_t grid_size(const LaunchStep& step, int axis, const int64_t* values) {
+  return step.grid[axis] < 0 ? 1 : values[step.grid[axis]];
+}
+
+// By the plan, which finds the kernel for tensors that lie elsewhere.
+bool launch_by_plan(const LaunchStep& step, const Frame& frame) {
+  if (step.plan == nullptr) {
+    PyErr_Format(PyExc_RuntimeError, "%s: an operand lies at no multiple of 16 bytes, for which it was compiled",
+                 step.kernel->name.c_str());
+    return false;
+  }
+  std::vector<int32_t> axes;
+  for (const int32_t number : step.grid) {
+    if (number >= 0) axes.push_back(number);
+  }
+  const Ref grid(tuple_of(axes, frame.values));
+  const Ref operands(PyTuple_New(static_cast<Py_ssize_t>(step.plan_slots.size())));
+  const Ref numbers(PyTuple_New(static_cast<Py_ssize_t>(step.plan_numbers.size())));
+  if (grid.get() == nullptr || operands.get() == nullptr || numbers.get() == nullptr) return false;
+  for (size_t i = 0; i < step.plan_slots.size(); i++) {
+    PyObject* one = step.plan_slots[i] < 0 ? Py_None : frame.slots[step.plan_slots[i]];
+    Py_INCREF(one);
+    PyTuple_SET_ITEM(operands.get(), static_cast<Py_ssize_t>(i), one);
+  }
+  for (size_t i = 0; i < step.plan_numbers.size(); i++) {
+    const auto& [number, constant] = step.plan_numbers[i];
+    PyObject* one = constant;
+    if (number >= 0) {
+      one = PyLong_FromLongLong(frame.values[number]);
+      if (one == nullptr) return false;
+    } else {
+      Py_INCREF(one);
+    }
+    PyTuple_SET_ITEM(numbers.get(), static_cast<Py_ssize_t>(i), one);
+  }
+  PyObject* arguments[3] = {grid.get(), operands.get(), numbers.get()};
+  const Ref done(PyObject_Vectorcall(step.plan, arguments, 3, nullptr));
+  return done.get() != nullptr;
+}
+
+bool run_launch(const Body& body, LaunchStep& step, void* stream, Frame& frame) {
+  const host::Kernel& kernel = *step.kernel;
+  uint64_t addresses[host::Kernel::kMaxParameters];
+  void* parameters[host::Kernel::kMaxParameters];
+  uint64_t unaligned = 0;
+  for (size_t i = 0; i < step.operands.size(); i++) {
+    const Operand& one = step.operands[i];
+    if (!is_tensor(body, frame.slots[one.slot])) {
+      PyErr_Format(PyExc_TypeError, "%s: expected a tensor in slot %d, got %s", kernel.name.c_str(), one.slot,
+                   Py_TYPE(frame.slots[one.slot])->tp_name);
+      return false;
+    }
+    if (!find_address(body, frame, one.slot)) return false;
+    addresses[i] = frame.addresses[one.slot] + static_cast<uint64_t>(frame.values[one.offset]);
+    unaligned |= addresses[i] & step.alignments[i];
+  }
+  const int64_t x = grid_size(step, 0, frame.values), y = grid_size(step, 1, frame.values),
+                z = grid_size(step, 2, frame.values);
+  if (x <= 0 || y <= 0 || z <= 0) return true;  // as Triton
+  if (unaligned != 0) return launch_by_plan(step, frame);
+  if (x > kMaxInt32 || y > kMaxInt32 || z > kMaxInt32) {
+    PyErr_Format(PyExc_RuntimeError, "%s: grid of %lld x %lld x %lld programs", kernel.name.c_str(),
+                 static_cast<long long>(x), static_cast<long long>(y), static_cast<long long>(z));
+    return false;
+  }
+  // From here on nothing of Python runs until the kernel is in the stream: tables stay as they are.
+  for (size_t i = 0; i < step.parameters.size(); i++) {
+    Parameter& one = step.parameters[i];
+    switch (one.kind) {
+      case ParameterKind::kAddress:
+        parameters[i] = &addresses[one.place];
+        break;
+      case ParameterKind::kNumber:  // the lower half first, where the parameter has 32 bits
+        parameters[i] = &frame.values[one.place];
+        break;
+      case ParameterKind::kFixed:
+        parameters[i] = &one.fixed;
+        break;
+      case ParameterKind::kMap: {
+        Window& window = step.windows[static_cast<size_t>(one.place)];
+        int code = 0;
+        parameters[i] =
+            window.maps.find(*body.driver, window.form, addresses[window.operand], frame.values[window.rows],
+                             frame.values[window.cols], frame.values[window.row_stride], &code);
+        if (parameters[i] == nullptr) {
+          PyErr_Format(
+              PyExc_RuntimeError, "%s: a tensor map of %lld x %lld with row stride %lld: %s", kernel.name.c_str(),
+              static_cast<long long>(frame.values[window.rows]), static_cast<long long>(frame.values[window.cols]),
+              static_cast<long long>(frame.values[window.row_stride]), host::error_text(*body.driver, code).c_str());
+          return false;
+        }
+        break;
+      }
+    }
+  }
+  const host::LaunchConfig config{{static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)},
+                                  {kernel.threads, 1, 1},
+                                  kernel.shared_bytes,
+                                  stream,
+                                  nullptr,
+                                  0};
+  const int code = body.driver->launch(&config, kernel.function, parameters, nullptr);
+  if (code == 0) return true;
+  PyErr_Format(PyExc_RuntimeError, "%s: the launch failed: %s", kernel.name.c_str(),
+               host::error_text(*body.driver, code).c_str());
+  return false;
+}
+
+bool run_steps(Body& body, void* stream, Frame& frame) {
+  for (const Step& step : body.steps) {
+    bool is_done = false;
+    switch (step.kind) {
+      case StepKind::kEmpty:
+        is_done = run_empty(body, body.empties[step.index], frame);
+        break;
+      case StepKind::kCall:
+        is_done = run_call(body.calls[step.index], frame);
+        break;
+      case StepKind::kLaunch:
+        is_done = run_launch(body, body.launches[step.index], stream, frame);
+        break;
+    }
+    if (!is_done) return false;
+    for (const int32_t slot : step.last_used) frame.put(slot, nullptr);
+  }
+  return true;
+}
+
+PyObject* take_outputs(const Body& body, const Frame& frame) {
+  PyObject* outputs = PyTuple_New(static_cast<Py_ssize_t>(body.outputs.size()));
+  if (outputs == nullptr) return nullptr;
+  for (size_t i = 0; i < body.outputs.size(); i++) {
+    PyObject* one = body.outputs[i] < 0 ? Py_None : frame.slots[body.outputs[i]];
+    Py_INCREF(one);
+    PyTuple_SET_ITEM(outputs, static_cast<Py_ssize_t>(i), one);
+  }
+  return outputs;
+}
+
+}  // namespace
+
+PyObject* run(Body& body, PyObject* inputs, PyObject* numbers) try {
+  Frame frame(body);
+  void* stream = nullptr;
+  Outcome outcome = take_numbers(body, numbers, frame);
+  if (outcome == Outcome::kGoOn) outcome = take_inputs(body, inputs, frame);
+  if (outcome == Outcome::kGoOn) outcome = find_stream(body, &stream);
+  if (outcome == Outcome::kRefused) Py_RETURN_NONE;
+  if (outcome == Outcome::kFailed || !run_steps(body, stream, frame)) return nullptr;
+  return take_outputs(body, frame);
+} catch (const std::bad_alloc&) {
+  return PyErr_NoMemory();
+}
+
+}  // namespace bert_fast::bindings
