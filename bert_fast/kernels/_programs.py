@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bert_fast.kernels import _launch_plan
+from bert_fast.kernels._native_program import NativeProgram, native_program
 from bert_fast.kernels._program import Call, Empty, Launch, Program
 from bert_fast.kernels._sizes import evaluate
 from bert_fast.kernels._tracing import Trace, Traced
@@ -70,19 +71,19 @@ class Programs:
         together = [None if one is None else one() for one in references]
         if torch.is_grad_enabled() or [*map(_is_none, together)] != [*map(_is_none, references)]:
             together = [*self._joined(lasting).values()]
-        inputs = [one for one in values if isinstance(one, Tensor)]
-        device = inputs[0].get_device()
+        given = [one for one in values if isinstance(one, Tensor)]
+        device = given[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):  # prepared launches leave it as it is
                 return self(values)
         kind, letters = self._kind(values, of_lasting, together)
         numbers = (*letters.values(), *[values[place] for place in self._integers])
-        inputs += [one for one in together if one is not None]
+        inputs = (*given, *[one for one in together if one is not None])
         made = self.run(kind, inputs, numbers, lambda trace: self._trace(trace, values, together, [*letters]))
         return self._function(*values) if made is None else made
 
     def run(
-        self, kind: Any, inputs: Sequence[Tensor | None], numbers: tuple[int, ...], trace: Callable[[Trace], Any]
+        self, kind: Any, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...], trace: Callable[[Trace], Any]
     ) -> Any:
         """What a program makes of inputs and numbers; None where there is none for such calls.
 
@@ -185,20 +186,30 @@ _NEW: list[Any] = []
 
 
 class _Runner:
-    """A program that runs: here step by step, or by `_native`."""
+    """A program that runs: here step by step, and by `_native` once every kernel of it is there."""
 
     def __init__(self, program: Program, names: tuple[str, ...] | None) -> None:
         self.program, self._names = program, names
         self._room = [None] * (program.num_slots - program.num_inputs)
         self._known: dict[tuple[int, ...], list[int] | None] = {}
+        self._native: NativeProgram | None = None
+        self._is_tried = False
 
-    def run(self, inputs: Sequence[Tensor | None], numbers: tuple[int, ...]) -> Any:
-        """What the function returns; None where the program is not for these numbers."""
+    def run(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> Any:
+        """What the function returns; None where the program is not for these."""
+        if self._native is not None:
+            made = self._native.run(inputs, numbers)
+        else:
+            made = self._run(inputs, numbers)
+        return made if self._names is None or made is None else dict(zip(self._names, made, strict=True))
+
+    def _run(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> tuple[Tensor | None, ...] | None:
         values = self._values(numbers)
         if values is None:
             return None
         slots: list[Any] = [*inputs, *self._room]
         device = _device_of(inputs)
+        readies: list[Any] = []
         for what, last_used in self.program.steps:
             kind = type(what)
             if kind is Empty:
@@ -207,11 +218,14 @@ class _Runner:
             elif kind is Call:
                 _call(what, slots, values)
             else:
-                _launch(what, slots, values)
+                readies.append(_launch(what, slots, values, self._is_tried))
             for slot in last_used:
                 slots[slot] = None
-        made = [None if slot < 0 else slots[slot] for slot in self.program.outputs]
-        return tuple(made) if self._names is None else dict(zip(self._names, made, strict=True))
+        if not self._is_tried:
+            self._is_tried = True
+            if None not in readies:
+                self._native = native_program(self.program, readies)
+        return tuple([None if slot < 0 else slots[slot] for slot in self.program.outputs])
 
     def _values(self, numbers: tuple[int, ...]) -> list[int] | None:
         if numbers in self._known:
@@ -250,12 +264,14 @@ def _call(what: Call, slots: list[Any], values: list[int]) -> None:
             slots[slot] = one
 
 
-def _launch(what: Launch, slots: list[Any], values: list[int]) -> None:
+def _launch(what: Launch, slots: list[Any], values: list[int], is_known: bool) -> Any:
+    """Launches; returns the compiled kernel, None where it is known already or Triton's alone."""
     operands = [None if one is None else _at(slots[one[0]], values[one[1]]) for one in what.operands]
     for place, rows, cols, row_stride, _ in what.windows:
         operands[place] = operands[place].as_strided((values[rows], values[cols]), (values[row_stride], 1))
     numbers = tuple([values[value] if is_integer else value for is_integer, value in what.numbers])
     what.plan(tuple([values[one] for one in what.grid]), tuple(operands), numbers)
+    return None if is_known else what.plan.ready(tuple(operands), numbers)
 
 
 def _at(tensor: Tensor, offset: int) -> Tensor:
