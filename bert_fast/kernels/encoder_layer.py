@@ -20,13 +20,24 @@ from bert_fast.kernels.dropout_add_layer_norm import dropout_add_layer_norm_bwd,
 from bert_fast.kernels.linear import linear_bwd, linear_fwd
 from bert_fast.kernels.mlp import mlp_bwd, mlp_fwd
 from bert_fast.kernels.qkv_projection import qkv_projection_bwd, qkv_projection_fwd
-from bert_fast.reference.encoder_layer import EncoderLayer, LayerOps, OfCall, OfLayer, Options, Saved, TENSORS
+from bert_fast.reference.encoder_layer import (
+    PROJECTED,
+    TENSORS,
+    EncoderLayer,
+    LayerOps,
+    OfCall,
+    OfLayer,
+    Options,
+    Projections,
+    Saved,
+    in_places,
+)
 from bert_fast.remembered import Remembered
 from bert_fast.storage import one_tensor, view_of_neighbours
 
-__all__ = ["encoder_layer_bwd", "encoder_layer_fwd", "layer_of_model", "layer_of_model_bwd"]
+__all__ = ["OPS", "encoder_layer_bwd", "encoder_layer_fwd", "layer_of_model", "layer_of_model_bwd"]
 
-_OPS = LayerOps(
+OPS = LayerOps(
     qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
     dropout_add_layer_norm_fwd, dropout_add_layer_norm_bwd, mlp_fwd, mlp_bwd, one_tensor,
     norm_inputs,
@@ -39,7 +50,8 @@ _OF_FORWARD = {
 }  # fmt: skip
 _OF_BACKWARD = _OF_FORWARD | {
     "dy": "M_", "y": "M_", "qkv": "T_", "q": "M_", "kv": "T_", "out": "M_", "lse": "_M", "z": "M_", "attention_h": "M_",
-    "attention_mean": "M", "attention_rstd": "M", "pre": "M_", "h": "M_", "mean": "M", "rstd": "M",
+    "attention_mean": "M", "attention_rstd": "M", "pre": "M_", "h": "M_", "mean": "M", "rstd": "M", "query": "T_",
+    "key": "T_", "value": "T_",
 }  # fmt: skip
 _NUMBERS = [_FIELDS.index(name) for name in (
     "max_seqlen_q", "max_seqlen_k", "probabilities_site", "attention_site", "site",
@@ -47,13 +59,13 @@ _NUMBERS = [_FIELDS.index(name) for name in (
 
 
 def _run_forward(*values: Any) -> tuple[Tensor | None, ...]:
-    return _OPS.forward(EncoderLayer(*values))
+    return OPS.forward(EncoderLayer(*values))
 
 
 def _run_backward(*values: Any) -> dict[str, Tensor]:
     a, (dy, *kept, wants) = EncoderLayer(*values[: len(_FIELDS)]), values[len(_FIELDS) :]
     with launched_together():  # gradients of biases and of LayerNorms, which nothing in a layer reads
-        return _OPS.backward(a, dy, *kept, wants=wants)
+        return OPS.backward(a, dy, *kept, wants=wants)
 
 
 def _joined(group: tuple[Tensor | None, ...]) -> dict[tuple[int, ...], Tensor | None]:
@@ -84,16 +96,20 @@ def encoder_layer_bwd(a: EncoderLayer, dy: Tensor, *saved: Any) -> dict[str, Ten
     return _backward((*a, dy, *saved))
 
 
-def layer_of_model(x: Tensor, layer: OfLayer, call: OfCall, options: Options) -> tuple[Tensor | None, ...] | None:
-    """(y, what backward reads) by a program; None where there is none for such a call."""
+def layer_of_model(
+    x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options
+) -> tuple[Tensor | None, ...] | None:
+    """(y, what backward reads) by a program; None where there is none for such a call.
+
+    projected: queries, keys and values [T, N] where others made them, else None three times.
+    """
     kind, together = _of_lasting(layer.parameters)
-    key = "forward", kind, call.kind, x.dtype, _lie(x), options, *settings(), torch.is_inference_mode_enabled()
-    names = ("x", *_NAMES, *_TOGETHER, *TENSORS)
-    inputs = (x, *layer.parameters, *together, *call.tensors)
+    lie = [None if one is None else _lie(one) for one in (x, *projected)]
+    key = "forward", kind, call.kind, x.dtype, *lie, options, *settings(), torch.is_inference_mode_enabled()
+    inputs = (x, *projected, *layer.parameters, *together, *call.tensors)
 
     def run(trace: Trace) -> Any:
-        a, _ = _record(trace, names, inputs, options)
-        return _OPS.forward(a)
+        return OPS.forward(*_record(trace, _OF_MODEL, inputs, options)[:2])
 
     return _of_model.run(key, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
 
@@ -102,7 +118,7 @@ def layer_of_model_bwd(
     dy: Tensor, kept: tuple[Tensor | None, ...], names: tuple[str, ...], layer: OfLayer, call: OfCall, options: Options,
     wants: frozenset[str], needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
-    """Gradients of x and the parameters, None for those that `needs` has no need of; None as above.
+    """Gradients of x, what was projected and the parameters, None where `needs` has no need of one; None as above.
 
     kept: of these names; what backward does not read may be None.
     """
@@ -111,16 +127,18 @@ def layer_of_model_bwd(
     names, inputs = ("dy", *names, *_TOGETHER), (dy, *kept, *together)
 
     def run(trace: Trace) -> Any:
-        a, others = _record(trace, names, inputs, options)
+        a, projected, others = _record(trace, names, inputs, options)
+        given = [others.get(name) for name in ("dy", "y", *Saved._fields)]
         with launched_together():
-            made = _OPS.backward(a, *[others.get(name) for name in ("dy", "y", *Saved._fields)], wants=wants)
-        return _in_places(made, needs)
+            made = OPS.backward(a, *given, wants=wants, projected=projected)
+        return in_places(made, needs)
 
     return _of_model.run(key, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
 
 
 _of_model = Programs(_run_forward, sizes={})
 _NAMES, _TOGETHER = _FIELDS[_PARAMETERS], ("qkv_weight", "qkv_bias")
+_OF_MODEL = ("x", *PROJECTED, *_NAMES, *_TOGETHER, *TENSORS)
 
 
 def _look(group: tuple[Tensor | None, ...]) -> tuple[int, list[Any]]:
@@ -152,8 +170,8 @@ def _lie(x: Tensor) -> Any:
 
 def _record(
     trace: Trace, names: tuple[str, ...], tensors: tuple[Tensor | None, ...], options: Options
-) -> tuple[EncoderLayer, dict[str, Any]]:
-    """The arguments of a call that is traced, and its other tensors by name."""
+) -> tuple[EncoderLayer, Any, dict[str, Any]]:
+    """The arguments of a call that is traced, what was projected if anything, and all its tensors by name."""
     of_tokens, of_rows, of_offsets, of_order, max_q, max_k, *sites = trace.numbers.arguments
     sizes = {"T": of_tokens, "M": of_rows if options.has_rows else of_tokens, "O": of_offsets, "B": of_order}
     given: dict[str, Any] = {}
@@ -169,15 +187,5 @@ def _record(
         given["seed"] = None
     of_sites = dict(zip(("probabilities_site", "attention_site", "site"), sites, strict=True))
     fields = given | options.fields() | of_sites | {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
-    return EncoderLayer(*[fields.get(name) for name in _FIELDS]), given
-
-
-def _in_places(made: dict[str, Tensor], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    """Gradients by name as those of x and the parameters."""
-    found = {name: one for name, one in made.items() if not name.startswith("qkv_")}
-    for kind in ("weight", "bias"):
-        whole = made.get(f"qkv_{kind}")
-        if whole is not None:
-            parts = whole.split(whole.shape[0] // 3)
-            found |= dict(zip([f"{name}_{kind}" for name in ("query", "key", "value")], parts, strict=True))
-    return tuple([found[name] if need else None for name, need in zip(("x", *_NAMES), needs, strict=True)])
+    projected = tuple([given[name] for name in PROJECTED]) if PROJECTED[0] in given else None
+    return EncoderLayer(*[fields.get(name) for name in _FIELDS]), projected, given

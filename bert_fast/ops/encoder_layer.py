@@ -30,12 +30,15 @@ from bert_fast.reference.encoder_layer import (
     BEFORE_MLP,
     BEFORE_OUTPUT,
     OF_MLP,
+    PROJECTED,
     TENSORS,
     EncoderLayer,
     OfCall,
     OfLayer,
     Options,
+    Projections,
     Saved,
+    in_places,
 )
 
 __all__ = ["encoder_layer_of_model", "encoder_layers_of_model", "is_whole"]
@@ -57,8 +60,13 @@ def is_whole(x_device: torch.device, dtype: torch.dtype, hidden_size: int, head_
         return False
 
 
-def encoder_layer_of_model(given: tuple[Any, ...], backend: str, is_training: bool = False) -> Tensor:
+def encoder_layer_of_model(
+    given: tuple[Any, ...], backend: str, is_training: bool = False, projected: Projections = (None, None, None)
+) -> Tensor:
     """y [M, H]. given: the fields of `EncoderLayer` but the last three, as they fit: `modules.whole_layer` looks.
+
+    projected: queries, keys and values [T, N] where others make them (see `takes_projected`), whose parameters are None
+    then.
 
     Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here. is_training: the
     model is, and has the same bits with gradients and without, where back-ends have other products for the latter.
@@ -74,14 +82,15 @@ def encoder_layer_of_model(given: tuple[Any, ...], backend: str, is_training: bo
     if are_plain(_not_parameters(given)) and not _profiler_enabled():
         module = resolve("encoder_layer", OpSpec(x.device, x.dtype), backend)
         if hasattr(module, "layer_of_model"):
-            return _by_program(given, saves, keeps, returns, module, backend)
+            return _by_program(given, saves, keeps, returns, module, backend, projected)
         return _op.around(keeps, *given, *saves, returns, backend)[0]
     return _op(*given, *saves, returns, backend)[0]
 
 
 def _by_program(
-    given: tuple[Any, ...], saves: tuple[str, str], keeps: bool, returns: bool, module: Any, backend: str
-) -> Tensor:
+    given: tuple[Any, ...], saves: tuple[str, str], keeps: bool, returns: bool, module: Any, backend: str,
+    projected: Projections,
+) -> Tensor:  # fmt: skip
     """y, where the back-end keeps programs of whole layers."""
     fields = dict(zip(EncoderLayer._fields, given, strict=False))
     layer = OfLayer(
@@ -96,8 +105,8 @@ def _by_program(
     )  # fmt: skip
     try:
         if keeps:
-            return _OfModel.apply(given[0], *layer.parameters, layer, call, options, module, backend)
-        return _run(given[0], layer, call, options, module)[0]
+            return _OfModel.apply(given[0], *projected, *layer.parameters, layer, call, options, module, backend)
+        return _run(given[0], projected, layer, call, options, module)[0]
     except torch.OutOfMemoryError as error:
         name_call(error, "encoder_layer_fwd", given)
         raise
@@ -117,12 +126,16 @@ def _of_call(fields: dict[str, Any]) -> OfCall:
     return OfCall(tensors, numbers, fields["causal"], kind)
 
 
-def _run(x: Tensor, layer: OfLayer, call: OfCall, options: Options, module: Any) -> tuple[Tensor | None, ...]:
+def _run(
+    x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options, module: Any
+) -> tuple[Tensor | None, ...]:
     """(y, the fields of `Saved`)."""
     if x.is_cpu:
         _check_values(_arguments(x, layer, call, options), call.numbers[1], call.numbers[0])
-    made = module.layer_of_model(x, layer, call, options)
-    return module.encoder_layer_fwd(_arguments(x, layer, call, options)) if made is None else made
+    made = module.layer_of_model(x, projected, layer, call, options)
+    if made is None:
+        made = module.OPS.forward(_arguments(x, layer, call, options), None if projected[0] is None else projected)
+    return made  # type: ignore[no-any-return]
 
 
 def _arguments(x: Tensor | None, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
@@ -137,33 +150,54 @@ class _OfModel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        layer, call, options, module, _ = ctx.others = arguments[16:]
-        made = _run(x, layer, call, options, module)
+        projected, (layer, call, options, module, _) = arguments[:3], arguments[-5:]
+        made = _run(x, projected, layer, call, options, module)
         of_call = call.tensors if not x.is_cpu else _copied(call.tensors)
-        pick = _pickers(options, ctx.needs_input_grad[:17])
-        ctx.save_for_backward(*pick((*made, *of_call, x, *layer.parameters, None)))
+        pick = _pickers(options, ctx.needs_input_grad[:20])
+        ctx.save_for_backward(*pick((*made, *of_call, x, *projected, *layer.parameters, None)))
+        ctx.others = arguments[-5:]
         return made[0]  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        kept, needs = ctx.saved_tensors, ctx.needs_input_grad[:17]
+        kept, needs = ctx.saved_tensors, ctx.needs_input_grad[:20]
         layer, call, options, module, backend = ctx.others
-        if not (torch.is_grad_enabled() or is_watched() or not are_plain((dy, *kept))):
+        is_watching = torch.is_grad_enabled() or is_watched() or not are_plain((dy, *kept))
+        made = None
+        if not is_watching:
             try:
-                made = module.layer_of_model_bwd(
-                    dy, kept, _KEPT, layer, call, options, _wanted(needs), needs
-                )
+                made = module.layer_of_model_bwd(dy, kept, _KEPT, layer, call, options, _wanted(needs), needs)
             except torch.OutOfMemoryError as error:
                 name_call(error, "encoder_layer_bwd", (dy,))
                 raise
-            if made is not None:
-                return *made, None, None, None, None, None
+        if made is not None:
+            return *made, None, None, None, None, None
         a = _arguments(None, layer, call, options)
+        if any(needs[1:4]) or kept[-3] is not None:
+            return *_of_projected(a, dy, kept, needs, module), None, None, None, None, None
         op = SimpleNamespace(
-            saved_tensors=kept, others=(*[getattr(a, name) for name in _OTHERS], backend),
-            needs_input_grad=(*needs, *[False] * (len(EncoderLayer._fields) + 1 - len(needs))),
+            saved_tensors=kept[:-3], others=(*[getattr(a, name) for name in _OTHERS], backend),
+            needs_input_grad=(needs[0], *needs[4:], *[False] * (len(EncoderLayer._fields) - 16)),
         )  # fmt: skip
-        return *_op._formula.backward(op, dy)[:17], None, None, None, None, None
+        of_x, *of_parameters = _op._formula.backward(op, dy)[:17]
+        return of_x, None, None, None, *of_parameters, None, None, None, None, None
+
+
+def _of_projected(
+    a: EncoderLayer, dy: Tensor, kept: tuple[Any, ...], needs: tuple[bool, ...], module: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradients by the ops of the back-end, where projections were made by others."""
+    given = dict(zip(_KEPT, kept, strict=True))
+    a = a._replace(**{name: one for name, one in given.items() if name in EncoderLayer._fields})
+    outputs = [given[name] for name in ("y", *Saved._fields)]
+    with torch.no_grad():
+        made = module.OPS.backward(a, dy, *outputs, wants=_wanted(needs), projected=kept[-3:])
+        found = in_places(made, needs)
+    if not torch.is_grad_enabled():
+        return found
+    # As `Op._refuse_backward`: whoever differentiates these is told.
+    refuse = torch._C._functions.DelayedError(b"second derivatives of encoder_layer are not implemented", len(found))
+    return tuple([one if one is None else refuse(one.detach().requires_grad_()) for one in found])
 
 
 def _copied(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -179,15 +213,15 @@ def _pickers(options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, 
     a = _arguments(None, OfLayer((None,) * 16, 1, "", (), (0, 0, 0), ()), OfCall((None,) * 7, (0,) * 6, False, ()), options)  # type: ignore[arg-type]
     a = a._replace(rows=a.rows if not options.has_rows else True)  # type: ignore[arg-type]
     dropped = _needless(a, _wanted(needs))
-    source = ("y", *Saved._fields, *_OF_CALL, *EncoderLayer._fields[:17], None)
+    source = ("y", *Saved._fields, *_OF_CALL, "x", *PROJECTED, *EncoderLayer._fields[1:17], None)
     return operator.itemgetter(*[source.index(None if name in dropped else name) for name in _KEPT])
 
 
 @functools.lru_cache(maxsize=1024)
 def _wanted(needs: tuple[bool, ...]) -> frozenset[str]:
     """The names of gradients that the op makes for x and the parameters that need one."""
-    names = {name for name, need in zip(EncoderLayer._fields, needs, strict=False) if need}
-    return frozenset(one for name in names for one in (_JOINED_NAMES.get(name, name),))
+    names = ("x", *["x"] * len(PROJECTED), *EncoderLayer._fields[1:17])  # "x" stands for what was projected, too
+    return frozenset(_JOINED_NAMES.get(name, name) for name, need in zip(names, needs, strict=True) if need)
 
 
 def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> Tensor | None:
@@ -348,7 +382,7 @@ _JOINED = {
     "qkv_bias": ("query_bias", "key_bias", "value_bias"),
 }
 _JOINED_NAMES = {part: whole for whole, parts in _JOINED.items() for part in parts}
-_KEPT = ("y", *Saved._fields, *_OF_CALL, "x", *_PARAMETERS_KEPT.replace("?", "").split())
+_KEPT = ("y", *Saved._fields, *_OF_CALL, "x", *_PARAMETERS_KEPT.replace("?", "").split(), *PROJECTED)
 _OTHERS = _CONSTANTS.split()
 
 _op = define(

@@ -36,8 +36,8 @@ from bert_fast.reference.precision import wide
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 
 __all__ = [
-    "BEFORE_MLP", "BEFORE_OUTPUT", "OF_MLP", "TENSORS", "EncoderLayer", "LayerOps", "OfCall", "OfLayer", "Options",
-    "Saved", "encoder_layer_bwd", "encoder_layer_fwd",
+    "BEFORE_MLP", "BEFORE_OUTPUT", "OF_MLP", "PROJECTED", "TENSORS", "EncoderLayer", "LayerOps", "OfCall", "OfLayer",
+    "Options", "Projections", "Saved", "encoder_layer_bwd", "encoder_layer_fwd", "in_places",
 ]  # fmt: skip
 
 
@@ -197,6 +197,11 @@ class Options(NamedTuple):
         }  # fmt: skip
 
 
+PROJECTED = ("query", "key", "value")
+Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys, values [T, N]
+Projections = Projected | tuple[None, None, None]
+
+
 class LayerOps(NamedTuple):
     """The ops of one back-end that a layer consists of."""
 
@@ -214,17 +219,25 @@ class LayerOps(NamedTuple):
     # (a, saved, whether attention's is wanted) -> (attention_h, h): as `_norm_inputs`, which serves where this is None
     norm_inputs: Callable[..., tuple[Tensor | None, Tensor | None]] | None = None
 
-    def forward(self, a: EncoderLayer) -> tuple[Tensor | None, ...]:
-        """y (Tensor [M, H], dtype of x), then the fields of `Saved`."""
+    def forward(self, a: EncoderLayer, projected: Projected | None = None) -> tuple[Tensor | None, ...]:
+        """y (Tensor [M, H], dtype of x), then the fields of `Saved`.
+
+        projected: queries [T, N], keys and values [T, N] where others made them; rows are None then, and so are the
+        projections' weights.
+        """
         qkv = q = kv = None
         residual = a.x
-        if a.rows is None:
+        if projected is not None:
+            pass
+        elif a.rows is None:
             qkv = self.qkv_projection_fwd(a.projection)
         else:
             residual = a.x.index_select(0, a.rows)
             q = self.linear_fwd(Linear(residual, a.query_weight, a.query_bias))
             kv = self.linear_fwd(self._key_and_value(a))
-        out, lse = self.attention_fwd(a.attention(*_heads(a, qkv, q, kv)))
+        heads = _heads(a, qkv, q, kv) if projected is None else _each_in_heads(a, projected)
+        out, lse = self.attention_fwd(a.attention(*heads))
+        del heads
         saved: tuple[Tensor | None, ...] = (qkv, q, kv) if a.keeps else ()
         del qkv, q, kv  # what is not kept makes room for what follows
         out = out.flatten(1)
@@ -239,8 +252,14 @@ class LayerOps(NamedTuple):
             return y, *(None,) * len(Saved._fields)
         return y, *saved, z, *of_attention, pre, *of_mlp
 
-    def backward(self, a: EncoderLayer, dy: Tensor, y: Tensor, *saved: Tensor, wants: Set[str]) -> dict[str, Tensor]:
-        """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'."""
+    def backward(
+        self, a: EncoderLayer, dy: Tensor, y: Tensor, *saved: Tensor, wants: Set[str], projected: Projected | None = None
+    ) -> dict[str, Tensor]:
+        """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'.
+
+        projected: as in forward; then those of query, key and value, and x's as far as it is added to attention's
+        output. "x" stands for all four among those that are wanted.
+        """
         s: Any = Saved(*saved)
         before_mlp = wants & BEFORE_MLP
         attention_h, h = s.attention_h, s.h
@@ -269,8 +288,12 @@ class LayerOps(NamedTuple):
             if "weight" in of_product:
                 gradients["attention_output_weight"] = of_product["weight"]
         if before_output:
-            heads = _heads(a, s.qkv, s.q, s.kv)
+            heads = _heads(a, s.qkv, s.q, s.kv) if projected is None else _each_in_heads(a, projected)
             dout, out = of_product["x"].view(heads[0].shape), s.out.view(heads[0].shape)
+            if projected is not None:
+                made_of_heads = self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset())
+                gradients |= {name: made_of_heads[name[0]].flatten(1) for name in PROJECTED}
+                return gradients | {"x": made["residual"]}
             of_projection = {name.removeprefix("qkv_") for name in before_output}
             back = self._projection_bwd if a.rows is None else self._projections_of_rows_bwd
             for name, gradient in back(a, s, heads, dout, out, made["residual"], of_projection).items():
@@ -330,6 +353,18 @@ BEFORE_MLP = BEFORE_OUTPUT | {
 }  # fmt: skip
 
 
+def in_places(made: dict[str, Tensor], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Gradients by name as those of x, what was projected, and the parameters; None where none is needed."""
+    found = {name: one for name, one in made.items() if not name.startswith("qkv_")}
+    for kind in ("weight", "bias"):
+        whole = made.get(f"qkv_{kind}")
+        if whole is not None:
+            parts = whole.split(whole.shape[0] // 3)
+            found |= dict(zip([f"{name}_{kind}" for name in PROJECTED], parts, strict=True))
+    names = ("x", *PROJECTED, *EncoderLayer._fields[1:17])
+    return tuple([found[name] if need else None for name, need in zip(names, needs, strict=True)])
+
+
 def _heads(a: EncoderLayer, qkv: Tensor | None, q: Tensor | None, kv: Tensor | None) -> tuple[Tensor, ...]:
     """q [M, A, D], k and v [T, A, D], views."""
     heads = a.num_heads, a.query_weight.shape[0] // a.num_heads
@@ -337,6 +372,12 @@ def _heads(a: EncoderLayer, qkv: Tensor | None, q: Tensor | None, kv: Tensor | N
         return qkv.view(qkv.shape[0], 3, *heads).unbind(1)
     assert q is not None and kv is not None
     return q.view(q.shape[0], *heads), *kv.view(kv.shape[0], 2, *heads).unbind(1)
+
+
+def _each_in_heads(a: EncoderLayer, projected: Projected) -> tuple[Tensor, ...]:
+    """The same of queries, keys and values [T, N] each."""
+    width = projected[0].shape[1]
+    return tuple([one.view(one.shape[0], a.num_heads, width // a.num_heads) for one in projected])
 
 
 _OPS = LayerOps(

@@ -41,7 +41,7 @@ def kept(module: Any, a: reference.EncoderLayer) -> reference.Saved:
 
 def inputs(module: Any, a: reference.EncoderLayer, wants_attention: bool = True) -> tuple[Tensor | None, ...]:
     """What the Triton back-end computes again, as the names of `NORMS` are ordered."""
-    return module._OPS.norm_inputs(a, kept(module, a), wants_attention)
+    return module.OPS.norm_inputs(a, kept(module, a), wants_attention)
 
 
 ONE, ALL_COLUMNS = 5, slice(None)
@@ -91,7 +91,7 @@ def test_one_is_computed_where_one_is_needed(kernels, spoilt, kind):  # type: ig
     a = saving(arguments(torch.float16), AGAIN)
     spoil(a, [NORMS[spoilt]], kind)
     saved = kept(kernels, saving(arguments_like(a), "output"))
-    for made, (name, norm) in zip(kernels._OPS.norm_inputs(a, saved, True), NORMS.items(), strict=True):
+    for made, (name, norm) in zip(kernels.OPS.norm_inputs(a, saved, True), NORMS.items(), strict=True):
         suffices = output_suffices(getattr(a, f"{norm}_weight"), getattr(a, f"{norm}_bias"), torch.float16)
         assert bool(suffices) == (name != spoilt)
         assert made.isnan().all() if suffices else not made.isnan().any(), name
@@ -109,7 +109,7 @@ def test_nothing_is_read_or_written_where_outputs_suffice(kernels):  # type: ign
     a = saving(arguments(torch.float16), AGAIN)
     saved = kept(kernels, a)
     with traffic() as moved:
-        kernels._OPS.norm_inputs(a, saved, True)
+        kernels.OPS.norm_inputs(a, saved, True)
     assert moved.stored_bytes == 0
     assert all(moved.times_loaded(t) == {0} for t in (a.x, saved.out, saved.z, saved.pre))
 
