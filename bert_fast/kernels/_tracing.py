@@ -127,10 +127,11 @@ class Traced:
     def zero_(self) -> "Traced":
         return self.trace.write(Tensor.zero_, [self])
 
-    def split(self, rows: int) -> tuple["Traced", ...]:
-        """Parts of so many rows each, as PyTorch makes them."""
-        num_parts = self.shape[0] // rows
-        return self.trace.calls(Tensor.split, [self, rows], [(rows, *self.shape[1:])] * num_parts, self.dtype)
+    def chunk(self, parts: int) -> tuple["Traced", ...]:
+        """So many parts of as many rows, views."""
+        rows = self.shape[0] // parts
+        assert rows * parts == self.shape[0]
+        return self.trace.calls(Tensor.chunk, [self, parts], [(rows, *self.shape[1:])] * parts, self.dtype)
 
     def sum(self, dim: int, dtype: torch.dtype) -> "Traced":
         assert dim == 0

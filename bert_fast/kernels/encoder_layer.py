@@ -103,7 +103,7 @@ def layer_of_model(
 
     projected: queries, keys and values [T, N] where others made them, else None three times.
     """
-    kind, together = _of_lasting(layer.parameters)
+    kind, together = _of_lasting(layer.parameters, _look_forward)
     lie = [None if one is None else _lie(one) for one in (x, *projected)]
     key = "forward", kind, call.kind, x.dtype, *lie, options, *settings(), torch.is_inference_mode_enabled()
     inputs = (x, *projected, *layer.parameters, *together, *call.tensors)
@@ -122,7 +122,7 @@ def layer_of_model_bwd(
 
     kept: of these names; what backward does not read may be None.
     """
-    kind, together = _of_lasting(layer.parameters)
+    kind, together = _of_lasting(layer.parameters, _look_backward)
     key = "backward", kind, call.kind, dy.dtype, _lie(dy), names, options, needs, *settings()
     names, inputs = ("dy", *names, *_TOGETHER), (dy, *kept, *together)
 
@@ -145,12 +145,13 @@ def _look(group: tuple[Tensor | None, ...]) -> tuple[int, list[Any]]:
     return _kind_of_lasting(group), [one if one is None else weakref.ref(one) for one in _joined(group).values()]
 
 
-_look_at = Remembered(_look, by_address=True)
+# What PyTorch would do with a tensor is not the same in forward and in backward.
+_look_forward, _look_backward = (Remembered(_look, by_address=True) for _ in range(2))
 
 
-def _of_lasting(parameters: tuple[Tensor | None, ...]) -> tuple[Any, list[Tensor | None]]:
+def _of_lasting(parameters: tuple[Tensor | None, ...], look: Remembered) -> tuple[Any, list[Tensor | None]]:
     """What tells a layer's parameters from others', and those that lie side by side as one tensor."""
-    kind, references = _look_at(parameters)
+    kind, references = look(parameters)
     together = [one if one is None else one() for one in references]
     return (kind, *[one is None for one in together]), together
 

@@ -359,8 +359,7 @@ def in_places(made: dict[str, Tensor], needs: tuple[bool, ...]) -> tuple[Tensor 
     for kind in ("weight", "bias"):
         whole = made.get(f"qkv_{kind}")
         if whole is not None:
-            parts = whole.split(whole.shape[0] // 3)
-            found |= dict(zip([f"{name}_{kind}" for name in PROJECTED], parts, strict=True))
+            found |= dict(zip([f"{name}_{kind}" for name in PROJECTED], whole.chunk(3), strict=True))
     names = ("x", *PROJECTED, *EncoderLayer._fields[1:17])
     return tuple([found[name] if need else None for name, need in zip(names, needs, strict=True)])
 
