@@ -1,5 +1,6 @@
 """What all layers of one forward pass share, and which of their rows the last one computes."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.ops.encoder_layer import of_call
 from bert_fast.ops.packing import Packing
+from bert_fast.reference.encoder_layer import OfCall
 
 __all__ = ["Call", "RowChoice", "first_rows", "first_tokens"]
 
@@ -46,6 +49,15 @@ class Call:
     cross_attentions: list[Tensor] | None = None
     rows: Tensor | None = None
     row_packing: Packing | None = None
+
+    @functools.cached_property
+    def of_layers(self) -> OfCall:
+        """What ops of whole layers are given of the call."""
+        queries, keys = self.queries, self.packing
+        tensors = (
+            self.rows, queries.cu_seqlens, keys.cu_seqlens, queries.coords, keys.coords, queries.order, self.seed,
+        )  # fmt: skip
+        return of_call(tensors, queries.max_seqlen, keys.max_seqlen, self.causal)
 
     @property
     def queries(self) -> Packing:

@@ -17,14 +17,17 @@ from torch import Tensor, nn
 from bert_fast.backend import requested
 from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, PackedSelfOutput
 from bert_fast.modules.call import Call
+from bert_fast.modules.fusable import plain_linear
 from bert_fast.modules.layer_norm import LayerNorm
+from bert_fast.modules.look import concluded
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.originals import GLOBAL_HOOKS
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._register import is_watched
-from bert_fast.ops.encoder_layer import encoder_layer_of_model, encoder_layers_of_model, is_whole
+from bert_fast.ops.encoder_layer import encoder_layer_of_model, encoder_layers_of_model, is_whole, projects
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.dropout import HEAD_STRIDE
+from bert_fast.reference.encoder_layer import OfLayer
 from bert_fast.remembered import Remembered
 
 __all__ = ["Pieces", "are_own", "run_whole", "run_whole_stack"]
@@ -46,8 +49,21 @@ _LEAST_P = 2.0**-17  # up to which nothing is dropped
 
 def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
     """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op."""
-    given = _given(layer, x, call, backend := requested())
-    return None if given is None else encoder_layer_of_model(given, backend, layer.training)
+    whole, backend = concluded(layer, _LOOK, _whole_of), requested()
+    if whole is None or is_watched(by_profiler=False) or not whole.takes(x, call, backend):
+        return None
+    if whole.projecting is None:
+        return encoder_layer_of_model(x, whole.of_layer(call), call.of_layers, backend, layer.training)
+    if not projects(x, backend) or call.rows is not None:
+        return None
+    projected = [plain_linear(x, one) for one in whole.projecting]
+    if any(type(one) is not Tensor or one.shape != (x.shape[0], whole.width) for one in projected):
+        raise ValueError(
+            f"query, key, value: expected modules that return Tensors [{x.shape[0]}, {whole.width}], got "
+            f"{[(type(one).__name__, list(one.shape)) for one in projected]}"
+        )
+    q, k, v = (one if one.dtype is x.dtype else one.to(x.dtype) for one in projected)
+    return encoder_layer_of_model(x, whole.of_layer(call), call.of_layers, backend, layer.training, (q, k, v))
 
 
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
@@ -62,25 +78,51 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
         return None
     given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):
-        found = _given(layer, x, call, backend)
-        if found is None:
+        whole = concluded(layer, _LOOK, _whole_of)
+        if whole is None or whole.projecting is not None or not whole.takes(x, call, backend):
             return None
-        given.append(found)
-    return encoder_layers_of_model(given, backend)
+        given.append((whole.of_layer(call), call.of_layers))
+    return encoder_layers_of_model(x, given, backend)
 
 
-def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] | None:
-    """The fields of `EncoderLayer` but the last three; None where the layer is to run op by op."""
-    if (
-        call.bias is not None
-        or call.head_mask is not None
-        or call.cache is not None
-        or call.attentions is not None
-        or layer.chunk_size_feed_forward
-        or is_watched(by_profiler=False)
-        or any(GLOBAL_HOOKS)
-        or nn.Linear.forward is not _FORWARD
-    ):
+_LOOK = "_bert_fast_whole_layer"  # the attribute under which a layer keeps what was concluded from it
+
+
+class _Whole:
+    """What a layer comes to, as long as its modules stay as they are.
+
+    dropping, still: with the probabilities of its modules, and with none. projecting: query, key and value, where one
+    of these is more than its parameters, else None.
+    """
+
+    def __init__(self, dropping: OfLayer, head_dim: int, projecting: tuple[nn.Module, ...] | None) -> None:
+        self.dropping, self.still = dropping, dropping._replace(probabilities=(0.0, 0.0, 0.0))
+        self.head_dim, self.projecting = head_dim, projecting
+        self.width = dropping.num_heads * head_dim
+
+    def of_layer(self, call: Call) -> OfLayer:
+        """The layer's part of the arguments."""
+        return self.still if call.seed is None else self.dropping
+
+    def takes(self, x: Tensor, call: Call, backend: str) -> bool:
+        """Whether the layer's op takes this call; parameters may have been moved or cast in place."""
+        keys = call.packing
+        return (
+            call.bias is None
+            and call.head_mask is None
+            and call.cache is None
+            and call.attentions is None
+            and _fits(x, _form_of(self.dropping.parameters), self.width)
+            and is_whole(x.device, x.dtype, x.shape[1], self.head_dim, backend)
+            and keys.coords.shape[0] == x.shape[0]
+            and keys.coords.device == x.device
+            and not (call.seed is not None and self.dropping.probabilities[0] and keys.max_seqlen > HEAD_STRIDE)
+        )
+
+
+def _whole_of(layer: Any) -> _Whole | None:
+    """None where the layer is to run op by op, whatever it is called with."""
+    if layer.chunk_size_feed_forward or any(GLOBAL_HOOKS) or nn.Linear.forward is not _FORWARD:
         return None
     if layer.pieces is not None:
         found = layer.pieces()
@@ -88,7 +130,7 @@ def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] |
             return None
         heads, closing, up, down, layers = found
     else:
-        parts = layer._modules  # not by attribute, each of which takes half a microsecond
+        parts = layer._modules
         attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
         heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
         if not are_own((attention, heads, closing, up, down), _PACKED):
@@ -98,38 +140,29 @@ def _given(layer: Any, x: Tensor, call: Call, backend: str) -> tuple[Any, ...] |
             own["query"], own["key"], own["value"], of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
             of_down["dense"], of_down["LayerNorm"],
         )  # fmt: skip
-    hidden_act = up.hidden_act
+    hidden_act, eps = up.hidden_act, (layers[4].eps, layers[7].eps)
     if heads.position_embedding_type != "absolute" or not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
         return None
-    attention_norm, norm = layers[4], layers[7]
+    if not all(isinstance(one, int | float) and -math.inf < one < math.inf for one in eps):
+        return None
+    projecting = None
     parameters = _parameters(layers)
-    seed, keys = call.seed, call.packing
-    queries = keys if call.row_packing is None else call.row_packing
-    if (
-        parameters is None
-        or not _fits(x, _form_of(parameters), heads.num_heads * heads.head_dim)
-        or not -math.inf < attention_norm.eps < math.inf
-        or not -math.inf < norm.eps < math.inf
-        or not is_whole(x.device, x.dtype, x.shape[1], heads.head_dim, backend)
-        or keys.coords.shape[0] != x.shape[0]
-        or keys.coords.device != x.device
-    ):
+    if parameters is None and None not in layers[:3]:
+        projecting, of_others = layers[:3], _parameters(layers[3:], _KINDS[3:])
+        parameters = None if of_others is None else ((None,) * 6 + of_others)
+    if parameters is None:
         return None
-    probabilities = [0.0, 0.0, 0.0]
-    if seed is not None:
-        for place, module in enumerate((heads, closing, down)):
-            p = module.dropout_p if module.training else 0.0
-            if not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
-                return None
-            probabilities[place] = float(p) if p > _LEAST_P else 0.0
-    if probabilities[0] and keys.max_seqlen > HEAD_STRIDE:
-        return None
-    return (
-        x, *parameters, call.rows, queries.cu_seqlens, keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen,
-        queries.coords, keys.coords, queries.order, heads.num_heads, call.causal, hidden_act, *probabilities,
-        seed if any(probabilities) else None, heads.site, closing.site, down.site, float(attention_norm.eps),
-        float(norm.eps),
-    )  # fmt: skip
+    probabilities = []
+    for module in (heads, closing, down):
+        p = module.dropout_p if module.training else 0.0
+        if not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
+            return None
+        probabilities.append(float(p) if p > _LEAST_P else 0.0)
+    sites, (of_attention, of_mlp) = (heads.site, closing.site, down.site), eps
+    dropping = OfLayer(
+        parameters, heads.num_heads, hidden_act, tuple(probabilities), sites, (float(of_attention), float(of_mlp))  # type: ignore[arg-type]
+    )
+    return _Whole(dropping, heads.head_dim, projecting)
 
 
 def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
@@ -151,10 +184,12 @@ def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
     return True
 
 
-def _parameters(layers: tuple[nn.Module, ...]) -> tuple[Tensor | None, ...] | None:
+def _parameters(
+    layers: tuple[nn.Module, ...], kinds_of: tuple[tuple[type, ...], ...] = _KINDS
+) -> tuple[Tensor | None, ...] | None:
     """Weight and bias of every linear layer and LayerNorm; None where one is more than these."""
     found: list[Any] = []
-    for layer, kinds in zip(layers, _KINDS, strict=True):
+    for layer, kinds in zip(layers, kinds_of, strict=True):
         own = layer._parameters
         if (
             type(layer) not in kinds
@@ -180,14 +215,15 @@ class _Form(NamedTuple):
 
 
 def _form(group: tuple[Tensor | None, ...]) -> _Form | None:
-    """The form of weights and biases, as `_parameters` gives them; None where they do not go together."""
-    first, up = group[0], group[10]
+    """The form of weights and biases; None where they do not go together. Those of projections may not be there."""
+    first, up = group[6], group[10]
     if type(first) not in _PLAIN or type(up) not in _PLAIN or first.dim() != 2 or up.dim() != 2:  # type: ignore[union-attr]
         return None
-    dtype, device, (width, hidden_size), wide = first.dtype, first.device, first.shape, len(up)  # type: ignore[union-attr,arg-type]
+    dtype, device, (hidden_size, width), wide = first.dtype, first.device, first.shape, len(up)  # type: ignore[union-attr,arg-type]
     into, of_norm = (width, hidden_size), (hidden_size,)
     shapes = (into, into, into, into[::-1], of_norm, (wide, hidden_size), (hidden_size, wide), of_norm)
-    for weight, bias, shape in zip(group[::2], group[1::2], shapes, strict=True):
+    start = 3 if group[0] is None else 0
+    for weight, bias, shape in zip(group[2 * start :: 2], group[2 * start + 1 :: 2], shapes[start:], strict=True):
         if type(weight) not in _PLAIN or _memory_of(weight) != (dtype, device, shape, _STRIDED):
             return None
         if bias is None:

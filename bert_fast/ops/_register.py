@@ -58,7 +58,7 @@ class Op:
         self._name = f"{_NAMESPACE}.{name}"  # in messages
         self._implementation = self._run = function
         self._check = checker(declaration, tensors, check)
-        self._formula: type[torch.autograd.Function] | None = None
+        self.formula: type[torch.autograd.Function] | None = None
         _library.define(name + torch.library.infer_schema(declaration, mutates_args=mutates_args))
         _library.impl(name, self._checked(function, check_values), "CompositeExplicitAutograd")
         self._overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
@@ -70,7 +70,7 @@ class Op:
         try:
             if is_watched() or not are_plain(arguments):
                 return self._dispatch(*arguments)
-            if self._formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
+            if self.formula is not None and torch.is_grad_enabled() and _any_requires_grad(*arguments):
                 return self._apply(*arguments)
             return self._implementation(*arguments)
         except torch.OutOfMemoryError as error:
@@ -147,9 +147,9 @@ class Op:
             return output[:1] if first_only else output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self._formula = type(self._qualified_name, (torch.autograd.Function,), methods)
+        self.formula = type(self._qualified_name, (torch.autograd.Function,), methods)
         # Not `Function.apply`, which looks at each argument again and decides who runs the function: `__call__` has.
-        self._apply = super(torch.autograd.Function, self._formula).apply  # type: ignore[misc]
+        self._apply = super(torch.autograd.Function, self.formula).apply  # type: ignore[misc]
 
 
 def is_watched(by_profiler: bool = True) -> bool:

@@ -5,9 +5,8 @@ this op where nobody looks inside a layer, and everywhere else the ops that it c
 """
 
 import functools
-import operator
 from collections.abc import Callable, Sequence, Set
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from bert_fast.checks import check_choice, check_count, check_dropout_p, check_i
 from bert_fast.errors import BackendError
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
 from bert_fast.ops._define import define
+from bert_fast.ops._layer_programs import LayerPrograms, arguments, of_call
 from bert_fast.ops._memory import name_call
-from bert_fast.ops._register import are_plain, is_watched
+from bert_fast.ops._register import are_plain
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
 from bert_fast.ops.packing import check_offsets
@@ -30,7 +30,7 @@ from bert_fast.reference.encoder_layer import (
     BEFORE_MLP,
     BEFORE_OUTPUT,
     OF_MLP,
-    PROJECTED,
+    NOT_PROJECTED,
     TENSORS,
     EncoderLayer,
     OfCall,
@@ -38,15 +38,11 @@ from bert_fast.reference.encoder_layer import (
     Options,
     Projections,
     Saved,
-    in_places,
 )
 
-__all__ = ["encoder_layer_of_model", "encoder_layers_of_model", "is_whole"]
+__all__ = ["encoder_layer_of_model", "encoder_layers_of_model", "is_whole", "of_call", "projects"]
 
 _OF_CALL = TENSORS
-_not_parameters = operator.itemgetter(
-    *[place for place, name in enumerate(EncoderLayer._fields) if name in ("x", *_OF_CALL)]
-)
 _PARTS = ("qkv_projection", "linear", "attention", "dropout_add_layer_norm", "mlp", "encoder_layer")
 
 
@@ -61,182 +57,52 @@ def is_whole(x_device: torch.device, dtype: torch.dtype, hidden_size: int, head_
 
 
 def encoder_layer_of_model(
-    given: tuple[Any, ...], backend: str, is_training: bool = False, projected: Projections = (None, None, None)
+    x: Tensor, layer: OfLayer, call: OfCall, backend: str, is_training: bool, projected: Projections = NOT_PROJECTED
 ) -> Tensor:
-    """y [M, H]. given: the fields of `EncoderLayer` but the last three, as they fit: `modules.whole_layer` looks.
+    """y [M, H] of arguments that fit: `modules.whole_layer` looks.
 
-    projected: queries, keys and values [T, N] where others make them (see `takes_projected`), whose parameters are None
-    then.
-
-    Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here. is_training: the
-    model is, and has the same bits with gradients and without, where back-ends have other products for the latter.
+    is_training: the model is, and has the same bits with gradients and without, where back-ends have other products for
+    the latter. projected: queries, keys and values [T, N] where others make them, see `projects`.
+    Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here.
     """
-    x, of_attention, of_mlp = given[0], given[9:11], given[15:17]
-    saves = what_is_saved(x, *of_attention), what_is_saved(x, *of_mlp)
-    keeps = torch.is_grad_enabled() and _any_requires_grad(*given[:17])
+    parameters = layer.parameters
+    saves = what_is_saved(x, *parameters[8:10]), what_is_saved(x, *parameters[14:16])  # type: ignore[arg-type]
+    keeps = torch.is_grad_enabled() and _any_requires_grad(x, *projected, *parameters)
     # Where backward goes through the whole layer, it keeps all that the LayerNorms' inputs are computed from.
-    has_all = not keeps or (given[17] is None and _any_requires_grad(*given[:7]))
+    has_all = not keeps or (call.tensors[0] is None and _any_requires_grad(x, *projected, *parameters[:6]))
     if has_all and saves == _DEVICE_TWICE and _computes_again(x.device, x.dtype, backend):
         saves = AGAIN, AGAIN
     returns = keeps or (is_training and x.is_cpu)
-    if are_plain(_not_parameters(given)) and not _profiler_enabled():
+    options = Options.of(layer, call, saves, returns)
+    if are_plain((x, *projected, *call.tensors)) and not _profiler_enabled():
         module = resolve("encoder_layer", OpSpec(x.device, x.dtype), backend)
         if hasattr(module, "layer_of_model"):
-            return _by_program(given, saves, keeps, returns, module, backend, projected)
-        return _op.around(keeps, *given, *saves, returns, backend)[0]
-    return _op(*given, *saves, returns, backend)[0]
-
-
-def _by_program(
-    given: tuple[Any, ...], saves: tuple[str, str], keeps: bool, returns: bool, module: Any, backend: str,
-    projected: Projections,
-) -> Tensor:  # fmt: skip
-    """y, where the back-end keeps programs of whole layers."""
-    fields = dict(zip(EncoderLayer._fields, given, strict=False))
-    layer = OfLayer(
-        given[1:17], fields["num_heads"], fields["hidden_act"],
-        (fields["probabilities_dropout_p"], fields["attention_dropout_p"], fields["dropout_p"]),
-        (fields["probabilities_site"], fields["attention_site"], fields["site"]), (fields["attention_eps"], fields["eps"]),
-    )  # fmt: skip
-    call = _of_call(fields)
-    options = Options(
-        layer.num_heads, call.causal, layer.hidden_act, layer.probabilities, layer.eps, saves, returns,
-        call.tensors[0] is not None,
-    )  # fmt: skip
-    try:
-        if keeps:
-            return _OfModel.apply(given[0], *projected, *layer.parameters, layer, call, options, module, backend)
-        return _run(given[0], projected, layer, call, options, module)[0]
-    except torch.OutOfMemoryError as error:
-        name_call(error, "encoder_layer_fwd", given)
-        raise
-
-
-def _of_call(fields: dict[str, Any]) -> OfCall:
-    tensors = tuple([fields[name] for name in TENSORS])
-    rows, offsets, _, coords_q, coords_k, order, _ = tensors
-    numbers = (
-        coords_k.shape[0], coords_q.shape[0], offsets.shape[0], 0 if order is None else order.shape[0],
-        fields["max_seqlen_q"], fields["max_seqlen_k"],
-    )  # fmt: skip
-    kind = tuple([
-        one if one is None else (one.dtype, one.dim(), None if one.is_contiguous() else one.stride(), one.data_ptr() % 16)
-        for one in tensors
-    ])  # fmt: skip
-    return OfCall(tensors, numbers, fields["causal"], kind)
-
-
-def _run(
-    x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options, module: Any
-) -> tuple[Tensor | None, ...]:
-    """(y, the fields of `Saved`)."""
-    if x.is_cpu:
-        _check_values(_arguments(x, layer, call, options), call.numbers[1], call.numbers[0])
-    made = module.layer_of_model(x, projected, layer, call, options)
-    if made is None:
-        made = module.OPS.forward(_arguments(x, layer, call, options), None if projected[0] is None else projected)
-    return made  # type: ignore[no-any-return]
-
-
-def _arguments(x: Tensor | None, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
-    fields = dict(zip(EncoderLayer._fields[1:17], layer.parameters, strict=True))
-    fields |= dict(zip(TENSORS, call.tensors, strict=True)) | options.fields()
-    fields |= dict(zip(("probabilities_site", "attention_site", "site"), layer.sites, strict=True))
-    return EncoderLayer(x=x, max_seqlen_q=call.numbers[4], max_seqlen_k=call.numbers[5], **fields)
-
-
-class _OfModel(torch.autograd.Function):
-    """A layer of a model, by programs: as the op, with less on the way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        projected, (layer, call, options, module, _) = arguments[:3], arguments[-5:]
-        made = _run(x, projected, layer, call, options, module)
-        of_call = call.tensors if not x.is_cpu else _copied(call.tensors)
-        pick = _pickers(options, ctx.needs_input_grad[:20])
-        ctx.save_for_backward(*pick((*made, *of_call, x, *projected, *layer.parameters, None)))
-        ctx.others = arguments[-5:]
-        return made[0]  # type: ignore[return-value]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        kept, needs = ctx.saved_tensors, ctx.needs_input_grad[:20]
-        layer, call, options, module, backend = ctx.others
-        is_watching = torch.is_grad_enabled() or is_watched() or not are_plain((dy, *kept))
-        made = None
-        if not is_watching:
             try:
-                made = module.layer_of_model_bwd(dy, kept, _KEPT, layer, call, options, _wanted(needs), needs)
+                return _programs(x, projected, layer, call, options, module, backend, keeps)
             except torch.OutOfMemoryError as error:
-                name_call(error, "encoder_layer_bwd", (dy,))
+                name_call(error, "encoder_layer_fwd", (x,))
                 raise
-        if made is not None:
-            return *made, None, None, None, None, None
-        a = _arguments(None, layer, call, options)
-        if any(needs[1:4]) or kept[-3] is not None:
-            return *_of_projected(a, dy, kept, needs, module), None, None, None, None, None
-        op = SimpleNamespace(
-            saved_tensors=kept[:-3], others=(*[getattr(a, name) for name in _OTHERS], backend),
-            needs_input_grad=(needs[0], *needs[4:], *[False] * (len(EncoderLayer._fields) - 16)),
-        )  # fmt: skip
-        of_x, *of_parameters = _op._formula.backward(op, dy)[:17]
-        return of_x, None, None, None, *of_parameters, None, None, None, None, None
+        return _op.around(keeps, *arguments(x, layer, call, options), backend)[0]
+    return _op(*arguments(x, layer, call, options), backend)[0]
 
 
-def _of_projected(
-    a: EncoderLayer, dy: Tensor, kept: tuple[Any, ...], needs: tuple[bool, ...], module: Any
-) -> tuple[Tensor | None, ...]:
-    """The gradients by the ops of the back-end, where projections were made by others."""
-    given = dict(zip(_KEPT, kept, strict=True))
-    a = a._replace(**{name: one for name, one in given.items() if name in EncoderLayer._fields})
-    outputs = [given[name] for name in ("y", *Saved._fields)]
-    with torch.no_grad():
-        made = module.OPS.backward(a, dy, *outputs, wants=_wanted(needs), projected=kept[-3:])
-        found = in_places(made, needs)
-    if not torch.is_grad_enabled():
-        return found
-    # As `Op._refuse_backward`: whoever differentiates these is told.
-    refuse = torch._C._functions.DelayedError(b"second derivatives of encoder_layer are not implemented", len(found))
-    return tuple([one if one is None else refuse(one.detach().requires_grad_()) for one in found])
-
-
-def _copied(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """The tensors of a call with offsets of their own, since a loader may fill its buffer again."""
-    rows, offsets_q, offsets_k, *others = tensors
-    copy = offsets_q.clone()  # type: ignore[union-attr]
-    return rows, copy, copy if offsets_k is offsets_q else offsets_k.clone(), *others  # type: ignore[union-attr]
-
-
-@functools.lru_cache(maxsize=1024)
-def _pickers(options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """The function that takes what backward reads, in the order of `_KEPT`, of what forward has; else None."""
-    a = _arguments(None, OfLayer((None,) * 16, 1, "", (), (0, 0, 0), ()), OfCall((None,) * 7, (0,) * 6, False, ()), options)  # type: ignore[arg-type]
-    a = a._replace(rows=a.rows if not options.has_rows else True)  # type: ignore[arg-type]
-    dropped = _needless(a, _wanted(needs))
-    source = ("y", *Saved._fields, *_OF_CALL, "x", *PROJECTED, *EncoderLayer._fields[1:17], None)
-    return operator.itemgetter(*[source.index(None if name in dropped else name) for name in _KEPT])
-
-
-@functools.lru_cache(maxsize=1024)
-def _wanted(needs: tuple[bool, ...]) -> frozenset[str]:
-    """The names of gradients that the op makes for x and the parameters that need one."""
-    names = ("x", *["x"] * len(PROJECTED), *EncoderLayer._fields[1:17])  # "x" stands for what was projected, too
-    return frozenset(_JOINED_NAMES.get(name, name) for name, need in zip(names, needs, strict=True) if need)
-
-
-def encoder_layers_of_model(given: Sequence[tuple[Any, ...]], backend: str) -> Tensor | None:
+def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], backend: str) -> Tensor | None:
     """y [M, H] of layers in a row without gradients; None where the back-end has no routine for these.
 
-    given: of each layer what `encoder_layer_of_model` takes, x that of the first. Nobody watches.
+    x: of the first layer. Nobody watches.
     """
-    x = given[0][0]
     run = getattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "encoder_layers_fwd", None)
-    if run is None or not (are_plain(_not_parameters(given[0])) and are_plain(_not_parameters(given[-1]))):
+    if run is None or not (are_plain((x, *given[0][1].tensors)) and are_plain((x, *given[-1][1].tensors))):
         return None
-    layers = [EncoderLayer._make((*one, "output", "output", False)) for one in given]
+    layers = [arguments(x, *one, Options.of(*one, ("output", "output"), False)) for one in given]
     for a in (layers[0], layers[-1]):  # between them calls are alike
         _check_values(a, a.coords_q.shape[0], a.coords_k.shape[0])
     return run(layers)
+
+
+def projects(x: Tensor, backend: str) -> bool:
+    """Whether the back-end runs the rest of a layer whose queries, keys and values others make."""
+    return hasattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "layer_of_model")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -382,7 +248,7 @@ _JOINED = {
     "qkv_bias": ("query_bias", "key_bias", "value_bias"),
 }
 _JOINED_NAMES = {part: whole for whole, parts in _JOINED.items() for part in parts}
-_KEPT = ("y", *Saved._fields, *_OF_CALL, "x", *_PARAMETERS_KEPT.replace("?", "").split(), *PROJECTED)
+_KEPT = ("y", *Saved._fields, *_OF_CALL, "x", *_PARAMETERS_KEPT.replace("?", "").split())
 _OTHERS = _CONSTANTS.split()
 
 _op = define(
@@ -403,3 +269,4 @@ _op = define(
     check_backward=_check_backward,
     check_values=_check_values_in_backward,
 )
+_programs = LayerPrograms(_op, _needless, _check_values, _KEPT, _OTHERS, _JOINED_NAMES)

@@ -36,7 +36,7 @@ from bert_fast.reference.precision import wide
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 
 __all__ = [
-    "BEFORE_MLP", "BEFORE_OUTPUT", "OF_MLP", "PROJECTED", "TENSORS", "EncoderLayer", "LayerOps", "OfCall", "OfLayer",
+    "BEFORE_MLP", "BEFORE_OUTPUT", "NOT_PROJECTED", "OF_MLP", "PROJECTED", "TENSORS", "EncoderLayer", "LayerOps", "OfCall", "OfLayer",
     "Options", "Projections", "Saved", "encoder_layer_bwd", "encoder_layer_fwd", "in_places",
 ]  # fmt: skip
 
@@ -160,14 +160,14 @@ class OfCall(NamedTuple):
     """What the layers of a forward pass have in common.
 
     tensors: the fields `TENSORS`. numbers: of tokens, of rows (without rows the same), of offsets, of sequences in
-    order (0 without), max_seqlen_q, max_seqlen_k. kind: what decides about kernels of it: which tensors there are, how
-    they lie.
+    order (0 without), max_seqlen_q, max_seqlen_k. kind: a number for what decides about kernels of it: which tensors
+    there are, how they lie.
     """
 
     tensors: tuple[Tensor | None, ...]
     numbers: tuple[int, ...]
     causal: bool
-    kind: tuple[Any, ...]
+    kind: int
 
 
 class Options(NamedTuple):
@@ -181,6 +181,14 @@ class Options(NamedTuple):
     saves: tuple[str, str]
     keeps: bool
     has_rows: bool
+
+    @classmethod
+    def of(cls, layer: OfLayer, call: OfCall, saves: tuple[str, str], keeps: bool) -> "Options":
+        """Of a call of a layer."""
+        return cls(
+            layer.num_heads, call.causal, layer.hidden_act, layer.probabilities, layer.eps, saves, keeps,
+            call.tensors[0] is not None,
+        )  # fmt: skip
 
     @property
     def drops(self) -> bool:
@@ -200,6 +208,7 @@ class Options(NamedTuple):
 PROJECTED = ("query", "key", "value")
 Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys, values [T, N]
 Projections = Projected | tuple[None, None, None]
+NOT_PROJECTED: tuple[None, None, None] = (None, None, None)
 
 
 class LayerOps(NamedTuple):

@@ -1,0 +1,188 @@
+"""A layer of a model by the programs that a back-end keeps: one autograd function, with nothing around it.
+
+What `_define.py` makes of a record is for anybody's call of an op, through PyTorch's dispatcher: every argument one by
+one, 41 of them. A model's layers share nearly all; what they share comes as one object each here (`OfLayer`, `OfCall`).
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_fast.ops._memory import name_call
+from bert_fast.ops._register import Op, are_plain, is_watched
+from bert_fast.reference.encoder_layer import (
+    PROJECTED,
+    TENSORS,
+    EncoderLayer,
+    OfCall,
+    OfLayer,
+    Options,
+    Projections,
+    Saved,
+    in_places,
+)
+
+__all__ = ["LayerPrograms", "arguments", "of_call"]
+
+_NUM_GRADIENTS = 1 + len(PROJECTED) + 16  # of x, of what was projected, of the parameters
+_SITES = "probabilities_site", "attention_site", "site"
+_kinds: dict[Any, int] = {}
+
+
+def of_call(tensors: tuple[Tensor | None, ...], max_seqlen_q: int, max_seqlen_k: int, causal: bool) -> OfCall:
+    """What the layers of a forward pass share. tensors: of `TENSORS`."""
+    _, offsets, _, coords_q, coords_k, order, _ = tensors
+    assert offsets is not None and coords_q is not None and coords_k is not None
+    numbers = (
+        coords_k.shape[0], coords_q.shape[0], offsets.shape[0], 0 if order is None else order.shape[0], max_seqlen_q,
+        max_seqlen_k,
+    )  # fmt: skip
+    lie = [None if one is None else (one.dtype, one.dim(), _strides(one), one.data_ptr() % 16) for one in tensors]
+    return OfCall(tensors, numbers, causal, _kinds.setdefault(tuple(lie), len(_kinds)))
+
+
+def _strides(one: Tensor) -> tuple[int, ...] | None:
+    return None if one.is_contiguous() else one.stride()
+
+
+def arguments(x: Tensor | None, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
+    """The record of a call."""
+    fields = dict(zip(EncoderLayer._fields[1:17], layer.parameters, strict=True))
+    fields |= dict(zip(TENSORS, call.tensors, strict=True)) | options.fields()
+    fields |= dict(zip(_SITES, layer.sites, strict=True))
+    if not options.drops:
+        fields["seed"] = None
+    return EncoderLayer(x=x, max_seqlen_q=call.numbers[4], max_seqlen_k=call.numbers[5], **fields)
+
+
+class LayerPrograms:
+    """Calls of layers by programs of a back-end.
+
+    op: for everybody else's calls, and where backward is watched. needless, kept, others: what it keeps, see
+    `_define.py`. joined: the gradient that holds a parameter's, by the parameter's name.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        needless: Callable[[Any, Set[str]], Iterable[str]],
+        check_values: Callable[[EncoderLayer, int, int], None],
+        kept: Sequence[str],
+        others: Sequence[str],
+        joined: Mapping[str, str],
+    ) -> None:
+        self._op, self._needless, self._check_values = op, needless, check_values
+        self._kept, self._others, self._joined = (*kept, *PROJECTED), tuple(others), joined
+        self._pickers: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}
+
+        def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+            return self._forward(ctx, x, *given)
+
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            return *self._backward(ctx, dy), None, None, None, None, None
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self._function = type("encoder_layer", (torch.autograd.Function,), methods)
+        # Not `Function.apply`, which looks at each argument again.
+        self._apply = super(torch.autograd.Function, self._function).apply  # type: ignore[misc]
+
+    def __call__(
+        self, x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options, module: Any,
+        backend: str, keeps: bool,
+    ) -> Tensor:  # fmt: skip
+        """y. keeps: whether a gradient is recorded."""
+        if keeps:
+            return self._apply(x, *projected, *layer.parameters, layer, call, options, module, backend)  # type: ignore[no-any-return]
+        return self._run(x, projected, layer, call, options, module)[0]  # type: ignore[return-value]
+
+    def _run(
+        self, x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options, module: Any
+    ) -> tuple[Tensor | None, ...]:
+        """(y, the fields of `Saved`)."""
+        if x.is_cpu:
+            self._check_values(arguments(x, layer, call, options), call.numbers[1], call.numbers[0])
+        made = module.layer_of_model(x, projected, layer, call, options)
+        if made is None:
+            with torch.no_grad():
+                made = module.OPS.forward(
+                    arguments(x, layer, call, options), None if projected[0] is None else projected
+                )
+        return made  # type: ignore[no-any-return]
+
+    def _forward(self, ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        projected, (layer, call, options, module, _) = given[:3], given[-5:]
+        made = self._run(x, projected, layer, call, options, module)
+        of_call = call.tensors if not x.is_cpu else _copied(call.tensors)
+        needs = ctx.needs_input_grad[:_NUM_GRADIENTS]
+        pick = self._pickers.get((options, needs)) or self._picker(options, needs)
+        ctx.save_for_backward(*pick((*made, *of_call, x, *projected, *layer.parameters, None)))
+        ctx.needs, ctx.others = needs, given[-5:]
+        return made[0]  # type: ignore[return-value]
+
+    def _backward(self, ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        kept, needs = ctx.saved_tensors, ctx.needs
+        layer, call, options, module, backend = ctx.others
+        if not (torch.is_grad_enabled() or is_watched() or not are_plain((dy, *kept))):
+            try:
+                made = module.layer_of_model_bwd(
+                    dy, kept, self._kept, layer, call, options, self._wanted(needs), needs
+                )  # fmt: skip
+            except torch.OutOfMemoryError as error:
+                name_call(error, "encoder_layer_bwd", (dy,))
+                raise
+            if made is not None:
+                return made  # type: ignore[no-any-return]
+        a = arguments(None, layer, call, options)
+        if kept[-1] is not None:
+            return self._backward_of_projected(a, dy, kept, needs, module)
+        op = SimpleNamespace(
+            saved_tensors=kept[: -len(PROJECTED)], others=(*[getattr(a, name) for name in self._others], backend),
+            needs_input_grad=(needs[0], *needs[4:], *[False] * (len(EncoderLayer._fields) - 16)),
+        )  # fmt: skip
+        assert self._op.formula is not None
+        of_x, *of_parameters = self._op.formula.backward(op, dy)[:17]
+        return of_x, None, None, None, *of_parameters
+
+    def _backward_of_projected(
+        self, a: EncoderLayer, dy: Tensor, kept: tuple[Any, ...], needs: tuple[bool, ...], module: Any
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients by the ops of the back-end, where projections were made by others."""
+        given = dict(zip(self._kept, kept, strict=True))
+        a = a._replace(**{name: one for name, one in given.items() if name in EncoderLayer._fields})
+        outputs = [given[name] for name in ("y", *Saved._fields)]
+        with torch.no_grad():
+            made = module.OPS.backward(a, dy, *outputs, wants=self._wanted(needs), projected=kept[-len(PROJECTED) :])
+            found = in_places(made, needs)
+        if not torch.is_grad_enabled():
+            return found
+        # As ops do: who differentiates these is told.
+        refuse = torch._C._functions.DelayedError(b"second derivatives of encoder_layer are not implemented", len(found))
+        return tuple([one if one is None else refuse(one.detach().requires_grad_()) for one in found])
+
+    def _picker(self, options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        """The function that takes what backward reads, in the order of `kept`, of what forward has; else None."""
+        layer = OfLayer((None,) * 16, 1, "", (0.0, 0.0, 0.0), (0, 0, 0), (0.0, 0.0))
+        a = arguments(None, layer, OfCall((None,) * len(TENSORS), (0,) * 6, False, 0), options)
+        dropped = set(self._needless(a._replace(rows=True if options.has_rows else None), self._wanted(needs)))  # type: ignore[arg-type]
+        source = ("y", *Saved._fields, *TENSORS, "x", *PROJECTED, *EncoderLayer._fields[1:17], None)
+        pick = operator.itemgetter(*[source.index(None if name in dropped else name) for name in self._kept])
+        return self._pickers.setdefault((options, needs), pick)
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one of these objects
+    def _wanted(self, needs: tuple[bool, ...]) -> frozenset[str]:
+        """The names of gradients that a back-end makes where these need one; "x" stands for what was projected, too."""
+        names = ("x", *["x"] * len(PROJECTED), *EncoderLayer._fields[1:17])
+        return frozenset(self._joined.get(name, name) for name, need in zip(names, needs, strict=True) if need)
+
+
+def _copied(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The tensors of a call with offsets of their own, since a loader may fill its buffer again."""
+    rows, offsets_q, offsets_k, *others = tensors
+    assert offsets_q is not None and offsets_k is not None
+    copy = offsets_q.clone()
+    return rows, copy, copy if offsets_k is offsets_q else offsets_k.clone(), *others
