@@ -20,6 +20,7 @@ from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.huggingface.ignored import is_ignored
 from bert_fast.huggingface.process import process_reasons
 from bert_fast.modules.fusable import has_hooks
+from bert_fast.modules.look import concluded
 from bert_fast.modules.pooler import PackedPooler
 
 __all__ = ["ARGUMENTS", "is_watched", "reasons", "setting", "standing_reasons"]
@@ -50,7 +51,8 @@ def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
 def standing_reasons(model: Any, inputs: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """Those that lie in the process, the configuration, where inputs do not overrule it, and the modules."""
     attention = model.config._attn_implementation
-    found = [*process_reasons(model, attention), *_setting_reasons(model, inputs), *_module_reasons(model)]
+    of_modules = concluded(model, _module_reasons)
+    found = [*process_reasons(model, attention), *_setting_reasons(model, inputs), *of_modules]
     if not is_known_attention(attention):
         found.append(f"config._attn_implementation: {attention!r} is not one of transformers' own")
     return found
@@ -108,8 +110,12 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
         yield f"config.is_causal: {config.is_causal}"
 
 
-def _module_reasons(model: Any) -> Iterator[str]:
-    """Those that lie in the modules inside. Walked at every call, for 10 to 30 us a layer."""
+def _module_reasons(model: Any) -> list[str]:
+    """Those that lie in the modules inside."""
+    return list(_in_modules(model))
+
+
+def _in_modules(model: Any) -> Iterator[str]:
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     plain, containers = _plain_tensors(), model.fused_family.containers
     while waiting:

@@ -23,18 +23,23 @@ _Module = TypeVar("_Module", bound=nn.Module)
 _Found = TypeVar("_Found")
 
 
-def concluded(module: _Module, name: str, conclude: Callable[[_Module], _Found]) -> _Found:
+_LOOK = "_bert_fast_look"  # the attribute under which a module keeps what was concluded; copies keep nothing
+
+
+def concluded(module: _Module, conclude: Callable[[_Module], _Found]) -> _Found:
     """What the function finds, looking at a module and those inside, their classes, and hooks of every module.
 
-    name: of the attribute of the module under which it is kept; copies of the module keep nothing. The function is
-    called again where anything was changed, where somebody traces, and at every call without the C++ extension.
+    A module has one such function. It is called again where anything was changed, where somebody traces, and at every
+    call without the C++ extension.
     """
+    if torch.compiler.is_compiling():
+        return conclude(module)
     own = module.__dict__
-    look = own.get(name)
-    if look is not None and not torch.compiler.is_compiling() and look.holds(module):
+    look = own.get(_LOOK)
+    if look is not None and look.holds(module):
         return look.found  # type: ignore[no-any-return]
     found = conclude(module)
     extension = native.load()
-    if extension is not None and not torch.compiler.is_compiling():
-        own[name] = extension.look_at(list(module.modules()), found, are_empty=GLOBAL_HOOKS, skipped=name)
+    if extension is not None and not any(GLOBAL_HOOKS):
+        own[_LOOK] = extension.look_at(list(module.modules()), found, are_empty=GLOBAL_HOOKS, skipped=_LOOK)
     return found

@@ -38,6 +38,7 @@ _PLAIN = (Tensor, nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _FORWARD = nn.Linear.forward
+_CALLS = nn.Module.__call__, nn.Module._call_impl
 _STRIDED = torch.strided
 _memory_of = attrgetter("dtype", "device", "shape", "layout")
 _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutput, PackedIntermediate, PackedOutput)
@@ -47,10 +48,15 @@ Pieces = tuple[Any, Any, Any, Any, tuple[nn.Module, ...]]
 _LEAST_P = 2.0**-17  # up to which nothing is dropped
 
 
-def run_whole(layer: Any, x: Tensor, call: Call) -> Tensor | None:
-    """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op."""
-    whole, backend = concluded(layer, _LOOK, _whole_of), requested()
-    if whole is None or is_watched(by_profiler=False) or not whole.takes(x, call, backend):
+def run_whole(layer: Any, x: Tensor, call: Call, *, is_called: bool = True) -> Tensor | None:
+    """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op.
+
+    is_called: the layer was; where it was not, None too where somebody would miss its call.
+    """
+    if is_watched(by_profiler=False):
+        return None
+    whole, backend = concluded(layer, _whole_of), requested()
+    if whole is None or not (is_called or whole.is_missed_by_nobody) or not whole.takes(x, call, backend):
         return None
     if whole.projecting is None:
         return encoder_layer_of_model(x, whole.of_layer(call), call.of_layers, backend, layer.training)
@@ -78,24 +84,24 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
         return None
     given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):
-        whole = concluded(layer, _LOOK, _whole_of)
+        whole = concluded(layer, _whole_of)
         if whole is None or whole.projecting is not None or not whole.takes(x, call, backend):
             return None
         given.append((whole.of_layer(call), call.of_layers))
     return encoder_layers_of_model(x, given, backend)
 
 
-_LOOK = "_bert_fast_whole_layer"  # the attribute under which a layer keeps what was concluded from it
-
-
 class _Whole:
     """What a layer comes to, as long as its modules stay as they are.
 
     dropping, still: with the probabilities of its modules, and with none. projecting: query, key and value, where one
-    of these is more than its parameters, else None.
+    of these is more than its parameters, else None. is_missed_by_nobody: a call of the layer would do no more.
     """
 
-    def __init__(self, dropping: OfLayer, head_dim: int, projecting: tuple[nn.Module, ...] | None) -> None:
+    def __init__(
+        self, dropping: OfLayer, head_dim: int, projecting: tuple[nn.Module, ...] | None, is_missed_by_nobody: bool
+    ) -> None:
+        self.is_missed_by_nobody = is_missed_by_nobody
         self.dropping, self.still = dropping, dropping._replace(probabilities=(0.0, 0.0, 0.0))
         self.head_dim, self.projecting = head_dim, projecting
         self.width = dropping.num_heads * head_dim
@@ -162,7 +168,9 @@ def _whole_of(layer: Any) -> _Whole | None:
     dropping = OfLayer(
         parameters, heads.num_heads, hidden_act, tuple(probabilities), sites, (float(of_attention), float(of_mlp))  # type: ignore[arg-type]
     )
-    return _Whole(dropping, heads.head_dim, projecting)
+    runs_again = layer.training and getattr(layer, "gradient_checkpointing", False)
+    is_missed_by_nobody = not runs_again and (type(layer).__call__, type(layer)._call_impl) == _CALLS
+    return _Whole(dropping, heads.head_dim, projecting, is_missed_by_nobody and are_own((layer,), (type(layer),)))
 
 
 def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
