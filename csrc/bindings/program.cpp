@@ -247,6 +247,7 @@ class Maker {
   void add_empty(const py::handle& what) {
     EmptyStep step;
     step.shape = numbers(what.attr("shape"));
+    if (step.shape.size() > Body::kMaxDimensions) refuse("a shape of " + std::to_string(step.shape.size()) + " numbers");
     step.values.resize(step.shape.size());
     step.dtype = own(what.attr("dtype"));
     step.slot = write_slot(what.attr("slot"));

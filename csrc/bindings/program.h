@@ -135,6 +135,7 @@ struct Body {
   PyObject* current_stream = nullptr;
 
   static constexpr int32_t kMaxNumbers = 256;
+  static constexpr size_t kMaxDimensions = 8;
   static constexpr size_t kMaxCallArguments = 64;
 };
 

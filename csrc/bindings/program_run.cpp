@@ -212,8 +212,17 @@ PyObject* find_sizes(EmptyStep& step, const int64_t* values) {
 bool run_empty(Body& body, EmptyStep& step, Frame& frame) {
   const Ref sizes(find_sizes(step, frame.values));
   if (sizes.get() == nullptr) return false;
-  PyObject* arguments[3] = {sizes.get(), step.dtype, body.torch_device};
-  PyObject* made = PyObject_Vectorcall(body.empty, arguments, 1, body.empty_names);
+  // As many integers, for which torch looks at its arguments less often than for one tuple.
+  PyObject* arguments[1 + Body::kMaxDimensions + 2];
+  PyObject** end = arguments + 1;
+  const Py_ssize_t num_dimensions = PyTuple_GET_SIZE(sizes.get());
+  if (num_dimensions == 0) *end++ = sizes.get();
+  for (Py_ssize_t i = 0; i < num_dimensions; i++) *end++ = PyTuple_GET_ITEM(sizes.get(), i);
+  const auto num_positional = static_cast<size_t>(end - arguments - 1);
+  *end++ = step.dtype;
+  *end++ = body.torch_device;
+  PyObject* made = PyObject_Vectorcall(body.empty, arguments + 1, num_positional | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                       body.empty_names);
   if (made == nullptr) return false;
   frame.put(step.slot, made);
   return true;
