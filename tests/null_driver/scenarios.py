@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
+from tests.null_driver.program_faults import FAULT_SCENARIOS
+from tests.null_driver.program_scenarios import PROGRAM_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
 from tools.null_driver import table
 from tools.null_driver.counting import counted_operators, counted_syncs
@@ -374,6 +376,8 @@ def saved_bytes(driver: NullDriver) -> list[list[Any]]:
 
 SCENARIOS = (
     PLAN_SCENARIOS
+    | PROGRAM_SCENARIOS
+    | FAULT_SCENARIOS
     | REHEARSAL_SCENARIOS
     | {
         one.__name__: one

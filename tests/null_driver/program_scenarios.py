@@ -1,0 +1,127 @@
+"""What the tests of programs in C++ run over the null driver, as `scenarios.py`."""
+
+import random
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tools.null_driver.driver import NullDriver
+from tools.null_driver.steps import PARTS, inputs_of, make_step
+
+__all__ = ["PROGRAM_SCENARIOS"]
+
+NUM_SIZES = 50
+STEPS = (
+    ("BertForPreTraining", "autocast", ((24, 20, 17, 13), (70, 3, 41), (130, 20, 17))),
+    ("BertForSequenceClassification", "bf16", ((130, 20, 17, 13), (16,) * 4)),
+    ("BertForQuestionAnswering", "fp32", ((64, 32, 16, 16),)),
+)
+
+
+class _Asked:
+    """Each launch of a plan once more by a program of this one launch, and both compared."""
+
+    def __init__(self, driver: NullDriver) -> None:
+        from bert_fast.kernels import _launch_plan
+
+        self._driver, self._plans = driver, _launch_plan
+        self._run = _launch_plan.LaunchPlan.__call__
+        self._programs: dict[Any, Any] = {}
+        self.compared: dict[str, int] = {}
+        self.wrong: list[str] = []
+        driver.note_parameters()
+
+    def __call__(self, plan: Any, grid: Any, operands: Any, numbers: Any = ()) -> None:
+        self._run(plan, grid, operands, numbers)
+        if self._plans.recorders:  # comes here again
+            return
+        ready = plan.ready(operands, numbers)
+        if ready is None:
+            return  # with a number of more than 32 bits
+        constants = tuple(n for n in numbers if type(n) is float)
+        key = (plan, ready, constants, len(grid))
+        arguments, program = self._one_launch(plan, grid, operands, numbers, has_program=key in self._programs)
+        if program is not None:
+            from bert_fast.kernels._native_program import native_program
+
+            self._programs[key] = native_program(program, [ready])
+        name = plan._kernel.__name__
+        native = self._programs[key]
+        if native is None:
+            self.wrong.append(f"{name}: no program")
+            return
+        self._driver.reset()
+        self._run(plan, grid, operands, numbers)
+        outputs = native.run(operands, arguments)
+        launches = self._driver.launches()
+        self.compared[name] = self.compared.get(name, 0) + 1
+        if outputs != () or len(launches) != 2 or launches[0] != launches[1] or not launches[0].parameters:
+            self.wrong.append(f"{name}: {launches}, outputs {outputs}")
+
+    def _one_launch(self, plan: Any, grid: Any, operands: Any, numbers: Any, *, has_program: bool) -> Any:
+        """The call's integers and, unless there is one, the program that takes them."""
+        from bert_fast.kernels._program import Expression, Launch, Program, Step, Window
+
+        arguments: list[int] = []
+        expressions = [Expression("constant", 0)]
+
+        def number(value: int) -> int:
+            expressions.append(Expression("argument", len(arguments)))
+            arguments.append(value)
+            return len(expressions) - 1
+
+        places = tuple(map(number, grid))
+        given = tuple((True, number(n)) if type(n) is int else (False, n) for n in numbers)
+        windows = tuple(
+            Window(place, *map(number, (*operands[place].shape, operands[place].stride(0))), tile)
+            for place, tile in enumerate(plan._windows)
+            if tile is not None and operands[place] is not None
+        )
+        if has_program:
+            return tuple(arguments), None
+        slots = tuple(None if one is None else (place, 0) for place, one in enumerate(operands))
+        launch = Launch(plan, places, slots, given, windows)
+        count = len(operands)
+        return tuple(arguments), Program(count, count, tuple(expressions), (), (Step(launch, ()),), ())
+
+
+def programs_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
+    """How many launches of whole steps were made by programs as well, by kernel, and those that differ in any byte."""
+    import bert_fast  # noqa: F401  with the answers of a GPU
+    from bert_fast.kernels._launch_plan import LaunchPlan
+
+    asked = _Asked(driver)
+    with mock.patch.object(LaunchPlan, "__call__", lambda plan, *rest: asked(plan, *rest)):
+        for name, precision, batches in STEPS:
+            step = make_step(name, precision)
+            for lengths in batches:
+                step.inputs = inputs_of(name, lengths)
+                for part in PARTS:
+                    step.run(part)
+    return {"compared": asked.compared, "wrong": asked.wrong[:3], "refusals": driver.refusals}
+
+
+def programs_of_any_size(driver: NullDriver) -> dict[str, Any]:
+    """As above, of single kernels at random numbers of rows: one program for as many of them as their kernel is for."""
+    from bert_fast.kernels import _gemm
+    from bert_fast.kernels._launch_plan import LaunchPlan
+    from bert_fast.ops import dropout_add_layer_norm
+
+    asked, rng, maps = _Asked(driver), random.Random(5), 0
+    norm = torch.nn.Parameter(torch.ones(768, dtype=torch.bfloat16))
+    weight, bias = torch.zeros(768, 3072, dtype=torch.bfloat16), torch.zeros(3072, dtype=torch.bfloat16)
+    with mock.patch.object(LaunchPlan, "__call__", lambda plan, *rest: asked(plan, *rest)):
+        for _ in range(NUM_SIZES):
+            x = torch.zeros(rng.randint(1, 5000), 768, dtype=torch.bfloat16, requires_grad=True)
+            y = dropout_add_layer_norm(x, x, norm, norm)
+            y.backward(torch.zeros_like(y))
+            _gemm.product_activation(x.detach(), weight, bias, "gelu", True)
+            maps += driver.num_tensor_maps
+    return {
+        "compared": asked.compared, "wrong": asked.wrong[:3], "programs": len(asked._programs), "maps": maps,
+        "refusals": driver.refusals,
+    }  # fmt: skip
+
+
+PROGRAM_SCENARIOS = {one.__name__: one for one in (programs_ask_for_the_same, programs_of_any_size)}
