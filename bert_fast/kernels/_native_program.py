@@ -159,7 +159,12 @@ def _window(metadata: dict[str, Any]) -> tuple[Any, ...]:
     encode = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
     samples = []
     # Smaller than 128 KB, for which Triton changes what some drivers make, a little larger, and large.
-    for rows, cols, row_stride in ((3, box_cols, box_cols), (1024, 64, 64), (1025, 256 // size, 256), (4100, 1024, 3072)):
+    for rows, cols, row_stride in (
+        (3, box_cols, box_cols),
+        (1024, 64, 64),
+        (1025, 256 // size, 256),
+        (4100, 1024, 3072),
+    ):
         address = 1 << 40 | rows << 8
         theirs = encode(address, swizzle, size, element_type, [box_rows, box_cols], [rows, cols], [row_stride, 1], 0)
         samples.append((address, rows, cols, row_stride, theirs))

@@ -56,13 +56,15 @@ class _Builder:
 
         self.steps.append(Step(what, last_used))
 
-    def launch(self, x: int, y: int, *, offset: int | None = None, grid: int | None = None, last: Any = ()) -> None:
+    def launch(
+        self, x: int, y: int, *, offset: int | None = None, grid: int | None = None, blocks: Any = (), last: Any = ()
+    ) -> None:
         from bert_fast.kernels._program import Launch
 
         operands = ((x, self.zero if offset is None else offset), (y, self.zero))
         numbers = ((True, self.n), (True, self.stride), (False, 0.5))
         self.readies.append(self.ready)
-        self._add(Launch(self.plan, (self.n if grid is None else grid,), operands, numbers, ()), last)
+        self._add(Launch(self.plan, (self.n if grid is None else grid, *blocks), operands, numbers, ()), last)
 
     def slot(self) -> int:
         self.num_slots += 1
@@ -76,7 +78,12 @@ class _Builder:
         return slot
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, names: tuple[str, ...] = (), slots: Any = (), last: Any = ()
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        names: tuple[str, ...] = (),
+        slots: Any = (),
+        last: Any = (),
     ) -> None:
         from bert_fast.kernels._program import Argument, Call
 
@@ -150,7 +157,7 @@ def programs_refuse(driver: NullDriver) -> dict[str, Any]:
     run("offset of 16", build(offset=lambda b: b.number("*", b.n, b.constant(16))))
     run("offset of 5", build(offset=lambda b: b.n))
     run("negative grid", build(grid=lambda b: b.number("-", b.zero, b.n)))
-    with mock.patch.object(triton.runtime.driver.active, "get_current_device", lambda: 1):
+    with mock.patch.object(triton.runtime.driver.active, "get_current_device", return_value=1):
         elsewhere = build()
     run("another device is the current one", elsewhere)
     for label, function in {
@@ -247,7 +254,7 @@ def programs_fail_in_the_middle(driver: NullDriver) -> dict[str, Any]:
     case("too few results", lambda one: calls(one, lambda tensor: (tensor,), slots=2))
     case("no results", lambda one: calls(one, lambda tensor: None, slots=2))
     case("elsewhere in memory", lambda one: calls(one, view, offset=one.constant(16)))
-    case("no more than the driver takes", lambda one: one.launch(0, 1, grid=one.constant(2**31 - 1)))
+    case("a launch", lambda one: one.launch(0, 1, blocks=(one.constant(70_000),)))
     found["by the plan"] = _by_the_plan(driver, view)
     return found
 
@@ -269,8 +276,7 @@ def _by_the_plan(driver: NullDriver, view: Callable[[Tensor], Tensor]) -> list[A
 
 
 def programs_keep_nothing(driver: NullDriver) -> dict[str, Any]:
-    """References and blocks of memory after 1,000 runs, by what they are of; what a run keeps while it runs; and runs
-    within runs, by several threads, and of programs that are given up."""
+    """What 1,000 runs leave: references, blocks of memory. What calls are given. Runs within runs and by threads."""
     found: dict[str, Any] = {}
     one, (x, y) = _Builder(), _tensors()
     seen: list[Any] = []
@@ -421,5 +427,11 @@ def kernels_are_checked(driver: NullDriver) -> dict[str, Any]:
 
 FAULT_SCENARIOS = {
     one.__name__: one
-    for one in (programs_refuse, forms_are_checked, programs_fail_in_the_middle, programs_keep_nothing, kernels_are_checked)
+    for one in (
+        programs_refuse,
+        forms_are_checked,
+        programs_fail_in_the_middle,
+        programs_keep_nothing,
+        kernels_are_checked,
+    )
 }

@@ -72,8 +72,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not f"{fullname}.".startswith("bert_fast.") or fullname.startswith(_AS_THEY_ARE):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _Loader(fullname, spec.loader.path)
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return None  # the extension is found by those who come after: under the sanitizers it is another one
+        spec.loader = _Loader(fullname, spec.loader.path)
         return spec
 
 

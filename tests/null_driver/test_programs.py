@@ -1,0 +1,120 @@
+"""Programs run in C++: the launches of plans byte for byte, and what is refused, raised and given up."""
+
+import json
+from typing import Any
+
+import pytest
+
+from bert_fast import native
+from tests.null_driver.server import run_command
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native.load() is None, reason=f"no extension: {native.unavailable_reason()}"),
+]
+
+
+def run(scenario: str, device: str = "sm_90") -> Any:
+    """What a scenario found, in a process of its own."""
+    return json.loads(run_command("tests.null_driver.scenarios", scenario, device).splitlines()[-1])
+
+
+@pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_100"])
+def test_every_launch_of_a_step_is_that_of_its_plan(device: str) -> None:
+    found = run("programs_ask_for_the_same", device)
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, ""]
+    kernels = {"_gemm_kernel", "_attention_fwd_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"}
+    assert kernels <= found["compared"].keys() and len(found["compared"]) > 25
+
+
+def test_a_program_is_for_any_number_of_rows() -> None:
+    found = run("programs_of_any_size")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, ""]
+    assert found["compared"]["_dropout_add_layer_norm_bwd_kernel"] == 50
+    assert found["compared"]["_gemm_kernel"] > 40 and found["maps"] > 40
+    assert found["programs"] < 10, "a program for each size"
+
+
+RUNS = {
+    "fits", "list", "other numbers", "not specialised for this one", "operand at 16", "16 where compiled",
+    "1 where compiled", "guard holds", "guard of a negative number", "offset of 16",
+}  # fmt: skip
+RUNS_WITHOUT_LAUNCH = {"no programs", "negative grid"}  # as Triton
+RAISED = {
+    "type of inputs": "inputs: expected a tuple or list of 2 tensors and None, got a dict of 0",
+    "number of inputs": "inputs: expected a tuple or list of 2 tensors and None, got a tuple of 1",
+    "type of an input": "inputs[1]: expected a tensor or None, got int",
+    "number of numbers": "numbers: expected a tuple of 2 integers, got (5,)",
+    "type of a number": "'float' object cannot be interpreted as an integer",
+    "arguments": "run: expected inputs and numbers, got 1 arguments",
+}
+
+
+def test_what_a_kernel_was_not_compiled_for_is_refused_before_the_first_launch() -> None:
+    found = run("programs_refuse")
+    assert {label: found.pop(label) for label in RAISED} == {
+        label: f"TypeError: {text}" for label, text in RAISED.items()
+    }
+    assert {label for label, answer in found.items() if answer == [False, 1]} == RUNS
+    assert {label for label, answer in found.items() if answer == [False, 0]} == RUNS_WITHOUT_LAUNCH
+    assert {
+        label for label, answer in found.items() if answer == [True, 0]
+    } == found.keys() - RUNS - RUNS_WITHOUT_LAUNCH
+    assert len(found) == 28
+
+
+def test_forms_that_would_go_wrong_are_no_programs() -> None:
+    found = run("forms_are_checked")
+    assert [label for label, is_one in found.items() if is_one] == ["as it is"]
+    assert len(found) == 19
+
+
+MIDDLE = {
+    "a call": "Stop: here",
+    "memory": "RuntimeError: ",
+    "a negative size": "RuntimeError: Trying to create tensor with negative dimension -1",
+    "no tensor": "TypeError: _scale_kernel: expected a tensor in slot 3, got NoneType",
+    "too few results": "ValueError: ",
+    "no results": "TypeError: 'NoneType' object is not iterable",
+    "elsewhere in memory": "RuntimeError: _scale_kernel: an operand lies at no multiple of 16 bytes",
+    "a launch": "RuntimeError: _scale_kernel: the launch failed: invalid argument",
+}
+
+
+def test_a_failure_in_the_middle_gives_up_all_tensors() -> None:
+    found = run("programs_fail_in_the_middle")
+    assert found.pop("by the plan") == [[], True]
+    assert {label: text for label, (text, _, _) in found.items() if not text.startswith(MIDDLE[label])} == {}
+    assert {label: rest for label, (_, *rest) in found.items() if rest != [1, True]} == {}
+    assert found.keys() == MIDDLE.keys()
+
+
+def test_nothing_is_kept_by_runs_within_runs_and_threads() -> None:
+    found = run("programs_keep_nothing")
+    assert found.pop("blocks") < 100
+    assert found == {
+        "references": True,
+        "outputs": [[5, 3], None, True],
+        "arguments": ["Tensor", "list", "int", "tuple", ["text", "a constant that is no other"]],
+        "within": [1, True, 20],
+        "threads": [[], 4 * 300 + 20],
+        "given up": True,
+    }
+
+
+def test_a_kernel_whose_parameters_are_not_those_of_its_cubin_is_none() -> None:
+    found = run("kernels_are_checked")
+    refused = {
+        "an argument less": "parameters: expected 6, the cubin has 7",
+        "one more": "parameters: expected 8, the cubin has 7",
+        "another size": "bytes of parameter 1: expected 4, the cubin has 8",
+        "another name": "no attributes of such a kernel",
+        "no cubin": "no 64-bit ELF file",
+        "another type": "a parameter of type i64 is not known",
+    }
+    assert {label: text for label, text in refused.items() if text not in found[label]} == {}
+    assert found["as it is"] == "returned _scale_kernel"
+    assert found["damaged"] == "ValueError returned _", "nothing was read, or nothing refused"
+    assert found["known"] == [True, False, False, False, False]
