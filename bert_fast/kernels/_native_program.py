@@ -12,6 +12,7 @@ caller does. It refuses inputs of another device than the kernels', or where tha
 integers that the kernels were not compiled for, and numbers that do not meet the program's guards.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -42,12 +43,20 @@ class NativeProgram(Protocol):
 
 
 def kernel_of(ready: _Ready) -> Any | None:
-    """The compiled kernel, prepared for launches from C++; None where anything about it is not known."""
+    """The compiled kernel, prepared for launches from C++; None where anything about it is not known.
+
+    Warns where that is since Triton is not as it is taken to be.
+    """
     if ready not in _kernels:
         try:
             _kernels[ready] = _prepare(ready)
-        except (AttributeError, KeyError, ValueError, TypeError, IndexError):
+        except (AttributeError, KeyError, ValueError, TypeError, IndexError) as error:
             _kernels[ready] = None
+            warnings.warn(
+                f"bert_fast launches this kernel by Triton, which takes the host longer: Triton "
+                f"{triton.__version__} is not as expected ({type(error).__name__}: {error})",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
     return _kernels[ready]
 
 

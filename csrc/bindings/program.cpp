@@ -88,7 +88,11 @@ py::object make_program(const py::object& program, const py::tuple& kernels, int
   body.get_device = own(functions["get_device"]);
   body.current_device = own(functions["current_device"]);
   body.current_stream = own(functions["current_stream"]);
-  make_body(body, program, kernels);
+  try {
+    make_body(body, program, kernels);
+  } catch (const py::cast_error& error) {  // an integer of more bits than there are, or none
+    throw py::value_error(error.what());
+  }
   return object;
 }
 

@@ -160,6 +160,11 @@ def programs_refuse(driver: NullDriver) -> dict[str, Any]:
     with mock.patch.object(triton.runtime.driver.active, "get_current_device", return_value=1):
         elsewhere = build()
     run("another device is the current one", elsewhere)
+    one = _Builder()
+    one.launch(0, 1)
+    with mock.patch.object(one.ready, "tensor_device", 0):
+        elsewhere = one.native()
+    run("tensors of another device", elsewhere)
     for label, function in {
         "type of inputs": lambda: native.run({}, (5, 7)),
         "number of inputs": lambda: native.run((x,), (5, 7)),
@@ -209,6 +214,8 @@ def forms_are_checked(driver: NullDriver) -> dict[str, bool]:
         "integer for a float": is_one(replaced(numbers=(*numbers[:2], (True, 0)))),
         "grid of four": is_one(replaced(grid=(0, 0, 0, 0))),
         "a window": is_one(replaced(windows=(Window(0, 0, 0, 0, (64, 64)),))),
+        "a constant of 70 bits": is_one(lambda one: one.constant(2**70)),
+        "no integer": is_one(replaced(grid=("n",))),
         "no kernel": is_one(lambda one: one.readies.pop()),
     }
 
@@ -293,6 +300,10 @@ def programs_keep_nothing(driver: NullDriver) -> dict[str, Any]:
         identity, ("slot", made), ("slots", (0, 1)), ("number", one.stride), ("numbers", (one.n, one.zero)),
         ("constant", name), names=("text",), slots=(scalar, -1), last=(made,),
     )  # fmt: skip
+    # Memory that nobody reads any more is given back before the next step.
+    freed, references, are_gone = one.empty(), list[Any](), list[bool]()
+    one.call(lambda tensor: references.append(weakref.ref(tensor)), ("slot", freed), last=(freed,))
+    one.call(lambda: are_gone.append(references.pop()() is None))
     one.empty(one.stride, dtype=torch.int64)
     native = one.native(scalar, -1, 0)
     dtype = torch.int64
@@ -310,6 +321,8 @@ def programs_keep_nothing(driver: NullDriver) -> dict[str, Any]:
         native.run((x, y), (300 + i % 2, 700))
     driver.reset()
     found["references"] = counts() == before
+    found["given back"] = [len(are_gone), all(are_gone)]
+    are_gone.clear()
     found["blocks"] = sys.getallocatedblocks() - blocks
     outputs = native.run((x, y), (5, 7))
     found["outputs"] = [[*outputs[0].shape], outputs[1], outputs[2] is x]
@@ -425,13 +438,11 @@ def kernels_are_checked(driver: NullDriver) -> dict[str, Any]:
     return found
 
 
-FAULT_SCENARIOS = {
-    one.__name__: one
-    for one in (
-        programs_refuse,
-        forms_are_checked,
-        programs_fail_in_the_middle,
-        programs_keep_nothing,
-        kernels_are_checked,
-    )
-}
+def program_faults(driver: NullDriver) -> dict[str, Any]:
+    """All of the above, in one process."""
+    kept = programs_fail_in_the_middle, programs_keep_nothing
+    parts = programs_refuse, forms_are_checked, *kept, kernels_are_checked
+    return {part.__name__: part(driver) for part in parts}
+
+
+FAULT_SCENARIOS = {"program_faults": program_faults}

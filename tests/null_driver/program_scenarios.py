@@ -1,5 +1,6 @@
 """What the tests of programs in C++ run over the null driver, as `scenarios.py`."""
 
+import math
 import random
 from typing import Any
 from unittest import mock
@@ -124,4 +125,127 @@ def programs_of_any_size(driver: NullDriver) -> dict[str, Any]:
     }  # fmt: skip
 
 
-PROGRAM_SCENARIOS = {one.__name__: one for one in (programs_ask_for_the_same, programs_of_any_size)}
+def programs_in_one_block(driver: NullDriver) -> dict[str, Any]:
+    """A program of memory and two kernels, whose operands lie in that memory at offsets, at random numbers of rows.
+
+    Its launches are compared with those of plans for views of the memory that it has used. One of the kernels takes
+    matrices by tensor maps.
+    """
+    import bert_fast  # noqa: F401  with the answers of a GPU
+    from bert_fast.kernels import _gemm, dropout_add_layer_norm
+    from bert_fast.kernels._launch_plan import LaunchPlan
+    from bert_fast.kernels._native_program import native_program
+    from bert_fast.kernels._program import Empty, Expression, Launch, Program, Step, Window
+    from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
+
+    bf16 = torch.bfloat16
+    norm, weight, bias = torch.ones(768, dtype=bf16), torch.zeros(768, 3072, dtype=bf16), torch.zeros(3072, dtype=bf16)
+    run, rng = LaunchPlan.__call__, random.Random(7)
+    driver.note_parameters()
+
+    def launched(x: torch.Tensor, block: torch.Tensor | None) -> tuple[list[Any], torch.Tensor]:
+        """Calls of plans with all that they make in a block, which is made unless it is given."""
+        calls: list[Any] = []
+        offsets = [0]
+        rows = len(x)
+        sizes = {torch.float32: 4, bf16: 2}
+        made = block if block is not None else torch.empty(rows * 20_000, dtype=torch.uint8)
+
+        def empty(*shape: Any, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
+            shape = shape[0] if isinstance(shape[0], (tuple, torch.Size)) else shape
+            start, nbytes = offsets[-1], sizes[dtype] * math.prod(shape)
+            offsets.append(start + -(-nbytes // 512) * 512)
+            return made[start : start + nbytes].view(dtype).view(shape)
+
+        def empty_like(like: torch.Tensor) -> torch.Tensor:
+            return empty(*like.shape, dtype=like.dtype)
+
+        def note(plan: Any, grid: Any, operands: Any, numbers: Any = ()) -> None:
+            calls.append((plan, grid, operands, numbers))
+            run(plan, grid, operands, numbers)
+
+        with (
+            mock.patch.object(torch, "empty", empty),
+            mock.patch.object(torch, "empty_like", empty_like),
+            mock.patch.object(LaunchPlan, "__call__", note),
+        ):
+            record = DropoutAddLayerNorm(x, x, None, norm, norm, 1e-12, 0.0, None, None, 0, "input")
+            _, h, *_ = dropout_add_layer_norm.dropout_add_layer_norm_fwd(record)
+            _gemm.product_activation(h, weight, bias, "gelu", True)
+        return calls, made
+
+    def program_of(calls: list[Any], inputs: list[torch.Tensor], block: torch.Tensor) -> tuple[Any, list[int], Any]:
+        """The program, its integers, and what chose it."""
+        expressions, arguments = list[Any](), list[int]()
+
+        def number(value: int) -> int:
+            expressions.append(Expression("argument", len(arguments)))
+            arguments.append(value)
+            return len(expressions) - 1
+
+        def operand(tensor: torch.Tensor | None) -> tuple[int, int] | None:
+            if tensor is None:
+                return None
+            for slot, one in enumerate((*inputs, block)):
+                if 0 <= tensor.data_ptr() - one.data_ptr() < one.nbytes:
+                    return slot, number(tensor.data_ptr() - one.data_ptr())
+            raise AssertionError
+
+        steps = [Step(Empty(len(inputs), (number(block.nbytes),), torch.uint8), ())]
+        readies = []
+        for plan, grid, operands, numbers in calls:
+            windows = tuple(
+                Window(place, *map(number, (*operands[place].shape, operands[place].stride(0))), tile)
+                for place, tile in enumerate(plan._windows)
+                if tile is not None and operands[place] is not None
+            )
+            given = tuple((True, number(n)) if type(n) is int else (False, n) for n in numbers)
+            places, slots = tuple(map(number, grid)), tuple(map(operand, operands))
+            steps.append(Step(Launch(plan, places, slots, given, windows), ()))
+            readies.append(plan.ready(operands, numbers))
+        slot = len(inputs)
+        program = Program(slot, slot + 1, tuple(expressions), (), tuple(steps), (slot,))
+        return (program, readies), arguments, tuple(readies)
+
+    programs: dict[Any, Any] = {}
+    wrong: list[str] = []
+    compared, bad_stride = 0, ""
+    for _ in range(NUM_SIZES):
+        rows = rng.randint(70, 5000)
+        x = torch.zeros(rows, 768, dtype=bf16)
+        inputs = [x, norm, weight, bias]
+        calls, block = launched(x, None)
+        (form, readies), arguments, key = program_of(calls, inputs, block)
+        if key not in programs:
+            programs[key] = native_program(form, readies)
+        native = programs[key]
+        assert native is not None
+        driver.reset()
+        outputs = native.run(inputs, tuple(arguments))
+        if outputs is None:
+            wrong.append(f"{rows} rows: refused")
+            continue
+        launched(x, outputs[0])
+        launches = driver.launches()
+        half = len(launches) // 2
+        compared += half
+        if len(launches) != 2 * len(calls) or launches[:half] != launches[half:]:
+            wrong.append(f"{rows} rows: {launches}")
+        if not bad_stride and calls[-1][0]._kernel.__name__ == "_gemm_kernel":
+            place = next(step.what for step in form.steps[::-1] if step.what.windows).windows[0].row_stride
+            argument = form.expressions[place].a
+            driver.reset()
+            try:
+                native.run(inputs, (*arguments[:argument], 129, *arguments[argument + 1 :]))
+            except RuntimeError as error:
+                bad_stride = f"RuntimeError: {error}"
+            driver.reset()
+    return {
+        "compared": compared, "wrong": wrong[:3], "programs": len(programs), "bad stride": bad_stride,
+        "refusals": driver.refusals,
+    }  # fmt: skip
+
+
+PROGRAM_SCENARIOS = {
+    one.__name__: one for one in (programs_ask_for_the_same, programs_of_any_size, programs_in_one_block)
+}

@@ -37,6 +37,20 @@ def test_a_program_is_for_any_number_of_rows() -> None:
     assert found["programs"] < 10, "a program for each size"
 
 
+def test_steps_share_memory_at_offsets() -> None:
+    found = run("programs_in_one_block")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, ""]
+    assert found["compared"] == 100 and found["programs"] == 2
+    assert found["bad stride"].startswith("RuntimeError: _gemm_kernel: a tensor map of ")
+    assert found["bad stride"].endswith(" with row stride 129: invalid argument")
+
+
+@pytest.fixture(scope="module")
+def faults() -> dict[str, Any]:
+    return run("program_faults")
+
+
 RUNS = {
     "fits", "list", "other numbers", "not specialised for this one", "operand at 16", "16 where compiled",
     "1 where compiled", "guard holds", "guard of a negative number", "offset of 16",
@@ -52,8 +66,8 @@ RAISED = {
 }
 
 
-def test_what_a_kernel_was_not_compiled_for_is_refused_before_the_first_launch() -> None:
-    found = run("programs_refuse")
+def test_what_a_kernel_was_not_compiled_for_is_refused_before_the_first_launch(faults: dict[str, Any]) -> None:
+    found = dict(faults["programs_refuse"])
     assert {label: found.pop(label) for label in RAISED} == {
         label: f"TypeError: {text}" for label, text in RAISED.items()
     }
@@ -62,13 +76,13 @@ def test_what_a_kernel_was_not_compiled_for_is_refused_before_the_first_launch()
     assert {
         label for label, answer in found.items() if answer == [True, 0]
     } == found.keys() - RUNS - RUNS_WITHOUT_LAUNCH
-    assert len(found) == 28
+    assert len(found) == 29
 
 
-def test_forms_that_would_go_wrong_are_no_programs() -> None:
-    found = run("forms_are_checked")
+def test_forms_that_would_go_wrong_are_no_programs(faults: dict[str, Any]) -> None:
+    found = dict(faults["forms_are_checked"])
     assert [label for label, is_one in found.items() if is_one] == ["as it is"]
-    assert len(found) == 19
+    assert len(found) == 21
 
 
 MIDDLE = {
@@ -83,19 +97,20 @@ MIDDLE = {
 }
 
 
-def test_a_failure_in_the_middle_gives_up_all_tensors() -> None:
-    found = run("programs_fail_in_the_middle")
+def test_a_failure_in_the_middle_gives_up_all_tensors(faults: dict[str, Any]) -> None:
+    found = dict(faults["programs_fail_in_the_middle"])
     assert found.pop("by the plan") == [[], True]
     assert {label: text for label, (text, _, _) in found.items() if not text.startswith(MIDDLE[label])} == {}
     assert {label: rest for label, (_, *rest) in found.items() if rest != [1, True]} == {}
     assert found.keys() == MIDDLE.keys()
 
 
-def test_nothing_is_kept_by_runs_within_runs_and_threads() -> None:
-    found = run("programs_keep_nothing")
+def test_nothing_is_kept_by_runs_within_runs_and_threads(faults: dict[str, Any]) -> None:
+    found = dict(faults["programs_keep_nothing"])
     assert found.pop("blocks") < 100
     assert found == {
         "references": True,
+        "given back": [1006, True],
         "outputs": [[5, 3], None, True],
         "arguments": ["Tensor", "list", "int", "tuple", ["text", "a constant that is no other"]],
         "within": [1, True, 20],
@@ -104,8 +119,8 @@ def test_nothing_is_kept_by_runs_within_runs_and_threads() -> None:
     }
 
 
-def test_a_kernel_whose_parameters_are_not_those_of_its_cubin_is_none() -> None:
-    found = run("kernels_are_checked")
+def test_a_kernel_whose_parameters_are_not_those_of_its_cubin_is_none(faults: dict[str, Any]) -> None:
+    found = dict(faults["kernels_are_checked"])
     refused = {
         "an argument less": "parameters: expected 6, the cubin has 7",
         "one more": "parameters: expected 8, the cubin has 7",
