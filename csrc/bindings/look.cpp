@@ -22,6 +22,7 @@ struct Item {
 
 struct Dict {
   PyObject* dict;  // an attribute, kept as such
+  uint64_t version;
   std::vector<Item> items;
 };
 
@@ -29,6 +30,7 @@ struct Module {
   PyObject* object;  // borrowed of the first one, which keeps the look; the others owned
   PyTypeObject* type;
   unsigned version;
+  uint64_t attributes_version;
   std::vector<Item> attributes;
   std::vector<Dict> contents;  // of attributes that are dictionaries
 };
@@ -50,6 +52,16 @@ unsigned version_of(PyTypeObject* type) {
   if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
 #endif
   return type->tp_version_tag;
+}
+
+// Another number after every change of a dictionary; 0 where Python keeps none.
+uint64_t version_of_dict(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  (void)dict;
+  return 0;
+#endif
 }
 
 bool holds_same(PyObject* dict, const std::vector<Item>& items, PyObject* skipped) {
@@ -78,7 +90,7 @@ std::vector<Item> take(PyObject* dict, PyObject* skipped) {
 // New reference; a module without attributes of its own has an empty dictionary.
 PyObject* attributes_of(PyObject* module) { return PyObject_GenericGetDict(module, nullptr); }
 
-bool is_same_module(const Module& module, PyObject* skipped) {
+bool is_same_module(Module& module, PyObject* skipped) {
   if (Py_TYPE(module.object) != module.type || module.version == 0 || version_of(module.type) != module.version) {
     return false;
   }
@@ -87,11 +99,19 @@ bool is_same_module(const Module& module, PyObject* skipped) {
     PyErr_Clear();
     return false;
   }
-  const bool is_same = holds_same(attributes, module.attributes, skipped);
+  const uint64_t version = version_of_dict(attributes);
+  bool is_same = version != 0 && version == module.attributes_version;
+  if (!is_same) {
+    is_same = holds_same(attributes, module.attributes, skipped);
+    if (is_same) module.attributes_version = version;
+  }
   Py_DECREF(attributes);
   if (!is_same) return false;
-  for (const Dict& one : module.contents) {
+  for (Dict& one : module.contents) {
+    const uint64_t of_contents = version_of_dict(one.dict);
+    if (of_contents != 0 && of_contents == one.version) continue;
     if (!holds_same(one.dict, one.items, nullptr)) return false;
+    one.version = of_contents;
   }
   return true;
 }
@@ -162,7 +182,7 @@ bool is_same(Look* look, PyObject* module) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(look->are_empty); i++) {
     if (PyDict_GET_SIZE(PyTuple_GET_ITEM(look->are_empty, i)) != 0) return false;
   }
-  for (const Module& one : *look->modules) {
+  for (Module& one : *look->modules) {
     if (!is_same_module(one, look->skipped)) return false;
   }
   return true;
@@ -223,12 +243,15 @@ py::object look_at(const py::list& modules, const py::object& found, const py::t
     const auto attributes = py::reinterpret_steal<py::object>(attributes_of(one.ptr()));
     if (!attributes) throw py::error_already_set();
     const bool is_first = look->modules->empty();
-    look->modules->push_back({one.ptr(), type, version_of(type), take(attributes.ptr(), look->skipped), {}});
+    look->modules->push_back({one.ptr(), type, version_of(type), version_of_dict(attributes.ptr()),
+                              take(attributes.ptr(), look->skipped), {}});
     Py_INCREF(reinterpret_cast<PyObject*>(type));
     if (!is_first) Py_INCREF(one.ptr());
     Module& module = look->modules->back();
     for (const Item& item : module.attributes) {
-      if (PyDict_Check(item.value)) module.contents.push_back({item.value, take(item.value, nullptr)});
+      if (PyDict_Check(item.value)) {
+        module.contents.push_back({item.value, version_of_dict(item.value), take(item.value, nullptr)});
+      }
     }
   }
   return object;

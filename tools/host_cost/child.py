@@ -1,4 +1,4 @@
-"""Runs under callgrind: `python -m tools.host_cost.child case,case precision,precision`; a dump for each part of a step.
+"""Runs under callgrind: `python -m tools.host_cost.child case,case precision,precision [kind]`; dumps each part of a step.
 
 Prints a line of JSON for every dump, in their order: [case, precision, kind, layers, part].
 """
@@ -32,7 +32,7 @@ def main() -> None:
     for case in sys.argv[1].split(","):
         warm, counted = batches(case)
         for precision in sys.argv[2].split(","):
-            for kind in ("ours", "transformers"):
+            for kind in sys.argv[3:] or ("ours", "transformers"):
                 for num_layers in (FEW, MANY):
                     step = make(case, precision, kind, num_layers)
                     for inputs in warm:
