@@ -22,6 +22,7 @@ __all__ = ["Trace", "Traced", "Untraceable"]
 _NO_NAMES: Mapping[str, Any] = MappingProxyType({})
 Number = int | Size
 Shape = tuple[Any, ...]
+_ALIGNMENT = 16  # bytes; what launchers choose by
 _FAR = 1 << 44  # bytes between the imagined addresses of two slots: more than any tensor has
 
 
@@ -62,7 +63,7 @@ class Traced:
 
     def data_ptr(self) -> Any:
         """An address that only this place has, aligned as the place is."""
-        return (self.slot + 1) * _FAR + self.offset
+        return (self.slot + 1) * _FAR + self.trace.skews.get(self.slot, 0) + self.offset
 
     def is_contiguous(self) -> bool:
         return all(
@@ -139,9 +140,9 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = _RULES.get(function)
+        rule = _RULES.get(function.__name__)
         if rule is None:
-            raise Untraceable(f"{function} is not known")
+            raise Untraceable(f"{function.__name__} is not known")
         return rule(*args, **(kwargs or {}))
 
 
@@ -215,9 +216,9 @@ def _stack(tensors: Any, dim: int = 0) -> Traced:
     return tensors[0].trace.call(torch.stack, [tuple(tensors), dim], shape, tensors[0].dtype)
 
 
-_RULES: dict[Any, Callable[..., Traced]] = {
-    torch.mm: _mm, torch.addmm: _addmm, torch.cat: _cat, torch.stack: _stack, torch.empty_like: _empty_like,
-    torch.zeros_like: lambda x: _empty_like(x).zero_(),
+_RULES: dict[str, Callable[..., Traced]] = {  # by the names of functions in `torch`
+    "mm": _mm, "addmm": _addmm, "cat": _cat, "stack": _stack, "empty_like": _empty_like,
+    "zeros_like": lambda x: _empty_like(x).zero_(),
 }  # fmt: skip
 
 
@@ -233,6 +234,7 @@ class Trace:
         self.numbers = Numbers(arguments)
         self._joined: dict[tuple[int, ...], Traced] = {}
         self._num_inputs = 0
+        self.skews: dict[int, int] = {}  # of inputs, bytes behind a multiple of 16
         self._steps: list[tuple[Any, list[int]]] = []  # with the slots that a step reads or makes
         self._forms: list[tuple[int, ...]] = []  # of slots: sizes, strides, 0
         self._views: dict[Any, int] = {}
@@ -251,7 +253,9 @@ class Trace:
         """An input as this one is; letters: for each dimension, the name of its size, "_" or none for a constant one."""
         letters = letters if len(letters) == tensor.dim() else "_" * tensor.dim()
         shape = tuple([sizes.get(letter, size) for letter, size in zip(letters, tensor.shape, strict=True)])
-        return self.input(shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
+        made = self.input(shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
+        self.skews[made.slot] = tensor.data_ptr() % _ALIGNMENT
+        return made
 
     def join(self, parts: list[Traced], whole: Traced) -> None:
         """Says that inputs lie side by side, and which input they are together."""

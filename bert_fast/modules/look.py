@@ -38,8 +38,12 @@ def concluded(module: _Module, conclude: Callable[[_Module], _Found]) -> _Found:
     look = own.get(_LOOK)
     if look is not None and look.holds(module):
         return look.found  # type: ignore[no-any-return]
-    found = conclude(module)
     extension = native.load()
-    if extension is not None and not any(GLOBAL_HOOKS):
-        own[_LOOK] = extension.look_at(list(module.modules()), found, are_empty=GLOBAL_HOOKS, skipped=_LOOK)
+    if extension is None or any(GLOBAL_HOOKS):
+        return conclude(module)
+    # Before anything is concluded: what another thread changes meanwhile is not to be taken for concluded from.
+    look = extension.look_at(list(module.modules()), are_empty=GLOBAL_HOOKS, skipped=_LOOK)
+    found = conclude(module)
+    look.keep(found)
+    own[_LOOK] = look
     return found

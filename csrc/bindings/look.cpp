@@ -195,11 +195,17 @@ PyObject* found_getter(PyObject* self, void*) {
   return Py_NewRef(found == nullptr ? Py_None : found);
 }
 
+PyObject* keep_method(PyObject* self, PyObject* found) {
+  Py_XSETREF(cast(self)->found, Py_NewRef(found));
+  Py_RETURN_NONE;
+}
+
 // A copy of a module, or one that was stored, is another module: it keeps no look.
 PyObject* reduce_method(PyObject*, PyObject*) { return Py_BuildValue("O()", Py_TYPE(Py_None)); }
 
 PyMethodDef methods[] = {
     {"holds", holds_method, METH_O, "holds(module) -> whether it and those inside are as they were"},
+    {"keep", keep_method, METH_O, "keep(found): what was concluded"},
     {"__reduce__", reduce_method, METH_NOARGS, "Copies are None."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -218,8 +224,7 @@ PyType_Spec spec = {"bert_fast._native.Look", sizeof(Look), 0,
 
 PyTypeObject* look_type = nullptr;
 
-py::object look_at(const py::list& modules, const py::object& found, const py::tuple& are_empty,
-                   const py::str& skipped) {
+py::object look_at(const py::list& modules, const py::tuple& are_empty, const py::str& skipped) {
   if (modules.empty()) throw py::value_error("modules: expected at least one");
   for (const py::handle one : are_empty) {
     if (!PyDict_Check(one.ptr())) throw py::type_error("are_empty: expected dictionaries");
@@ -231,7 +236,6 @@ py::object look_at(const py::list& modules, const py::object& found, const py::t
   PyUnicode_InternInPlace(&name);
   look->skipped = name;
   look->are_empty = are_empty.inc_ref().ptr();
-  look->found = found.inc_ref().ptr();
   look->modules = new std::vector<Module>;
   look->modules->reserve(modules.size());
   for (const py::handle one : modules) {
@@ -263,7 +267,6 @@ void bind_look(py::module_& module) {
   look_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   if (look_type == nullptr) throw py::error_already_set();
   module.attr("Look") = py::handle(reinterpret_cast<PyObject*>(look_type));
-  module.def("look_at", &look_at, py::arg("modules"), py::arg("found"), py::kw_only(), py::arg("are_empty"),
-             py::arg("skipped"),
-             "Remembers modules, the first of which will keep the look under the name `skipped`, and what was found.");
+  module.def("look_at", &look_at, py::arg("modules"), py::kw_only(), py::arg("are_empty"), py::arg("skipped"),
+             "Remembers modules, the first of which will keep the look under the name `skipped`.");
 }

@@ -14,9 +14,11 @@ def _uninitialized_memory_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
             tensor = make(*args, **kwargs)
-            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+            is_filled = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()  # none while a call is traced
+            return tensor.fill_(float("nan")) if is_filled else tensor
 
         return wrapper
 
     monkeypatch.setattr(torch, "empty", filled(torch.empty))
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))

@@ -1,0 +1,297 @@
+"""Programs: calls of other sizes have the bits of calls that run as they stand, and what cannot be traced does so."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bert_fast import backend
+from bert_fast.reference.encoder_layer import EncoderLayer
+from bert_fast.storage import join_memory, separate_memory
+from tests.kernels.test_encoder_layer import ALL, HIDDEN, arguments, upstream
+
+pytestmark = pytest.mark.interpreter
+
+
+@pytest.fixture
+def programs():  # type: ignore[no-untyped-def]
+    """The module under test, imported only where the interpreter runs: importing triton costs a second."""
+    from bert_fast.kernels import _programs
+
+    return _programs
+
+
+@pytest.fixture
+def kernels():  # type: ignore[no-untyped-def]
+    found = backend.resolve("encoder_layer", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
+    for one in (found._forward, found._backward):
+        one._kinds.clear()
+    return found
+
+
+def made_by(programs: Any) -> list[int]:
+    """How many programs each kind of call has; all kinds have some."""
+    assert None not in programs._kinds.values(), "a kind of call could not be traced"
+    return [len(runners) for runners in programs._kinds.values()]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in ours)
+    if isinstance(ours, tuple | list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if ours is None or theirs is None:
+        return ours is theirs
+    alike = ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.shape == theirs.shape
+    return alike and torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+def of_lengths(a: EncoderLayer, lengths: tuple[int, ...], *, rows: bool) -> EncoderLayer:
+    """The layer on other texts; rows: of every second token."""
+    num_tokens = sum(lengths)
+    coords = torch.tensor([(row, place) for row, n in enumerate(lengths) for place in range(n)], dtype=torch.int32)
+    coords = coords.view(num_tokens, 2)
+    offsets = torch.tensor([0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int32)
+    chosen = torch.arange(0, num_tokens, 2) if rows else None
+    queries = offsets if chosen is None else torch.searchsorted(chosen, offsets.long(), out_int32=True)
+    return a._replace(
+        x=torch.randn(num_tokens, HIDDEN).to(a.x.dtype), rows=chosen, cu_seqlens_q=queries, cu_seqlens_k=offsets,
+        max_seqlen_q=max(lengths), max_seqlen_k=max(lengths), coords_q=coords if chosen is None else coords[chosen],
+        coords_k=coords,
+    )  # fmt: skip
+
+
+LENGTHS = ((3, 4, 2), (1,), (5, 0, 2), (17,))
+
+
+@pytest.mark.parametrize("of_parameters", [None, torch.float32], ids=["of one dtype", "fp32 parameters"])
+@pytest.mark.parametrize("rows", [False, True], ids=["all", "rows"])
+@pytest.mark.parametrize("saves", ["output", "again"])
+def test_layers_of_any_lengths_bit_for_bit(kernels, of_parameters, rows, saves):  # type: ignore[no-untyped-def]
+    if rows and saves == "again":
+        saves = "device"
+    of_kind = arguments(torch.float16, dropout_p=0.2, of_parameters=of_parameters)
+    of_kind = of_kind._replace(attention_saves=saves, saves=saves)
+    for number, lengths in enumerate(LENGTHS):
+        a = of_lengths(of_kind, lengths, rows=rows)._replace(probabilities_site=5 * number, site=7 * number + 2)
+        a = a._replace(seed=torch.tensor([number]))
+        y, *saved = kernels.encoder_layer_fwd(a)
+        dy = upstream(a) * (number + 1)
+        made = kernels.encoder_layer_bwd(a, dy, y, *saved, ALL)
+        expected = kernels.OPS.forward(a)
+        assert same((y, *saved), expected), lengths
+        assert same(made, kernels.OPS.backward(a, dy, *expected, wants=ALL)), lengths
+    for one in (kernels._forward, kernels._backward):
+        (count,) = made_by(one)
+        assert count <= len(LENGTHS)
+
+
+def test_calls_of_other_kinds_have_programs_of_their_own(kernels):  # type: ignore[no-untyped-def]
+    a = arguments(torch.float32)
+    others = {
+        "as it is": a,
+        "p": a._replace(dropout_p=0.5),
+        "eps": a._replace(eps=1e-5),
+        "activation": a._replace(hidden_act="relu"),
+        "not kept": a._replace(keeps=False),
+        "saves": a._replace(saves="input"),
+        "causal": a._replace(causal=True),
+        "no biases": a._replace(query_bias=None, key_bias=None, value_bias=None),
+        "strides": a._replace(x=a.x.t().contiguous().t()),
+        "not aligned": a._replace(x=torch.cat([a.x.flatten(), a.x[0, :1]])[1:].view(a.x.shape)),
+        "half precision": a._replace(x=a.x.half()),
+    }
+    expected = {name: kernels.OPS.forward(other) for name, other in others.items()}
+    for number, (name, other) in enumerate(others.items(), 1):
+        assert same(kernels.encoder_layer_fwd(other), expected[name]), name
+        assert len(made_by(kernels._forward)) == number, name
+    for name, other in others.items():
+        assert same(kernels.encoder_layer_fwd(other), expected[name]), name
+
+
+def test_parameters_in_one_block_are_read_where_they_are(kernels):  # type: ignore[no-untyped-def]
+    for call in range(3):
+        a = arguments(torch.float32)
+        weights, biases = ([nn.Parameter(t) for t in a[first:7:2]] for first in (1, 2))
+        join_memory(*weights)
+        join_memory(*biases)
+        for place, parameter in zip((1, 3, 5, 2, 4, 6), (*weights, *biases), strict=True):
+            a = a._replace(**{a._fields[place]: parameter})
+        with torch.no_grad():
+            assert same(kernels.encoder_layer_fwd(a), kernels.OPS.forward(a)), call
+            weights[0].add_(1.0)
+            assert same(kernels.encoder_layer_fwd(a), kernels.OPS.forward(a)), call
+    assert made_by(kernels._forward) == [1]
+
+
+def test_parameters_may_change_between_calls(kernels):  # type: ignore[no-untyped-def]
+    def look(what: str) -> None:
+        with torch.no_grad():
+            assert same(kernels.encoder_layer_fwd(a), kernels.OPS.forward(a)), what
+
+    a = arguments(torch.float32)
+    parameters = [nn.Parameter(one) for one in a[1:17]]
+    a = a._replace(**dict(zip(a._fields[1:17], parameters, strict=True)))
+    changes = {
+        "nothing": lambda p: None,
+        "moved": lambda p: setattr(p, "data", p.data.clone()),
+        "other strides": lambda p: setattr(p, "data", torch.empty(p.shape[::-1]).t().copy_(p.data)),
+        "an odd address": lambda p: setattr(p, "data", torch.empty(p.numel() + 1)[1:].view_as(p).copy_(p.data)),
+        "other values": lambda p: p.data.mul_(0.5),
+    }
+    for name, change in changes.items():
+        for place in (0, 6, 10):
+            change(parameters[place])
+            look(f"{name}, {place}")
+    join_memory(*parameters[0:6:2])
+    look("joined")
+    separate_memory(*parameters[0:6:2])
+    look("apart")
+
+
+def test_which_argument_is_missing_tells_calls_apart(programs):  # type: ignore[no-untyped-def]
+    def function(x: Tensor, a: Tensor | None, b: Tensor | None) -> tuple[Tensor, ...]:
+        return (torch.mm(x, a) if b is None else torch.mm(b, x),)
+
+    ours, x, other = programs.Programs(function, sizes={}), torch.randn(3, 3), torch.randn(3, 3)
+    for _ in range(2):
+        for call in ((x, other, None), (x, None, other)):
+            assert same(ours(call), function(*call))
+    assert made_by(ours) == [1, 1]
+
+
+def test_sizes_of_one_name_that_are_not_equal_are_another_kind(programs):  # type: ignore[no-untyped-def]
+    ours = programs.Programs(lambda x, y: (x.new_empty(x.shape).zero_(),), sizes={0: "T_", 1: "T"})
+    for rows, others in ((3, 3), (5, 5), (3, 4), (4, 4)):
+        assert ours((torch.ones(rows, 2), torch.ones(others)))[0].shape == (rows, 2)
+    assert made_by(ours) == [1, 1]
+
+
+def add_in_place(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.add_(1.0),)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1,),
+        lambda x: (x * x.sum().item(),),
+        lambda x: (x[x > 0],),
+        lambda x: (torch.rand_like(x),),
+        add_in_place,
+    ],
+    ids=["an operator that nobody taught", "question of the device", "mask", "random", "an argument is written to"],
+)
+def test_what_cannot_be_traced_runs_as_it_stands(programs, function):  # type: ignore[no-untyped-def]
+    calls = [torch.randn(3) for _ in range(3)]
+    torch.manual_seed(1)
+    ours = programs.Programs(function, sizes={0: "T"})
+    found = [ours((x.clone(),)) for x in calls]
+    torch.manual_seed(1)
+    assert same(found, [function(x.clone()) for x in calls])
+    assert list(ours._kinds.values()) == [None] and not programs._launch_plan.recorders
+
+
+def test_an_error_of_a_call_is_its_own(programs):  # type: ignore[no-untyped-def]
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        if fails:
+            raise MemoryError
+        return (torch.mm(x, x),)
+
+    ours, x, fails = programs.Programs(function, sizes={0: "T_"}), torch.ones(2, 2), True
+    with pytest.raises(MemoryError):
+        ours((x,))
+    assert not programs._launch_plan.recorders
+    fails = False
+    assert all(torch.equal(ours((x,))[0], torch.full((2, 2), 2.0)) for _ in range(3))
+
+
+def test_memory_goes_with_its_last_use(programs):  # type: ignore[no-untyped-def]
+    ours = programs.Programs(lambda x: (torch.mm(torch.mm(torch.mm(x, x), x), x),), sizes={0: "T_"})
+    ours((torch.ones(2, 2),))
+    ((runner,),) = ours._kinds.values()
+    assert [last_used for _, last_used in runner.program.steps] == [(), (1,), (2,)]
+
+
+def test_casts_of_arguments_are_made_together(programs, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    together: list[int] = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda made, given: together.append(len(made)) or copy(made, given))
+
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        first = torch.mm(x.to(torch.float16), w.to(torch.float16))
+        return torch.mm(first, v.to(torch.float16)), torch.mm(first, w.to(torch.float16))
+
+    ours = programs.Programs(function, sizes={0: "T_"})
+    for rows in (3, 5):
+        given = torch.randn(rows, 3), torch.randn(3, 3), torch.randn(3, 3)
+        assert same(ours(given), function(*given))
+    assert together == [3, 3]
+
+
+def test_kinds_keep_no_memory(programs):  # type: ignore[no-untyped-def]
+    ours = programs.Programs(lambda x, n: (torch.mm(x, x),), sizes={0: "T_"})
+    kept = []
+    for _ in range(4):
+        x = torch.ones(3, 3)
+        assert ours((x, 1))[0].shape == (3, 3)
+        kept.append(weakref.ref(x))
+    del x
+    gc.collect()
+    assert [one() for one in kept] == [None] * len(kept)
+
+
+def test_calls_run_on_the_device_of_their_tensors(programs, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    entered: list[int] = []
+
+    @contextmanager
+    def device(index: int) -> Any:
+        entered.append(index)
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    current = [1]
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    ours = programs.Programs(lambda x: (torch.mm(x, x),), sizes={0: "T_"})
+    for index, expected in ((-1, []), (1, []), (0, [0] * 2)):
+        monkeypatch.setattr(Tensor, "get_device", lambda x, index=index: index)
+        for _ in range(2):
+            assert ours((torch.ones(2, 2),))[0].tolist() == [[2.0] * 2] * 2
+        assert entered == expected
+
+
+def test_there_are_not_ever_more_kinds(programs):  # type: ignore[no-untyped-def]
+    ours = programs.Programs(lambda x, n: (torch.mm(x, x),), sizes={0: "T_"})
+    for n in range(programs._MAX_KINDS + 20):
+        assert ours((torch.ones(1, 1), n))[0].item() == 1
+    assert len(ours._kinds) == programs._MAX_KINDS
+
+
+def test_threads(programs):  # type: ignore[no-untyped-def]
+    def function(x: Tensor, n: int) -> tuple[Tensor, ...]:
+        made = torch.mm(x, x.t())
+        return (made.addmm_(made, made) if x.shape[0] > 20 else made,)
+
+    ours, wrong = programs.Programs(function, sizes={0: "T_"}), list[Any]()
+
+    def work(number: int) -> None:
+        for size in range(1, 40):
+            x = torch.full((size, 2), float(number))
+            wrong.extend([size] if not torch.equal(ours((x, 0))[0], function(x, 0)[0]) else [])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
