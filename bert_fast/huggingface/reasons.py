@@ -6,7 +6,7 @@ for what only transformers' own code computes.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.huggingface.ignored import is_ignored
 from bert_fast.huggingface.process import process_reasons
 from bert_fast.modules.fusable import has_hooks
-from bert_fast.modules.look import concluded
+from bert_fast.modules.look import Concluded
 from bert_fast.modules.pooler import PackedPooler
 
 __all__ = ["ARGUMENTS", "is_watched", "reasons", "setting", "standing_reasons"]
@@ -51,8 +51,7 @@ def reasons(model: Any, inputs: Mapping[str, Any]) -> list[str]:
 def standing_reasons(model: Any, inputs: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """Those that lie in the process, the configuration, where inputs do not overrule it, and the modules."""
     attention = model.config._attn_implementation
-    of_modules = concluded(model, _module_reasons)
-    found = [*process_reasons(model, attention), *_setting_reasons(model, inputs), *of_modules]
+    found = [*process_reasons(model, attention), *_setting_reasons(model, inputs), *_of_modules(model)]
     if not is_known_attention(attention):
         found.append(f"config._attn_implementation: {attention!r} is not one of transformers' own")
     return found
@@ -110,12 +109,19 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
         yield f"config.is_causal: {config.is_causal}"
 
 
-def _module_reasons(model: Any) -> list[str]:
+def _of_modules(model: Any) -> Iterable[str]:
     """Those that lie in the modules inside."""
-    return list(_in_modules(model))
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
+        return _module_reasons(model)  # which torch.compile traces, so that its guards notice changes
+    found: tuple[str, ...] = _concluded(model)[0]
+    return found
 
 
-def _in_modules(model: Any) -> Iterator[str]:
+_concluded = Concluded(lambda model: (tuple(_module_reasons(model)), ()))
+
+
+def _module_reasons(model: Any) -> Iterator[str]:
+    """Those that lie in the modules inside, by a walk of 10 to 30 us a layer."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     plain, containers = _plain_tensors(), model.fused_family.containers
     while waiting:

@@ -1,49 +1,63 @@
-"""What was concluded from modules, for as long as nobody has changed them.
+"""What follows from a module and those in it, concluded once and kept while all of them are as they were.
 
-Modules do not say that they were changed: a hook, another layer in place of one, `eval` of a part, a class whose
-`forward` was replaced. Who computes in their place has to look at every call. The look that concludes something takes
-microseconds for each module, in Python; the one that finds all as it was takes 50 nanoseconds, in C++
-(`csrc/bindings/look.cpp`): it compares every attribute of every module inside, by identity, with those of then.
-
-Not compared: what lies within attributes that are no dictionaries (configurations, tensors' forms).
+Modules do not say that they were changed, so each call looks at them again. The C++ extension does it in one call
+(`csrc/bindings/look.cpp` says what it compares). Without the extension the conclusion is drawn anew at every call.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bert_fast import native
 from bert_fast.modules.originals import GLOBAL_HOOKS
 
-__all__ = ["concluded"]
+__all__ = ["Concluded"]
 
-_Module = TypeVar("_Module", bound=nn.Module)
-_Found = TypeVar("_Found")
-
-
-_LOOK = "_bert_fast_look"  # the attribute under which a module keeps what was concluded; copies keep nothing
+_Tensors = Sequence[Tensor | None]
 
 
-def concluded(module: _Module, conclude: Callable[[_Module], _Found]) -> _Found:
-    """What the function finds, looking at a module and those inside, their classes, and hooks of every module.
+class Concluded:
+    """A function of a module, remembered by module.
 
-    A module has one such function. It is called again where anything was changed, where somebody traces, and at every
-    call without the C++ extension.
+    function: reads what lies in the `__dict__` of modules below the one it is given, their classes and GLOBAL_HOOKS,
+    and nothing else that may change: of tensors their class only, no contents of lists, tuples, sets and dictionaries
+    but `_modules`, `_parameters` and hooks. It returns a conclusion that refers to no module or tensor, and the
+    parameters that come with it. It is not to be traced by torch.compile.
     """
-    if torch.compiler.is_compiling():
-        return conclude(module)
-    own = module.__dict__
-    look = own.get(_LOOK)
-    if look is not None and look.holds(module):
-        return look.found  # type: ignore[no-any-return]
+
+    def __init__(self, function: Callable[[Any], tuple[Any, _Tensors]]) -> None:
+        self._function = function
+        self._known: dict[int, tuple[Any, Any, weakref.ref[nn.Module]]] = {}  # by id of the module
+
+    def __call__(self, module: nn.Module) -> tuple[Any, _Tensors]:
+        """What the function returns for a module now."""
+        known = self._known.get(id(module))
+        if known is not None:
+            tensors = known[0].tensors(module)
+            if tensors is not None:
+                return known[1], tensors
+        return self._anew(module)
+
+    def _anew(self, module: nn.Module) -> tuple[Any, _Tensors]:
+        look = _look_at(module)
+        conclusion, tensors = self._function(module)
+        if look is not None:
+            look.keep(tensors)
+            if look.tensors(module) is not None:  # as it was before the function looked
+                key = id(module)
+                reference = weakref.ref(module, lambda _: self._known.pop(key, None))
+                self._known[key] = look, conclusion, reference
+        return conclusion, tensors
+
+
+def _look_at(module: nn.Module) -> Any:
+    """A `Look`; None where there is no extension, or where it cannot tell whether such a module has changed."""
     extension = native.load()
-    if extension is None or any(GLOBAL_HOOKS):
-        return conclude(module)
-    # Before anything is concluded: what another thread changes meanwhile is not to be taken for concluded from.
-    look = extension.look_at(list(module.modules()), are_empty=GLOBAL_HOOKS, skipped=_LOOK)
-    found = conclude(module)
-    look.keep(found)
-    own[_LOOK] = look
-    return found
+    if extension is None:
+        return None
+    try:
+        return extension.Look(module, GLOBAL_HOOKS)
+    except TypeError:
+        return None

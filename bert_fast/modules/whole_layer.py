@@ -19,7 +19,7 @@ from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, Pa
 from bert_fast.modules.call import Call
 from bert_fast.modules.fusable import plain_linear
 from bert_fast.modules.layer_norm import LayerNorm
-from bert_fast.modules.look import concluded
+from bert_fast.modules.look import Concluded
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.originals import GLOBAL_HOOKS
 from bert_fast.ops._autocast import autocast_dtype
@@ -46,6 +46,7 @@ _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutp
 # sites and activation are read), and its eight linear layers and LayerNorms; None where somebody looks inside.
 Pieces = tuple[Any, Any, Any, Any, tuple[nn.Module, ...]]
 _LEAST_P = 2.0**-17  # up to which nothing is dropped
+_NOTHING_DROPS = (0.0, 0.0, 0.0)
 
 
 def run_whole(layer: Any, x: Tensor, call: Call, *, is_called: bool = True) -> Tensor | None:
@@ -55,21 +56,22 @@ def run_whole(layer: Any, x: Tensor, call: Call, *, is_called: bool = True) -> T
     """
     if is_watched(by_profiler=False):
         return None
-    whole, backend = concluded(layer, _whole_of), requested()
-    if whole is None or not (is_called or whole.is_missed_by_nobody) or not whole.takes(x, call, backend):
+    (whole, parameters), backend = _concluded(layer), requested()
+    if whole is None or not (is_called or whole.is_missed_by_nobody) or not whole.takes(x, parameters, call, backend):
         return None
-    if whole.projecting is None:
-        return encoder_layer_of_model(x, whole.of_layer(call), call.of_layers, backend, layer.training)
+    if not whole.is_projected:
+        return encoder_layer_of_model(x, whole.of_layer(parameters, call), call.of_layers, backend, layer.training)
     if not projects(x, backend) or call.rows is not None:
         return None
-    projected = [plain_linear(x, one) for one in whole.projecting]
+    projected = [plain_linear(x, one) for one in _pieces(layer)[4][:3]]  # type: ignore[index]
     if any(type(one) is not Tensor or one.shape != (x.shape[0], whole.width) for one in projected):
         raise ValueError(
             f"query, key, value: expected modules that return Tensors [{x.shape[0]}, {whole.width}], got "
             f"{[(type(one).__name__, list(one.shape)) for one in projected]}"
         )
     q, k, v = (one if one.dtype is x.dtype else one.to(x.dtype) for one in projected)
-    return encoder_layer_of_model(x, whole.of_layer(call), call.of_layers, backend, layer.training, (q, k, v))
+    given = whole.of_layer(parameters, call)
+    return encoder_layer_of_model(x, given, call.of_layers, backend, layer.training, (q, k, v))
 
 
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
@@ -80,97 +82,107 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
     """
     if not x.is_cpu or is_watched() or calls[-1].hidden_states is not None:
         return None
-    if any(layer.training for layer in layers) or not are_own(layers, list(map(type, layers))):
-        return None
     given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):
-        whole = concluded(layer, _whole_of)
-        if whole is None or whole.projecting is not None or not whole.takes(x, call, backend):
+        whole, parameters = _concluded(layer)
+        if whole is None or layer.training or whole.is_projected or not whole.is_missed_by_nobody:
             return None
-        given.append((whole.of_layer(call), call.of_layers))
+        if not whole.takes(x, parameters, call, backend):
+            return None
+        given.append((whole.of_layer(parameters, call), call.of_layers))
     return encoder_layers_of_model(x, given, backend)
 
 
 class _Whole:
-    """What a layer comes to, as long as its modules stay as they are.
+    """What the modules of a layer that one op can run say, its parameters apart; it refers to none of them.
 
-    dropping, still: with the probabilities of its modules, and with none. projecting: query, key and value, where one
-    of these is more than its parameters, else None. is_missed_by_nobody: a call of the layer would do no more.
+    is_projected: queries, keys and values are made by calls of their modules, one of which is more than its parameters.
+    is_missed_by_nobody: a call of the layer would do no more. probabilities: None where one is no probability.
     """
 
-    def __init__(
-        self, dropping: OfLayer, head_dim: int, projecting: tuple[nn.Module, ...] | None, is_missed_by_nobody: bool
-    ) -> None:
-        self.is_missed_by_nobody = is_missed_by_nobody
-        self.dropping, self.still = dropping, dropping._replace(probabilities=(0.0, 0.0, 0.0))
-        self.head_dim, self.projecting = head_dim, projecting
-        self.width = dropping.num_heads * head_dim
+    def __init__(self, layer: Any, pieces: Pieces, is_projected: bool) -> None:
+        heads, closing, up, down, layers = pieces
+        self.is_projected, self.head_dim, self.width = is_projected, heads.head_dim, heads.num_heads * heads.head_dim
+        runs_again = layer.training and getattr(layer, "gradient_checkpointing", False)
+        self.is_missed_by_nobody = not runs_again and (type(layer).__call__, type(layer)._call_impl) == _CALLS
+        self.is_missed_by_nobody = self.is_missed_by_nobody and are_own((layer,), (type(layer),))
+        self.probabilities = _probabilities((heads, closing, down))
+        sites = heads.site, closing.site, down.site
+        norms: Any = layers[4], layers[7]
+        eps = tuple([float(norm.eps) for norm in norms])
+        self._still, self._dropping = (
+            (heads.num_heads, up.hidden_act, probabilities, sites, eps)
+            for probabilities in (_NOTHING_DROPS, self.probabilities)
+        )
 
-    def of_layer(self, call: Call) -> OfLayer:
+    def of_layer(self, parameters: Sequence[Tensor | None], call: Call) -> OfLayer:
         """The layer's part of the arguments."""
-        return self.still if call.seed is None else self.dropping
+        return OfLayer(parameters, *(self._still if call.seed is None else self._dropping))  # type: ignore[arg-type]
 
-    def takes(self, x: Tensor, call: Call, backend: str) -> bool:
+    def takes(self, x: Tensor, parameters: Sequence[Tensor | None], call: Call, backend: str) -> bool:
         """Whether the layer's op takes this call; parameters may have been moved or cast in place."""
-        keys = call.packing
+        keys, p = call.packing, self.probabilities
         return (
             call.bias is None
             and call.head_mask is None
             and call.cache is None
             and call.attentions is None
-            and _fits(x, _form_of(self.dropping.parameters), self.width)
+            and _fits(x, _form_of(parameters), self.width)  # type: ignore[arg-type]
             and is_whole(x.device, x.dtype, x.shape[1], self.head_dim, backend)
             and keys.coords.shape[0] == x.shape[0]
             and keys.coords.device == x.device
-            and not (call.seed is not None and self.dropping.probabilities[0] and keys.max_seqlen > HEAD_STRIDE)
+            and (call.seed is None or (p is not None and not (p[0] and keys.max_seqlen > HEAD_STRIDE)))
         )
 
 
-def _whole_of(layer: Any) -> _Whole | None:
-    """None where the layer is to run op by op, whatever it is called with."""
+def _whole_and_parameters(layer: Any) -> tuple[_Whole | None, tuple[Tensor | None, ...]]:
+    """What one op would run of a layer, and its parameters; None, and none, where it is to run op by op."""
     if layer.chunk_size_feed_forward or any(GLOBAL_HOOKS) or nn.Linear.forward is not _FORWARD:
-        return None
-    if layer.pieces is not None:
-        found = layer.pieces()
-        if found is None:
-            return None
-        heads, closing, up, down, layers = found
-    else:
-        parts = layer._modules
-        attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
-        heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
-        if not are_own((attention, heads, closing, up, down), _PACKED):
-            return None
-        own, of_closing, of_down = heads._modules, closing._modules, down._modules
-        layers = (
-            own["query"], own["key"], own["value"], of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
-            of_down["dense"], of_down["LayerNorm"],
-        )  # fmt: skip
-    hidden_act, eps = up.hidden_act, (layers[4].eps, layers[7].eps)
+        return None, ()
+    pieces = _pieces(layer)
+    if pieces is None:
+        return None, ()
+    heads, _, up, _, layers = pieces
+    hidden_act, norms = up.hidden_act, (layers[4], layers[7])
     if heads.position_embedding_type != "absolute" or not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
+        return None, ()
+    parameters, is_projected = _parameters(layers), False
+    if parameters is None and all(isinstance(one, nn.Module) for one in layers[:3]):
+        others, is_projected = _parameters(layers[3:], _KINDS[3:]), True
+        parameters = None if others is None else (None,) * 6 + others
+    if parameters is None or not all(-math.inf < norm.eps < math.inf for norm in norms):  # type: ignore[operator]
+        return None, ()
+    return _Whole(layer, pieces, is_projected), parameters
+
+
+_concluded = Concluded(_whole_and_parameters)
+
+
+def _pieces(layer: Any) -> Pieces | None:
+    if layer.pieces is not None:
+        found: Pieces | None = layer.pieces()
+        return found
+    parts = layer._modules
+    attention, up, down = parts["attention"], parts["intermediate"], parts["output"]
+    heads, closing = attention._modules.get("self"), attention._modules.get("output")  # None within a wrapper
+    if not are_own((attention, heads, closing, up, down), _PACKED):
         return None
-    if not all(isinstance(one, int | float) and -math.inf < one < math.inf for one in eps):
-        return None
-    projecting = None
-    parameters = _parameters(layers)
-    if parameters is None and None not in layers[:3]:
-        projecting, of_others = layers[:3], _parameters(layers[3:], _KINDS[3:])
-        parameters = None if of_others is None else ((None,) * 6 + of_others)
-    if parameters is None:
-        return None
-    probabilities = []
-    for module in (heads, closing, down):
+    own, of_closing, of_down = heads._modules, closing._modules, down._modules
+    return heads, closing, up, down, (
+        own["query"], own["key"], own["value"], of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
+        of_down["dense"], of_down["LayerNorm"],
+    )  # fmt: skip
+
+
+def _probabilities(modules: Sequence[Any]) -> tuple[float, ...] | None:
+    """Those with which modules drop; None where one is no probability."""
+    found = []
+    for module in modules:
         p = module.dropout_p if module.training else 0.0
         if not isinstance(p, int | float) or not 0.0 <= p <= 1.0:
             return None
-        probabilities.append(float(p) if p > _LEAST_P else 0.0)
-    sites, (of_attention, of_mlp) = (heads.site, closing.site, down.site), eps
-    dropping = OfLayer(
-        parameters, heads.num_heads, hidden_act, tuple(probabilities), sites, (float(of_attention), float(of_mlp))  # type: ignore[arg-type]
-    )
-    runs_again = layer.training and getattr(layer, "gradient_checkpointing", False)
-    is_missed_by_nobody = not runs_again and (type(layer).__call__, type(layer)._call_impl) == _CALLS
-    return _Whole(dropping, heads.head_dim, projecting, is_missed_by_nobody and are_own((layer,), (type(layer),)))
+        found.append(float(p) if p > _LEAST_P else 0.0)
+    return tuple(found)
 
 
 def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:

@@ -1,13 +1,22 @@
-// Whether modules are as they were: what was concluded from them then still holds.
+// Whether modules of PyTorch are as they were: one call instead of a walk in Python. Plain CPython, no torch.
 //
-// A look at a module compares its attributes, one identity each, and the contents of the dictionaries among them
-// (parameters, modules inside, hooks), with those of the time when the object was made. All of these are kept alive, so
-// an identity is never that of a newer object. A class counts as changed with any of its attributes or its bases':
-// Python gives it another version then.
+// Look(root, empty) remembers of a module and of all in it the class, what lies in `__dict__`, and what lies in the
+// dictionaries of modules, parameters and hooks. look.keep(tensors) says what look.tensors(root) returns: these, as a
+// tuple, if all is as it was at `root` and the dictionaries `empty` are empty; else None.
+//
+// - Objects are compared by identity. A Look holds references to strings, numbers and the dictionaries `empty` only;
+//   everything else it knows by weak references. So it keeps no module alive, and a new object at an old address is
+//   not taken for the old one.
+// - A class is unchanged while the interpreter's version tag of it is, which a change of any of its bases changes too.
+// - Lists, tuples, sets and dictionaries other than those named above are compared by class, not by what they hold.
+// - A module with an attribute that is none of these and takes no weak references makes the constructor raise
+//   TypeError.
 
-#include <Python.h>
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -15,47 +24,62 @@ namespace py = pybind11;
 
 namespace {
 
-struct Item {
-  PyObject* key;
-  PyObject* value;
+// A strong reference.
+class Held {
+ public:
+  explicit Held(PyObject* object = nullptr) : object_(object) {}  // takes the reference over
+  Held(Held&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Held& operator=(Held&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Held() { Py_XDECREF(object_); }
+  static Held of(PyObject* object) {
+    Py_XINCREF(object);
+    return Held(object);
+  }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_;
 };
 
-struct Dict {
-  PyObject* dict;  // an attribute, kept as such
-  uint64_t version;
-  std::vector<Item> items;
-};
+// What a weak reference refers to, borrowed; None once it is gone.
+PyObject* referent(const Held& reference) { return reinterpret_cast<PyWeakReference*>(reference.get())->wr_object; }
 
-struct Module {
-  PyObject* object;  // borrowed of the first one, which keeps the look; the others owned
-  PyTypeObject* type;
-  unsigned version;
-  uint64_t attributes_version;
-  std::vector<Item> attributes;
-  std::vector<Dict> contents;  // of attributes that are dictionaries
-};
-
-struct Look {
-  PyObject_HEAD
-      // Made in place.
-      std::vector<Module>* modules;
-  PyObject* skipped;   // the attribute under which a look is kept
-  PyObject* are_empty;  // a tuple of dictionaries in which nothing may be
-  PyObject* found;     // what was concluded
-};
-
-Look* cast(PyObject* self) { return reinterpret_cast<Look*>(self); }
-
-// 0 where it has none.
-unsigned version_of(PyTypeObject* type) {
+// The number that the interpreter gives a class and takes back when the class or one of its bases changes; 0: none.
+unsigned int version_of(PyTypeObject* type) {
 #if PY_VERSION_HEX < 0x030C0000
   if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
 #endif
   return type->tp_version_tag;
 }
 
-// Another number after every change of a dictionary; 0 where Python keeps none.
-uint64_t version_of_dict(PyObject* dict) {
+struct Class {
+  Held reference;
+  unsigned int version;  // 0: not compared
+};
+
+enum class Kind { same, weak, contents, container };
+
+struct Entry {
+  Held key;
+  Held value;  // kind `same`: the object; `weak`: a weak reference; else nothing
+  Kind kind;
+  std::size_t index;         // of the class; kind `contents`: of the dictionary
+  PyObject* dict = nullptr;  // kind `contents`: the dictionary, borrowed from the one that holds it
+};
+
+struct Dictionary {
+  std::vector<Entry> entries;
+  std::vector<std::size_t> deeper;  // entries of which more may change than what the dictionary holds
+  std::uint64_t version = 0;        // with which it was last found to hold the same; 0: none
+};
+
+// The number that the interpreter gives a dictionary at every change, unlike any other's; 0: it gives none.
+std::uint64_t version_of_dict(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #else
@@ -64,209 +88,297 @@ uint64_t version_of_dict(PyObject* dict) {
 #endif
 }
 
-bool holds_same(PyObject* dict, const std::vector<Item>& items, PyObject* skipped) {
-  Py_ssize_t position = 0;
-  size_t count = 0;
-  PyObject *key = nullptr, *value = nullptr;
-  while (PyDict_Next(dict, &position, &key, &value)) {
-    if (key == skipped) continue;
-    if (count == items.size() || items[count].value != value || items[count].key != key) return false;
-    count++;
-  }
-  return count == items.size();
-}
+struct Module {
+  Held reference;
+  std::size_t type;
+  std::size_t dictionary;
+};
 
-std::vector<Item> take(PyObject* dict, PyObject* skipped) {
-  std::vector<Item> items;
-  Py_ssize_t position = 0;
-  PyObject *key = nullptr, *value = nullptr;
-  while (PyDict_Next(dict, &position, &key, &value)) {
-    if (key == skipped) continue;
-    items.push_back({Py_NewRef(key), Py_NewRef(value)});
-  }
-  return items;
-}
+const char* const kContents[] = {"_modules",           "_parameters",     "_forward_hooks",
+                                 "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"};
 
-// New reference; a module without attributes of its own has an empty dictionary.
-PyObject* attributes_of(PyObject* module) { return PyObject_GenericGetDict(module, nullptr); }
+class Look {
+ public:
+  // False with an exception set.
+  bool record(PyObject* root, PyObject* empty);
+  bool keep(PyObject* tensors);
+  // A new reference: a tuple, or None; nullptr with an exception set.
+  PyObject* tensors(PyObject* root);
 
-bool is_same_module(Module& module, PyObject* skipped) {
-  if (Py_TYPE(module.object) != module.type || module.version == 0 || version_of(module.type) != module.version) {
-    return false;
+ private:
+  bool add_module(PyObject* object);
+  bool add_dictionary(PyObject* dict, bool is_module, bool of_modules, std::size_t* index);
+  bool add_entry(PyObject* key, PyObject* value, bool is_module, bool of_modules, Dictionary* dictionary);
+  bool wait_for(PyObject* modules);
+  bool add_class(PyTypeObject* type, bool is_module, std::size_t* index);
+  bool is_of(PyObject* object, std::size_t index) const {
+    return referent(classes_[index].reference) == reinterpret_cast<PyObject*>(Py_TYPE(object));
   }
-  PyObject* attributes = attributes_of(module.object);
-  if (attributes == nullptr) {
-    PyErr_Clear();
-    return false;
+  bool is_same(PyObject* root);
+  bool is_same(Dictionary& dictionary, PyObject* dict);
+  bool is_same_entry(Entry& entry, PyObject* value);
+
+  std::vector<Class> classes_;
+  std::vector<Dictionary> dictionaries_;
+  std::vector<Module> modules_;  // the root first
+  std::vector<Held> waiting_;    // modules that are yet to be added
+  std::vector<Held> empty_;
+  std::vector<Held> tensors_;  // weak references; nothing in the place of None
+};
+
+bool Look::record(PyObject* root, PyObject* empty) {
+  const Held dicts(PySequence_Tuple(empty));
+  if (!dicts) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts.get()); ++i) {
+    PyObject* dict = PyTuple_GET_ITEM(dicts.get(), i);
+    if (!PyDict_Check(dict)) {
+      PyErr_Format(PyExc_TypeError, "empty: expected dictionaries, got %s", Py_TYPE(dict)->tp_name);
+      return false;
+    }
+    empty_.push_back(Held::of(dict));
   }
-  const uint64_t version = version_of_dict(attributes);
-  bool is_same = version != 0 && version == module.attributes_version;
-  if (!is_same) {
-    is_same = holds_same(attributes, module.attributes, skipped);
-    if (is_same) module.attributes_version = version;
-  }
-  Py_DECREF(attributes);
-  if (!is_same) return false;
-  for (Dict& one : module.contents) {
-    const uint64_t of_contents = version_of_dict(one.dict);
-    if (of_contents != 0 && of_contents == one.version) continue;
-    if (!holds_same(one.dict, one.items, nullptr)) return false;
-    one.version = of_contents;
+  waiting_.push_back(Held::of(root));
+  while (!waiting_.empty()) {
+    const Held module = std::move(waiting_.back());
+    waiting_.pop_back();
+    if (!add_module(module.get())) return false;
   }
   return true;
 }
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  Look* look = cast(self);
-  Py_VISIT(look->skipped);
-  Py_VISIT(look->are_empty);
-  Py_VISIT(look->found);
-  if (look->modules == nullptr) return 0;
-  bool is_first = true;
-  for (const Module& module : *look->modules) {
-    if (!is_first) Py_VISIT(module.object);
-    is_first = false;
-    Py_VISIT(reinterpret_cast<PyObject*>(module.type));
-    for (const Item& item : module.attributes) {
-      Py_VISIT(item.key);
-      Py_VISIT(item.value);
+bool Look::keep(PyObject* tensors) {
+  const Held given(PySequence_Tuple(tensors));
+  if (!given) return false;
+  tensors_.clear();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.get()); ++i) {
+    PyObject* tensor = PyTuple_GET_ITEM(given.get(), i);
+    Held reference(tensor == Py_None ? nullptr : PyWeakref_NewRef(tensor, nullptr));
+    if (tensor != Py_None && !reference) return false;
+    tensors_.push_back(std::move(reference));
+  }
+  return true;
+}
+
+bool Look::add_module(PyObject* object) {
+  for (const Module& module : modules_) {
+    if (referent(module.reference) == object) return true;  // it stands in several places
+  }
+  Module module{Held(PyWeakref_NewRef(object, nullptr)), 0, 0};
+  if (!module.reference || !add_class(Py_TYPE(object), true, &module.type)) return false;
+  const Held dict(PyObject_GenericGetDict(object, nullptr));
+  if (!dict || !add_dictionary(dict.get(), true, false, &module.dictionary)) return false;
+  modules_.push_back(std::move(module));
+  return true;
+}
+
+bool Look::wait_for(PyObject* modules) {
+  const Held values(PyDict_Values(modules));
+  if (!values) return false;
+  for (Py_ssize_t i = PyList_GET_SIZE(values.get()); i-- > 0;) {
+    PyObject* module = PyList_GET_ITEM(values.get(), i);
+    if (module != Py_None) waiting_.push_back(Held::of(module));
+  }
+  return true;
+}
+
+bool Look::add_class(PyTypeObject* type, bool is_module, std::size_t* index) {
+  for (*index = 0; *index < classes_.size(); ++*index) {
+    if (referent(classes_[*index].reference) == reinterpret_cast<PyObject*>(type)) break;
+  }
+  if (*index == classes_.size()) {
+    Held reference(PyWeakref_NewRef(reinterpret_cast<PyObject*>(type), nullptr));
+    if (!reference) return false;
+    classes_.push_back({std::move(reference), 0});
+  }
+  if (is_module && !classes_[*index].version) {
+    const Held found(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__call__"));  // gives it a number
+    if (!found) PyErr_Clear();
+    if (!(classes_[*index].version = version_of(type))) {
+      PyErr_Format(PyExc_TypeError, "root: the interpreter gives class %s no version", type->tp_name);
+      return false;
     }
-    for (const Dict& one : module.contents) {
-      for (const Item& item : one.items) {
-        Py_VISIT(item.key);
-        Py_VISIT(item.value);
+  }
+  return true;
+}
+
+bool Look::add_dictionary(PyObject* dict, bool is_module, bool of_modules, std::size_t* index) {
+  const Held copy(PyDict_Copy(dict));  // what follows may collect garbage, and run code that changes the dictionary
+  if (!copy) return false;
+  *index = dictionaries_.size();
+  dictionaries_.emplace_back();
+  Dictionary dictionary;
+  PyObject *key, *value;
+  for (Py_ssize_t place = 0; PyDict_Next(copy.get(), &place, &key, &value);) {
+    if (!add_entry(key, value, is_module, of_modules, &dictionary)) return false;
+  }
+  dictionaries_[*index] = std::move(dictionary);
+  return true;
+}
+
+bool Look::add_entry(PyObject* key, PyObject* value, bool is_module, bool of_modules, Dictionary* dictionary) {
+  Entry entry{Held::of(key), Held(), Kind::same, 0, nullptr};
+  if (is_module && PyDict_Check(value) && PyUnicode_Check(key)) {
+    for (const char* name : kContents) {
+      if (PyUnicode_CompareWithASCIIString(key, name) != 0) continue;
+      entry.kind = Kind::contents;
+      if (!add_dictionary(value, false, name == kContents[0], &entry.index)) return false;
+      if (name == kContents[0] && !wait_for(value)) return false;
+    }
+  }
+  if (entry.kind == Kind::same) {
+    if (!PyObject_IS_GC(value)) {
+      entry.value = Held::of(value);
+    } else {
+      if (PyDict_Check(value) || PyList_Check(value) || PyTuple_Check(value) || PyAnySet_Check(value)) {
+        entry.kind = Kind::container;
+      } else {
+        entry.kind = Kind::weak;
+        entry.value = Held(PyWeakref_NewRef(value, nullptr));
+        if (!entry.value) return false;
       }
+      if (!add_class(Py_TYPE(value), false, &entry.index)) return false;
     }
   }
-  return 0;
-}
-
-void give_up(const std::vector<Item>& items) {
-  for (const Item& item : items) {
-    Py_DECREF(item.key);
-    Py_DECREF(item.value);
+  if (entry.kind == Kind::contents || (entry.kind == Kind::weak && !of_modules)) {
+    dictionary->deeper.push_back(dictionary->entries.size());
   }
+  dictionary->entries.push_back(std::move(entry));
+  return true;
 }
 
-int clear(PyObject* self) {
-  Look* look = cast(self);
-  std::vector<Module>* modules = std::exchange(look->modules, nullptr);
-  if (modules != nullptr) {
-    bool is_first = true;
-    for (const Module& module : *modules) {
-      give_up(module.attributes);
-      for (const Dict& one : module.contents) give_up(one.items);
-      Py_DECREF(reinterpret_cast<PyObject*>(module.type));
-      if (!is_first) Py_DECREF(module.object);
-      is_first = false;
+bool Look::is_same(Dictionary& dictionary, PyObject* dict) {
+  const std::uint64_t version = version_of_dict(dict);
+  if (version && version == dictionary.version) {
+    for (const std::size_t place : dictionary.deeper) {
+      Entry& entry = dictionary.entries[place];
+      if (!is_same_entry(entry, entry.kind == Kind::contents ? entry.dict : referent(entry.value))) return false;
     }
-    delete modules;
+    return true;
   }
-  Py_CLEAR(look->skipped);
-  Py_CLEAR(look->are_empty);
-  Py_CLEAR(look->found);
-  return 0;
+  if (static_cast<std::size_t>(PyDict_GET_SIZE(dict)) != dictionary.entries.size()) return false;
+  Entry* entry = dictionary.entries.data();
+  PyObject *key, *value;
+  for (Py_ssize_t place = 0; PyDict_Next(dict, &place, &key, &value); ++entry) {
+    if (key != entry->key.get() || !is_same_entry(*entry, value)) return false;
+  }
+  dictionary.version = version;
+  return true;
 }
 
-void deallocate(PyObject* self) {
+bool Look::is_same_entry(Entry& entry, PyObject* value) {
+  switch (entry.kind) {
+    case Kind::same:
+      return value == entry.value.get();
+    case Kind::weak:
+      return value == referent(entry.value) && is_of(value, entry.index);
+    case Kind::container:
+      return is_of(value, entry.index);
+    case Kind::contents:
+      entry.dict = value;
+      return PyDict_Check(value) && is_same(dictionaries_[entry.index], value);
+  }
+  return false;
+}
+
+// Runs no Python code, so nothing changes meanwhile.
+bool Look::is_same(PyObject* root) {
+  if (modules_.empty() || root != referent(modules_[0].reference)) return false;
+  for (const Held& dict : empty_) {
+    if (PyDict_GET_SIZE(dict.get())) return false;
+  }
+  for (const Class& each : classes_) {
+    if (!each.version) continue;
+    PyObject* type = referent(each.reference);
+    if (type == Py_None || version_of(reinterpret_cast<PyTypeObject*>(type)) != each.version) return false;
+  }
+  for (const Module& module : modules_) {
+    PyObject* object = referent(module.reference);
+    if (object == Py_None || !is_of(object, module.type)) return false;
+    const Held dict(PyObject_GenericGetDict(object, nullptr));
+    if (!dict) {
+      PyErr_Clear();
+      return false;
+    }
+    if (!is_same(dictionaries_[module.dictionary], dict.get())) return false;
+  }
+  return true;
+}
+
+PyObject* Look::tensors(PyObject* root) {
+  if (!is_same(root)) Py_RETURN_NONE;
+  Held found(PyTuple_New(static_cast<Py_ssize_t>(tensors_.size())));
+  if (!found) return nullptr;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    PyObject* tensor = tensors_[i] ? referent(tensors_[i]) : Py_None;
+    if (tensors_[i] && tensor == Py_None) Py_RETURN_NONE;
+    Py_INCREF(tensor);
+    PyTuple_SET_ITEM(found.get(), static_cast<Py_ssize_t>(i), tensor);
+  }
+  return found.release();
+}
+
+struct Object {
+  PyObject_HEAD Look* look;
+};
+
+// The result of a function; MemoryError in place of C++'s own.
+template <typename Function>
+auto guarded(Function function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    return {};
+  }
+}
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"root", "empty", nullptr};
+  PyObject *root, *empty;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", const_cast<char**>(names), &root, &empty)) return nullptr;
+  Held object(type->tp_alloc(type, 0));
+  if (!object) return nullptr;
+  const bool is_made =
+      guarded([&] { return (reinterpret_cast<Object*>(object.get())->look = new Look)->record(root, empty); });
+  return is_made ? object.release() : nullptr;
+}
+
+void drop(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  clear(self);
+  delete reinterpret_cast<Object*>(self)->look;
   type->tp_free(self);
   Py_DECREF(type);
 }
 
-bool is_same(Look* look, PyObject* module) {
-  if (look->modules == nullptr || look->modules->front().object != module) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(look->are_empty); i++) {
-    if (PyDict_GET_SIZE(PyTuple_GET_ITEM(look->are_empty, i)) != 0) return false;
-  }
-  for (Module& one : *look->modules) {
-    if (!is_same_module(one, look->skipped)) return false;
-  }
-  return true;
-}
+PyObject* tensors_of(PyObject* self, PyObject* root) { return reinterpret_cast<Object*>(self)->look->tensors(root); }
 
-PyObject* holds_method(PyObject* self, PyObject* module) { return PyBool_FromLong(is_same(cast(self), module)); }
-
-PyObject* found_getter(PyObject* self, void*) {
-  PyObject* found = cast(self)->found;
-  return Py_NewRef(found == nullptr ? Py_None : found);
-}
-
-PyObject* keep_method(PyObject* self, PyObject* found) {
-  Py_XSETREF(cast(self)->found, Py_NewRef(found));
+PyObject* keep(PyObject* self, PyObject* tensors) {
+  Look* look = reinterpret_cast<Object*>(self)->look;
+  if (!guarded([&] { return look->keep(tensors); })) return nullptr;
   Py_RETURN_NONE;
 }
 
-// A copy of a module, or one that was stored, is another module: it keeps no look.
-PyObject* reduce_method(PyObject*, PyObject*) { return Py_BuildValue("O()", Py_TYPE(Py_None)); }
+PyMethodDef kMethods[] = {
+    {"keep", keep, METH_O, "keep($self, tensors, /)\n--\n\nSays what `tensors` is to return: tensors and None."},
+    {"tensors", tensors_of, METH_O,
+     "tensors($self, root, /)\n--\n\nWhat `keep` was given, as a tuple, if all is as it was at root; else None."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
-PyMethodDef methods[] = {
-    {"holds", holds_method, METH_O, "holds(module) -> whether it and those inside are as they were"},
-    {"keep", keep_method, METH_O, "keep(found): what was concluded"},
-    {"__reduce__", reduce_method, METH_NOARGS, "Copies are None."},
-    {nullptr, nullptr, 0, nullptr}};
+PyType_Slot kSlots[] = {
+    {Py_tp_doc, const_cast<char*>("Look(root, empty)\n--\n\nWhether a module and those in it are as they were.")},
+    {Py_tp_new, reinterpret_cast<void*>(make)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop)},
+    {Py_tp_methods, kMethods},
+    {0, nullptr},
+};
 
-PyGetSetDef getters[] = {{"found", found_getter, nullptr, "What was concluded.", nullptr},
-                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
-
-PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                       {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
-                       {Py_tp_methods, methods},
-                       {Py_tp_getset, getters},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"bert_fast._native.Look", sizeof(Look), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-
-PyTypeObject* look_type = nullptr;
-
-py::object look_at(const py::list& modules, const py::tuple& are_empty, const py::str& skipped) {
-  if (modules.empty()) throw py::value_error("modules: expected at least one");
-  for (const py::handle one : are_empty) {
-    if (!PyDict_Check(one.ptr())) throw py::type_error("are_empty: expected dictionaries");
-  }
-  auto object = py::reinterpret_steal<py::object>(look_type->tp_alloc(look_type, 0));
-  if (!object) throw py::error_already_set();
-  Look* look = cast(object.ptr());
-  PyObject* name = skipped.inc_ref().ptr();
-  PyUnicode_InternInPlace(&name);
-  look->skipped = name;
-  look->are_empty = are_empty.inc_ref().ptr();
-  look->modules = new std::vector<Module>;
-  look->modules->reserve(modules.size());
-  for (const py::handle one : modules) {
-    PyTypeObject* type = Py_TYPE(one.ptr());
-    // Looking something up gives a class a version, if there is one left.
-    const auto known = py::reinterpret_steal<py::object>(
-        PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "forward"));
-    if (!known) PyErr_Clear();
-    const auto attributes = py::reinterpret_steal<py::object>(attributes_of(one.ptr()));
-    if (!attributes) throw py::error_already_set();
-    const bool is_first = look->modules->empty();
-    look->modules->push_back({one.ptr(), type, version_of(type), version_of_dict(attributes.ptr()),
-                              take(attributes.ptr(), look->skipped), {}});
-    Py_INCREF(reinterpret_cast<PyObject*>(type));
-    if (!is_first) Py_INCREF(one.ptr());
-    Module& module = look->modules->back();
-    for (const Item& item : module.attributes) {
-      if (PyDict_Check(item.value)) {
-        module.contents.push_back({item.value, version_of_dict(item.value), take(item.value, nullptr)});
-      }
-    }
-  }
-  return object;
-}
+PyType_Spec kSpec = {"bert_fast._native.Look", sizeof(Object), 0, Py_TPFLAGS_DEFAULT, kSlots};
 
 }  // namespace
 
 void bind_look(py::module_& module) {
-  look_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-  if (look_type == nullptr) throw py::error_already_set();
-  module.attr("Look") = py::handle(reinterpret_cast<PyObject*>(look_type));
-  module.def("look_at", &look_at, py::arg("modules"), py::kw_only(), py::arg("are_empty"), py::arg("skipped"),
-             "Remembers modules, the first of which will keep the look under the name `skipped`.");
+  py::object type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
+  if (!type) throw py::error_already_set();
+  module.attr("Look") = type;
 }

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from bert_fast import native
 from bert_fast.huggingface import fuse, unfuse, why_not
+from bert_fast.huggingface.reasons import _module_reasons
 from tests.huggingface.families import checkpoint_layers
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -96,6 +98,21 @@ def test_reasons_in_modules(make, batch, reason) -> None:
     fused = fuse(models[0])
     assert why_not(fused) == [reason] and why_not(fused, **batch) == [reason]
     _equal(fused, models[1], batch)
+
+
+@pytest.mark.parametrize("by", ["extension", "python"])
+def test_reasons_in_modules_that_change_late(make, batch, monkeypatch, by) -> None:
+    """What was concluded before is concluded anew: one model, every change in turn, each beside the walk."""
+    if by == "python":
+        monkeypatch.setattr(native, "load", lambda: None)
+    model = fuse(make())
+    for reason, change in MODULES.items():
+        assert reason not in why_not(model, **batch)
+        model(**batch)
+        assert why_not(model, **batch) == list(_module_reasons(model))
+        change(model)
+        found = why_not(model, **batch)
+        assert reason in found and found == list(_module_reasons(model)) == why_not(model, **batch)
 
 
 def test_tensors_of_another_class(make, batch) -> None:
