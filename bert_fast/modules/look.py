@@ -43,13 +43,21 @@ class Concluded:
     def _anew(self, module: nn.Module) -> tuple[Any, _Tensors]:
         look = _look_at(module)
         conclusion, tensors = self._function(module)
-        if look is not None:
-            look.keep(tensors)
-            if look.tensors(module) is not None:  # as it was before the function looked
-                key = id(module)
-                reference = weakref.ref(module, lambda _: self._known.pop(key, None))
-                self._known[key] = look, conclusion, reference
+        # As it was before the function looked.
+        if look is not None and _keeps(look, tensors) and look.tensors(module) is not None:
+            key = id(module)
+            reference = weakref.ref(module, lambda _: self._known.pop(key, None))
+            self._known[key] = look, conclusion, reference
         return conclusion, tensors
+
+
+def _keeps(look: Any, tensors: _Tensors) -> bool:
+    """Whether the tensors are parameters of the modules, which the look will find again."""
+    try:
+        look.keep(tensors)
+    except TypeError:
+        return False
+    return True
 
 
 def _look_at(module: nn.Module) -> Any:

@@ -6,7 +6,8 @@
 //
 // - Objects are compared by identity. A Look holds references to strings, numbers and the dictionaries `empty` only;
 //   everything else it knows by weak references. So it keeps no module alive, and a new object at an old address is
-//   not taken for the old one.
+//   not taken for the old one. Parameters, whose memory nobody could exchange any more (`torch.utils.swap_tensors`), it
+//   knows by their names and classes: look.tensors returns those that are there now.
 // - A class is unchanged while the interpreter's version tag of it is, which a change of any of its bases changes too.
 // - Lists, tuples, sets and dictionaries other than those named above are compared by class, not by what they hold.
 // - A module with an attribute that is none of these and takes no weak references makes the constructor raise
@@ -62,7 +63,7 @@ struct Class {
   unsigned int version;  // 0: not compared
 };
 
-enum class Kind { same, weak, contents, container };
+enum class Kind { same, weak, contents, container, tensor };
 
 struct Entry {
   Held key;
@@ -94,8 +95,10 @@ struct Module {
   std::size_t dictionary;
 };
 
-const char* const kContents[] = {"_modules",           "_parameters",     "_forward_hooks",
-                                 "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"};
+const char kModules[] = "_modules";
+const char kParameters[] = "_parameters";
+const char* const kContents[] = {kModules,          kParameters,        "_forward_hooks", "_forward_pre_hooks",
+                                 "_backward_hooks", "_backward_pre_hooks"};
 
 class Look {
  public:
@@ -107,8 +110,8 @@ class Look {
 
  private:
   bool add_module(PyObject* object);
-  bool add_dictionary(PyObject* dict, bool is_module, bool of_modules, std::size_t* index);
-  bool add_entry(PyObject* key, PyObject* value, bool is_module, bool of_modules, Dictionary* dictionary);
+  bool add_dictionary(PyObject* dict, bool is_module, const char* name, std::size_t* index);
+  bool add_entry(PyObject* key, PyObject* value, bool is_module, const char* name, Dictionary* dictionary);
   bool wait_for(PyObject* modules);
   bool add_class(PyTypeObject* type, bool is_module, std::size_t* index);
   bool is_of(PyObject* object, std::size_t index) const {
@@ -123,8 +126,34 @@ class Look {
   std::vector<Module> modules_;  // the root first
   std::vector<Held> waiting_;    // modules that are yet to be added
   std::vector<Held> empty_;
-  std::vector<Held> tensors_;  // weak references; nothing in the place of None
+  struct Parameter {
+    std::size_t module;
+    Held name;  // nothing in the place of None
+  };
+  std::vector<Parameter> tensors_;
 };
+
+// What a module has under this name, a new reference; nothing where it has no such parameter.
+Held parameter_of(PyObject* module, PyObject* name) {
+  const Held own(PyObject_GenericGetDict(module, nullptr));
+  PyObject* parameters = own ? PyDict_GetItemString(own.get(), "_parameters") : nullptr;
+  PyObject* found = parameters && PyDict_Check(parameters) ? PyDict_GetItemWithError(parameters, name) : nullptr;
+  PyErr_Clear();
+  return Held::of(found);
+}
+
+// The name under which a module has this parameter, if it has it.
+Held name_of(PyObject* module, PyObject* tensor) {
+  const Held own(PyObject_GenericGetDict(module, nullptr));
+  PyObject* parameters = own ? PyDict_GetItemString(own.get(), "_parameters") : nullptr;
+  PyErr_Clear();
+  if (!parameters || !PyDict_Check(parameters)) return Held();
+  PyObject *key, *value;
+  for (Py_ssize_t place = 0; PyDict_Next(parameters, &place, &key, &value);) {
+    if (value == tensor) return Held::of(key);
+  }
+  return Held();
+}
 
 bool Look::record(PyObject* root, PyObject* empty) {
   const Held dicts(PySequence_Tuple(empty));
@@ -152,9 +181,16 @@ bool Look::keep(PyObject* tensors) {
   tensors_.clear();
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.get()); ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(given.get(), i);
-    Held reference(tensor == Py_None ? nullptr : PyWeakref_NewRef(tensor, nullptr));
-    if (tensor != Py_None && !reference) return false;
-    tensors_.push_back(std::move(reference));
+    Parameter parameter{0, Held()};
+    for (std::size_t place = 0; tensor != Py_None && !parameter.name && place < modules_.size(); ++place) {
+      parameter.name = name_of(referent(modules_[place].reference), tensor);
+      parameter.module = place;
+    }
+    if (tensor != Py_None && !parameter.name) {
+      PyErr_SetString(PyExc_TypeError, "tensors: expected parameters of the modules");
+      return false;
+    }
+    tensors_.push_back(std::move(parameter));
   }
   return true;
 }
@@ -166,7 +202,7 @@ bool Look::add_module(PyObject* object) {
   Module module{Held(PyWeakref_NewRef(object, nullptr)), 0, 0};
   if (!module.reference || !add_class(Py_TYPE(object), true, &module.type)) return false;
   const Held dict(PyObject_GenericGetDict(object, nullptr));
-  if (!dict || !add_dictionary(dict.get(), true, false, &module.dictionary)) return false;
+  if (!dict || !add_dictionary(dict.get(), true, nullptr, &module.dictionary)) return false;
   modules_.push_back(std::move(module));
   return true;
 }
@@ -201,7 +237,7 @@ bool Look::add_class(PyTypeObject* type, bool is_module, std::size_t* index) {
   return true;
 }
 
-bool Look::add_dictionary(PyObject* dict, bool is_module, bool of_modules, std::size_t* index) {
+bool Look::add_dictionary(PyObject* dict, bool is_module, const char* name, std::size_t* index) {
   const Held copy(PyDict_Copy(dict));  // what follows may collect garbage, and run code that changes the dictionary
   if (!copy) return false;
   *index = dictionaries_.size();
@@ -209,20 +245,21 @@ bool Look::add_dictionary(PyObject* dict, bool is_module, bool of_modules, std::
   Dictionary dictionary;
   PyObject *key, *value;
   for (Py_ssize_t place = 0; PyDict_Next(copy.get(), &place, &key, &value);) {
-    if (!add_entry(key, value, is_module, of_modules, &dictionary)) return false;
+    if (!add_entry(key, value, is_module, name, &dictionary)) return false;
   }
   dictionaries_[*index] = std::move(dictionary);
   return true;
 }
 
-bool Look::add_entry(PyObject* key, PyObject* value, bool is_module, bool of_modules, Dictionary* dictionary) {
+// name: of the dictionary in the module; null for the module itself.
+bool Look::add_entry(PyObject* key, PyObject* value, bool is_module, const char* name, Dictionary* dictionary) {
   Entry entry{Held::of(key), Held(), Kind::same, 0, nullptr};
   if (is_module && PyDict_Check(value) && PyUnicode_Check(key)) {
-    for (const char* name : kContents) {
-      if (PyUnicode_CompareWithASCIIString(key, name) != 0) continue;
+    for (const char* contents : kContents) {
+      if (PyUnicode_CompareWithASCIIString(key, contents) != 0) continue;
       entry.kind = Kind::contents;
-      if (!add_dictionary(value, false, name == kContents[0], &entry.index)) return false;
-      if (name == kContents[0] && !wait_for(value)) return false;
+      if (!add_dictionary(value, false, contents, &entry.index)) return false;
+      if (contents == kModules && !wait_for(value)) return false;
     }
   }
   if (entry.kind == Kind::same) {
@@ -231,6 +268,8 @@ bool Look::add_entry(PyObject* key, PyObject* value, bool is_module, bool of_mod
     } else {
       if (PyDict_Check(value) || PyList_Check(value) || PyTuple_Check(value) || PyAnySet_Check(value)) {
         entry.kind = Kind::container;
+      } else if (name == kParameters) {
+        entry.kind = Kind::tensor;
       } else {
         entry.kind = Kind::weak;
         entry.value = Held(PyWeakref_NewRef(value, nullptr));
@@ -239,7 +278,7 @@ bool Look::add_entry(PyObject* key, PyObject* value, bool is_module, bool of_mod
       if (!add_class(Py_TYPE(value), false, &entry.index)) return false;
     }
   }
-  if (entry.kind == Kind::contents || (entry.kind == Kind::weak && !of_modules)) {
+  if (entry.kind == Kind::contents || entry.kind == Kind::tensor || (entry.kind == Kind::weak && name != kModules)) {
     dictionary->deeper.push_back(dictionary->entries.size());
   }
   dictionary->entries.push_back(std::move(entry));
@@ -251,7 +290,10 @@ bool Look::is_same(Dictionary& dictionary, PyObject* dict) {
   if (version && version == dictionary.version) {
     for (const std::size_t place : dictionary.deeper) {
       Entry& entry = dictionary.entries[place];
-      if (!is_same_entry(entry, entry.kind == Kind::contents ? entry.dict : referent(entry.value))) return false;
+      PyObject* value = entry.kind == Kind::contents ? entry.dict
+                        : entry.kind == Kind::tensor ? PyDict_GetItemWithError(dict, entry.key.get())
+                                                     : referent(entry.value);
+      if (!value || !is_same_entry(entry, value)) return false;
     }
     return true;
   }
@@ -272,6 +314,7 @@ bool Look::is_same_entry(Entry& entry, PyObject* value) {
     case Kind::weak:
       return value == referent(entry.value) && is_of(value, entry.index);
     case Kind::container:
+    case Kind::tensor:
       return is_of(value, entry.index);
     case Kind::contents:
       entry.dict = value;
@@ -309,10 +352,10 @@ PyObject* Look::tensors(PyObject* root) {
   Held found(PyTuple_New(static_cast<Py_ssize_t>(tensors_.size())));
   if (!found) return nullptr;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    PyObject* tensor = tensors_[i] ? referent(tensors_[i]) : Py_None;
-    if (tensors_[i] && tensor == Py_None) Py_RETURN_NONE;
-    Py_INCREF(tensor);
-    PyTuple_SET_ITEM(found.get(), static_cast<Py_ssize_t>(i), tensor);
+    const Parameter& one = tensors_[i];
+    Held tensor = one.name ? parameter_of(referent(modules_[one.module].reference), one.name.get()) : Held::of(Py_None);
+    if (!tensor) Py_RETURN_NONE;
+    PyTuple_SET_ITEM(found.get(), static_cast<Py_ssize_t>(i), tensor.release());
   }
   return found.release();
 }

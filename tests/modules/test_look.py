@@ -65,7 +65,7 @@ def _all_of(model: Any) -> tuple[Any, tuple[Any, ...]]:
         seen += [getattr(module, "p", None), getattr(module, "eps", None), sorted(own)]
         for name in ("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             seen += [(key, id(value)) for key, value in own[name].items()]
-        seen += [(key, id(value), type(value).__name__) for key, value in module._parameters.items()]
+        seen += [(key, type(value).__name__) for key, value in module._parameters.items()]
     return seen, tuple(p for module in model.modules() for p in module._parameters.values())
 
 
@@ -158,7 +158,8 @@ def test_is_concluded_anew_after(by: str, name: str) -> None:
     assert counted.calls == (1 if by == "extension" else 3)
     CHANGES[name](model)
     counted.check(model)
-    assert counted.calls == (2 if by == "extension" else 4)
+    is_seen_without = name in ("parameter", "parameter in dictionary", "tied")  # another parameter in the same place
+    assert counted.calls == (4 if by == "python" else 1 if is_seen_without else 2)
 
 
 def test_random_changes(by: str) -> None:
@@ -209,6 +210,14 @@ def test_keeps_nothing_alive_and_leaves_nothing_in_the_module(by: str) -> None:
     del model, each, parameters, _
     gc.collect()
     assert reference() is None and not counted.concluded._known
+
+
+def test_parameters_can_be_exchanged(by: str) -> None:
+    """PyTorch exchanges no tensors that weak references name."""
+    model, counted = Outer(), Counted()
+    counted.check(model)
+    torch.utils.swap_tensors(model.layer[0].dense.weight, nn.Parameter(torch.ones(3, 3)))
+    counted.check(model)
 
 
 def test_modules_that_it_cannot_compare(by: str) -> None:

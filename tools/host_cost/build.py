@@ -1,51 +1,68 @@
-"""Builds the two small libraries with the system's compilers, once for each state of their sources."""
+"""Builds what counting needs, once for each state of its source, with the system's compilers."""
 
 import hashlib
+import importlib.util
+import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
+from tools.null_driver import build as null_driver
 
-__all__ = ["missing", "products", "requests"]
+__all__ = ["CACHE_DIR", "all_libraries", "callgrind_library", "missing", "no_arithmetic"]
 
-_FOLDER = Path(__file__).parent
-_CACHE = _FOLDER.parents[1] / "build" / "host_cost"
-_HEADER = Path("/usr/include/valgrind/callgrind.h")
-
-
-def missing() -> str | None:
-    """What is not here that the counting needs, None where nothing is."""
-    for program in ("valgrind", "gcc", "g++", "setarch"):
-        if shutil.which(program) is None:
-            return f"there is no {program}"
-    return None if _HEADER.is_file() else f"there is no {_HEADER}"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).with_name("native")
+CACHE_DIR = ROOT / "build" / "host_cost"
+VALGRIND_HEADER = Path("/usr/include/valgrind/callgrind.h")
 
 
-def requests() -> Path:
-    """What talks to callgrind."""
-    return _built("requests.c", ["gcc", "-O2", "-shared", "-fPIC"], "")
+def missing(needs_valgrind: bool = True) -> str | None:
+    """Returns what this machine lacks for counting, None where it lacks nothing."""
+    if (reason := null_driver.missing()) is not None:
+        return reason
+    if shutil.which("g++") is None:
+        return "there is no C++ compiler (g++)"
+    if importlib.util.find_spec("transformers") is None:
+        return "the package transformers is not installed"
+    if needs_valgrind and (shutil.which("valgrind") is None or not VALGRIND_HEADER.is_file()):
+        return f"valgrind is not installed, or not its header {VALGRIND_HEADER}"
+    if needs_valgrind and shutil.which("setarch") is None:
+        return "there is no setarch, which fixes addresses"
+    return None
 
 
-def products() -> Path:
-    """Products that compute nothing, for this PyTorch."""
+def all_libraries() -> None:
+    """Builds both, so that processes that run at once find them."""
+    callgrind_library()
+    no_arithmetic()
+
+
+def callgrind_library() -> Path:
+    """Returns the library that starts and stops callgrind."""
+    return _built("callgrind.c", ["gcc", "-O2", "-Wall", "-shared", "-fPIC"])
+
+
+def no_arithmetic() -> Path:
+    """Returns the library of operators that compute nothing, compiled against torch's headers in some 20 seconds."""
+    import torch
+
     root = Path(torch.__file__).parent
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    compiler = [
-        "g++", "-O1", "-shared", "-fPIC", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{root / 'include'}",
-        f"-I{root / 'include/torch/csrc/api/include'}",
-    ]  # fmt: skip
-    libraries = f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"
-    return _built("products.cpp", compiler, torch.__version__, libraries)
+    folders = [f"-I{root / 'include'}", f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", abi, *folders]
+    return _built("no_arithmetic.cpp", command, torch.__version__, ["-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"])
 
 
-def _built(name: str, compiler: list[str], version: str, libraries: tuple[str, ...] = ()) -> Path:
-    source = _FOLDER / name
-    parts = source.read_bytes(), " ".join((*compiler, *libraries)).encode(), version.encode()
-    library = _CACHE / f"{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}.so"
+def _built(source: str, command: Sequence[str], version: str = "", linked: Sequence[str] = ()) -> Path:
+    path = SOURCES / source
+    parts = (path.read_bytes(), " ".join([*command, *linked]).encode(), version.encode())
+    folder = CACHE_DIR / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    library = folder / f"{path.stem}.so"
     if not library.exists():
-        _CACHE.mkdir(parents=True, exist_ok=True)
-        unfinished = library.with_suffix(".tmp")
-        subprocess.run([*compiler, str(source), *libraries, "-o", str(unfinished)], check=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"{os.getpid()}.tmp"  # another process may build the same
+        subprocess.run([*command, str(path), "-o", str(unfinished), *linked], check=True)
         unfinished.replace(library)
     return library

@@ -1,83 +1,82 @@
-"""The steps that are counted: models of a few layers, ours beside transformers', another length every step."""
+"""The steps that are counted, of bert_fast's fused models and of transformers' with SDPA, and their batches."""
 
 import random
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tools.null_driver.steps import Step, inputs_of, make_step
+from tools.null_driver.steps import SIZES, Step, _model, _ours, _torchs, inputs_of
 
-__all__ = ["CASES", "FEW", "MANY", "batches", "make"]
+__all__ = ["CASES", "CONTESTANTS", "LAYERS", "PRECISIONS", "Case", "batches", "make"]
 
-FEW, MANY = 2, 4  # layers; what one adds is half the difference
-_WARM, _COUNTED = 8, 1  # steps
-_SEQUENCES, _SHORTEST, _LONGEST = 8, 30, 60  # of a batch: kernels for texts of up to 64 tokens
+CONTESTANTS = ("fused", "transformers")
+PRECISIONS = ("bf16", "autocast")
+LAYERS = (2, 6)
+NUM_TEXTS, SHORTEST, LONGEST = 8, 30, 60
 
 
-class _Lora(nn.Module):
-    """A linear layer with the way around it that PEFT's `lora.Linear` takes."""
+class Case(NamedTuple):
+    """name: a line of the table. of: the class in transformers. adapted: changes the model after it was fused."""
 
-    def __init__(self, base: nn.Module, rank: int = 4) -> None:
+    name: str
+    of: str
+    adapted: Callable[[Any], Any] = lambda model: model
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+class _Embedding(nn.Module):
+    """Mean pooling over the words of each text."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.base_layer, self.scaling, self.dropout = base, 2.0, nn.Dropout(0.1)
-        weight: Any = base.weight
-        self.lora_a = nn.Linear(weight.shape[1], rank, bias=False, dtype=weight.dtype)
-        self.lora_b = nn.Linear(rank, weight.shape[0], bias=False, dtype=weight.dtype)
+        self.model = model
 
-    def forward(self, x: Tensor) -> Tensor:
-        result = self.base_layer(x)
-        own = x.to(self.lora_a.weight.dtype)
-        return (result + self.lora_b(self.lora_a(self.dropout(own))) * self.scaling).to(result.dtype)
+    def forward(self, attention_mask: Tensor, **inputs: Tensor) -> tuple[Tensor]:
+        hidden = self.model(attention_mask=attention_mask, **inputs)[0]
+        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        return ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9),)
 
 
-def _with_adapters(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    for module in list(model.modules()):
-        if hasattr(module, "query") and hasattr(module, "value"):
-            module.query, module.value = _Lora(module.query), _Lora(module.value)
+def _lora(model: Any) -> Any:
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=["query", "value"], lora_dropout=0.0))
 
 
-def _with_hook(model: nn.Module) -> None:
-    first = next(module for module in model.modules() if hasattr(module, "query"))
-    first.query.register_forward_hook(lambda *_: None)
+def _hooked(model: Any) -> Any:
+    model.bert.encoder.layer[0].attention.self.query.register_forward_hook(lambda module, given, made: None)
+    return model
 
 
-def _with_hidden_states(model: nn.Module) -> None:
-    model.config.output_hidden_states = True  # type: ignore[union-attr]
+CLASSIFICATION = "BertForSequenceClassification"
+CASES = (
+    Case("layer", "BertModel"),
+    Case("sequence classification", CLASSIFICATION),
+    Case("masked language model", "BertForMaskedLM"),
+    Case("pre-training", "BertForPreTraining"),
+    Case("embedding, mean pooling", "BertModel", _Embedding),
+    Case("LoRA on query and value", CLASSIFICATION, _lora),
+    Case("a hook on one query", CLASSIFICATION, _hooked),
+    Case("output_hidden_states", CLASSIFICATION, options=(("output_hidden_states", True),)),
+)
 
 
-# Name -> class, what is done to the model, and which of our models: those in the place of transformers', or our own.
-CASES: dict[str, tuple[str, Any, str]] = {
-    "classification": ("BertForSequenceClassification", None, "fused"),
-    "masked language": ("BertForMaskedLM", None, "fused"),
-    "pre-training": ("BertForPreTraining", None, "fused"),
-    "embedding": ("BertModel", None, "fused"),
-    "own class, pre-training": ("BertForPreTraining", None, "bert_fast"),
-    "LoRA on query and value": ("BertForSequenceClassification", _with_adapters, "fused"),
-    "a hook on query": ("BertForSequenceClassification", _with_hook, "fused"),
-    "hidden states": ("BertForSequenceClassification", _with_hidden_states, "fused"),
-}
+def batches(case: Case, count: int, seed: int) -> list[dict[str, Any]]:
+    """Returns padded batches, each of other lengths."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    lengths = [tuple(rng.randint(SHORTEST, LONGEST) for _ in range(NUM_TEXTS)) for _ in range(count)]
+    return [{**inputs_of(case.of, one), **dict(case.options)} for one in lengths]
 
 
-def make(case: str, precision: str, kind: str, num_layers: int) -> Step:
-    """kind: "ours" or "transformers"."""
-    name, change, ours = CASES[case]
-    step = make_step(name, precision, kind=ours if kind == "ours" else kind, num_layers=num_layers)
-    if change is not None:
-        change(step.model)
-        step.model.train()
-        step._gradients = [torch.zeros_like(p) for p in step.model.parameters()]
-    return step
-
-
-def batches(case: str, seed: int = 1) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Batches before the counting, and those that are counted; no two have as many tokens."""
-    rng, seen, found = random.Random(seed), set[int](), []
-    while len(found) < _WARM + _COUNTED:
-        lengths = tuple(rng.randint(_SHORTEST, _LONGEST) for _ in range(_SEQUENCES))
-        if sum(lengths) not in seen:
-            seen.add(sum(lengths))
-            found.append(inputs_of(CASES[case][0], lengths))
-    return found[:_WARM], found[_WARM:]
+def make(case: Case, precision: str, contestant: str, num_layers: int) -> Step:
+    """Returns a step of a new model with random weights, in training mode."""
+    torch.manual_seed(0)
+    sizes = SIZES | dict(num_hidden_layers=num_layers, num_labels=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = case.adapted(_model(case.of, contestant, sizes))
+    return Step(model.train(), {}, precision, _torchs if contestant == "transformers" else _ours)

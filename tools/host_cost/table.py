@@ -1,48 +1,47 @@
-"""From counts of steps with few layers to a layer and to a step of twelve."""
+"""The numbers as they are written down, as rows, and what has risen above them."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PRECISIONS", "RECORD", "Row", "lines", "rows"]
+from tools.host_cost.measure import Parts
+
+__all__ = ["MARGIN", "RECORD", "Table", "read", "risen", "rows", "write"]
 
 RECORD = Path(__file__).resolve().parents[2] / "tests" / "host_cost.json"
-PRECISIONS = ("autocast", "bf16")
-_FEW, _MANY, _LAYERS = 2, 4, 12  # layers of `cases.py`, and of the model that is told of
-Row = tuple[str, int, int]  # what, ours, transformers'
+MARGIN = 0.03  # above what is written down; two runs differ by less than 0.01
+Table = dict[str, dict[str, dict[str, Parts]]]  # by precision, case and contestant
 
 
-def rows(found: Mapping[str, int]) -> list[Row]:
-    """A layer, both passes of a step of twelve layers, and with the optimizer and clipping."""
-    made = []
-    for case, precision in dict.fromkeys(map(_case, found)):
-
-        def of(kind: str, layers: int, *parts: str, case: str = case, precision: str = precision) -> int:
-            return sum(found[f"{case}, {precision}, {kind}, {layers}, {part}"] for part in parts)
-
-        def all_layers(kind: str, *parts: str) -> int:
-            few, many = of(kind, _FEW, *parts), of(kind, _MANY, *parts)  # noqa: B023
-            return few + (many - few) * (_LAYERS - _FEW) // (_MANY - _FEW)
-
-        def layer(kind: str, *parts: str) -> int:
-            return (of(kind, _MANY, *parts) - of(kind, _FEW, *parts)) // (_MANY - _FEW)  # noqa: B023
-
-        passes = ("forward", "backward")
-        for label, function, parts in (
-            ("a layer, forward", layer, passes[:1]),
-            ("a layer, both passes", layer, passes),
-            ("forward and backward", all_layers, passes),
-            ("optimizer", all_layers, ("optimize",)),
-            ("step", all_layers, (*passes, "optimize")),
-        ):
-            made.append((f"{case}, {precision}: {label}", function("ours", *parts), function("transformers", *parts)))
-    return made
+def read() -> Table:
+    """Returns what was written down."""
+    return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def _case(label: str) -> tuple[str, str]:
-    *case, precision, _, _, _ = label.split(", ")
-    return ", ".join(case), precision
+def write(table: Table) -> None:
+    """Writes the numbers down."""
+    RECORD.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
-def lines(of: Iterable[Row]) -> list[str]:
-    """A table, in millions of instructions."""
-    return [f"{what:<60}{a / 1e6:>9.3f}{b / 1e6:>9.3f}{a / b:>7.2f}" for what, a, b in of]
+def rows(table: Table) -> Iterator[tuple[str, str, str, list[float], float | None]]:
+    """Yields precision, case, part, millions of instructions of each contestant, and the share."""
+    for precision, cases in table.items():
+        for case, contestants in cases.items():
+            parts = next(iter(contestants.values()))
+            sums = {part: [part] for part in parts} | {"both passes": ["forward", "backward"]}
+            if "optimize" in parts:
+                sums["whole step"] = list(parts)
+            for name, of in sums.items():
+                numbers = [sum(counts[part] for part in of) / 1e6 for counts in contestants.values()]
+                yield precision, case, name, numbers, numbers[0] / numbers[-1] if len(numbers) > 1 else None
+
+
+def risen(table: Table, recorded: Table) -> list[str]:
+    """Returns what bert_fast spends above what was written down, a line each."""
+    return [
+        f"{precision}, {case}, {part}: {count} instructions of the host, {written} were written down"
+        for precision, cases in table.items()
+        for case, contestants in cases.items()
+        for part, count in contestants["fused"].items()
+        if count > (written := recorded[precision][case]["fused"][part]) * (1 + MARGIN)
+    ]

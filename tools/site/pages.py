@@ -30,7 +30,8 @@ GUIDES = {
     "Examples": ["examples/README.md"],
 }  # fmt: skip
 RESULTS = [
-    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/outer_tests.md", "docs/benchmarks.md",
+    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/host_cost.md", "docs/outer_tests.md",
+    "docs/benchmarks.md",
 ]  # fmt: skip
 ABOUT = [
     "docs/architecture.md", "docs/environment.md", "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
