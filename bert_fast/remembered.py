@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Remembered"]
+__all__ = ["Remembered", "guard_of"]
 
 _MAX_KNOWN = 4096  # groups of tensors; the first ones go first
 _ID_OF_NONE = id(None)
@@ -45,11 +45,11 @@ class Remembered:
         addresses = list(map(Tensor.data_ptr, tensors)) if self._by_address else None
         if len(self._known) >= _MAX_KNOWN:
             self._known.pop(next(iter(self._known)), None)
-        self._known[key] = _guard_of(tensors), addresses, result
+        self._known[key] = guard_of(tensors), addresses, result
         return result
 
 
-def _guard_of(tensors: Sequence[Tensor]) -> _Guard:
+def guard_of(tensors: Sequence[Tensor]) -> _Guard:
     """Whether tensors have the form of these."""
     if _has_guards() and tensors:
         guard: _Guard = _guards()(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

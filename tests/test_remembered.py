@@ -110,7 +110,7 @@ def _within_inference() -> Tensor:
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_what_is_another_form(other: Callable[[], Tensor]) -> None:
-    guard = remembered._guard_of([torch.randn(3)])
+    guard = remembered.guard_of([torch.randn(3)])
     assert guard(torch.randn(3)) and not guard(other())
 
 

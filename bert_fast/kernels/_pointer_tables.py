@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Chunks", "address_table", "chunks_of", "part_of_table"]
+__all__ = ["Chunks", "address_table", "chunks_of", "part_of_table", "table_of"]
 
 _ADDRESSES = 448  # of a launch, more than BERT-large has tensors: 3,584 of the 4,096 bytes that arguments may take
 _BLOCK = 32  # stored at once: one a thread
@@ -97,8 +97,12 @@ def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
 
     has_parts: `part_of_table` is to find its tensors here.
     """
-    addresses = tuple([t.data_ptr() for tensors in lists for t in tensors])
-    first = next(tensors[0] for tensors in lists if len(tensors))
+    addresses = tuple([address for tensors in lists for address in map(Tensor.data_ptr, tensors)])
+    return table_of(addresses, next(tensors[0] for tensors in lists if len(tensors)), has_parts=has_parts)
+
+
+def table_of(addresses: tuple[int, ...], first: Tensor, *, has_parts: bool = False) -> Tensor:
+    """`address_table` of tensors whose addresses were just read; first: the first of them."""
     device = first.device
     capturing = _capturing(device)
     table = _address_cache.get((device, addresses), lambda: _stored(addresses, device), capturing)
@@ -107,12 +111,14 @@ def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
     return table
 
 
-def part_of_table(tensors: Sequence[Tensor]) -> tuple[Tensor, int]:
+def part_of_table(tensors: Sequence[Tensor], addresses: tuple[int, ...] | None = None) -> tuple[Tensor, int]:
     """A table with the addresses of these tensors (at least one), and the place of the first.
 
     If they stand one behind the other in the last table that has parts, it is that one: nothing is launched.
+    addresses: of the tensors, where they were just read.
     """
-    addresses = tuple(map(Tensor.data_ptr, tensors))
+    if addresses is None:
+        addresses = tuple(map(Tensor.data_ptr, tensors))
     device = tensors[0].device
     capturing = _capturing(device)
 

@@ -28,6 +28,8 @@ sizes of the tensors alone.
 Passes go through the list in alternating directions: each begins with what the one before left in the L2 cache.
 """
 
+import functools
+import itertools
 import math
 import operator
 from collections import defaultdict
@@ -44,7 +46,7 @@ from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb
 from bert_fast.kernels._launch import architecture, ceil_div, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
-from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table
+from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table, table_of
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
 __all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
@@ -134,11 +136,8 @@ class LaunchConfig:
 
 
 CONFIG = LaunchConfig()
+_dtype = operator.attrgetter("dtype")
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
-def _is_aligned(t: Tensor) -> bool:
-    return t.data_ptr() % 16 == 0
 
 
 def _log(beta: float) -> float:
@@ -146,18 +145,38 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta > 0.0 else -math.inf
 
 
-def _groups(lists: StepLists) -> Iterator[tuple[StepLists, bool]]:
-    """The lists by alignment, and whether they are aligned: one group, or two where a place is not throughout."""
-    unions = [0] * len(lists.params)  # bits that any address of a place has
-    for name, column in lists._asdict().items():
-        if column and name != "steps":
-            unions = list(map(operator.or_, unions, map(Tensor.data_ptr, column)))
+@dataclass(frozen=True)
+class _Group:
+    """Lists of a step that are aligned alike, and the addresses of their gradients and of all else but steps."""
+
+    lists: StepLists
+    grads: tuple[int, ...]
+    state: tuple[int, ...]
+    is_aligned: bool
+
+
+def _groups(lists: StepLists) -> Iterator[_Group]:
+    """The lists by alignment: one group, or two where a place is not throughout. Addresses are read once."""
+    written = lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params
+    grads, *columns = (tuple(map(Tensor.data_ptr, column)) for column in (lists.grads, *written))
+    state = tuple(itertools.chain.from_iterable(columns))
+    if functools.reduce(operator.or_, state, functools.reduce(operator.or_, grads, 0)) % 16 == 0:
+        yield _Group(lists, grads, state, True)
+        return
+    unions = list(grads)  # bits that any address of a place has
+    for column in columns:
+        if column:
+            unions = list(map(operator.or_, unions, column))
     for aligned in (True, False):
         places = [i for i, union in enumerate(unions) if (union % 16 == 0) == aligned]
-        if len(places) == len(unions):
-            yield lists, aligned
-        elif places:
-            yield StepLists._make([[column[i] for i in places] if column else [] for column in lists]), aligned
+        if places:
+            chosen = [[column[i] for i in places] if column else [] for column in lists]
+            yield _Group(
+                StepLists._make(chosen),
+                tuple([grads[i] for i in places]),
+                tuple([column[i] for column in columns if column for i in places]),
+                aligned,
+            )
 
 
 def _moment_arguments(a: StepOptions) -> tuple[float, ...]:
@@ -205,10 +224,12 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     grads: at least one, of fp32, fp16 or bf16 (they may mix), on one device. Tensors with gaps in memory are copied.
     """
     device = grads[0].device
+    if not all(map(Tensor.is_contiguous, grads)):
+        grads = [g if is_dense(g) else g.contiguous() for g in grads]
+    addresses = tuple(map(Tensor.data_ptr, grads))
     by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = defaultdict(list)
-    for g in grads:
-        g = g if is_dense(g) else g.contiguous()
-        by_kind[g.dtype, _is_aligned(g)].append(g)
+    for dtype, address_of, g in zip(map(_dtype, grads), addresses, grads, strict=True):
+        by_kind[dtype, address_of % 16 == 0].append(g)
     cuts = {kind: chunks_of(tensors, CONFIG.chunk) for kind, tensors in by_kind.items()}
     num_partials = sum(cut.count for cut in cuts.values())
     partial = torch.empty(num_partials, dtype=torch.float64, device=device)
@@ -217,6 +238,8 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     for (dtype, aligned), tensors in by_kind.items():
         cut = cuts[dtype, aligned]
         if cut.count:
+            part = addresses if len(by_kind) == 1 else tuple(map(Tensor.data_ptr, tensors))
+            table = table_of(part, tensors[0], has_parts=True)
             launch_plan(
                 _global_norm_partial_kernel,
                 GRAD_TYPE=_TYPES[dtype],
@@ -225,7 +248,7 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
                 BLOCK=CONFIG.block,
                 num_warps=CONFIG.num_warps,
                 enable_fp_fusion=True,  # running sums of squares
-            )((cut.count,), (address_table(tensors, has_parts=True), cut.entries, cut.sizes, partial), (start,))
+            )((cut.count,), (table, cut.entries, cut.sizes, partial), (start,))
         start += cut.count
     launch_plan(
         _global_norm_final_kernel,
@@ -249,25 +272,26 @@ def lamb_step(lists: StepLists, a: StepOptions) -> None:
     _run(_lamb_passes if a.use_nvlamb or a.weight_decay != 0.0 else _adamw_pass, lists, a)
 
 
-def _run(run_pass: Callable[[StepLists, StepOptions, bool], None], lists: StepLists, a: StepOptions) -> None:
+def _run(run_pass: Callable[[_Group, StepOptions], None], lists: StepLists, a: StepOptions) -> None:
     if not lists.params:
         return
-    for group, is_aligned in _groups(lists):
-        run_pass(group, a, is_aligned)
+    for group in _groups(lists):
+        run_pass(group, a)
 
 
-def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
+def _adamw_pass(group: _Group, a: StepOptions) -> None:
+    lists = group.lists
     scalars, shared = _scalars(lists.steps, a)
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
-    grads, first_grad = part_of_table(lists.grads)
+    grads, first_grad = part_of_table(lists.grads, group.grads)
     launch_plan(
         adamw_step_kernel,
         PARAM_TYPE=_TYPES[lists.params[0].dtype],
         GRAD_TYPE=_TYPES[lists.grads[0].dtype],
         HAS_MASTER=bool(lists.master_params),
-        ALIGNED=is_aligned,
+        ALIGNED=group.is_aligned,
         CHUNK=CONFIG.chunk,
         BLOCK=CONFIG.block,
         num_warps=CONFIG.num_warps,
@@ -277,7 +301,7 @@ def _adamw_pass(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
         (cut.count,),
         (
             grads,
-            address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params),
+            table_of(group.state, lists.params[0]),
             cut.entries,
             cut.sizes,
             scalars,
@@ -292,16 +316,17 @@ def _adamw_registers(lists: StepLists, name: str) -> dict[str, int]:
     return register_limit(128 if lists.master_params and name == "sm_120" else 0, name)
 
 
-def _lamb_passes(lists: StepLists, a: StepOptions, is_aligned: bool) -> None:
+def _lamb_passes(group: _Group, a: StepOptions) -> None:
+    lists = group.lists
     scalars, shared = _scalars(lists.steps, a)
     cut = chunks_of(lists.params, CONFIG.chunk)
     if cut.count == 0:
         return
-    grads, first_grad = part_of_table(lists.grads)
-    state = address_table(lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params)
+    grads, first_grad = part_of_table(lists.grads, group.grads)
+    state = table_of(group.state, lists.params[0])
     partial = torch.empty(cut.count, 2, dtype=torch.float64, device=scalars.device)
     ratios = torch.empty(len(lists.params), dtype=torch.float32, device=scalars.device)
-    sizes = dict(ALIGNED=is_aligned, CHUNK=CONFIG.chunk, BLOCK=CONFIG.block)
+    sizes = dict(ALIGNED=group.is_aligned, CHUNK=CONFIG.chunk, BLOCK=CONFIG.block)
     # The second pass must find the very u that the norm is of: contraction is on in both.
     launch = dict(num_warps=CONFIG.num_warps, enable_fp_fusion=True)
     launch_plan(

@@ -25,6 +25,8 @@ from bert_fast.ops._optimizer_lists import (
     with_one_layout,
 )
 from bert_fast.ops.optimizer import step_unchecked, unchecked_norm
+from bert_fast.optim._known_form import KnownForm, known_form
+from bert_fast.optim._per_device import PerDevice
 from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.reference.precision import wide_dtype
 
@@ -76,6 +78,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         backends.requested(backend)  # an unknown name is an error now, not at the first step
         check_hyperparameters(**_numbers(defaults), max_grad_norm=max_grad_norm)
         check_flag("master_weights", master_weights)
+        self._forms: dict[int, KnownForm] = {}  # by the identity of a group; `lists_of` asks all that could differ
         super().__init__(params if isinstance(params, Tensor) else as_list("params", params), defaults)
 
     def check_group(self, group: dict[str, Any]) -> None:
@@ -157,6 +160,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._forms = {}
         self.defaults.pop("differentiable", None)  # torch.optim puts it there; it means nothing here
         for group in self.param_groups:  # groups of a checkpoint lack what other optimizers do not have
             for name, value in self.defaults.items():
@@ -183,10 +187,13 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         request = backends.requested(self.backend)
-        work = [(group, lists) for group in self.param_groups for lists in self._lists_of(group)]
-        ready = [(_rate(group, lists), group, *self._one_layout(lists)) for group, lists in work]
-        scaling = _PerDevice(getattr(self, "grad_scale", None)), _PerDevice(getattr(self, "found_inf", None))
-        norm = _PerDevice(self._norm([lists for _, lists in work], scaling[0], request))
+        work = [(group, *found) for group in self.param_groups for found in self._lists_of(group)]
+        ready = [
+            (_rate(group, lists), group, *((lists, []) if is_known else self._one_layout(lists)))
+            for group, lists, is_known in work
+        ]
+        scaling = PerDevice(getattr(self, "grad_scale", None)), PerDevice(getattr(self, "found_inf", None))
+        norm = PerDevice(self._norm([lists for _, lists, _ in work], scaling[0], request))
         self.grad_norm = norm.tensor
         for lr, group, lists, copies in ready:
             device = lists[0][0].device
@@ -196,10 +203,18 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             step_unchecked(self.kind, lists, copies, a, request)
         return loss
 
-    def _lists_of(self, group: dict[str, Any]) -> list[StepLists]:
-        """What is stepped of a group: parameters of one device, dtype and class, their gradients and state."""
+    def _lists_of(self, group: dict[str, Any]) -> list[tuple[StepLists, bool]]:
+        """What is stepped of a group: parameters of one device, dtype and class, their gradients and state.
+
+        Beside each: whether its form is known to fit and to be contiguous throughout.
+        """
         self.check_group(group)
         self._check_whole(group)
+        form = self._forms.get(id(group))
+        known = None if form is None else form.lists_of(group["params"], self.state, self.master_weights)
+        if known is not None:
+            return [(known, True)]
+        self._forms.pop(id(group), None)
         rows = []
         started = False
         for p in group["params"]:
@@ -230,7 +245,11 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 for p in params:  # converted since their first step
                     masters.append(_master(p))
                     self.state[p]["master_param"] = masters[-1]
-        return lists
+        if len(lists) == 1:
+            form = known_form(lists[0], self.master_weights)
+            if form is not None:
+                self._forms[id(group)] = form
+        return [(one, False) for one in lists]
 
     def _check(self, lists: StepLists) -> None:
         """Raises TypeError or ValueError, which says what to do, where gradients or state do not fit parameters."""
@@ -298,7 +317,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if self.master_weights and p.dtype != dtype:
             state["master_param"] = _master(p)
 
-    def _norm(self, work: list[StepLists], grad_scale: "_PerDevice", request: str) -> Tensor | None:
+    def _norm(self, work: list[StepLists], grad_scale: PerDevice, request: str) -> Tensor | None:
         """Norm of all gradients on the device of the first; None where nothing is clipped."""
         if self.max_grad_norm is None or not work:
             return None
@@ -418,19 +437,6 @@ def _columns(rows: list[tuple[Any, ...]]) -> StepLists:
     params, grads, exp_avgs, exp_avg_sqs, steps, masters = map(list, zip(*rows, strict=True))
     has_masters = any(master is not None for master in masters)
     return StepLists(params, grads, exp_avgs, exp_avg_sqs, steps, masters if has_masters else [])
-
-
-class _PerDevice:
-    """A tensor, or None, that is copied to each device at most once."""
-
-    def __init__(self, tensor: Tensor | None) -> None:
-        self.tensor = tensor
-        self._copies = {} if tensor is None else {tensor.device: tensor}
-
-    def on(self, device: torch.device) -> Tensor | None:
-        if self.tensor is not None and device not in self._copies:
-            self._copies[device] = self.tensor.to(device, non_blocking=True)
-        return self._copies.get(device)
 
 
 def _is_distributed() -> bool:
