@@ -1,5 +1,8 @@
 """What the tests of prepared launches run over the null driver, as `scenarios.py`."""
 
+import os
+import random
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -93,43 +96,66 @@ def plans_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
     return {"compared": compared, "wrong": wrong[:3], "refusals": driver.refusals}
 
 
-def tapes_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
-    """Launches of steps that replay layers, and of the same steps without: all but addresses."""
+def programs_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
+    """Launches of steps whose layers run by programs, and of the same steps without programs: all but addresses.
+
+    Heads, precisions, our classes and transformers' fused, on batches of random lengths.
+    """
     import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels import _tape, encoder_layer
-    from bert_fast.kernels._tape import Taped
+    from bert_fast.kernels import encoder_layer
+    from bert_fast.kernels._programs import Programs
 
-    _tape._SIGHTS = 1
+    driver.note_parameters()
+    rng, wrong, compared, most = random.Random(0), list[str](), 0, 0
+    num_batches = int(os.environ.get("BERT_FAST_RANDOM_BATCHES", "4"))
 
-    asked, wrong, replayed = _note_launches(driver), list[str](), 0
-
-    def of_step(step: Any) -> Asked:
-        asked.clear()
+    def of_step(step: Any) -> list[Any]:
+        driver.reset()
         for part in PARTS:
             step.run(part)
-        return [tuple("address" if type(v) is int and v >> 32 else v for v in _without_hooks(one)) for one in asked]
+        return [replace(one, parameters=_without_addresses(one.parameters)) for one in driver.launches()]
 
-    for name, precision, lengths in (
-        ("BertForPreTraining", "autocast", (24, 20, 17, 13)),
-        ("BertForTokenClassification", "bf16", (130, 20, 17, 13)),
-        ("BertForQuestionAnswering", "fp32", (64, 32, 16, 16)),
-    ):
-        step = make_step(name, precision)
-        for batch in (lengths, lengths[1:], lengths):
-            step.inputs = inputs_of(name, batch)
-            for _ in range(3):
-                found = of_step(step)
-            tapes = sum(
-                isinstance(tape, _tape.Tape)
-                for of in (encoder_layer._forward, encoder_layer._backward)
-                for tape in of._tapes.values()
-            )
-            with mock.patch.object(Taped, "__call__", lambda taped, values: taped._function(*values)):
+    for name, precision, kind in PROGRAMMED:
+        step = make_step(name, precision, kind=kind, num_layers=2)
+        encoder_layer._of_model._kinds.clear()
+        for _ in range(num_batches):
+            longest = rng.choice((20, 60, 120, 300))
+            lengths = tuple(rng.randint(1, longest) for _ in range(rng.randint(1, 9)))
+            step.inputs = inputs_of(name, lengths)
+            of_step(step)  # which makes programs, in Python
+            torch.manual_seed(1)
+            found = of_step(step)
+            torch.manual_seed(1)
+            with mock.patch.object(Programs, "run", return_value=None):
                 expected = of_step(step)
+            compared += len(found)
             if found != expected:
-                wrong.append(f"{name}, {batch}: {len(found)} and {len(expected)} launches")
-            replayed = max(replayed, tapes)
-    return {"wrong": wrong, "tapes": replayed, "refusals": driver.refusals}
+                wrong.append(f"{name}, {precision}, {kind}, {lengths}: {len(found)} and {len(expected)} launches")
+        kinds = encoder_layer._of_model._kinds.values()
+        if None in kinds or not kinds:
+            wrong.append(f"{name}, {precision}, {kind}: a kind of call has no program")
+        else:
+            most = max(most, *map(len, kinds))
+            wrong += [f"{name}: a program is not run by the extension"] * any(
+                runner._native is None for runners in kinds for runner in runners
+            )
+    return {"wrong": wrong, "compared": compared, "most": most, "refusals": driver.refusals}
+
+
+# Class, precision, and whose classes run.
+PROGRAMMED = (
+    ("BertForPreTraining", "autocast", "bert_fast"), ("BertForTokenClassification", "bf16", "bert_fast"),
+    ("BertForQuestionAnswering", "fp32", "bert_fast"), ("BertLMHeadModel", "autocast", "bert_fast"),
+    ("BertForMultipleChoice", "bf16", "bert_fast"), ("BertForMaskedLM", "autocast", "fused"),
+    ("BertForSequenceClassification", "autocast", "fused"), ("BertForNextSentencePrediction", "bf16", "fused"),
+    ("BertModel", "fp32", "fused"),
+)  # fmt: skip
+
+
+def _without_addresses(parameters: bytes) -> bytes:
+    """Words that are addresses of this process's memory are 0; those of a kernel's other arguments stay."""
+    words = [int.from_bytes(parameters[i : i + 8], "little") for i in range(0, len(parameters), 8)]
+    return b"".join((0 if 0x5500 <= word >> 32 <= 0x7FFF else word).to_bytes(8, "little") for word in words)
 
 
 def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
@@ -253,5 +279,5 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
 
 
 PLAN_SCENARIOS = {
-    one.__name__: one for one in (plans_ask_for_the_same, tapes_ask_for_the_same, who_launches, other_launchers)
+    one.__name__: one for one in (plans_ask_for_the_same, programs_ask_for_the_same, who_launches, other_launchers)
 }

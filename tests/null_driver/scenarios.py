@@ -239,13 +239,13 @@ def _packed(inputs: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
 def _forget() -> None:
     """As a process is that has launched nothing: kernels are loaded again."""
     from bert_fast.kernels._launch_plan import LaunchPlan
-    from bert_fast.kernels._tape import Taped
+    from bert_fast.kernels._programs import Programs
 
     for one in gc.get_objects():
         if isinstance(one, LaunchPlan):
             one._known.clear()
-        elif isinstance(one, Taped):
-            one._tapes.clear()
+        elif isinstance(one, Programs):
+            one._kinds.clear()
     for name, module in [*sys.modules.items()]:
         if name.startswith("bert_fast.kernels."):
             for kernel in vars(module).values():

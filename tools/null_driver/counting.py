@@ -114,11 +114,10 @@ def counted_operators() -> Iterator[_Operators]:
 
 def count(step: Step, driver: NullDriver) -> dict[str, Any]:
     """Of every part of a step that has run: launches by kernel, products, small launches by operator, Python calls."""
-    from bert_fast.kernels import _launch_plan, _tape
+    from bert_fast.kernels import _launch_plan
 
-    # Encoded maps are kept by address, which nobody can foresee: here every one is encoded anew. Layers are replayed,
-    # as they are once a step of these lengths has come a few times.
-    with mock.patch.object(_launch_plan, "_MAX_MAPS", 0), mock.patch.object(_tape, "_SIGHTS", 1):
+    # Encoded maps are kept by address, which nobody can foresee: here every one is encoded anew.
+    with mock.patch.object(_launch_plan, "_MAX_MAPS", 0):
         return _count(step, driver)
 
 
@@ -146,9 +145,6 @@ def _count(step: Step, driver: NullDriver) -> dict[str, Any]:
 
 def host_microseconds(steps: dict[str, Step], rounds: int = 30) -> dict[str, dict[str, tuple[float, float]]]:
     """(least, median) of the processor's microseconds in this thread by step and part; steps take turns."""
-    from bert_fast.kernels import _tape
-
-    _tape._SIGHTS = 1
     taken: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in steps}
     for round_index in range(5 + rounds):
         for name, step in steps.items():
