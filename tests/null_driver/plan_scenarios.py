@@ -96,7 +96,7 @@ def plans_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
     return {"compared": compared, "wrong": wrong[:3], "refusals": driver.refusals}
 
 
-def programs_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
+def layers_by_programs(driver: NullDriver) -> dict[str, Any]:
     """Launches of steps whose layers run by programs, and of the same steps without programs: all but addresses.
 
     Heads, precisions, our classes and transformers' fused, on batches of random lengths.
@@ -279,5 +279,5 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
 
 
 PLAN_SCENARIOS = {
-    one.__name__: one for one in (plans_ask_for_the_same, programs_ask_for_the_same, who_launches, other_launchers)
+    one.__name__: one for one in (plans_ask_for_the_same, layers_by_programs, who_launches, other_launchers)
 }

@@ -76,7 +76,7 @@ class _Asked:
         given = tuple((True, number(n)) if type(n) is int else (False, n) for n in numbers)
         windows = tuple(
             Window(place, *map(number, (*operands[place].shape, operands[place].stride(0))), tile)
-            for place, tile in enumerate(plan._windows)
+            for place, tile in enumerate(plan.windows)
             if tile is not None and operands[place] is not None
         )
         if has_program:
@@ -196,7 +196,7 @@ def programs_in_one_block(driver: NullDriver) -> dict[str, Any]:
         for plan, grid, operands, numbers in calls:
             windows = tuple(
                 Window(place, *map(number, (*operands[place].shape, operands[place].stride(0))), tile)
-                for place, tile in enumerate(plan._windows)
+                for place, tile in enumerate(plan.windows)
                 if tile is not None and operands[place] is not None
             )
             given = tuple((True, number(n)) if type(n) is int else (False, n) for n in numbers)

@@ -148,7 +148,7 @@ def test_plans_launch_what_triton_launches() -> None:
 
 
 def test_layers_by_programs_launch_what_layers_launch() -> None:
-    found = run("programs_ask_for_the_same")
+    found = run("layers_by_programs")
     assert found["wrong"] == []
     assert found["refusals"] == [0, ""]
     assert found["compared"] > 1000 and found["most"] < 12
