@@ -112,6 +112,10 @@ class Programs:
             runners.insert(0, runner)
         return made
 
+    def forget(self) -> None:
+        """Makes programs anew from now on."""
+        self._kinds.clear()
+
     def _kind(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
         """All that decides beside the call's numbers, and sizes by their letters."""
         first, last, letters = self._lasting.start, self._lasting.stop, {}
@@ -200,10 +204,13 @@ class _Runner:
         if self._native is not None:
             made = self._native.run(inputs, numbers)
         else:
-            made = self._run(inputs, numbers)
+            made = self.run_in_python(inputs, numbers)
         return made if self._names is None or made is None else dict(zip(self._names, made, strict=True))
 
-    def _run(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> tuple[Tensor | None, ...] | None:
+    def run_in_python(
+        self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        """The outputs, step by step, by plans of launches."""
         values = self._values(numbers)
         if values is None:
             return None

@@ -236,6 +236,7 @@ class Trace:
         self._num_inputs = 0
         self.skews: dict[int, int] = {}  # of inputs, bytes behind a multiple of 16
         self._steps: list[tuple[Any, list[int]]] = []  # with the slots that a step reads or makes
+        self._first_steps: list[tuple[Any, list[int]]] = []  # views of inputs
         self._forms: list[tuple[int, ...]] = []  # of slots: sizes, strides, 0
         self._views: dict[Any, int] = {}
         self._unseen: dict[int, int] = {}  # memory that was not given to PyTorch yet, and its step
@@ -262,8 +263,16 @@ class Trace:
         self._joined[tuple([one.slot for one in parts])] = whole
 
     def together(self, parts: Any) -> Traced | None:
-        """The input that these are together, if there is one."""
-        return self._joined.get(tuple([one.slot for one in parts if one.offset == 0]))
+        """The input that these are together, or the rows of one."""
+        slots = tuple([one.slot for one in parts if one.offset == 0])
+        for all_slots, whole in self._joined.items():
+            for start in range(len(all_slots) - len(slots) + 1):
+                if all_slots[start : start + len(slots)] == slots:
+                    rows = sum(one.shape[0] for one in parts)
+                    first = start * (whole.shape[0] // len(all_slots))
+                    shape = (rows, *whole.shape[1:])
+                    return whole if shape == whole.shape else whole._view(shape, whole.strides, first * whole.strides[0])
+        return None
 
     def skip(self) -> None:
         """An input that is None."""
@@ -352,6 +361,8 @@ class Trace:
             return known
         if x.offset == 0 and x.is_contiguous():
             made = self._reshaped(x, form)
+        elif x.slot < self._num_inputs and type(x.offset) is int and x.is_contiguous():
+            made = self._rows_of_input(x, form)
         elif len(x.shape) == 2 and x.strides[0] == 1:
             made = self._new(form)
             base = self._whole(x.t())
@@ -359,6 +370,12 @@ class Trace:
         else:
             raise Untraceable(f"a part of a tensor, {x.shape} with strides {x.strides}, is given to PyTorch")
         self._views[x.slot, form] = made
+        return made
+
+    def _rows_of_input(self, x: Traced, form: tuple[int, ...]) -> int:
+        made, first = self._new(form), x.offset // (x.strides[0] * x.element_size())
+        given = Argument("slot", x.slot), *[Argument("constant", one) for one in (0, first, x.shape[0])]
+        self._first_steps.append((Call(Tensor.narrow, given, (), (made,)), [x.slot, made]))
         return made
 
     def _reshaped(self, x: Traced, form: tuple[int, ...]) -> int:
@@ -379,12 +396,13 @@ class Trace:
         """x in another dtype; inputs all in one call, where the first of them is wanted."""
         if not x.is_contiguous():
             raise Untraceable("a tensor that is not contiguous is cast")
-        if x.slot >= self._num_inputs or x.offset != 0:
+        if x.slot >= self._num_inputs:
             return self.call(Tensor.to, [x, dtype], x.shape, dtype)
-        made = self._casts.get((x.slot, dtype))
+        source = self._whole(x)
+        made = self._casts.get((source, dtype))
         if made is None:
             slot = self._new(self._form(x.shape))
-            made = self._casts[x.slot, dtype] = Traced(self, slot, x.shape, x.strides, dtype)
+            made = self._casts[source, dtype] = Traced(self, slot, x.shape, x.strides, dtype)
             if self._place_of_casts is None:
                 self._place_of_casts = len(self._steps)
                 self._steps.append((None, []))
@@ -413,7 +431,7 @@ class Trace:
     def program(self, made: tuple[Traced | None, ...]) -> Program:
         """The program of a call that returned this."""
         outputs = tuple([-1 if one is None else self._whole(one) for one in made])
-        steps = self._with_casts()
+        steps = [*self._first_steps, *self._with_casts()]
         # Backwards: what nobody reads is not made, and what is read for the last time goes.
         needed = {slot for slot in outputs if slot >= 0}
         kept: list[Step] = []

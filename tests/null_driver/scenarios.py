@@ -245,7 +245,7 @@ def _forget() -> None:
         if isinstance(one, LaunchPlan):
             one._known.clear()
         elif isinstance(one, Programs):
-            one._kinds.clear()
+            one.forget()
     for name, module in [*sys.modules.items()]:
         if name.startswith("bert_fast.kernels."):
             for kernel in vars(module).values():
