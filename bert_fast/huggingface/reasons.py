@@ -111,7 +111,7 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_modules(model: Any) -> Iterable[str]:
     """Those that lie in the modules inside."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return _module_reasons(model)  # which torch.compile traces, so that its guards notice changes
     found: tuple[str, ...] = _concluded(model)[0]
     return found

@@ -230,7 +230,10 @@ def _launch_together(several: list[_Sums], of_rows: tuple[Tensor, Tensor] | None
             *[partial for partial, _ in several], *_NONE[:missing], *outputs, *_NONE * missing,
             *(of_rows or (None, None)),
         ),
-        (*[shape[0] for shape in shapes], *[0] * missing, row_stride // stride_unit, 0 if rows is None else rows.shape[0]),
+        (
+            *[shape[0] for shape in shapes], *[0] * missing, row_stride // stride_unit,
+            0 if rows is None else rows.shape[0],
+        ),
     )  # fmt: skip
 
 

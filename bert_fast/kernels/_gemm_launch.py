@@ -87,7 +87,7 @@ def _with_workspace(device: torch.device, run: Callable[[], object]) -> None:
 
 
 class _Form(NamedTuple):
-    """What a product's kernels depend on: how operands lie and whether sizes are multiples, not the sizes; what follows."""
+    """What a product's kernels depend on: how operands lie, which sizes are multiples, what follows; not sizes."""
 
     dtype: torch.dtype
     a_transposed: bool

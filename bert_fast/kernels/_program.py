@@ -1,6 +1,6 @@
 """A program: all that a composite of kernels asks of a device, as data, with sizes as numbers of the call.
 
-    expressions   integers of a call (tokens, sequences, the longest text, sites of dropout, ..) and what follows from them
+    expressions   integers of a call (tokens, sequences, the longest text, sites of dropout) and what follows from them
     guards        what launchers asked of these numbers when they chose, and the answers that the program is made for
     steps         memory, calls of PyTorch (products of its library), launches, in their order
     outputs       slots
@@ -55,8 +55,8 @@ class Window(NamedTuple):
 class Launch(NamedTuple):
     """One launch of a plan.
 
-    operands: (slot, bytes from there, which is a number) or None, in the plan's order. numbers: in the plan's order, True with the
-    number of an integer, False with a float.
+    operands: (slot, bytes from there, which is a number) or None, in the plan's order. numbers: in the plan's order,
+    True with the number of an integer, False with a float.
     """
 
     plan: Any

@@ -7,9 +7,9 @@ to the same each time: which tile, how many programs, what memory. A program (`_
 
 with the numbers of tokens, sequences and the like left open. Calls are of one kind where all else is equal that
 decides: dtypes, other sizes, strides and alignment of tensors, which of them there are, numbers and names, the device,
-and what PyTorch is set to. Values are never looked at. The first call of a kind makes the program (`_tracing.py`); where
-a launcher's choice depended on a size, the program is for sizes of the same choice, and others have one of their own.
-What cannot be traced runs as it stands, and so does every call while somebody watches launches.
+and what PyTorch is set to. Values are never looked at. The first call of a kind makes the program (`_tracing.py`);
+where a launcher's choice depended on a size, the program is for sizes of the same choice, and others have one of their
+own. What cannot be traced runs as it stands, and so does every call while somebody watches launches.
 """
 
 import functools
@@ -25,7 +25,7 @@ from bert_fast.kernels import _launch_plan
 from bert_fast.kernels._native_program import NativeProgram, native_program
 from bert_fast.kernels._program import Call, Empty, Launch, Program
 from bert_fast.kernels._sizes import evaluate
-from bert_fast.kernels._tracing import Trace, Traced
+from bert_fast.kernels._tracing import Trace
 from bert_fast.remembered import Remembered
 
 __all__ = ["Programs"]

@@ -1,8 +1,8 @@
 """How a program is made: a composite of kernels runs once on tensors that are not there, and what it asks for is noted.
 
 Each tensor has a dtype, a device, sizes (some of them numbers of the call, `_sizes.py`) and strides; it is a slot of
-the program, or a part of one. Nothing runs and nothing is allocated. A composite that does what no program can do again,
-or that nobody has taught these tensors, raises an error of Python's own (AttributeError, TypeError, ..): `Untraceable`.
+the program, or a part of one. Nothing runs and nothing is allocated. A composite that does what no program can do
+again, or that nobody has taught these tensors, raises `Untraceable` or an error of Python's own.
 """
 
 import threading
@@ -145,7 +145,6 @@ class Traced:
             raise Untraceable(f"{function.__name__} is not known")
         return rule(*args, **(kwargs or {}))
 
-
     def __len__(self) -> int:
         return self.shape[0].__index__()
 
@@ -251,7 +250,7 @@ class Trace:
         return Traced(self, self._new(self._form(shape, strides)), shape, strides, dtype)
 
     def input_like(self, tensor: Tensor, letters: str = "", sizes: Mapping[str, Size] = _NO_NAMES) -> Traced:
-        """An input as this one is; letters: for each dimension, the name of its size, "_" or none for a constant one."""
+        """An input as this one is. letters: of each dimension, the name of its size; "_", or none: a constant."""
         letters = letters if len(letters) == tensor.dim() else "_" * tensor.dim()
         shape = tuple([sizes.get(letter, size) for letter, size in zip(letters, tensor.shape, strict=True)])
         made = self.input(shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
@@ -271,7 +270,9 @@ class Trace:
                     rows = sum(one.shape[0] for one in parts)
                     first = start * (whole.shape[0] // len(all_slots))
                     shape = (rows, *whole.shape[1:])
-                    return whole if shape == whole.shape else whole._view(shape, whole.strides, first * whole.strides[0])
+                    return (
+                        whole if shape == whole.shape else whole._view(shape, whole.strides, first * whole.strides[0])
+                    )
         return None
 
     def skip(self) -> None:
@@ -301,7 +302,12 @@ class Trace:
         return Traced(self, slot, shape, _strides(shape), dtype)
 
     def call(
-        self, function: Any, arguments: list[Any], shape: Shape, dtype: torch.dtype, named: Mapping[str, Any] = _NO_NAMES
+        self,
+        function: Any,
+        arguments: list[Any],
+        shape: Shape,
+        dtype: torch.dtype,
+        named: Mapping[str, Any] = _NO_NAMES,
     ) -> Traced:
         """A function of PyTorch that returns a new contiguous tensor of this shape and dtype. named: constants."""
         given, reads = self._arguments(arguments)
@@ -408,7 +414,9 @@ class Trace:
                 self._steps.append((None, []))
         return made
 
-    def note_launch(self, plan: Any, grid: tuple[Any, ...], operands: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
+    def note_launch(
+        self, plan: Any, grid: tuple[Any, ...], operands: tuple[Any, ...], numbers: tuple[Any, ...]
+    ) -> None:
         """A launch of a plan, as `LaunchPlan.__call__` takes it."""
         place = self.numbers.place
         at = tuple([None if one is None else (one.slot, place(one.offset)) for one in operands])

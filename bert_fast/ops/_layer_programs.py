@@ -50,9 +50,9 @@ def _strides(one: Tensor) -> tuple[int, ...] | None:
     return None if one.is_contiguous() else one.stride()
 
 
-def arguments(x: Tensor | None, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
+def arguments(x: Any, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
     """The record of a call."""
-    fields = dict(zip(EncoderLayer._fields[1:17], layer.parameters, strict=True))
+    fields: dict[str, Any] = dict(zip(EncoderLayer._fields[1:17], layer.parameters, strict=True))
     fields |= dict(zip(TENSORS, call.tensors, strict=True)) | options.fields()
     fields |= dict(zip(_SITES, layer.sites, strict=True))
     if not options.drops:
@@ -97,7 +97,7 @@ class LayerPrograms:
     ) -> Tensor:  # fmt: skip
         """y. keeps: whether a gradient is recorded."""
         if keeps:
-            return self._apply(x, *projected, *layer.parameters, layer, call, options, module, backend)  # type: ignore[no-any-return]
+            return self._apply(x, *projected, *layer.parameters, layer, call, options, module, backend)
         return self._run(x, projected, layer, call, options, module)[0]  # type: ignore[return-value]
 
     def _run(
@@ -112,7 +112,7 @@ class LayerPrograms:
                 made = module.OPS.forward(
                     arguments(x, layer, call, options), None if projected[0] is None else projected
                 )
-        return made  # type: ignore[no-any-return]
+        return made
 
     def _forward(self, ctx: Any, x: Tensor, *given: Any) -> Tensor:
         projected, (layer, call, options, module, _) = given[:3], given[-5:]
@@ -136,7 +136,7 @@ class LayerPrograms:
                 name_call(error, "encoder_layer_bwd", (dy,))
                 raise
             if made is not None:
-                return made  # type: ignore[no-any-return]
+                return made
         a = arguments(None, layer, call, options)
         if kept[-1] is not None:
             return self._backward_of_projected(a, dy, kept, needs, module)
@@ -161,7 +161,9 @@ class LayerPrograms:
         if not torch.is_grad_enabled():
             return found
         # As ops do: who differentiates these is told.
-        refuse = torch._C._functions.DelayedError(b"second derivatives of encoder_layer are not implemented", len(found))
+        refuse = torch._C._functions.DelayedError(
+            b"second derivatives of encoder_layer are not implemented", len(found)
+        )
         return tuple([one if one is None else refuse(one.detach().requires_grad_()) for one in found])
 
     def _picker(self, options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -29,8 +29,8 @@ from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES
 from bert_fast.reference.encoder_layer import (
     BEFORE_MLP,
     BEFORE_OUTPUT,
-    OF_MLP,
     NOT_PROJECTED,
+    OF_MLP,
     TENSORS,
     EncoderLayer,
     OfCall,

@@ -36,8 +36,8 @@ from bert_fast.reference.precision import wide
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 
 __all__ = [
-    "BEFORE_MLP", "BEFORE_OUTPUT", "NOT_PROJECTED", "OF_MLP", "PROJECTED", "TENSORS", "EncoderLayer", "LayerOps", "OfCall", "OfLayer",
-    "Options", "Projections", "Saved", "encoder_layer_bwd", "encoder_layer_fwd", "in_places",
+    "BEFORE_MLP", "BEFORE_OUTPUT", "NOT_PROJECTED", "OF_MLP", "PROJECTED", "TENSORS", "EncoderLayer", "LayerOps",
+    "OfCall", "OfLayer", "Options", "Projections", "Saved", "encoder_layer_bwd", "encoder_layer_fwd", "in_places",
 ]  # fmt: skip
 
 
@@ -262,7 +262,13 @@ class LayerOps(NamedTuple):
         return y, *saved, z, *of_attention, pre, *of_mlp
 
     def backward(
-        self, a: EncoderLayer, dy: Tensor, y: Tensor, *saved: Tensor, wants: Set[str], projected: Projected | None = None
+        self,
+        a: EncoderLayer,
+        dy: Tensor,
+        y: Tensor,
+        *saved: Tensor,
+        wants: Set[str],
+        projected: Projected | None = None,
     ) -> dict[str, Tensor]:
         """Gradients by name: x, qkv_weight and qkv_bias (of the three, one below the other), and the parameters'.
 

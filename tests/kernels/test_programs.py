@@ -3,7 +3,6 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -293,5 +292,3 @@ def test_threads(programs):  # type: ignore[no-untyped-def]
     for thread in threads:
         thread.join()
     assert wrong == []
-
-

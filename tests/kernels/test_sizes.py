@@ -49,7 +49,9 @@ def test_expressions_are_those_of_other_calls_too(chosen: Any, call: Any, other:
 
 
 @given(st.sampled_from(COMPARISONS), st.booleans(), st.integers(1, 600), calls, calls)
-def test_guards_tell_calls_of_other_answers(compare: Any, is_constant: bool, constant: int, call: Any, other: Any) -> None:
+def test_guards_tell_calls_of_other_answers(
+    compare: Any, is_constant: bool, constant: int, call: Any, other: Any
+) -> None:
     numbers = Numbers(call)
     first, second = numbers.arguments
     answer = compare(first, constant if is_constant else second)
