@@ -37,13 +37,15 @@ class Numbers:
 
     def place(self, number: "int | Size") -> int:
         """Where an integer stands among the expressions."""
-        return number.place if type(number) is Size else self._size(Expression("constant", number), number).place
+        if isinstance(number, Size):
+            return number.place
+        return self._size(Expression("constant", number), number).place
 
     def result(self, op: str, a: "int | Size", b: "int | Size") -> "Size":
         """a op b as a number of this program."""
         x, y = _value(a), _value(b)
         if op in ("//", "%") and type(b) is Size:
-            self.ask("<", 0, b)  # of other calls, too
+            self.ask("==", b, 0)  # of other calls, too
         return self._size(Expression(op, self.place(a), self.place(b)), int(_OPS[op](x, y)))
 
     def ask(self, op: str, a: "int | Size", b: "int | Size") -> bool:
@@ -133,6 +135,8 @@ class Size:
         return self._is_same(other) or self._numbers.ask("<=", other, self)
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, float):
+            raise TypeError("a size was compared with a float, of which no guard would tell")
         if not isinstance(other, int | Size):
             return NotImplemented
         return self._is_same(other) or self._numbers.ask("==", self, other)
@@ -155,7 +159,8 @@ class Size:
     def bit_length(self) -> int:
         """As of an int that is not negative."""
         bits = self.value.bit_length()
-        assert self >= (1 << bits >> 1) and self < 1 << bits
+        if not (self >= (1 << bits >> 1) and self < 1 << bits):  # no `assert`: it asks
+            raise ValueError(f"bit_length: expected a size that is not negative, got {self.value}")
         return bits
 
     def _is_same(self, other: object) -> bool:

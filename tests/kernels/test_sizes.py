@@ -86,6 +86,16 @@ def test_a_divisor_of_another_call_that_is_zero_is_no_error() -> None:
     numbers = Numbers((12, 4))
     made = numbers.arguments[0] // numbers.arguments[1]
     assert made.value == 3 and not holds(numbers, evaluate(tuple(numbers.expressions), (12, 0)))
+    of_negative = Numbers((12, -4))
+    assert (of_negative.arguments[0] % of_negative.arguments[1]).value == 0
+    assert not holds(of_negative, evaluate(tuple(of_negative.expressions), (12, 0)))
+
+
+def test_a_size_is_never_compared_with_a_float_unseen() -> None:
+    (size,) = Numbers((3,)).arguments
+    for compare in COMPARISONS:
+        with pytest.raises(TypeError):
+            compare(size, 3.0)
 
 
 def test_bit_length_is_for_all_sizes_of_as_many_bits() -> None:
