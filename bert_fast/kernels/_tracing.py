@@ -113,7 +113,7 @@ class Traced:
         return self.to(torch.float32)
 
     def index_select(self, dim: int, index: "Traced") -> "Traced":
-        assert dim == 0
+        _need_first(dim)
         return self.trace.call(Tensor.index_select, [self, 0, index], (*index.shape, *self.shape[1:]), self.dtype)
 
     def index_add_(self, dim: int, index: "Traced", source: "Traced") -> "Traced":
@@ -131,11 +131,12 @@ class Traced:
     def chunk(self, parts: int) -> tuple["Traced", ...]:
         """So many parts of as many rows, views."""
         rows = self.shape[0] // parts
-        assert rows * parts == self.shape[0]
+        if rows * parts != self.shape[0]:
+            raise Untraceable(f"chunk: {self.shape} in {parts} parts")
         return self.trace.calls(Tensor.chunk, [self, parts], [(rows, *self.shape[1:])] * parts, self.dtype)
 
     def sum(self, dim: int, dtype: torch.dtype) -> "Traced":
-        assert dim == 0
+        _need_first(dim)
         return self.trace.call(Tensor.sum, [self, 0], self.shape[1:], dtype, {"dtype": dtype})
 
     @classmethod
@@ -147,6 +148,11 @@ class Traced:
 
     def __len__(self) -> int:
         return self.shape[0].__index__()
+
+
+def _need_first(dim: int) -> None:
+    if dim != 0:
+        raise Untraceable(f"dimension {dim}, not the first")
 
 
 def _product(sizes: Any) -> Any:
@@ -200,7 +206,7 @@ def _addmm(c: Traced, a: Traced, b: Traced, *, out_dtype: torch.dtype | None = N
 
 
 def _cat(tensors: Any, dim: int = 0) -> Traced:
-    assert dim == 0
+    _need_first(dim)
     rows: Any = sum(one.shape[0] for one in tensors)
     trace: Trace = tensors[0].trace
     together = trace.together(tensors)
