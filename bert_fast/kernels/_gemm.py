@@ -241,8 +241,8 @@ def _empty(
     like: Tensor, wants_activation: bool, sums_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Results where there is no element: sums over no rows are 0."""
-    dpre = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    dbias = torch.zeros(like.shape[1], dtype=sums_dtype, device=like.device) if sums_dtype else None
+    dpre = like.new_empty(like.shape)
+    dbias = like.new_zeros(like.shape[1], dtype=sums_dtype) if sums_dtype else None
     return dpre, torch.empty_like(dpre) if wants_activation else None, dbias
 
 

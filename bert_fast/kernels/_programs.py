@@ -59,7 +59,7 @@ class Programs:
     ) -> None:
         self._function, self._settings, self._sizes, self._integers = function, settings, sizes, tuple(integers)
         self._lasting, self._joined = lasting, joined
-        self._kinds: dict[Any, list[_Runner] | None] = {}  # None for those that cannot be traced
+        self._kinds: dict[Any, list[_Runner] | None] = {}  # None for those that cannot be traced, whatever the sizes
         self._look_at = Remembered(self._look, by_address=True)
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
@@ -97,20 +97,29 @@ class Programs:
             made = runner.run(inputs, numbers)
             if made is not None:
                 if runner is not runners[0]:  # the next layer of this step will ask for the same
-                    runners.remove(runner)
-                    runners.insert(0, runner)
-                return made
-        runner = _traced(_device_of(inputs), numbers, trace)
-        if runners is _NEW:
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.pop(next(iter(self._kinds)), None)
-            runners = self._kinds[kind] = None if runner is None else []
-        if runner is None or len(runners) >= _MAX_PROGRAMS:
+                    # A list of its own: other threads go through this one.
+                    self._kinds[kind] = [runner, *[one for one in runners if one is not runner]]
+                return None if made is _AS_IT_STANDS else made
+        index = _first(inputs).get_device()
+        if index >= 0 and index != torch.cuda.current_device():
+            with torch.cuda.device(index):  # prepared launches leave it as it is
+                return self.run(kind, inputs, numbers, trace)
+        if len(runners) >= _MAX_PROGRAMS:
+            return None
+        for runner in runners:  # one that `_native` refused, for a reason that no other program would change
+            made = runner.run_here(inputs, numbers)
+            if made is not None:
+                return None if made is _AS_IT_STANDS else made
+        runner = _traced(_first(inputs).device, numbers, trace)
+        if runners is _NEW and len(self._kinds) >= _MAX_KINDS:
+            self._kinds.pop(next(iter(self._kinds)), None)
+        if runner.is_for_none:
+            self._kinds[kind] = None
             return None
         made = runner.run(inputs, numbers)
         if made is not None:
-            runners.insert(0, runner)
-        return made
+            self._kinds[kind] = [runner, *runners]
+        return None if made is _AS_IT_STANDS else made
 
     def forget(self) -> None:
         """Makes programs anew from now on."""
@@ -118,7 +127,8 @@ class Programs:
 
     def _kind(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
         """All that decides beside the call's numbers, and sizes by their letters."""
-        first, last, letters = self._lasting.start, self._lasting.stop, {}
+        first, last = self._lasting.start, self._lasting.stop
+        letters: dict[str, int] = {}
         kind: list[Any] = [of_lasting, *map(_is_none, together), torch.is_inference_mode_enabled(), *self._settings()]
         addresses = 0
         for place, value in enumerate(values):
@@ -171,11 +181,11 @@ class Programs:
         return self._function(*given)
 
 
-def _device_of(inputs: Sequence[Tensor | None]) -> torch.device:
-    return next(one.device for one in inputs if one is not None)
+def _first(inputs: Sequence[Tensor | None]) -> Tensor:
+    return next(one for one in inputs if one is not None)
 
 
-def _traced(device: torch.device, numbers: tuple[int, ...], run: Callable[[Trace], Any]) -> "_Runner | None":
+def _traced(device: torch.device, numbers: tuple[int, ...], run: Callable[[Trace], Any]) -> "_Runner":
     trace = Trace(device, numbers)
     try:
         with trace:
@@ -183,28 +193,42 @@ def _traced(device: torch.device, numbers: tuple[int, ...], run: Callable[[Trace
         names = tuple(made) if isinstance(made, dict) else None
         return _Runner(trace.program(tuple(made.values()) if names else tuple(made)), names)
     except Exception:  # whatever a function may do that tensors which are not there do not know
-        return None
+        asked = trace.numbers
+        return _Runner(Program(0, 0, tuple(asked.expressions), tuple(asked.guards.items()), (), ()), None, is_one=False)
 
 
 _NEW: list[Any] = []
+_AS_IT_STANDS = object()
+_UNKNOWN: list[int] = []
 
 
 class _Runner:
-    """A program that runs: here step by step, and by `_native` once every kernel of it is there."""
+    """A program that runs: here step by step, and by `_native` once every kernel of it is there.
 
-    def __init__(self, program: Program, names: tuple[str, ...] | None) -> None:
-        self.program, self._names = program, names
+    is_one: else the guards tell the calls that cannot be traced.
+    """
+
+    def __init__(self, program: Program, names: tuple[str, ...] | None, *, is_one: bool = True) -> None:
+        self.program, self._names, self._is_one = program, names, is_one
+        self.is_for_none = not is_one and not program.guards
         self._room = [None] * (program.num_slots - program.num_inputs)
         self._known: dict[tuple[int, ...], list[int] | None] = {}
         self._native: NativeProgram | None = None
         self._is_tried = False
 
     def run(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> Any:
-        """What the function returns; None where the program is not for these."""
-        if self._native is not None:
-            made = self._native.run(inputs, numbers)
-        else:
-            made = self.run_in_python(inputs, numbers)
+        """What the function returns; None where the program is not for these, `_AS_IT_STANDS` where none is."""
+        if self._native is None:
+            return self.run_here(inputs, numbers)
+        return self._named(self._native.run(inputs, numbers))
+
+    def run_here(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> Any:
+        """As `run`, without `_native`."""
+        if not self._is_one:
+            return None if self._values(numbers) is None else _AS_IT_STANDS
+        return self._named(self.run_in_python(inputs, numbers))
+
+    def _named(self, made: tuple[Tensor | None, ...] | None) -> Any:
         return made if self._names is None or made is None else dict(zip(self._names, made, strict=True))
 
     def run_in_python(
@@ -215,16 +239,15 @@ class _Runner:
         if values is None:
             return None
         slots: list[Any] = [*inputs, *self._room]
-        device = _device_of(inputs)
+        device = _first(inputs).device
         readies: list[Any] = []
         for what, last_used in self.program.steps:
-            kind = type(what)
-            if kind is Empty:
+            if type(what) is Empty:
                 size = [values[one] for one in what.shape]
                 slots[what.slot] = torch.empty(size, dtype=what.dtype, device=device)
-            elif kind is Call:
+            elif type(what) is Call:
                 _call(what, slots, values)
-            else:
+            elif type(what) is Launch:
                 readies.append(_launch(what, slots, values, self._is_tried))
             for slot in last_used:
                 slots[slot] = None
@@ -235,8 +258,9 @@ class _Runner:
         return tuple([None if slot < 0 else slots[slot] for slot in self.program.outputs])
 
     def _values(self, numbers: tuple[int, ...]) -> list[int] | None:
-        if numbers in self._known:
-            return self._known[numbers]
+        known = self._known.get(numbers, _UNKNOWN)
+        if known is not _UNKNOWN:
+            return known
         values: list[int] | None = evaluate(self.program.expressions, numbers)
         if any(values[place] != wanted for place, wanted in self.program.guards):  # type: ignore[index]
             values = None
@@ -273,7 +297,7 @@ def _call(what: Call, slots: list[Any], values: list[int]) -> None:
 
 def _launch(what: Launch, slots: list[Any], values: list[int], is_known: bool) -> Any:
     """Launches; returns the compiled kernel, None where it is known already or Triton's alone."""
-    operands = [None if one is None else _at(slots[one[0]], values[one[1]]) for one in what.operands]
+    operands: list[Any] = [None if one is None else _at(slots[one[0]], values[one[1]]) for one in what.operands]
     for place, rows, cols, row_stride, _ in what.windows:
         operands[place] = operands[place].as_strided((values[rows], values[cols]), (values[row_stride], 1))
     numbers = tuple([values[value] if is_integer else value for is_integer, value in what.numbers])

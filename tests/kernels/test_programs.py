@@ -5,6 +5,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def of_lengths(a: EncoderLayer, lengths: tuple[int, ...], *, rows: bool) -> Enco
     )  # fmt: skip
 
 
-LENGTHS = ((3, 4, 2), (1,), (5, 0, 2), (17,))
+LENGTHS = ((0,), (3, 4, 2), (1,), (5, 0, 2), (17,), (0, 0))
 
 
 @pytest.mark.parametrize("of_parameters", [None, torch.float32], ids=["of one dtype", "fp32 parameters"])
@@ -195,6 +196,79 @@ def test_what_cannot_be_traced_runs_as_it_stands(programs, function):  # type: i
     torch.manual_seed(1)
     assert same(found, [function(x.clone()) for x in calls])
     assert list(ours._kinds.values()) == [None] and not programs._launch_plan.recorders
+
+
+def test_sizes_that_cannot_be_traced_are_told_by_guards(programs):  # type: ignore[no-untyped-def]
+    """A call of few rows does not take its program from a call of many, whichever comes first."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (x + 1 if x.shape[0] < 3 else torch.mm(x, x),)
+
+    for sizes in ((2, 3, 1, 4), (4, 1, 3, 2)):
+        ours = programs.Programs(function, sizes={0: "TT"})
+        with mock.patch.object(ours, "_trace", side_effect=ours._trace) as trace:
+            for size in sizes:
+                x = torch.randn(size, size)
+                assert same(ours((x,)), function(x)), size
+        assert trace.call_count == 2 and made_by(ours) == [2]
+
+
+def test_what_has_too_many_programs_is_not_traced_again(programs, monkeypatch):  # type: ignore[no-untyped-def]
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        calls.append(int(x.shape[0]))  # a program for each number of rows
+        return (torch.mm(x, x.t()),)
+
+    monkeypatch.setattr(programs, "_MAX_PROGRAMS", 4)
+    ours, calls = programs.Programs(function, sizes={0: "T_"}), list[int]()
+    for size in (1, 2, 3, 4, 5, 6, 5, 1):
+        assert same(ours((torch.ones(size, 2),))[0], torch.full((size, size), 2.0))
+    assert calls == [1, 2, 3, 4, 5, 6, 5] and made_by(ours) == [4]
+
+
+def test_what_native_refuses_is_run_here(programs):  # type: ignore[no-untyped-def]
+    class Refuses:
+        @staticmethod
+        def run(inputs: Any, numbers: Any) -> None:
+            return None
+
+    ours = programs.Programs(lambda x: (torch.mm(x, x),), sizes={0: "TT"})
+    for size in (2, 3, 2, 3):
+        assert same(ours((torch.ones(size, size),))[0], torch.full((size, size), float(size)))
+        for runner in next(iter(ours._kinds.values())):
+            runner._native = Refuses
+    assert made_by(ours) == [1]
+
+
+def test_a_model_of_another_device_has_its_programs_there(programs, monkeypatch):  # type: ignore[no-untyped-def]
+    """No call brings another program because the current device is not its own."""
+    entered: list[int] = []
+
+    @contextmanager
+    def device(index: int) -> Any:
+        entered.append(index)
+        current[0] = index
+        yield
+        current[0] = 0
+
+    current, x = [0], torch.ones(2, 2)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(Tensor, "get_device", lambda x: 1)
+    ours = programs.Programs(lambda x: (x,), sizes={})
+    trace = lambda trace: (torch.mm(*[trace.input_like(x, "TT", {"T": trace.numbers.arguments[0]})] * 2),)  # noqa: E731
+
+    class Native:
+        """As `_native`, which runs programs on the current device."""
+
+        @staticmethod
+        def run(inputs: Any, numbers: Any) -> Any:
+            return runner.run_here(inputs, numbers) if current[0] == 1 else None
+
+    for _ in range(3):
+        assert ours.run("kind", (x,), (2,), trace)[0].tolist() == [[2.0] * 2] * 2
+        ((runner,),) = ours._kinds.values()
+        runner._native = Native
+    assert entered == [1] * 3
 
 
 def test_an_error_of_a_call_is_its_own(programs):  # type: ignore[no-untyped-def]
