@@ -28,10 +28,10 @@ class _Recorder:
     def note_launch(self, plan: Any, grid: tuple[int, ...], _operands: Any, numbers: tuple[float, ...]) -> None:
         name = plan._kernel.__name__
         if name.startswith("_gemm"):
-            self.launches.append(repr((name, plan._windows, sorted(plan._constants.items()), grid, numbers)))
+            self.launches.append(repr((name, plan.windows, sorted(plan._constants.items()), grid, numbers)))
 
     def spoil(self) -> None:
-        """What a tape is told of a launch that it cannot keep."""
+        """What a program in the making is told of a launch that it cannot have."""
 
 
 def launches(product: Product, tile: Tile) -> list[str]:

@@ -16,7 +16,7 @@ from benchmarks.smoke.whole import whole_cases
 from bert_fast.testing.compare import Comparison, comparisons
 
 ROUNDS = 3
-RUNS = 30  # with the same inputs: by then a layer's launches are replayed from a tape
+RUNS = 30  # with the same inputs: by then layers are run by programs
 MOST_OUTPUTS = 12  # told of one case
 
 

@@ -57,7 +57,7 @@ def is_watched() -> bool:
     )
 
 
-# By thread, what is told of every launch while a tape is made (`_tape.py`).
+# By thread, what is told of every launch while a program is made (`_tracing.py`).
 recorders: dict[int, Any] = {}
 
 
@@ -67,9 +67,6 @@ class LaunchPlan:
     kernel: of `triton.jit`. windows: for the first operands, the tiles of those that the kernel takes as tensor
     descriptors, None for the others. constants: its `tl.constexpr` arguments and the options of the launch.
     """
-
-    # For tapes: a "launch" may write to whatever it is given; to an "operator" all that is older is to be read.
-    what = "launch"
 
     def __init__(self, kernel: Any, windows: tuple[Window, ...] = (), **constants: Any) -> None:
         self._kernel = kernel

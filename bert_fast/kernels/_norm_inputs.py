@@ -123,7 +123,7 @@ def _plan(
     # Activations that meet weights as they are loaded stay in registers: products in flight would read them while
     # Triton 3.6 and 3.7 overwrite them (triton#9433). In one stage each product is waited for.
     num_stages = 1 if chip == "sm_90" and not converts else _STAGES
-    plan = LaunchPlan(
+    return LaunchPlan(
         _norm_inputs_kernel,
         N_COLS=hidden,
         N_HEADS=width,
@@ -140,8 +140,6 @@ def _plan(
         **register_limit(_REGISTERS.get(chip, 0), chip),
         enable_fp_fusion=True,  # residual + branch * scale, as in the kernel of LayerNorm
     )
-    plan.what = "operator"  # what it writes to is new: parameters can still be rounded together
-    return plan
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
