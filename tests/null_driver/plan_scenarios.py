@@ -1,8 +1,5 @@
 """What the tests of prepared launches run over the null driver, as `scenarios.py`."""
 
-import os
-import random
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -94,68 +91,6 @@ def plans_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
             for part in PARTS:
                 step.run(part)
     return {"compared": compared, "wrong": wrong[:3], "refusals": driver.refusals}
-
-
-def layers_by_programs(driver: NullDriver) -> dict[str, Any]:
-    """Launches of steps whose layers run by programs, and of the same steps without programs: all but addresses.
-
-    Heads, precisions, our classes and transformers' fused, on batches of random lengths.
-    """
-    import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels import encoder_layer
-    from bert_fast.kernels._programs import Programs
-
-    driver.note_parameters()
-    rng, wrong, compared, most = random.Random(0), list[str](), 0, 0
-    num_batches = int(os.environ.get("BERT_FAST_RANDOM_BATCHES", "4"))
-
-    def of_step(step: Any) -> list[Any]:
-        driver.reset()
-        for part in PARTS:
-            step.run(part)
-        return [replace(one, parameters=_without_addresses(one.parameters)) for one in driver.launches()]
-
-    for name, precision, kind in PROGRAMMED:
-        step = make_step(name, precision, kind=kind, num_layers=2)
-        encoder_layer._of_model._kinds.clear()
-        for _ in range(num_batches):
-            longest = rng.choice((20, 60, 120, 300))
-            lengths = tuple(rng.randint(1, longest) for _ in range(rng.randint(1, 9)))
-            step.inputs = inputs_of(name, lengths)
-            of_step(step)  # which makes programs, in Python
-            torch.manual_seed(1)
-            found = of_step(step)
-            torch.manual_seed(1)
-            with mock.patch.object(Programs, "run", return_value=None):
-                expected = of_step(step)
-            compared += len(found)
-            if found != expected:
-                wrong.append(f"{name}, {precision}, {kind}, {lengths}: {len(found)} and {len(expected)} launches")
-        kinds = encoder_layer._of_model._kinds.values()
-        if None in kinds or not kinds:
-            wrong.append(f"{name}, {precision}, {kind}: a kind of call has no program")
-        else:
-            most = max(most, *map(len, kinds))
-            wrong += [f"{name}: a program is not run by the extension"] * any(
-                runner._native is None for runners in kinds for runner in runners
-            )
-    return {"wrong": wrong, "compared": compared, "most": most, "refusals": driver.refusals}
-
-
-# Class, precision, and whose classes run.
-PROGRAMMED = (
-    ("BertForPreTraining", "autocast", "bert_fast"), ("BertForTokenClassification", "bf16", "bert_fast"),
-    ("BertForQuestionAnswering", "fp32", "bert_fast"), ("BertLMHeadModel", "autocast", "bert_fast"),
-    ("BertForMultipleChoice", "bf16", "bert_fast"), ("BertForMaskedLM", "autocast", "fused"),
-    ("BertForSequenceClassification", "autocast", "fused"), ("BertForNextSentencePrediction", "bf16", "fused"),
-    ("BertModel", "fp32", "fused"),
-)  # fmt: skip
-
-
-def _without_addresses(parameters: bytes) -> bytes:
-    """Words that are addresses of this process's memory are 0; those of a kernel's other arguments stay."""
-    words = [int.from_bytes(parameters[i : i + 8], "little") for i in range(0, len(parameters), 8)]
-    return b"".join((0 if 0x5500 <= word >> 32 <= 0x7FFF else word).to_bytes(8, "little") for word in words)
 
 
 def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
@@ -278,6 +213,4 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
     return {"same": others == [first] * 3, "launches": len(first), "refusals": driver.refusals}
 
 
-PLAN_SCENARIOS = {
-    one.__name__: one for one in (plans_ask_for_the_same, layers_by_programs, who_launches, other_launchers)
-}
+PLAN_SCENARIOS = {one.__name__: one for one in (plans_ask_for_the_same, who_launches, other_launchers)}

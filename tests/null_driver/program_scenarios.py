@@ -160,6 +160,9 @@ def programs_in_one_block(driver: NullDriver) -> dict[str, Any]:
         def empty_like(like: torch.Tensor) -> torch.Tensor:
             return empty(*like.shape, dtype=like.dtype)
 
+        def new_empty(like: torch.Tensor, shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+            return empty(*(shape if isinstance(shape, tuple) else (shape,)), dtype=dtype or like.dtype)
+
         def note(plan: Any, grid: Any, operands: Any, numbers: Any = ()) -> None:
             calls.append((plan, grid, operands, numbers))
             run(plan, grid, operands, numbers)
@@ -167,6 +170,7 @@ def programs_in_one_block(driver: NullDriver) -> dict[str, Any]:
         with (
             mock.patch.object(torch, "empty", empty),
             mock.patch.object(torch, "empty_like", empty_like),
+            mock.patch.object(torch.Tensor, "new_empty", new_empty),
             mock.patch.object(LaunchPlan, "__call__", note),
         ):
             record = DropoutAddLayerNorm(x, x, None, norm, norm, 1e-12, 0.0, None, None, 0, "input")

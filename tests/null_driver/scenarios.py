@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tests.null_driver.layer_scenarios import LAYER_SCENARIOS
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
 from tests.null_driver.program_faults import FAULT_SCENARIOS
 from tests.null_driver.program_scenarios import PROGRAM_SCENARIOS
@@ -376,6 +377,7 @@ def saved_bytes(driver: NullDriver) -> list[list[Any]]:
 
 SCENARIOS = (
     PLAN_SCENARIOS
+    | LAYER_SCENARIOS
     | PROGRAM_SCENARIOS
     | FAULT_SCENARIOS
     | REHEARSAL_SCENARIOS
