@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import backend
+from bert_fast.kernels._program import Call
 from bert_fast.reference.encoder_layer import EncoderLayer
 from bert_fast.storage import join_memory, separate_memory
 from tests.kernels.test_encoder_layer import ALL, HIDDEN, arguments, upstream
@@ -35,10 +36,34 @@ def kernels():  # type: ignore[no-untyped-def]
     return found
 
 
+# What ships: everything that chooses kernels, alone and in combinations that models have.
+KINDS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "causal": {"causal": True},
+    "one bias less": {"down_bias": None, "up_bias": None},
+    "no biases of projections": {"query_bias": None, "key_bias": None, "value_bias": None},
+    "no bias behind attention": {"attention_output_bias": None},
+    "probabilities alone": {"attention_dropout_p": 0.0, "dropout_p": 0.0},
+    "no dropout": {"probabilities_dropout_p": 0.0, "attention_dropout_p": 0.0, "dropout_p": 0.0, "seed": None},
+    "causal without dropout": {
+        "causal": True, "probabilities_dropout_p": 0.0, "attention_dropout_p": 0.0, "dropout_p": 0.0, "seed": None,
+    },
+    "relu": {"hidden_act": "relu"},
+    "input": {"attention_saves": "input", "saves": "input"},
+    "device": {"attention_saves": "device", "saves": "device"},
+    "again": {"attention_saves": "again", "saves": "again"},
+    "again behind attention": {"attention_saves": "again"},
+    "nothing kept": {"keeps": False},
+}  # fmt: skip
+WANTS = (ALL, ALL - {"x"}, ALL - {"qkv_bias", "up_bias"}, frozenset({"down_weight", "up_weight"}), frozenset())
+
+
 def made_by(programs: Any) -> list[int]:
     """How many programs each kind of call has; all kinds have some."""
-    assert None not in programs._kinds.values(), "a kind of call could not be traced"
-    return [len(runners) for runners in programs._kinds.values()]
+    kinds = programs._kinds.values()
+    is_traced = all(runners is not None and all(one._is_one for one in runners) for runners in kinds)
+    assert is_traced, "a call could not be traced"
+    return [len(runners) for runners in kinds]
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -92,6 +117,29 @@ def test_layers_of_any_lengths_bit_for_bit(kernels, of_parameters, rows, saves):
         assert count <= len(LENGTHS)
 
 
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("rows", [False, True], ids=["all", "rows"])
+def test_all_kinds_of_layers_have_programs_with_their_bits(kernels, name, rows):  # type: ignore[no-untyped-def]
+    """Half the kinds in half precision with fp32 parameters, the others in fp32; two lengths, so that each replays."""
+    number = list(KINDS).index(name)
+    is_wide, again = number % 2 == 0, "again" in KINDS[name].values()
+    if rows and again:
+        pytest.skip("what is computed again has all rows")
+    dtype = torch.float32 if is_wide and not again else torch.float16
+    of_kind = arguments(dtype, dropout_p=0.2, of_parameters=torch.float32)._replace(**KINDS[name])
+    wants = WANTS[number % len(WANTS)]
+    for lengths in ((6, 0, 3), (2,), (21, 1)):
+        a = of_lengths(of_kind, lengths, rows=rows)
+        y, *saved = kernels.encoder_layer_fwd(a)
+        expected = kernels.OPS.forward(a)
+        assert same((y, *saved), expected), lengths
+        if a.keeps:
+            dy = upstream(a)
+            made = kernels.encoder_layer_bwd(a, dy, y, *saved, wants)
+            assert same(made, kernels.OPS.backward(a, dy, *expected, wants=wants)), lengths
+    assert sum(made_by(kernels._forward)) < 4 and sum(made_by(kernels._backward)) < 4
+
+
 def test_calls_of_other_kinds_have_programs_of_their_own(kernels):  # type: ignore[no-untyped-def]
     a = arguments(torch.float32)
     others = {
@@ -115,9 +163,11 @@ def test_calls_of_other_kinds_have_programs_of_their_own(kernels):  # type: igno
         assert same(kernels.encoder_layer_fwd(other), expected[name]), name
 
 
-def test_parameters_in_one_block_are_read_where_they_are(kernels):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("rows", [False, True], ids=["all", "rows"])
+@pytest.mark.parametrize("of_parameters", [None, torch.float32], ids=["of one dtype", "fp32 parameters"])
+def test_parameters_in_one_block_are_read_where_they_are(kernels, of_parameters, rows):  # type: ignore[no-untyped-def]
     for call in range(3):
-        a = arguments(torch.float32)
+        a = arguments(torch.float16, rows=rows, of_parameters=of_parameters)
         weights, biases = ([nn.Parameter(t) for t in a[first:7:2]] for first in (1, 2))
         join_memory(*weights)
         join_memory(*biases)
@@ -128,6 +178,9 @@ def test_parameters_in_one_block_are_read_where_they_are(kernels):  # type: igno
             weights[0].add_(1.0)
             assert same(kernels.encoder_layer_fwd(a), kernels.OPS.forward(a)), call
     assert made_by(kernels._forward) == [1]
+    ((runner,),) = kernels._forward._kinds.values()
+    calls = [step.what.function for step in runner.program.steps if isinstance(step.what, Call)]
+    assert torch.cat not in calls and (Tensor.narrow in calls) is rows
 
 
 def test_parameters_may_change_between_calls(kernels):  # type: ignore[no-untyped-def]
@@ -210,7 +263,7 @@ def test_sizes_that_cannot_be_traced_are_told_by_guards(programs):  # type: igno
             for size in sizes:
                 x = torch.randn(size, size)
                 assert same(ours((x,)), function(x)), size
-        assert trace.call_count == 2 and made_by(ours) == [2]
+        assert trace.call_count == 2 and [*map(len, ours._kinds.values())] == [2]
 
 
 def test_what_has_too_many_programs_is_not_traced_again(programs, monkeypatch):  # type: ignore[no-untyped-def]
