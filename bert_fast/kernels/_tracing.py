@@ -1,13 +1,11 @@
 """How a program is made: a composite of kernels runs once on tensors that are not there, and what it asks for is noted.
 
-Each tensor has a dtype, a device, sizes (some of them numbers of the call, `_sizes.py`) and strides; it is a slot of
-the program, or a part of one. Nothing runs and nothing is allocated. A composite that does what no program can do
-again, or that nobody has taught these tensors, raises `Untraceable` or an error of Python's own.
+Nothing runs and nothing is allocated. A composite that does what no program can do again, or that nobody has taught
+these tensors (`_traced.py`), raises `Untraceable` or an error of Python's own.
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,215 +14,11 @@ from torch import Tensor
 from bert_fast.kernels import _launch_plan
 from bert_fast.kernels._program import Argument, Call, Empty, Launch, Program, Step, Window
 from bert_fast.kernels._sizes import Numbers, Size
+from bert_fast.kernels._traced import NO_NAMES, Shape, Traced, Untraceable, contiguous_strides
 
 __all__ = ["Trace", "Traced", "Untraceable"]
 
-_NO_NAMES: Mapping[str, Any] = MappingProxyType({})
-Number = int | Size
-Shape = tuple[Any, ...]
 _ALIGNMENT = 16  # bytes; what launchers choose by
-_FAR = 1 << 44  # bytes between the imagined addresses of two slots: more than any tensor has
-
-
-class Untraceable(Exception):
-    """There is no program for such a call."""
-
-
-class Traced:
-    """A tensor while a program is made. offset: bytes from the beginning of its slot, whose dtype it has."""
-
-    def __init__(
-        self, trace: "Trace", slot: int, shape: Shape, strides: Shape, dtype: torch.dtype, offset: Number = 0
-    ) -> None:
-        self.trace, self.slot, self.shape, self.strides, self.dtype, self.offset = (
-            trace, slot, shape, strides, dtype, offset,
-        )  # fmt: skip
-
-    is_cuda = property(lambda self: self.trace.device.type == "cuda")
-    is_cpu = property(lambda self: self.trace.device.type == "cpu")
-    device = property(lambda self: self.trace.device)
-    ndim = property(lambda self: len(self.shape))
-    requires_grad = False
-
-    def get_device(self) -> int:
-        return self.trace.device_index
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def stride(self, dim: int | None = None) -> Any:
-        return self.strides if dim is None else self.strides[dim]
-
-    def element_size(self) -> int:
-        return self.dtype.itemsize
-
-    def numel(self) -> Number:
-        return _product(self.shape)
-
-    def data_ptr(self) -> Any:
-        """An address that only this place has, aligned as the place is."""
-        return (self.slot + 1) * _FAR + self.trace.skews.get(self.slot, 0) + self.offset
-
-    def is_contiguous(self) -> bool:
-        return all(
-            (type(stride) is type(wanted) and stride == wanted) or size == 1
-            for size, stride, wanted in zip(self.shape, self.strides, _strides(self.shape), strict=True)
-        )
-
-    def contiguous(self) -> "Traced":
-        if self.is_contiguous():
-            return self
-        return self.trace.call(Tensor.contiguous, [self], self.shape, self.dtype)
-
-    def _view(self, shape: Shape, strides: Shape, offset: Number = 0) -> "Traced":
-        more = offset * self.dtype.itemsize
-        return Traced(self.trace, self.slot, shape, strides, self.dtype, self.offset + more)
-
-    def t(self) -> "Traced":
-        (rows, cols), (row_stride, col_stride) = self.shape, self.strides
-        return self._view((cols, rows), (col_stride, row_stride))
-
-    def view(self, *shape: Any) -> "Traced":
-        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        if not self.is_contiguous() or -1 in [one for one in shape if type(one) is int]:
-            raise Untraceable(f"view: {self.shape} as {shape}")
-        if _product(shape) != _product(self.shape):
-            raise Untraceable(f"view: {self.shape} as {shape}")
-        return self._view(tuple(shape), _strides(shape))
-
-    def flatten(self, start: int = 0) -> "Traced":
-        """The dimensions from `start` on as one."""
-        return self.view(*self.shape[:start], _product(self.shape[start:]))
-
-    def unbind(self, dim: int) -> tuple["Traced", ...]:
-        shape, strides = (one[:dim] + one[dim + 1 :] for one in (self.shape, self.strides))
-        return tuple(self._view(shape, strides, i * self.strides[dim]) for i in range(self.shape[dim]))
-
-    def new_empty(self, shape: Any, dtype: torch.dtype | None = None) -> "Traced":
-        return self.trace.empty(tuple(shape) if isinstance(shape, tuple | list) else (shape,), dtype or self.dtype)
-
-    def new_zeros(self, shape: Any, dtype: torch.dtype | None = None) -> "Traced":
-        return self.new_empty(shape, dtype).zero_()
-
-    def to(self, dtype: torch.dtype) -> "Traced":
-        return self if dtype == self.dtype else self.trace.cast(self, dtype)
-
-    def float(self) -> "Traced":
-        return self.to(torch.float32)
-
-    def index_select(self, dim: int, index: "Traced") -> "Traced":
-        _need_first(dim)
-        return self.trace.call(Tensor.index_select, [self, 0, index], (*index.shape, *self.shape[1:]), self.dtype)
-
-    def index_add_(self, dim: int, index: "Traced", source: "Traced") -> "Traced":
-        return self.trace.write(Tensor.index_add_, [self, dim, index, source])
-
-    def addmm_(self, a: "Traced", b: "Traced") -> "Traced":
-        return self.trace.write(Tensor.addmm_, [self, a, b])
-
-    def add_(self, other: "Traced") -> "Traced":
-        return self.trace.write(Tensor.add_, [self, other])
-
-    def zero_(self) -> "Traced":
-        return self.trace.write(Tensor.zero_, [self])
-
-    def chunk(self, parts: int) -> tuple["Traced", ...]:
-        """So many parts of as many rows, views."""
-        rows = self.shape[0] // parts
-        if rows * parts != self.shape[0]:
-            raise Untraceable(f"chunk: {self.shape} in {parts} parts")
-        return self.trace.calls(Tensor.chunk, [self, parts], [(rows, *self.shape[1:])] * parts, self.dtype)
-
-    def sum(self, dim: int, dtype: torch.dtype) -> "Traced":
-        _need_first(dim)
-        return self.trace.call(Tensor.sum, [self, 0], self.shape[1:], dtype, {"dtype": dtype})
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = _RULES.get(function.__name__)
-        if rule is None:
-            raise Untraceable(f"{function.__name__} is not known")
-        return rule(*args, **(kwargs or {}))
-
-    def __len__(self) -> int:
-        return self.shape[0].__index__()
-
-
-def _need_first(dim: int) -> None:
-    if dim != 0:
-        raise Untraceable(f"dimension {dim}, not the first")
-
-
-def _product(sizes: Any) -> Any:
-    total: Any = 1
-    for size in sizes:
-        total = total * size
-    return total
-
-
-def _strides(shape: Any) -> Shape:
-    """Of a contiguous tensor."""
-    strides: list[Any] = []
-    step: Any = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * size
-    return tuple(strides[::-1])
-
-
-def _empty_like(x: Traced, dtype: torch.dtype | None = None) -> Traced:
-    if not x.is_contiguous():
-        raise Untraceable("empty_like: not contiguous")
-    return x.trace.empty(x.shape, dtype or x.dtype)
-
-
-def _linear(x: Traced, transposed: Traced, bias: Traced | None) -> Traced | None:
-    """x W^T + b as PyTorch's function of W, which makes the same product with a view less; None of another product."""
-    weight = transposed.t()
-    if transposed.strides[0] != 1 or not weight.is_contiguous():
-        return None
-    given = [x, weight] if bias is None else [x, weight, bias]
-    return x.trace.call(torch.nn.functional.linear, given, (x.shape[0], weight.shape[0]), x.dtype)
-
-
-def _mm(a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Traced | None = None) -> Traced:
-    if out_dtype is None and out is None and (made := _linear(a, b, None)) is not None:
-        return made
-    named = {} if out_dtype is None else {"out_dtype": out_dtype}
-    if out is None:
-        return a.trace.call(torch.mm, [a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named)
-    return a.trace.write(torch.mm, [a, b], out, named)
-
-
-def _addmm(c: Traced, a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Any = None) -> Traced:
-    if out_dtype is None and out is None and (made := _linear(a, b, c)) is not None:
-        return made
-    named = {} if out_dtype is None else {"out_dtype": out_dtype}
-    if out is None:
-        return a.trace.call(torch.addmm, [c, a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named)
-    return a.trace.write(torch.addmm, [c, a, b], out, named)
-
-
-def _cat(tensors: Any, dim: int = 0) -> Traced:
-    _need_first(dim)
-    rows: Any = sum(one.shape[0] for one in tensors)
-    trace: Trace = tensors[0].trace
-    together = trace.together(tensors)
-    if together is not None:
-        return together
-    return trace.call(torch.cat, [tuple(tensors), 0], (rows, *tensors[0].shape[1:]), tensors[0].dtype)
-
-
-def _stack(tensors: Any, dim: int = 0) -> Traced:
-    shape = tensors[0].shape
-    shape = (*shape[:dim], len(tensors), *shape[dim:])
-    return tensors[0].trace.call(torch.stack, [tuple(tensors), dim], shape, tensors[0].dtype)
-
-
-_RULES: dict[str, Callable[..., Traced]] = {  # by the names of functions in `torch`
-    "mm": _mm, "addmm": _addmm, "cat": _cat, "stack": _stack, "empty_like": _empty_like,
-    "zeros_like": lambda x: _empty_like(x).zero_(),
-}  # fmt: skip
 
 
 class Trace:
@@ -252,10 +46,10 @@ class Trace:
         """A tensor that every call brings along, contiguous where strides is None; None's slot is taken by `skip`."""
         assert not self._steps
         self._num_inputs += 1
-        strides = _strides(shape) if strides is None else strides
+        strides = contiguous_strides(shape) if strides is None else strides
         return Traced(self, self._new(self._form(shape, strides)), shape, strides, dtype)
 
-    def input_like(self, tensor: Tensor, letters: str = "", sizes: Mapping[str, Size] = _NO_NAMES) -> Traced:
+    def input_like(self, tensor: Tensor, letters: str = "", sizes: Mapping[str, Size] = NO_NAMES) -> Traced:
         """An input as this one is. letters: of each dimension, the name of its size; "_", or none: a constant."""
         letters = letters if len(letters) == tensor.dim() else "_" * tensor.dim()
         shape = tuple([sizes.get(letter, size) for letter, size in zip(letters, tensor.shape, strict=True)])
@@ -287,7 +81,7 @@ class Trace:
         self._new(())
 
     def _form(self, shape: Shape, strides: Shape | None = None) -> tuple[int, ...]:
-        return tuple(map(self.numbers.place, (*shape, *(strides or _strides(shape)), 0)))
+        return tuple(map(self.numbers.place, (*shape, *(strides or contiguous_strides(shape)), 0)))
 
     def _new(self, form: tuple[int, ...]) -> int:
         self._forms.append(form)
@@ -305,7 +99,7 @@ class Trace:
         slot = self._new(self._form(shape))
         self._unseen[slot] = len(self._steps)
         self._steps.append((Empty(slot, tuple(map(self.numbers.place, shape)), dtype), [slot]))
-        return Traced(self, slot, shape, _strides(shape), dtype)
+        return Traced(self, slot, shape, contiguous_strides(shape), dtype)
 
     def call(
         self,
@@ -313,7 +107,7 @@ class Trace:
         arguments: list[Any],
         shape: Shape,
         dtype: torch.dtype,
-        named: Mapping[str, Any] = _NO_NAMES,
+        named: Mapping[str, Any] = NO_NAMES,
     ) -> Traced:
         """A function of PyTorch that returns a new contiguous tensor of this shape and dtype. named: constants."""
         given, reads = self._arguments(arguments)
@@ -321,18 +115,18 @@ class Trace:
         names = tuple(named)
         given += [Argument("constant", one) for one in named.values()]
         self._steps.append((Call(function, tuple(given), names, (slot,)), [*reads, slot]))
-        return Traced(self, slot, shape, _strides(shape), dtype)
+        return Traced(self, slot, shape, contiguous_strides(shape), dtype)
 
     def calls(self, function: Any, arguments: list[Any], shapes: list[Shape], dtype: torch.dtype) -> tuple[Traced, ...]:
         """A function of PyTorch that returns several tensors of rows of its first argument."""
         given, reads = self._arguments(arguments)
-        made = [Traced(self, self._new(self._form(shape)), shape, _strides(shape), dtype) for shape in shapes]
+        made = [Traced(self, self._new(self._form(shape)), shape, contiguous_strides(shape), dtype) for shape in shapes]
         slots = tuple([one.slot for one in made])
         self._steps.append((Call(function, tuple(given), (), slots), [*reads, *slots]))
         return tuple(made)
 
     def write(
-        self, function: Any, arguments: list[Any], out: Traced | None = None, named: Mapping[str, Any] = _NO_NAMES
+        self, function: Any, arguments: list[Any], out: Traced | None = None, named: Mapping[str, Any] = NO_NAMES
     ) -> Traced:
         """A function of PyTorch that writes to its first argument, or to `out`; which is returned."""
         target: Traced = arguments[0] if out is None else out
