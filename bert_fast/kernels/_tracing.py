@@ -167,7 +167,7 @@ class Trace:
             return known
         if x.offset == 0 and x.is_contiguous():
             made = self._reshaped(x, form)
-        elif x.slot < self._num_inputs and type(x.offset) is int and x.is_contiguous():
+        elif self._is_rows_of_input(x, form):
             made = self._rows_of_input(x, form)
         elif len(x.shape) == 2 and x.strides[0] == 1:
             made = self._new(form)
@@ -177,6 +177,14 @@ class Trace:
             raise Untraceable(f"a part of a tensor, {x.shape} with strides {x.strides}, is given to PyTorch")
         self._views[x.slot, form] = made
         return made
+
+    def _is_rows_of_input(self, x: Traced, form: tuple[int, ...]) -> bool:
+        """Whether x lies in an input from a whole row on, and is as wide."""
+        whole, dims = self._forms[x.slot], len(x.shape)
+        is_as_wide = len(whole) == len(form) and whole[1:dims] == form[1:dims] and whole[dims:-1] == form[dims:-1]
+        if x.slot >= self._num_inputs or type(x.offset) is not int or not is_as_wide or type(x.strides[0]) is not int:
+            return False
+        return x.offset % (x.strides[0] * x.element_size()) == 0
 
     def _rows_of_input(self, x: Traced, form: tuple[int, ...]) -> int:
         made, first = self._new(form), x.offset // (x.strides[0] * x.element_size())
