@@ -72,7 +72,7 @@ def _joined(group: tuple[Tensor | None, ...]) -> dict[tuple[int, ...], Tensor | 
     """Of a layer's parameters: weights and biases of query, key and value, each as one tensor, as its ops find them."""
     weights, biases = group[:6:2], group[1:6:2]
     return {
-        (0, 2, 4): view_of_neighbours(*weights),  # type: ignore[arg-type]
+        (0, 2, 4): None if weights[0] is None else view_of_neighbours(*weights),  # type: ignore[arg-type]
         (1, 3, 5): None if biases[0] is None else view_of_neighbours(*biases),  # type: ignore[arg-type]
     }
 
@@ -158,7 +158,8 @@ def _of_lasting(parameters: tuple[Tensor | None, ...], look: Remembered) -> tupl
 
 def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
     kind = tuple([one if one is None else (one.dtype, one.shape, one.stride(), one.data_ptr() % 16) for one in group])
-    return _kinds.setdefault((*kind, group[0].get_device()), len(_kinds))  # type: ignore[union-attr]
+    device = next(one.get_device() for one in group if one is not None)
+    return _kinds.setdefault((*kind, device), len(_kinds))
 
 
 _kinds: dict[Any, int] = {}

@@ -161,10 +161,11 @@ class LayerPrograms:
         if not torch.is_grad_enabled():
             return found
         # As ops do: who differentiates these is told.
-        refuse = torch._C._functions.DelayedError(
-            b"second derivatives of encoder_layer are not implemented", len(found)
-        )
-        return tuple([one if one is None else refuse(one.detach().requires_grad_()) for one in found])
+        made = [one for one in found if one is not None]
+        refuse = torch._C._functions.DelayedError(b"second derivatives of encoder_layer are not implemented", len(made))
+        refused = refuse(*[one.detach().requires_grad_() for one in made])
+        each = iter(refused if isinstance(refused, tuple) else (refused,))
+        return tuple([one if one is None else next(each) for one in found])
 
     def _picker(self, options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         """The function that takes what backward reads, in the order of `kept`, of what forward has; else None."""

@@ -30,7 +30,7 @@ GUIDES = {
     "Examples": ["examples/README.md"],
 }  # fmt: skip
 RESULTS = [
-    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/host_cost.md", "docs/outer_tests.md",
+    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/host_cost.md", "docs/programs.md", "docs/outer_tests.md",
     "docs/benchmarks.md",
 ]  # fmt: skip
 ABOUT = [

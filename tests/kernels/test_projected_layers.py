@@ -1,0 +1,94 @@
+"""Layers whose query, key or value is more than its parameters: the rest is one program, with the bits of its ops."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bert_fast import use_backend
+from bert_fast.errors import DerivativeError
+from bert_fast.modules.call import Call
+from bert_fast.modules.layer import BertLayer
+from bert_fast.ops.packing import Packing
+
+pytestmark = pytest.mark.interpreter
+
+CONFIG = SimpleNamespace(
+    hidden_size=32, intermediate_size=48, num_attention_heads=2, layer_norm_eps=1e-12, hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.2, hidden_act="gelu",
+)  # fmt: skip
+
+
+class Adapted(nn.Module):
+    """A linear layer with a thin way around it, as LoRA's."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.narrow, self.wide = nn.Linear(32, 4, bias=False), nn.Linear(4, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + 2.0 * self.wide(self.narrow(x))
+
+
+def make_layer(who: str) -> Any:
+    torch.manual_seed(0)
+    layer = BertLayer(CONFIG, 0).train()
+    heads: Any = layer.attention.self
+    if who == "adapters":
+        heads.query, heads.value = Adapted(heads.query), Adapted(heads.value)
+    else:
+        heads.key.register_forward_hook(lambda module, given, output: output * 1.5)
+    return layer
+
+
+def make_call(lengths: tuple[int, ...]) -> Call:
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return Call(Packing.from_cu_seqlens(ends, max(lengths), sum(lengths)), torch.tensor([7]))
+
+
+def run(layer: Any, lengths: tuple[int, ...], by_ops: bool) -> dict[str, Tensor | None]:
+    torch.manual_seed(1)
+    x = torch.randn(sum(lengths), 32, requires_grad=True)
+    layer.zero_grad()
+    with use_backend("triton"):
+        if by_ops:
+            with mock.patch("bert_fast.modules.layer.run_whole", return_value=None):
+                y = layer(x, call=make_call(lengths))
+        else:
+            y = layer(x, call=make_call(lengths))
+        y.backward(torch.randn(y.shape))
+    return {"y": y.detach(), "x": x.grad} | {name: p.grad for name, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("who", ["adapters", "a hook"])
+def test_bits_are_those_of_the_ops(who: str) -> None:
+    from bert_fast.kernels import encoder_layer
+
+    layer = make_layer(who)
+    encoder_layer._of_model.forget()
+    for lengths in ((5, 3, 7), (1, 2), (9,)):
+        found, expected = run(layer, lengths, by_ops=False), run(copy.deepcopy(layer), lengths, by_ops=True)
+        assert found.keys() == expected.keys()
+        for name, one in found.items():
+            other = expected[name]
+            assert (one is None) == (other is None), name
+            if one is not None and other is not None:
+                assert one.dtype == other.dtype and one.shape == other.shape, name
+                assert torch.equal(one, other), name
+    kinds = list(encoder_layer._of_model._kinds.values())
+    assert len(kinds) == 2 and all(kinds), "forward and backward ran by programs"
+
+
+def test_second_derivatives_are_refused() -> None:
+    layer = make_layer("adapters")
+    x = torch.randn(4, 32, requires_grad=True)
+    with use_backend("triton"):
+        y = layer(x, call=make_call((4,)))
+        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        with pytest.raises((RuntimeError, DerivativeError), match="second derivatives"):
+            gradient.sum().backward()
