@@ -30,11 +30,11 @@ GUIDES = {
     "Examples": ["examples/README.md"],
 }  # fmt: skip
 RESULTS = [
-    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/host_cost.md", "docs/programs.md", "docs/outer_tests.md",
+    "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/host_cost.md", "docs/outer_tests.md",
     "docs/benchmarks.md",
 ]  # fmt: skip
 ABOUT = [
-    "docs/architecture.md", "docs/environment.md", "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
+    "docs/architecture.md", "docs/programs.md", "docs/environment.md", "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
     "docs/witness_results.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
 ]  # fmt: skip
 
