@@ -34,7 +34,8 @@ RESULTS = [
     "docs/benchmarks.md",
 ]  # fmt: skip
 ABOUT = [
-    "docs/architecture.md", "docs/programs.md", "docs/environment.md", "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
+    "docs/architecture.md", "docs/programs.md", "docs/environment.md",
+    "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
     "docs/witness_results.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
 ]  # fmt: skip
 
