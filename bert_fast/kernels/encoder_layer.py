@@ -3,6 +3,7 @@
 What calls of layers that are alike have in common, all but tensors, seeds and sites, is done once (`_programs.py`).
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -123,7 +124,9 @@ def layer_of_model_bwd(
     kept: of these names; what backward does not read may be None.
     """
     kind, together = _of_lasting(layer.parameters, _look_backward)
-    key = "backward", kind, call.kind, dy.dtype, _lie(dy), names, options, needs, *settings()
+    # What others made; all else that is kept was made here.
+    lie = [None if kept[place] is None else _lie(kept[place]) for place in _of_others(names)]  # type: ignore[arg-type]
+    key = "backward", kind, call.kind, dy.dtype, _lie(dy), *lie, names, options, needs, *settings()
     names, inputs = ("dy", *names, *_TOGETHER), (dy, *kept, *together)
 
     def run(trace: Trace) -> Any:
@@ -163,6 +166,12 @@ def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
 
 
 _kinds: dict[Any, int] = {}
+
+
+@functools.lru_cache(maxsize=64)
+def _of_others(names: tuple[str, ...]) -> list[int]:
+    """Places of the layer's input, and of queries, keys and values, among these."""
+    return [names.index(name) for name in ("x", *PROJECTED) if name in names]
 
 
 def _lie(x: Tensor) -> Any:
