@@ -220,7 +220,8 @@ class _Runner:
         """What the function returns; None where the program is not for these, `_AS_IT_STANDS` where none is."""
         if self._native is None:
             return self.run_here(inputs, numbers)
-        return self._named(self._native.run(inputs, numbers))
+        made = self._native.run(inputs, numbers)
+        return made if self._names is None else self._named(made)
 
     def run_here(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> Any:
         """As `run`, without `_native`."""

@@ -3,7 +3,6 @@
 What calls of layers that are alike have in common, all but tensors, seeds and sites, is done once (`_programs.py`).
 """
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,12 +120,13 @@ def layer_of_model_bwd(
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
     """Gradients of x, what was projected and the parameters, None where `needs` has no need of one; None as above.
 
-    kept: of these names; what backward does not read may be None.
+    kept: of these names, of which `PROJECTED` are the last; what backward does not read may be None.
     """
     kind, together = _of_lasting(layer.parameters, _look_backward)
-    # What others made; all else that is kept was made here.
-    lie = [None if kept[place] is None else _lie(kept[place]) for place in _of_others(names)]  # type: ignore[arg-type]
-    key = "backward", kind, call.kind, dy.dtype, _lie(dy), *lie, names, options, needs, *settings()
+    x, projected = kept[names.index("x")], kept[-len(PROJECTED) :]
+    # These two were made by others; all else that is kept was made here.
+    of_x, of_projected = x if x is None else _lie(x), None if projected[0] is None else tuple(map(_lie, projected))  # type: ignore[arg-type]
+    key = "backward", kind, call.kind, dy.dtype, _lie(dy), of_x, of_projected, names, options, needs, *settings()
     names, inputs = ("dy", *names, *_TOGETHER), (dy, *kept, *together)
 
     def run(trace: Trace) -> Any:
@@ -166,12 +166,6 @@ def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
 
 
 _kinds: dict[Any, int] = {}
-
-
-@functools.lru_cache(maxsize=64)
-def _of_others(names: tuple[str, ...]) -> list[int]:
-    """Places of the layer's input, and of queries, keys and values, among these."""
-    return [names.index(name) for name in ("x", *PROJECTED) if name in names]
 
 
 def _lie(x: Tensor) -> Any:

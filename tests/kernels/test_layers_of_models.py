@@ -22,7 +22,7 @@ from bert_fast.reference.encoder_layer import (
 from tests.kernels.test_encoder_layer import ALL, HEADS, HIDDEN, LENGTHS, arguments, upstream
 
 pytestmark = pytest.mark.interpreter
-KEPT = ("y", *Saved._fields, *TENSORS, "x", *PROJECTED, *EncoderLayer._fields[1:17])
+KEPT = ("y", *Saved._fields, *TENSORS, "x", *EncoderLayer._fields[1:17], *PROJECTED)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def run(kernels: Any, x: Tensor, projected: Any) -> tuple[list[Any], list[Any]]:
     expected = list(kernels.OPS.forward(record, given))
     found = list(kernels.layer_of_model(x, projected, layer, call, options) or expected)
     gradients = in_places(kernels.OPS.backward(record, dy, *expected, wants=wants, projected=given), needs)
-    kept = (*found, *call.tensors, x, *projected, *parameters)
+    kept = (*found, *call.tensors, x, *parameters, *projected)
     made = kernels.layer_of_model_bwd(dy, kept, KEPT, layer, call, options, wants, needs)
     return [*found, *(made or gradients)], [*expected, *gradients]
 
