@@ -97,7 +97,7 @@ struct Module {
 
 const char kModules[] = "_modules";
 const char kParameters[] = "_parameters";
-const char* const kContents[] = {kModules,          kParameters,        "_forward_hooks", "_forward_pre_hooks",
+const char* const kContents[] = {kModules,          kParameters,          "_forward_hooks", "_forward_pre_hooks",
                                  "_backward_hooks", "_backward_pre_hooks"};
 
 class Look {

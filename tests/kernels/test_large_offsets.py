@@ -32,7 +32,7 @@ SPARSE_BYTES = 2**30
 
 @pytest.fixture
 def sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    """Makes large tensors of zeros that take no memory until written; `torch.empty` and `empty_like` do so as well."""
+    """Makes large tensors of zeros that take no memory until written; `torch.empty` and its like do so as well."""
     count = iter(range(100))
     empty = torch.empty
 
@@ -48,6 +48,15 @@ def sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ten
 
     monkeypatch.setattr(torch, "empty", sparse_empty)
     monkeypatch.setattr(torch, "empty_like", lambda t, **_: sparse_empty(t.shape, dtype=t.dtype))
+    new_empty = Tensor.new_empty
+
+    def sparse_new_empty(t: Tensor, *shape: Any, dtype: torch.dtype | None = None, **others: Any) -> Tensor:
+        sizes = torch.Size(shape if isinstance(shape[0], int) else shape[0])
+        if sizes.numel() * (dtype or t.dtype).itemsize > SPARSE_BYTES:
+            return make(*sizes, dtype=dtype or t.dtype)
+        return new_empty(t, sizes, dtype=dtype or t.dtype, **others)
+
+    monkeypatch.setattr(Tensor, "new_empty", sparse_new_empty)
     return make
 
 
