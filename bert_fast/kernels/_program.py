@@ -67,7 +67,10 @@ class Launch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do, and the slots that nobody reads after it."""
+    """One instruction of a program.
+
+    last_used: the slots that neither a later step nor an output of the program reads; the step frees them.
+    """
 
     what: Empty | Call | Launch
     last_used: tuple[int, ...]

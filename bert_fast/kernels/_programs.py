@@ -9,7 +9,8 @@ with the numbers of tokens, sequences and the like left open. Calls are of one k
 decides: dtypes, other sizes, strides and alignment of tensors, which of them there are, numbers and names, the device,
 and what PyTorch is set to. Values are never looked at. The first call of a kind makes the program (`_tracing.py`);
 where a launcher's choice depended on a size, the program is for sizes of the same choice, and others have one of their
-own. What cannot be traced runs as it stands, and so does every call while somebody watches launches.
+own. A composite that cannot be traced runs in Python, launch by launch. So does every call while launches are observed
+through Triton (launch hooks, a replaced `JITFunction.run`, its debug mode), because a program's do not go through it.
 """
 
 import functools

@@ -1,7 +1,8 @@
 """How a program is made: a composite of kernels runs once on tensors that are not there, and what it asks for is noted.
 
-Nothing runs and nothing is allocated. A composite that does what no program can do again, or that nobody has taught
-these tensors (`_traced.py`), raises `Untraceable` or an error of Python's own.
+Nothing runs and nothing is allocated. The traced tensors (`_traced.py`) have only the operations that our composites
+need. A composite that uses another one, or one that a program cannot repeat, raises `Untraceable` or an error of
+Python's own.
 """
 
 import threading
@@ -193,7 +194,10 @@ class Trace:
         return made
 
     def _reshaped(self, x: Traced, form: tuple[int, ...]) -> int:
-        """A contiguous tensor under another shape; memory that nobody but kernels has seen gets that shape itself."""
+        """The slot of a contiguous tensor under another shape.
+
+        Memory of the program that only launches have used so far is allocated with that shape: no view is needed.
+        """
         shape = form[: len(x.shape)]
         index = self._unseen.pop(x.slot, None)
         if index is not None:
@@ -248,7 +252,8 @@ class Trace:
         """The program of a call that returned this."""
         outputs = tuple([-1 if one is None else self._whole(one) for one in made])
         steps = [*self._first_steps, *self._with_casts()]
-        # Backwards: what nobody reads is not made, and what is read for the last time goes.
+        # From the last step to the first: memory that no later step reads is not allocated, and the step that reads a
+        # slot for the last time frees it.
         needed = {slot for slot in outputs if slot >= 0}
         kept: list[Step] = []
         for what, slots in reversed(steps):

@@ -1,9 +1,9 @@
-"""A layer as one op: its arguments, where nobody looks inside.
+"""A layer as one op, and the conditions under which the op can replace the layer's modules.
 
-Somebody looks inside where a module within the layer has hooks, is of another class than fuses, or is called in its own
-way; where a linear layer or a LayerNorm is more than its parameters (adapters, quantisation, FSDP); and where PyTorch
-follows each op (`torch.compile`, modes, `torch.func`). The layer then runs op by op, and so it does where an argument
-is not what the op takes: the single ops say what is wrong with it, or know what to do.
+It cannot where a module within the layer has hooks, is of another class than fuses, or is called in its own way; where
+a linear layer or a LayerNorm is more than its parameters (adapters, quantisation, FSDP); and where PyTorch follows each
+op (`torch.compile`, modes, `torch.func`). The layer then runs op by op. It does so too where an argument is not what
+the op takes: the single ops then raise the error that names it, or can run it.
 """
 
 import math
@@ -43,7 +43,7 @@ _STRIDED = torch.strided
 _memory_of = attrgetter("dtype", "device", "shape", "layout")
 _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutput, PackedIntermediate, PackedOutput)
 # What a layer is made of: heads, what closes attention, what widens and what closes the MLP (their probabilities,
-# sites and activation are read), and its eight linear layers and LayerNorms; None where somebody looks inside.
+# sites and activation are read), and its eight linear layers and LayerNorms; None where the op cannot replace them.
 Pieces = tuple[Any, Any, Any, Any, tuple[nn.Module, ...]]
 _LEAST_P = 2.0**-17  # up to which nothing is dropped
 _NOTHING_DROPS = (0.0, 0.0, 0.0)
@@ -52,12 +52,13 @@ _NOTHING_DROPS = (0.0, 0.0, 0.0)
 def run_whole(layer: Any, x: Tensor, call: Call, *, is_called: bool = True) -> Tensor | None:
     """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op.
 
-    is_called: the layer was; where it was not, None too where somebody would miss its call.
+    is_called: False where a stack runs its layers without calling them. The result is then None as well where a call
+    would have done more than this op: hooks, gradient checkpointing, a `__call__` of the layer's own.
     """
     if is_watched(by_profiler=False):
         return None
     (whole, parameters), backend = _concluded(layer), requested()
-    if whole is None or not (is_called or whole.is_missed_by_nobody) or not whole.takes(x, parameters, call, backend):
+    if whole is None or not (is_called or whole.call_adds_nothing) or not whole.takes(x, parameters, call, backend):
         return None
     if not whole.is_projected:
         return encoder_layer_of_model(x, whole.of_layer(parameters, call), call.of_layers, backend, layer.training)
@@ -85,7 +86,7 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
     given, backend = [], requested()
     for layer, call in zip(layers, calls, strict=True):
         whole, parameters = _concluded(layer)
-        if whole is None or layer.training or whole.is_projected or not whole.is_missed_by_nobody:
+        if whole is None or layer.training or whole.is_projected or not whole.call_adds_nothing:
             return None
         if not whole.takes(x, parameters, call, backend):
             return None
@@ -97,15 +98,15 @@ class _Whole:
     """What the modules of a layer that one op can run say, its parameters apart; it refers to none of them.
 
     is_projected: queries, keys and values are made by calls of their modules, one of which is more than its parameters.
-    is_missed_by_nobody: a call of the layer would do no more. probabilities: None where one is no probability.
+    call_adds_nothing: calling the layer would do no more than its op. probabilities: None where one is no probability.
     """
 
     def __init__(self, layer: Any, pieces: Pieces, is_projected: bool) -> None:
         heads, closing, up, down, layers = pieces
         self.is_projected, self.head_dim, self.width = is_projected, heads.head_dim, heads.num_heads * heads.head_dim
         runs_again = layer.training and getattr(layer, "gradient_checkpointing", False)
-        self.is_missed_by_nobody = not runs_again and (type(layer).__call__, type(layer)._call_impl) == _CALLS
-        self.is_missed_by_nobody = self.is_missed_by_nobody and are_own((layer,), (type(layer),))
+        self.call_adds_nothing = not runs_again and (type(layer).__call__, type(layer)._call_impl) == _CALLS
+        self.call_adds_nothing = self.call_adds_nothing and are_own((layer,), (type(layer),))
         self.probabilities = _probabilities((heads, closing, down))
         sites = heads.site, closing.site, down.site
         norms: Any = layers[4], layers[7]
@@ -186,7 +187,7 @@ def _probabilities(modules: Sequence[Any]) -> tuple[float, ...] | None:
 
 
 def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
-    """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and nobody listens."""
+    """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and none has hooks."""
     for module, packed in zip(containers, computing, strict=True):
         own = type(module)
         forward = getattr(own, "forward", None)

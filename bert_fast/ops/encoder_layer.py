@@ -1,7 +1,8 @@
 """A layer of BERT as one differentiable op, for models that have made all that it is given.
 
-Registered as `bert_fast::encoder_layer_fwd` and `_bwd`. There is no public function: modules take
-this op where nobody looks inside a layer, and everywhere else the ops that it consists of, whose bits it has.
+Registered as `bert_fast::encoder_layer_fwd` and `_bwd`. There is no public function: modules
+run this op where it can replace a layer's modules (`modules.whole_layer`), and the ops that it consists of elsewhere.
+Both give the same bits.
 """
 
 import functools
@@ -63,7 +64,8 @@ def encoder_layer_of_model(
 
     is_training: the model is, and has the same bits with gradients and without, where back-ends have other products for
     the latter. projected: queries, keys and values [T, N] where others make them, see `projects`.
-    Parameters are plain, and nobody but a profiler watches; what the other tensors are is seen here.
+    The caller has made sure that the parameters are plain tensors and that no mode or transform follows single ops. A
+    profiler may be on. Whether x, projected and the call's tensors are plain is checked here.
     """
     parameters = layer.parameters
     saves = what_is_saved(x, *parameters[8:10]), what_is_saved(x, *parameters[14:16])  # type: ignore[arg-type]
@@ -89,7 +91,8 @@ def encoder_layer_of_model(
 def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], backend: str) -> Tensor | None:
     """y [M, H] of layers in a row without gradients; None where the back-end has no routine for these.
 
-    x: of the first layer. Nobody watches.
+    x [T, H]: the input of the first layer. The caller has made sure that neither a profiler nor a mode follows single
+    ops.
     """
     run = getattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "encoder_layers_fwd", None)
     if run is None or not (are_plain((x, *given[0][1].tensors)) and are_plain((x, *given[-1][1].tensors))):
