@@ -49,13 +49,19 @@ class Remembered:
         return result
 
 
-def guard_of(tensors: Sequence[Tensor]) -> _Guard:
-    """Whether tensors have the form of these."""
-    if _has_guards() and tensors:
-        guard: _Guard = _guards()(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+def guard_of(tensors: Sequence[Tensor], num_of_any_size: int = 0) -> _Guard:
+    """Whether as many tensors have the form of these; of the first ones any sizes and strides will do."""
+    if _has_guards() and tensors and len({*map(id, tensors)}) == len(tensors):  # the same one twice is never as it was
+        sizes = strides = None
+        if num_of_any_size:
+            any_size = [[None] * one.dim() for one in tensors[:num_of_any_size]]
+            others = tensors[num_of_any_size:]
+            sizes = [*any_size, *[list(one.shape) for one in others]]
+            strides = [*any_size, *[list(one.stride()) for one in others]]
+        guard: _Guard = _guards()(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         return guard
-    forms = list(map(_form_of, tensors))
-    return lambda *others: forms == list(map(_form_of, others))
+    forms = _forms_of(tensors, num_of_any_size)
+    return lambda *others: forms == _forms_of(others, num_of_any_size)
 
 
 def _guards() -> Any:
@@ -70,15 +76,23 @@ def _has_guards() -> bool:
     one, other = torch.empty(2, 3), torch.empty(3, 2)
     try:
         check = _guards()(one, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        return check(one) is True and check(other) is False and check(other.t()) is False
+        if not (check(one) is True and check(other) is False and check(other.t()) is False):
+            return False
+        check = _guards()(one, other, dynamic_dims_sizes=[[None] * 2, [3, 2]], dynamic_dims_strides=[[None] * 2, [2, 1]]).check
+        return check(other.t(), other) is True and check(one, one) is False and check(one[0], other) is False
     except (ImportError, TypeError, AttributeError):
         return False
 
 
-def _form_of(tensor: Tensor) -> tuple[Any, ...]:
+def _forms_of(tensors: Sequence[Tensor], num_of_any_size: int) -> list[tuple[Any, ...]]:
+    return [_form_of(one, place < num_of_any_size) for place, one in enumerate(tensors)]
+
+
+def _form_of(tensor: Tensor, is_of_any_size: bool) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return (object(),)  # such a tensor is never as it was
+    sizes = (tensor.dim(),) if is_of_any_size else (tensor.shape, tensor.stride())
     return (
-        type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad,
-        tensor.is_neg(), tensor.is_conj(), tensor._is_zerotensor(), tensor.is_inference(),
+        type(tensor), tensor.dtype, tensor.device, *sizes, tensor.requires_grad, tensor.is_neg(), tensor.is_conj(),
+        tensor._is_zerotensor(), tensor.is_inference(),
     )  # fmt: skip

@@ -13,7 +13,7 @@ integers that the kernels were not compiled for, and numbers that do not meet th
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -74,18 +74,30 @@ def native_program(program: Program, readies: Sequence[_Ready]) -> NativeProgram
         if sorted((one.place, one.tile) for one in launch.windows) != sorted(one[:2] for one in ready.windows):
             return None
     first, active = readies[0], triton.runtime.driver.active
+    device = torch.device("cpu") if first.tensor_device < 0 else torch.device("cuda", first.tensor_device)
     functions = {
-        "tensor": Tensor, "empty": torch.empty, "data_ptr": Tensor.data_ptr, "get_device": Tensor.get_device,
+        "tensor": Tensor, "empty_strided": _empty_strided(device), "data_ptr": Tensor.data_ptr,
+        "get_device": Tensor.get_device,
         "current_device": active.get_current_device, "current_stream": active.get_current_stream,
     }  # fmt: skip
-    device = torch.device("cpu") if first.tensor_device < 0 else torch.device("cuda", first.tensor_device)
     try:
         return extension.make_program(
-            program, kernels, device=first.device, tensor_device=first.tensor_device, torch_device=device,
-            functions=functions,
-        )  # fmt: skip
+            program, kernels, device=first.device, tensor_device=first.tensor_device, functions=functions
+        )
     except ValueError:
         return None
+
+
+def _empty_strided(device: torch.device) -> Callable[..., Tensor]:
+    """Memory on the current device of this type, by sizes, strides and dtype.
+
+    PyTorch has a function for its compiler's output, which takes a third of the instructions of `torch.empty`. It is no
+    public one, so what is missing is made up for.
+    """
+    known: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if known is not None:
+        return known
+    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
 def _prepare(ready: _Ready) -> Any | None:

@@ -29,13 +29,22 @@ from bert_fast.kernels._sizes import evaluate
 from bert_fast.kernels._tracing import Trace
 from bert_fast.remembered import Remembered
 
-__all__ = ["Programs"]
+__all__ = ["Kind", "Programs"]
 
 _ALIGNMENT = 16  # bytes; what launchers and Triton choose by
 _MAX_KINDS = 256
 _MAX_PROGRAMS = 64  # of a kind: as many choices by sizes as a layer has, and more
 _is_none = functools.partial(operator.is_, None)
 _Group = tuple[Tensor | None, ...]
+
+
+class Kind:
+    """Calls that are alike in all but numbers. runners: of their programs; None where calls cannot be traced."""
+
+    __slots__ = ("runners",)
+
+    def __init__(self) -> None:
+        self.runners: list[_Runner] | None = []
 
 
 class Programs:
@@ -60,7 +69,7 @@ class Programs:
     ) -> None:
         self._function, self._settings, self._sizes, self._integers = function, settings, sizes, tuple(integers)
         self._lasting, self._joined = lasting, joined
-        self._kinds: dict[Any, list[_Runner] | None] = {}  # None for those that cannot be traced, whatever the sizes
+        self._kinds: dict[Any, Kind] = {}
         self._look_at = Remembered(self._look, by_address=True)
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
@@ -77,21 +86,31 @@ class Programs:
         if device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):  # prepared launches leave it as it is
                 return self(values)
-        kind, letters = self._kind(values, of_lasting, together)
+        key, letters = self._key(values, of_lasting, together)
         numbers = (*letters.values(), *[values[place] for place in self._integers])
         inputs = (*given, *[one for one in together if one is not None])
-        made = self.run(kind, inputs, numbers, lambda trace: self._trace(trace, values, together, [*letters]))
+        trace = functools.partial(self._trace, values=values, together=together, letters=[*letters])
+        made = self.run(self.kind_of(key), inputs, numbers, trace)
         return self._function(*values) if made is None else made
 
+    def kind_of(self, key: Any) -> Kind:
+        """The kind of calls with this key: all that decides beside the numbers. To be kept by who will call again."""
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds.pop(next(iter(self._kinds)), None)
+            kind = self._kinds[key] = Kind()
+        return kind
+
     def run(
-        self, kind: Any, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...], trace: Callable[[Trace], Any]
+        self, kind: Kind, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...], trace: Callable[[Trace], Any]
     ) -> Any:
         """What a program makes of inputs and numbers; None where there is none for such calls.
 
-        kind: all that decides beside the numbers. trace: notes a call in a `Trace` of these numbers, to which it adds
-        the inputs in their order, and returns what the function does.
+        trace: notes a call in a `Trace` of these numbers, to which it adds the inputs in their order, and returns what
+        the function does.
         """
-        runners = self._kinds.get(kind, _NEW)
+        runners = kind.runners
         if runners is None or _launch_plan.is_watched():
             return None
         for runner in runners:
@@ -99,7 +118,7 @@ class Programs:
             if made is not None:
                 if runner is not runners[0]:  # the next layer of this step will ask for the same
                     # A list of its own: other threads go through this one.
-                    self._kinds[kind] = [runner, *[one for one in runners if one is not runner]]
+                    kind.runners = [runner, *[one for one in runners if one is not runner]]
                 return None if made is _AS_IT_STANDS else made
         index = _first(inputs).get_device()
         if index >= 0 and index != torch.cuda.current_device():
@@ -112,21 +131,21 @@ class Programs:
             if made is not None:
                 return None if made is _AS_IT_STANDS else made
         runner = _traced(_first(inputs).device, numbers, trace)
-        if runners is _NEW and len(self._kinds) >= _MAX_KINDS:
-            self._kinds.pop(next(iter(self._kinds)), None)
         if runner.is_for_none:
-            self._kinds[kind] = None
+            kind.runners = None
             return None
         made = runner.run(inputs, numbers)
         if made is not None:
-            self._kinds[kind] = [runner, *runners]
+            kind.runners = [runner, *runners]
         return None if made is _AS_IT_STANDS else made
 
     def forget(self) -> None:
         """Makes programs anew from now on."""
+        for kind in self._kinds.values():
+            kind.runners = []
         self._kinds.clear()
 
-    def _kind(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
+    def _key(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
         """All that decides beside the call's numbers, and sizes by their letters."""
         first, last = self._lasting.start, self._lasting.stop
         letters: dict[str, int] = {}
@@ -167,7 +186,7 @@ class Programs:
         references = [None if one is None else weakref.ref(one) for one in self._joined(lasting).values()]
         return tuple(kind), references
 
-    def _trace(self, trace: Trace, values: Any, together: list[Any], letters: list[str]) -> Any:
+    def _trace(self, trace: Trace, *, values: Any, together: list[Any], letters: list[str]) -> Any:
         of_letters = dict(zip(letters, trace.numbers.arguments, strict=False))
         given = list(values)
         for place, value in enumerate(values):
@@ -198,7 +217,6 @@ def _traced(device: torch.device, numbers: tuple[int, ...], run: Callable[[Trace
         return _Runner(Program(0, 0, tuple(asked.expressions), tuple(asked.guards.items()), (), ()), None, is_one=False)
 
 
-_NEW: list[Any] = []
 _AS_IT_STANDS = object()
 _UNKNOWN: list[int] = []
 

@@ -3,9 +3,11 @@
 What calls of layers that are alike have in common, all but tensors, seeds and sites, is done once (`_programs.py`).
 """
 
+import functools
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from bert_fast.kernels._column_sums import launched_together
 from bert_fast.kernels._gemm import settings
 from bert_fast.kernels._norm_inputs import norm_inputs
-from bert_fast.kernels._programs import Programs
+from bert_fast.kernels._programs import Kind, Programs
 from bert_fast.kernels._tracing import Trace
 from bert_fast.kernels.attention import attention_bwd, attention_fwd
 from bert_fast.kernels.dropout_add_layer_norm import dropout_add_layer_norm_bwd, dropout_add_layer_norm_fwd
@@ -35,7 +37,10 @@ from bert_fast.reference.encoder_layer import (
 from bert_fast.remembered import Remembered
 from bert_fast.storage import one_tensor, view_of_neighbours
 
-__all__ = ["OPS", "encoder_layer_bwd", "encoder_layer_fwd", "layer_of_model", "layer_of_model_bwd"]
+__all__ = [
+    "OPS", "Found", "encoder_layer_bwd", "encoder_layer_fwd", "find_layer", "find_layer_bwd", "layer_of_model",
+    "layer_of_model_bwd", "lie_of", "settings",
+]  # fmt: skip
 
 OPS = LayerOps(
     qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
@@ -53,6 +58,7 @@ _OF_BACKWARD = _OF_FORWARD | {
     "attention_mean": "M", "attention_rstd": "M", "pre": "M_", "h": "M_", "mean": "M", "rstd": "M", "query": "T_",
     "key": "T_", "value": "T_",
 }  # fmt: skip
+_is_none = functools.partial(operator.is_, None)
 _NUMBERS = [_FIELDS.index(name) for name in (
     "max_seqlen_q", "max_seqlen_k", "probabilities_site", "attention_site", "site",
 )]  # fmt: skip
@@ -96,47 +102,81 @@ def encoder_layer_bwd(a: EncoderLayer, dy: Tensor, *saved: Any) -> dict[str, Ten
     return _backward((*a, dy, *saved))
 
 
+class Found(NamedTuple):
+    """What calls of a layer that are alike are run by; it refers to no tensor.
+
+    kind: of their programs. references: to weights, and biases, of query, key and value as one tensor.
+    """
+
+    kind: Kind
+    references: tuple[Any, ...]
+
+    def together(self) -> tuple[Tensor | None, ...] | None:
+        """What is referred to; None where it is not there any more."""
+        made = tuple([one if one is None else one() for one in self.references])
+        return made if [*map(_is_none, made)] == [*map(_is_none, self.references)] else None
+
+
+def find_layer(x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options) -> Found:
+    """What `layer_of_model` is given for such calls."""
+    lasting, references = _of_lasting(layer.parameters, _look_forward)
+    lie = [None if one is None else lie_of(one) for one in (x, *projected)]
+    key = "forward", lasting, call.kind, x.dtype, *lie, options, *settings(), torch.is_inference_mode_enabled()
+    return Found(_of_model.kind_of(key), references)
+
+
+def find_layer_bwd(
+    dy: Tensor, kept: tuple[Tensor | None, ...], names: tuple[str, ...], layer: OfLayer, call: OfCall, options: Options,
+    needs: tuple[bool, ...],
+) -> Found:  # fmt: skip
+    """What `layer_of_model_bwd` is given for such calls."""
+    lasting, references = _of_lasting(layer.parameters, _look_backward)
+    # These two were made by others; all else that is kept was made here.
+    x, projected = kept[names.index("x")], kept[-len(PROJECTED) :]
+    of_x, of_projected = x if x is None else lie_of(x), None if projected[0] is None else tuple(map(lie_of, projected))  # type: ignore[arg-type]
+    key = "backward", lasting, call.kind, dy.dtype, lie_of(dy), of_x, of_projected, names, options, needs, *settings()
+    return Found(_of_model.kind_of(key), references)
+
+
 def layer_of_model(
-    x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options
+    found: Found, x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options
 ) -> tuple[Tensor | None, ...] | None:
     """(y, what backward reads) by a program; None where there is none for such a call.
 
     projected: queries, keys and values [T, N] where others made them, else None three times.
     """
-    kind, together = _of_lasting(layer.parameters, _look_forward)
-    lie = [None if one is None else _lie(one) for one in (x, *projected)]
-    key = "forward", kind, call.kind, x.dtype, *lie, options, *settings(), torch.is_inference_mode_enabled()
+    together = found.together()
+    if together is None:
+        return None
     inputs = (x, *projected, *layer.parameters, *together, *call.tensors)
 
     def run(trace: Trace) -> Any:
         return OPS.forward(*_record(trace, _OF_MODEL, inputs, options)[:2])
 
-    return _of_model.run(key, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
+    return _of_model.run(found.kind, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
 
 
 def layer_of_model_bwd(
-    dy: Tensor, kept: tuple[Tensor | None, ...], names: tuple[str, ...], layer: OfLayer, call: OfCall, options: Options,
-    wants: frozenset[str], needs: tuple[bool, ...],
+    found: Found, dy: Tensor, kept: tuple[Tensor | None, ...], names: tuple[str, ...], layer: OfLayer, call: OfCall,
+    options: Options, wants: frozenset[str], needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
     """Gradients of x, what was projected and the parameters, None where `needs` has no need of one; None as above.
 
     kept: of these names, of which `PROJECTED` are the last; what backward does not read may be None.
     """
-    kind, together = _of_lasting(layer.parameters, _look_backward)
-    x, projected = kept[names.index("x")], kept[-len(PROJECTED) :]
-    # These two were made by others; all else that is kept was made here.
-    of_x, of_projected = x if x is None else _lie(x), None if projected[0] is None else tuple(map(_lie, projected))  # type: ignore[arg-type]
-    key = "backward", kind, call.kind, dy.dtype, _lie(dy), of_x, of_projected, names, options, needs, *settings()
-    names, inputs = ("dy", *names, *_TOGETHER), (dy, *kept, *together)
+    together = found.together()
+    if together is None:
+        return None
+    inputs = (dy, *kept, *together)
 
     def run(trace: Trace) -> Any:
-        a, projected, others = _record(trace, names, inputs, options)
+        a, projected, others = _record(trace, ("dy", *names, *_TOGETHER), inputs, options)
         given = [others.get(name) for name in ("dy", "y", *Saved._fields)]
         with launched_together():
             made = OPS.backward(a, *given, wants=wants, projected=projected)
         return in_places(made, needs)
 
-    return _of_model.run(key, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
+    return _of_model.run(found.kind, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
 
 
 _of_model = Programs(_run_forward, sizes={})
@@ -152,11 +192,11 @@ def _look(group: tuple[Tensor | None, ...]) -> tuple[int, list[Any]]:
 _look_forward, _look_backward = (Remembered(_look, by_address=True) for _ in range(2))
 
 
-def _of_lasting(parameters: tuple[Tensor | None, ...], look: Remembered) -> tuple[Any, list[Tensor | None]]:
-    """What tells a layer's parameters from others', and those that lie side by side as one tensor."""
+def _of_lasting(parameters: tuple[Tensor | None, ...], look: Remembered) -> tuple[Any, tuple[Any, ...]]:
+    """What tells a layer's parameters from others', and references to those that lie side by side as one tensor."""
     kind, references = look(parameters)
-    together = [one if one is None else one() for one in references]
-    return (kind, *[one is None for one in together]), together
+    references = tuple([one if one is None or one() is not None else None for one in references])
+    return (kind, *map(_is_none, references)), references
 
 
 def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
@@ -168,7 +208,7 @@ def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
 _kinds: dict[Any, int] = {}
 
 
-def _lie(x: Tensor) -> Any:
+def lie_of(x: Tensor) -> Any:
     """How a tensor lies in memory, as far as it decides."""
     return x.data_ptr() % 16, None if x.is_contiguous() else x.stride()
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from bert_fast.modules.call import Call
 from bert_fast.modules.flat_layer import PackedFlatLayer
 from bert_fast.modules.layer import BertLayer, PackedLayer
-from bert_fast.modules.whole_layer import run_whole, run_whole_stack
+from bert_fast.modules.whole_layer import Around, run_whole, run_whole_stack
 
 __all__ = ["CHECKPOINT_ARGUMENTS", "BertEncoder", "PackedEncoder"]
 
@@ -53,15 +53,20 @@ class PackedEncoder:
             y = self._run_together(layers, x, [*[inner] * (len(layers) - 1), call])
             if y is not None:
                 return y
+        around: Around | None = None
         for index, layer in enumerate(layers):
             x = call.shown(x)
             layer_call = call if index == len(layers) - 1 else inner
             y = None
             if memory is None and not runs_again and getattr(type(layer), "forward_packed", None) in _WHOLE:
-                y = run_whole(layer, x, layer_call, is_called=False)
+                if around is None or around.call is not layer_call:
+                    around = Around(x, layer_call)
+                y = run_whole(layer, x, layer_call, is_called=False, around=around)
             if y is not None:
                 x = y
-            elif runs_again and index % self.checkpoint_every == 0:
+                continue
+            around = None  # whatever runs now may change what was asked
+            if runs_again and index % self.checkpoint_every == 0:
                 run = functools.partial(layer, call=layer_call)
                 x = checkpoint(run, x, memory, **self.checkpoint_arguments)
             else:

@@ -6,6 +6,7 @@ op (`torch.compile`, modes, `torch.func`). The layer then runs op by op. It does
 the op takes: the single ops then raise the error that names it, or can run it.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from operator import attrgetter
@@ -23,14 +24,21 @@ from bert_fast.modules.look import Concluded
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.originals import GLOBAL_HOOKS
 from bert_fast.ops._autocast import autocast_dtype
-from bert_fast.ops._register import is_watched
-from bert_fast.ops.encoder_layer import encoder_layer_of_model, encoder_layers_of_model, is_whole, projects
+from bert_fast.ops._register import are_plain, is_watched
+from bert_fast.ops.encoder_layer import (
+    Form,
+    encoder_layer_of_form,
+    encoder_layer_of_model,
+    encoder_layers_of_model,
+    is_whole,
+    runs_programs,
+)
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.dropout import HEAD_STRIDE
-from bert_fast.reference.encoder_layer import OfLayer
+from bert_fast.reference.encoder_layer import NOT_PROJECTED, OfLayer, Projections
 from bert_fast.remembered import Remembered
 
-__all__ = ["Pieces", "are_own", "run_whole", "run_whole_stack"]
+__all__ = ["Around", "Pieces", "are_own", "run_whole", "run_whole_stack"]
 
 _LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
 _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
@@ -45,24 +53,70 @@ _PACKED: tuple[Any, ...] = (PackedAttention, PackedSelfAttention, PackedSelfOutp
 # What a layer is made of: heads, what closes attention, what widens and what closes the MLP (their probabilities,
 # sites and activation are read), and its eight linear layers and LayerNorms; None where the op cannot replace them.
 Pieces = tuple[Any, Any, Any, Any, tuple[nn.Module, ...]]
+_MAX_FORMS = 64
 _LEAST_P = 2.0**-17  # up to which nothing is dropped
 _NOTHING_DROPS = (0.0, 0.0, 0.0)
 
 
-def run_whole(layer: Any, x: Tensor, call: Call, *, is_called: bool = True) -> Tensor | None:
+class Around:
+    """What is asked once for layers of a forward pass that run one after another, with nothing of others between.
+
+    call: what they share. key: a number for all that decides about their kernels beside the layers themselves; None
+    where each is to look at everything. `x`, [T, H], is that of the first layer; those of the next are like it.
+    """
+
+    def __init__(self, x: Tensor, call: Call) -> None:
+        self.call = call
+        self.ask(x)
+
+    def ask(self, x: Tensor) -> None:
+        """Asks again, since code of others has run."""
+        self.backend, self.is_watched = requested(), is_watched(by_profiler=False)
+        self.key = None if self.is_watched else self._key(x)
+
+    def _key(self, x: Tensor) -> int | None:
+        call, module = self.call, runs_programs(x.device, x.dtype, self.backend)
+        if module is None or is_watched() or not _is_plain_call(x, call) or module.lie_of(x) != (0, None):
+            return None
+        self.of_layers = of_layers = call.of_layers
+        if not are_plain((x, *of_layers.tensors)):
+            return None
+        key = (
+            self.backend, x.dtype, x.device, x.shape[1], autocast_dtype(x), torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), module.settings(), of_layers.kind, of_layers.causal, call.seed is None,
+            call.packing.max_seqlen > HEAD_STRIDE,
+        )  # fmt: skip
+        if len(_numbers) >= _MAX_NUMBERS:
+            _numbers.clear()
+        return _numbers.setdefault(key, next(_count))
+
+
+_MAX_NUMBERS = 4096
+_numbers: dict[Any, int] = {}
+_count = itertools.count()
+
+
+def run_whole(
+    layer: Any, x: Tensor, call: Call, *, is_called: bool = True, around: Around | None = None
+) -> Tensor | None:
     """The layer's output, [T, H] or [M, H] where the call names rows, by one op; None where it is to run op by op.
 
     is_called: False where a stack runs its layers without calling them. The result is then None as well where a call
     would have done more than this op: hooks, gradient checkpointing, a `__call__` of the layer's own.
+    around: of this call, where no code of others has run since it was asked.
     """
-    if is_watched(by_profiler=False):
+    if around is None:
+        around = Around(x, call)
+    if around.is_watched:
         return None
-    (whole, parameters), backend = _concluded(layer), requested()
-    if whole is None or not (is_called or whole.call_adds_nothing) or not whole.takes(x, parameters, call, backend):
+    whole, parameters = _concluded(layer)
+    if whole is None or not (is_called or whole.call_adds_nothing):
         return None
     if not whole.is_projected:
-        return encoder_layer_of_model(x, whole.of_layer(parameters, call), call.of_layers, backend, layer.training)
-    if not projects(x, backend) or call.rows is not None:
+        return whole.run(x, parameters, layer.training, around)
+    if runs_programs(x.device, x.dtype, around.backend) is None or call.rows is not None:
+        return None
+    if not whole.takes(x, parameters, call, around.backend):
         return None
     projected = [plain_linear(x, one) for one in _pieces(layer)[4][:3]]  # type: ignore[index]
     if any(type(one) is not Tensor or one.shape != (x.shape[0], whole.width) for one in projected):
@@ -71,8 +125,8 @@ def run_whole(layer: Any, x: Tensor, call: Call, *, is_called: bool = True) -> T
             f"{[(type(one).__name__, list(one.shape)) for one in projected]}"
         )
     q, k, v = (one if one.dtype is x.dtype else one.to(x.dtype) for one in projected)
-    given = whole.of_layer(parameters, call)
-    return encoder_layer_of_model(x, given, call.of_layers, backend, layer.training, (q, k, v))
+    around.ask(x)
+    return whole.run(x, parameters, layer.training, around, (q, k, v))
 
 
 def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> Tensor | None:
@@ -115,6 +169,33 @@ class _Whole:
             (heads.num_heads, up.hidden_act, probabilities, sites, eps)
             for probabilities in (_NOTHING_DROPS, self.probabilities)
         )
+        self._forms: dict[Any, Form] = {}
+
+    def run(
+        self, x: Tensor, parameters: Sequence[Tensor | None], is_training: bool, around: Around,
+        projected: Projections = NOT_PROJECTED,
+    ) -> Tensor | None:  # fmt: skip
+        """The layer's output by its op; None where the op does not take the call."""
+        key: Any = None
+        if around.key is not None:
+            key = around.key, x.requires_grad
+            if projected[0] is not None:
+                lie_of = runs_programs(x.device, x.dtype, around.backend).lie_of  # type: ignore[union-attr]
+                key = *key, *[(one.requires_grad, lie_of(one)) for one in projected], are_plain(projected)
+            form = self._forms.get(key)
+            if form is not None and form.fits(parameters):
+                return encoder_layer_of_form(form, x, parameters, around.of_layers, projected)
+        call, backend = around.call, around.backend
+        if not self.takes(x, parameters, call, backend):
+            return None
+        layer = self.of_layer(parameters, call)
+        y, form = encoder_layer_of_model(x, layer, call.of_layers, backend, is_training, projected)
+        if key is not None and form is not None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form.remember(parameters)
+            self._forms[key] = form
+        return y
 
     def of_layer(self, parameters: Sequence[Tensor | None], call: Call) -> OfLayer:
         """The layer's part of the arguments."""
@@ -124,14 +205,9 @@ class _Whole:
         """Whether the layer's op takes this call; parameters may have been moved or cast in place."""
         keys, p = call.packing, self.probabilities
         return (
-            call.bias is None
-            and call.head_mask is None
-            and call.cache is None
-            and call.attentions is None
+            _is_plain_call(x, call)
             and _fits(x, _form_of(parameters), self.width)  # type: ignore[arg-type]
             and is_whole(x.device, x.dtype, x.shape[1], self.head_dim, backend)
-            and keys.coords.shape[0] == x.shape[0]
-            and keys.coords.device == x.device
             and (call.seed is None or (p is not None and not (p[0] and keys.max_seqlen > HEAD_STRIDE)))
         )
 
@@ -260,14 +336,26 @@ def _form(group: tuple[Tensor | None, ...]) -> _Form | None:
 _form_of = Remembered(_form)
 
 
-def _fits(x: Tensor, form: _Form | None, width: int) -> bool:
-    """Whether the layer's op takes x beside parameters of this form."""
+def _is_plain_call(x: Tensor, call: Call) -> bool:
+    """Whether the layer's op takes a call for a tensor [T, H] as far as no layer is asked."""
     return (
-        form is not None
+        call.bias is None
+        and call.head_mask is None
+        and call.cache is None
+        and call.attentions is None
         and type(x) is Tensor
         and x.layout is _STRIDED
         and not x.is_nested
         and x.dim() == 2
+        and call.packing.coords.shape[0] == x.shape[0]
+        and call.packing.coords.device == x.device
+    )
+
+
+def _fits(x: Tensor, form: _Form | None, width: int) -> bool:
+    """Whether the layer's op takes x beside parameters of this form."""
+    return (
+        form is not None
         and (x.dtype is form.dtype or (form.dtype is torch.float32 and x.dtype in _HALF))
         and form.dtype in _DTYPES
         and autocast_dtype(x) in (None, x.dtype)

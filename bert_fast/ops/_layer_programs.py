@@ -1,7 +1,7 @@
 """A layer of a model by the programs that a back-end keeps: one autograd function, with nothing around it.
 
 What `_define.py` makes of a record is for anybody's call of an op, through PyTorch's dispatcher: every argument one by
-one, 41 of them. A model's layers share nearly all; what they share comes as one object each here (`OfLayer`, `OfCall`).
+one, 41 of them. A model's layers share nearly all; what they share comes as one object each here (`Form`, `OfCall`).
 """
 
 import functools
@@ -26,11 +26,14 @@ from bert_fast.reference.encoder_layer import (
     Saved,
     in_places,
 )
+from bert_fast.remembered import guard_of
 
-__all__ = ["LayerPrograms", "arguments", "of_call"]
+__all__ = ["Form", "LayerPrograms", "arguments", "of_call"]
 
+_Tensors = tuple[Tensor | None, ...]
 _NUM_GRADIENTS = 1 + len(PROJECTED) + 16  # of x, of what was projected, of the parameters
 _SITES = "probabilities_site", "attention_site", "site"
+_data_ptr = Tensor.data_ptr
 _kinds: dict[Any, int] = {}
 
 
@@ -60,6 +63,75 @@ def arguments(x: Any, layer: OfLayer, call: OfCall, options: Options) -> Encoder
     return EncoderLayer(x=x, max_seqlen_q=call.numbers[4], max_seqlen_k=call.numbers[5], **fields)
 
 
+class Form:
+    """What is decided for calls of a layer that are alike, and what is looked up for them once they were made.
+
+    Without tensors. Whoever keeps it calls it with parameters that `fits` says are as they were, and with other
+    arguments of the same dtypes, devices and places in memory. keeps: whether a gradient is recorded.
+    """
+
+    def __init__(self, layer: OfLayer, options: Options, module: Any, backend: str, keeps: bool) -> None:
+        self.options, self.module, self.backend, self.keeps = options, module, backend, keeps
+        self._of_layer = layer[1:]
+        self._known: tuple[Any, ...] | None = None  # of parameters: whether all are there, guard, addresses
+        self.found: Any = None
+        self.keeping: tuple[Any, ...] | None = None  # which inputs need gradients, what is kept, the gradients' names
+        self._backward: tuple[Any, ...] | None = None
+
+    def remember(self, parameters: _Tensors) -> None:
+        """Says what `fits` compares with."""
+        there = [one for one in parameters if one is not None]
+        self._known = len(there) == len(parameters), guard_of(there), list(map(_data_ptr, there))
+
+    def fits(self, parameters: _Tensors) -> bool:
+        """Whether parameters have the form of those that were remembered, and lie where they did."""
+        are_all, guard, addresses = self._known  # type: ignore[misc]
+        there: Any = parameters if are_all else [one for one in parameters if one is not None]
+        return guard(*there) and addresses == list(map(_data_ptr, there))
+
+    def of(self, parameters: _Tensors) -> OfLayer:
+        """The layer with its parameters."""
+        return OfLayer(parameters, *self._of_layer)
+
+    def find_backward(self, dy: Tensor, kept: _Tensors, weights: slice, others: tuple[Any, ...]) -> Any:
+        """What backward of such calls is run by, None where it is not to be by a program.
+
+        weights: where parameters stand in kept; x comes before them, what was projected after them. others: what
+        `find_layer_bwd` wants beside.
+        """
+        lie_of, x = self.module.lie_of, kept[weights.start - 1]
+        state = [lie_of(dy), None if x is None else lie_of(x), *self.module.settings()]
+        if kept[-1] is not None:
+            state += map(lie_of, kept[weights.stop :])
+        if self._backward is not None:
+            pick, pick_weights, guard, addresses, known, found = self._backward
+            given, those = pick(kept), pick_weights(kept)
+            if guard(dy, *given, *those) and addresses == list(map(_data_ptr, those)) and state == known:
+                return found
+        if not are_plain((dy, *kept)):
+            return None
+        # Offsets and coordinates of queries and keys may be the same tensors, which are looked at once.
+        places = {id(one): place for place, one in enumerate(kept) if one is not None}.values()
+        of_weights = range(*weights.indices(len(kept)))
+        pick = _picker([place for place in places if place not in of_weights])
+        pick_weights = _picker([place for place in places if place in of_weights])
+        given, those = pick(kept), pick_weights(kept)
+        guard, addresses = guard_of([dy, *given, *those], 1 + len(given)), list(map(_data_ptr, those))
+        found = self.module.find_layer_bwd(dy, kept, *others)
+        self._backward = pick, pick_weights, guard, addresses, state, found
+        return found
+
+    def forget_backward(self) -> None:
+        """Looks backward's up anew from now on."""
+        self._backward = None
+
+
+def _picker(places: Sequence[int]) -> Callable[[_Tensors], Sequence[Tensor]]:
+    if len(places) > 1:
+        return operator.itemgetter(*places)  # type: ignore[return-value]
+    return lambda kept: [kept[place] for place in places]  # type: ignore[misc]
+
+
 class LayerPrograms:
     """Calls of layers by programs of a back-end.
 
@@ -78,72 +150,82 @@ class LayerPrograms:
     ) -> None:
         self._op, self._needless, self._check_values = op, needless, check_values
         self._kept, self._others, self._joined = (*kept, *PROJECTED), tuple(others), joined
-        self._pickers: dict[Any, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {}
+        first = self._kept.index("query_weight")
+        self._weights = slice(first, len(self._kept) - len(PROJECTED))
 
         def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
-            return self._forward(ctx, x, *given)
+            return self._forward(ctx, x, given)
 
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-            return *self._backward(ctx, dy), None, None, None, None, None
+            return *self._backward(ctx, dy), None, None
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self._function = type("encoder_layer", (torch.autograd.Function,), methods)
         # Not `Function.apply`, which looks at each argument again.
         self._apply = super(torch.autograd.Function, self._function).apply  # type: ignore[misc]
 
-    def __call__(
-        self, x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options, module: Any,
-        backend: str, keeps: bool,
-    ) -> Tensor:  # fmt: skip
-        """y. keeps: whether a gradient is recorded."""
-        if keeps:
-            return self._apply(x, *projected, *layer.parameters, layer, call, options, module, backend)
-        return self._run(x, projected, layer, call, options, module)[0]  # type: ignore[return-value]
+    def __call__(self, form: Form, x: Tensor, projected: Projections, parameters: _Tensors, call: OfCall) -> Tensor:
+        """y."""
+        try:
+            if form.keeps:
+                return self._apply(x, *projected, *parameters, form, call)
+            return self._run(form, x, projected, form.of(parameters), call)[0]  # type: ignore[return-value]
+        except torch.OutOfMemoryError as error:
+            name_call(error, "encoder_layer_fwd", (x,))
+            raise
 
-    def _run(
-        self, x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options, module: Any
-    ) -> tuple[Tensor | None, ...]:
+    def _run(self, form: Form, x: Tensor, projected: Projections, layer: OfLayer, call: OfCall) -> _Tensors:
         """(y, the fields of `Saved`)."""
+        module, options = form.module, form.options
         if x.is_cpu:
             self._check_values(arguments(x, layer, call, options), call.numbers[1], call.numbers[0])
-        made = module.layer_of_model(x, projected, layer, call, options)
+        if form.found is None:
+            form.found = module.find_layer(x, projected, layer, call, options)
+        made: _Tensors | None = module.layer_of_model(form.found, x, projected, layer, call, options)
         if made is None:
+            form.found = None  # what it refers to may be gone
             with torch.no_grad():
                 made = module.OPS.forward(
                     arguments(x, layer, call, options), None if projected[0] is None else projected
                 )
-        return made
+        return made  # type: ignore[return-value]
 
-    def _forward(self, ctx: Any, x: Tensor, *given: Any) -> Tensor:
-        projected, (layer, call, options, module, _) = given[:3], given[-5:]
-        made = self._run(x, projected, layer, call, options, module)
+    def _forward(self, ctx: Any, x: Tensor, given: tuple[Any, ...]) -> Tensor:
+        projected, parameters, form, call = given[:3], given[3:-2], given[-2], given[-1]
+        layer = form.of(parameters)
+        made = self._run(form, x, projected, layer, call)
         of_call = call.tensors if not x.is_cpu else _copied(call.tensors)
-        needs = ctx.needs_input_grad[:_NUM_GRADIENTS]
-        pick = self._pickers.get((options, needs)) or self._picker(options, needs)
-        ctx.save_for_backward(*pick((*made, *of_call, x, *projected, *layer.parameters, None)))
-        ctx.needs, ctx.others = needs, given[-5:]
+        if form.keeping is None:
+            needs = ctx.needs_input_grad[:_NUM_GRADIENTS]
+            form.keeping = needs, self._picker(form.options, needs), self._wanted(needs)
+        ctx.save_for_backward(*form.keeping[1]((*made, *of_call, x, *projected, *parameters, None)))
+        ctx.others = form, layer, call
         return made[0]  # type: ignore[return-value]
 
-    def _backward(self, ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        kept, needs = ctx.saved_tensors, ctx.needs
-        layer, call, options, module, backend = ctx.others
-        if not (torch.is_grad_enabled() or is_watched() or not are_plain((dy, *kept))):
-            try:
-                made = module.layer_of_model_bwd(
-                    dy, kept, self._kept, layer, call, options, self._wanted(needs), needs
-                )  # fmt: skip
-            except torch.OutOfMemoryError as error:
-                name_call(error, "encoder_layer_bwd", (dy,))
-                raise
-            if made is not None:
-                return made
+    def _backward(self, ctx: Any, dy: Tensor) -> _Tensors:
+        kept, (form, layer, call) = ctx.saved_tensors, ctx.others
+        options, module, (needs, _, wants) = form.options, form.module, form.keeping
+        if not (torch.is_grad_enabled() or is_watched()):
+            found = form.find_backward(dy, kept, self._weights, (self._kept, layer, call, options, needs))
+            if found is not None:
+                try:
+                    made: _Tensors | None = module.layer_of_model_bwd(
+                        found, dy, kept, self._kept, layer, call, options, wants, needs
+                    )
+                except torch.OutOfMemoryError as error:
+                    name_call(error, "encoder_layer_bwd", (dy,))
+                    raise
+                if made is not None:
+                    return made
+                form.forget_backward()
         a = arguments(None, layer, call, options)
         if kept[-1] is not None:
             return self._backward_of_projected(a, dy, kept, needs, module)
         op = SimpleNamespace(
-            saved_tensors=kept[: -len(PROJECTED)], others=(*[getattr(a, name) for name in self._others], backend),
+            saved_tensors=kept[: -len(PROJECTED)],
+            others=(*[getattr(a, name) for name in self._others], form.backend),
             needs_input_grad=(needs[0], *needs[4:], *[False] * (len(EncoderLayer._fields) - 16)),
-        )  # fmt: skip
+        )
         assert self._op.formula is not None
         of_x, *of_parameters = self._op.formula.backward(op, dy)[:17]
         return of_x, None, None, None, *of_parameters
@@ -167,14 +249,14 @@ class LayerPrograms:
         each = iter(refused if isinstance(refused, tuple) else (refused,))
         return tuple([one if one is None else next(each) for one in found])
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one of these objects
     def _picker(self, options: Options, needs: tuple[bool, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         """The function that takes what backward reads, in the order of `kept`, of what forward has; else None."""
         layer = OfLayer((None,) * 16, 1, "", (0.0, 0.0, 0.0), (0, 0, 0), (0.0, 0.0))
         a = arguments(None, layer, OfCall((None,) * len(TENSORS), (0,) * 6, False, 0), options)
         dropped = set(self._needless(a._replace(rows=True if options.has_rows else None), self._wanted(needs)))  # type: ignore[arg-type]
         source = ("y", *Saved._fields, *TENSORS, "x", *PROJECTED, *EncoderLayer._fields[1:17], None)
-        pick = operator.itemgetter(*[source.index(None if name in dropped else name) for name in self._kept])
-        return self._pickers.setdefault((options, needs), pick)
+        return operator.itemgetter(*[source.index(None if name in dropped else name) for name in self._kept])
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one of these objects
     def _wanted(self, needs: tuple[bool, ...]) -> frozenset[str]:

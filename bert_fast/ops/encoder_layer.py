@@ -20,8 +20,7 @@ from bert_fast.checks import check_choice, check_count, check_dropout_p, check_i
 from bert_fast.errors import BackendError
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
 from bert_fast.ops._define import define
-from bert_fast.ops._layer_programs import LayerPrograms, arguments, of_call
-from bert_fast.ops._memory import name_call
+from bert_fast.ops._layer_programs import Form, LayerPrograms, arguments, of_call
 from bert_fast.ops._register import are_plain
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
@@ -41,7 +40,10 @@ from bert_fast.reference.encoder_layer import (
     Saved,
 )
 
-__all__ = ["encoder_layer_of_model", "encoder_layers_of_model", "is_whole", "of_call", "projects"]
+__all__ = [
+    "Form", "encoder_layer_of_form", "encoder_layer_of_model", "encoder_layers_of_model", "is_whole", "of_call",
+    "runs_programs",
+]  # fmt: skip
 
 _OF_CALL = TENSORS
 _PARTS = ("qkv_projection", "linear", "attention", "dropout_add_layer_norm", "mlp", "encoder_layer")
@@ -59,11 +61,11 @@ def is_whole(x_device: torch.device, dtype: torch.dtype, hidden_size: int, head_
 
 def encoder_layer_of_model(
     x: Tensor, layer: OfLayer, call: OfCall, backend: str, is_training: bool, projected: Projections = NOT_PROJECTED
-) -> Tensor:
-    """y [M, H] of arguments that fit: `modules.whole_layer` looks.
+) -> tuple[Tensor, Form | None]:
+    """y [M, H] of arguments that fit, and for `encoder_layer_of_form` what was decided: `modules.whole_layer` looks.
 
     is_training: the model is, and has the same bits with gradients and without, where back-ends have other products for
-    the latter. projected: queries, keys and values [T, N] where others make them, see `projects`.
+    the latter. projected: queries, keys and values [T, N] where others make them, see `runs_programs`.
     The caller has made sure that the parameters are plain tensors and that no mode or transform follows single ops. A
     profiler may be on. Whether x, projected and the call's tensors are plain is checked here.
     """
@@ -79,13 +81,17 @@ def encoder_layer_of_model(
     if are_plain((x, *projected, *call.tensors)) and not _profiler_enabled():
         module = resolve("encoder_layer", OpSpec(x.device, x.dtype), backend)
         if hasattr(module, "layer_of_model"):
-            try:
-                return _programs(x, projected, layer, call, options, module, backend, keeps)
-            except torch.OutOfMemoryError as error:
-                name_call(error, "encoder_layer_fwd", (x,))
-                raise
-        return _op.around(keeps, *arguments(x, layer, call, options), backend)[0]
-    return _op(*arguments(x, layer, call, options), backend)[0]
+            form = Form(layer, options, module, backend, keeps)
+            return _programs(form, x, projected, parameters, call), form
+        return _op.around(keeps, *arguments(x, layer, call, options), backend)[0], None
+    return _op(*arguments(x, layer, call, options), backend)[0], None
+
+
+def encoder_layer_of_form(
+    form: Form, x: Tensor, parameters: tuple[Tensor | None, ...], call: OfCall, projected: Projections = NOT_PROJECTED
+) -> Tensor:
+    """y [M, H] of a call that is like the one that a form was made for, see `Form`."""
+    return _programs(form, x, projected, parameters, call)
 
 
 def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], backend: str) -> Tensor | None:
@@ -103,9 +109,17 @@ def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], 
     return run(layers)
 
 
-def projects(x: Tensor, backend: str) -> bool:
-    """Whether the back-end runs the rest of a layer whose queries, keys and values others make."""
-    return hasattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "layer_of_model")
+@functools.lru_cache(maxsize=1024)
+def runs_programs(device: torch.device, dtype: torch.dtype, request: str) -> ModuleType | None:
+    """The back-end that runs such a layer by programs; None where there is none.
+
+    It also runs the rest of a layer whose queries, keys and values others make.
+    """
+    try:
+        module = resolve("encoder_layer", OpSpec(device, dtype), request)
+    except BackendError:
+        return None
+    return module if hasattr(module, "layer_of_model") else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ int clear(PyObject* self) {
   cast(self)->body = nullptr;  // it does not run any more
   if (body == nullptr) return 0;
   for (PyObject* one : body->owned) Py_DECREF(one);
-  for (EmptyStep& step : body->empties) Py_XDECREF(step.sizes);
+  for (EmptyStep& step : body->empties) Py_XDECREF(step.arguments);
   delete body;
   return 0;
 }
@@ -67,7 +67,7 @@ PyType_Spec spec = {"bert_fast._native.Program", sizeof(Program), 0,
 PyTypeObject* program_type = nullptr;
 
 py::object make_program(const py::object& program, const py::tuple& kernels, int device, int tensor_device,
-                        const py::object& torch_device, const py::dict& functions) {
+                        const py::dict& functions) {
   const host::Driver& driver = driver_or_raise();
   auto object = py::reinterpret_steal<py::object>(program_type->tp_alloc(program_type, 0));
   if (!object) throw py::error_already_set();
@@ -80,10 +80,8 @@ py::object make_program(const py::object& program, const py::tuple& kernels, int
     body.owned.push_back(one.inc_ref().ptr());
     return one.ptr();
   };
-  body.torch_device = own(torch_device);
-  body.empty_names = own(py::make_tuple("dtype", "device"));
   body.tensor_type = reinterpret_cast<PyTypeObject*>(own(functions["tensor"].cast<py::type>()));
-  body.empty = own(functions["empty"]);
+  body.empty_strided = own(functions["empty_strided"]);
   body.data_ptr = own(functions["data_ptr"]);
   body.get_device = own(functions["get_device"]);
   body.current_device = own(functions["current_device"]);
@@ -106,6 +104,6 @@ void bind_program(py::module_& module) {
   if (program_type == nullptr) throw py::error_already_set();
   module.attr("Program") = py::handle(reinterpret_cast<PyObject*>(program_type));
   module.def("make_program", &make_program, py::arg("program"), py::arg("kernels"), py::kw_only(), py::arg("device"),
-             py::arg("tensor_device"), py::arg("torch_device"), py::arg("functions"),
+             py::arg("tensor_device"), py::arg("functions"),
              "The program, to be run; ValueError where the kernels are not for it.");
 }

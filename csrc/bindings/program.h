@@ -21,8 +21,8 @@ struct EmptyStep {
   int32_t slot = 0;
   std::vector<int32_t> shape;  // numbers
   PyObject* dtype = nullptr;
-  PyObject* sizes = nullptr;    // owned: the shape of the last run, or null
-  std::vector<int64_t> values;  // of `sizes`
+  PyObject* arguments = nullptr;  // owned: sizes, strides and dtype of the last run, or null
+  std::vector<int64_t> values;    // the sizes in `arguments`
 };
 
 enum class CallArgumentKind : uint8_t { kSlot, kSlots, kNumber, kNumbers, kConstant };
@@ -126,9 +126,7 @@ struct Body {
   std::vector<int32_t> outputs;  // -1: None
   // Functions of PyTorch and of Triton's driver.
   PyTypeObject* tensor_type = nullptr;
-  PyObject* empty = nullptr;
-  PyObject* empty_names = nullptr;  // ("dtype", "device")
-  PyObject* torch_device = nullptr;
+  PyObject* empty_strided = nullptr;
   PyObject* data_ptr = nullptr;
   PyObject* get_device = nullptr;
   PyObject* current_device = nullptr;

@@ -12,6 +12,7 @@ namespace bert_fast::bindings {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
 // What came of a run up to here: it goes on, it is refused, an exception is set.
 enum class Outcome { kGoOn, kRefused, kFailed };
@@ -113,34 +114,41 @@ Outcome find_stream(const Body& body, void** stream) {
   return Outcome::kFailed;
 }
 
-// The shape, the last run's where it is the same; a new reference.
-PyObject* find_sizes(EmptyStep& step, const int64_t* values) {
-  bool is_same = step.sizes != nullptr;
-  for (size_t i = 0; is_same && i < step.shape.size(); i++) is_same = step.values[i] == values[step.shape[i]];
+// Sizes, strides and dtype of a tensor, the last run's where they are the same; a new reference.
+PyObject* find_arguments(EmptyStep& step, const int64_t* values) {
+  const size_t num_dimensions = step.shape.size();
+  bool is_same = step.arguments != nullptr;
+  for (size_t i = 0; is_same && i < num_dimensions; i++) is_same = step.values[i] == values[step.shape[i]];
   if (!is_same) {
-    PyObject* made = tuple_of(step.shape, values);
+    int64_t strides[Body::kMaxDimensions];
+    int64_t stride = 1;
+    for (size_t i = num_dimensions; i-- > 0;) {
+      strides[i] = stride;
+      const int64_t size = values[step.shape[i]];
+      if (size > 1) stride = stride <= kMaxInt64 / size ? stride * size : kMaxInt64;  // torch refuses so much
+    }
+    const Ref sizes(tuple_of(step.shape, values));
+    if (sizes.get() == nullptr) return nullptr;
+    const Ref steps(PyTuple_New(static_cast<Py_ssize_t>(num_dimensions)));
+    if (steps.get() == nullptr) return nullptr;
+    for (size_t i = 0; i < num_dimensions; i++) {
+      PyObject* one = PyLong_FromLongLong(strides[i]);
+      if (one == nullptr) return nullptr;
+      PyTuple_SET_ITEM(steps.get(), static_cast<Py_ssize_t>(i), one);
+    }
+    PyObject* made = PyTuple_Pack(3, sizes.get(), steps.get(), step.dtype);
     if (made == nullptr) return nullptr;
-    for (size_t i = 0; i < step.shape.size(); i++) step.values[i] = values[step.shape[i]];
-    Py_XSETREF(step.sizes, made);
+    for (size_t i = 0; i < num_dimensions; i++) step.values[i] = values[step.shape[i]];
+    Py_XSETREF(step.arguments, made);
   }
-  Py_INCREF(step.sizes);
-  return step.sizes;
+  Py_INCREF(step.arguments);
+  return step.arguments;
 }
 
-bool run_empty(Body& body, EmptyStep& step, Frame& frame) {
-  const Ref sizes(find_sizes(step, frame.values));
-  if (sizes.get() == nullptr) return false;
-  // As many integers, for which torch looks at its arguments less often than for one tuple.
-  PyObject* arguments[1 + Body::kMaxDimensions + 2];
-  PyObject** end = arguments + 1;
-  const Py_ssize_t num_dimensions = PyTuple_GET_SIZE(sizes.get());
-  if (num_dimensions == 0) *end++ = sizes.get();
-  for (Py_ssize_t i = 0; i < num_dimensions; i++) *end++ = PyTuple_GET_ITEM(sizes.get(), i);
-  const auto num_positional = static_cast<size_t>(end - arguments - 1);
-  *end++ = step.dtype;
-  *end++ = body.torch_device;
-  PyObject* made =
-      PyObject_Vectorcall(body.empty, arguments + 1, num_positional | PY_VECTORCALL_ARGUMENTS_OFFSET, body.empty_names);
+bool run_empty(const Body& body, EmptyStep& step, Frame& frame) {
+  const Ref arguments(find_arguments(step, frame.values));
+  if (arguments.get() == nullptr) return false;
+  PyObject* made = PyObject_Call(body.empty_strided, arguments.get(), nullptr);
   if (made == nullptr) return false;
   frame.put(step.slot, made);
   return true;

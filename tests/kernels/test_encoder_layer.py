@@ -117,7 +117,7 @@ def test_sums_over_rows_share_a_launch(kernels, monkeypatch, wants, num_sums, ro
         num_sums -= 1  # of two products' gradients, which have no rows in common
     a = arguments(torch.float16, rows=rows)
     y, *saved = kernels.encoder_layer_fwd(a)
-    kernels._backward._kinds.clear()  # a program would not ask for them again
+    kernels._backward.forget()  # a program would not ask for them again
     made = kernels.encoder_layer_bwd(a, upstream(a), y, *saved, wants)
     assert launched == [num_sums]
     alone = kernels.OPS.backward(a, upstream(a), y, *saved, wants=wants)

@@ -28,7 +28,7 @@ KEPT = ("y", *Saved._fields, *TENSORS, "x", *EncoderLayer._fields[1:17], *PROJEC
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     found = backend.resolve("encoder_layer", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
-    found._of_model._kinds.clear()
+    found._of_model.forget()
     return found
 
 
@@ -45,10 +45,12 @@ def run(kernels: Any, x: Tensor, projected: Any) -> tuple[list[Any], list[Any]]:
     dy = upstream(a)
 
     expected = list(kernels.OPS.forward(record, given))
-    found = list(kernels.layer_of_model(x, projected, layer, call, options) or expected)
+    forward = kernels.find_layer(x, projected, layer, call, options)
+    found = list(kernels.layer_of_model(forward, x, projected, layer, call, options) or expected)
     gradients = in_places(kernels.OPS.backward(record, dy, *expected, wants=wants, projected=given), needs)
     kept = (*found, *call.tensors, x, *parameters, *projected)
-    made = kernels.layer_of_model_bwd(dy, kept, KEPT, layer, call, options, wants, needs)
+    backward = kernels.find_layer_bwd(dy, kept, KEPT, layer, call, options, needs)
+    made = kernels.layer_of_model_bwd(backward, dy, kept, KEPT, layer, call, options, wants, needs)
     return [*found, *(made or gradients)], [*expected, *gradients]
 
 

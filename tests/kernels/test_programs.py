@@ -32,7 +32,7 @@ def programs():  # type: ignore[no-untyped-def]
 def kernels():  # type: ignore[no-untyped-def]
     found = backend.resolve("encoder_layer", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
     for one in (found._forward, found._backward):
-        one._kinds.clear()
+        one.forget()
     return found
 
 
@@ -58,9 +58,14 @@ KINDS: dict[str, dict[str, Any]] = {
 WANTS = (ALL, ALL - {"x"}, ALL - {"qkv_bias", "up_bias"}, frozenset({"down_weight", "up_weight"}), frozenset())
 
 
+def runners_of(programs: Any) -> list[Any]:
+    """The runners of each kind of call, None for those that cannot be traced."""
+    return [kind.runners for kind in programs._kinds.values()]
+
+
 def made_by(programs: Any) -> list[int]:
     """How many programs each kind of call has; all kinds have some."""
-    kinds = programs._kinds.values()
+    kinds = runners_of(programs)
     is_traced = all(runners is not None and all(one._is_one for one in runners) for runners in kinds)
     assert is_traced, "a call could not be traced"
     return [len(runners) for runners in kinds]
@@ -178,7 +183,7 @@ def test_parameters_in_one_block_are_read_where_they_are(kernels, of_parameters,
             weights[0].add_(1.0)
             assert same(kernels.encoder_layer_fwd(a), kernels.OPS.forward(a)), call
     assert made_by(kernels._forward) == [1]
-    ((runner,),) = kernels._forward._kinds.values()
+    ((runner,),) = runners_of(kernels._forward)
     calls = [step.what.function for step in runner.program.steps if isinstance(step.what, Call)]
     assert torch.cat not in calls
 
@@ -262,7 +267,7 @@ def test_what_cannot_be_traced_runs_as_it_stands(programs, function):  # type: i
     found = [ours((x.clone(),)) for x in calls]
     torch.manual_seed(1)
     assert same(found, [function(x.clone()) for x in calls])
-    assert list(ours._kinds.values()) == [None] and not programs._launch_plan.recorders
+    assert runners_of(ours) == [None] and not programs._launch_plan.recorders
 
 
 def test_sizes_that_cannot_be_traced_are_told_by_guards(programs):  # type: ignore[no-untyped-def]
@@ -277,7 +282,7 @@ def test_sizes_that_cannot_be_traced_are_told_by_guards(programs):  # type: igno
             for size in sizes:
                 x = torch.randn(size, size)
                 assert same(ours((x,)), function(x)), size
-        assert trace.call_count == 2 and [*map(len, ours._kinds.values())] == [2]
+        assert trace.call_count == 2 and [*map(len, runners_of(ours))] == [2]
 
 
 def test_what_has_too_many_programs_is_not_traced_again(programs, monkeypatch):  # type: ignore[no-untyped-def]
@@ -301,7 +306,7 @@ def test_what_native_refuses_is_run_here(programs):  # type: ignore[no-untyped-d
     ours = programs.Programs(lambda x: (torch.mm(x, x),), sizes={0: "TT"})
     for size in (2, 3, 2, 3):
         assert same(ours((torch.ones(size, size),))[0], torch.full((size, size), float(size)))
-        for runner in next(iter(ours._kinds.values())):
+        for runner in runners_of(ours)[0]:
             runner._native = Refuses
     assert made_by(ours) == [1]
 
@@ -332,8 +337,8 @@ def test_a_model_of_another_device_has_its_programs_there(programs, monkeypatch)
             return runner.run_here(inputs, numbers) if current[0] == 1 else None
 
     for _ in range(3):
-        assert ours.run("kind", (x,), (2,), trace)[0].tolist() == [[2.0] * 2] * 2
-        ((runner,),) = ours._kinds.values()
+        assert ours.run(ours.kind_of("key"), (x,), (2,), trace)[0].tolist() == [[2.0] * 2] * 2
+        ((runner,),) = runners_of(ours)
         runner._native = Native
     assert entered == [1] * 3
 
@@ -355,7 +360,7 @@ def test_an_error_of_a_call_is_its_own(programs):  # type: ignore[no-untyped-def
 def test_memory_goes_with_its_last_use(programs):  # type: ignore[no-untyped-def]
     ours = programs.Programs(lambda x: (torch.mm(torch.mm(torch.mm(x, x), x), x),), sizes={0: "T_"})
     ours((torch.ones(2, 2),))
-    ((runner,),) = ours._kinds.values()
+    ((runner,),) = runners_of(ours)
     assert [last_used for _, last_used in runner.program.steps] == [(), (1,), (2,)]
 
 

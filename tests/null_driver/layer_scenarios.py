@@ -178,7 +178,7 @@ def layers_by_programs(driver: NullDriver) -> dict[str, Any]:
         models = _models(is_all)
         for name, (kind, run) in models.items():
             for table in tables:
-                table._kinds.clear()
+                table.forget()
             for number in range(NUM_BATCHES if is_all else 4):
                 inputs = _batch(kind, rng)
                 with mock.patch.object(Programs, "run", return_value=None):
@@ -197,7 +197,7 @@ def layers_by_programs(driver: NullDriver) -> dict[str, Any]:
                         wrong.append(f"{name}, batch {number}, programs {label}: {_difference(one, expected)}")
             replayed += calls[0]
             calls[0] = 0
-            kinds = [runners for table in tables for runners in table._kinds.values()]
+            kinds = [kind.runners for table in tables for kind in table._kinds.values()]
             untraced += sum(runners is None or not all(one._is_one for one in runners) for runners in kinds)
             for one in (one for runners in kinds for one in runners or ()):
                 if any(isinstance(step.what, Launch) for step in one.program.steps):  # there may be no rows

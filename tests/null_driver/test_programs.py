@@ -88,7 +88,7 @@ def test_forms_that_would_go_wrong_are_no_programs(faults: dict[str, Any]) -> No
 MIDDLE = {
     "a call": "Stop: here",
     "memory": "RuntimeError: ",
-    "a negative size": "RuntimeError: Trying to create tensor with negative dimension -1",
+    "a negative size": "RuntimeError: Expected result >= 0 to be true",
     "no tensor": "TypeError: _scale_kernel: expected a tensor in slot 3, got NoneType",
     "too few results": "ValueError: ",
     "no results": "TypeError: 'NoneType' object is not iterable",

@@ -72,7 +72,7 @@ def shares(names: list[str]) -> dict[str, tuple[int, int, int]]:
         mock.patch.object(_programs, "_traced", counted_traced),
     ):
         for name in names:
-            _of_model._kinds.clear()
+            _of_model.forget()
             step = make(case, "autocast", "fused", NUM_LAYERS)
             made = 0
             for index, lengths in enumerate(_batches(name, NUM_BEFORE + NUM_COUNTED)):
