@@ -11,14 +11,16 @@ host, and a CUDA graph may be captured while addresses change (gradients that ar
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Chunks", "address_table", "chunks_of", "part_of_table", "table_of"]
+__all__ = ["Chunks", "address_table", "addresses_of", "chunks_of", "part_of_table", "table_of"]
 
 _ADDRESSES = 448  # of a launch, more than BERT-large has tensors: 3,584 of the 4,096 bytes that arguments may take
 _BLOCK = 32  # stored at once: one a thread
@@ -27,6 +29,7 @@ _CACHED_TABLES = 256  # a training run needs a handful; each is a few bytes per 
 # each way in which some of 448 numbers are otherwise.
 _SENT = 1 << 62
 _PADDING = (_SENT + 1,) * _ADDRESSES
+_BYTES = 8  # of an address in a key
 
 
 @triton.jit(do_not_specialize=["start", "count"])
@@ -84,7 +87,7 @@ class Chunks:
 
 _address_cache: _Cache[Tensor] = _Cache()
 _part_cache: _Cache[tuple[Tensor, int]] = _Cache()
-_wholes: dict[tuple[torch.device, torch.dtype], tuple[tuple[int, ...], Tensor]] = {}
+_wholes: dict[tuple[torch.device, torch.dtype], tuple[bytes, Tensor]] = {}
 _chunk_cache: _Cache[Chunks] = _Cache()
 
 
@@ -92,16 +95,21 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def addresses_of(*lists: Sequence[Tensor]) -> bytes:
+    """Addresses of tensors, list after list, as int64 one behind the other: a key that is soon hashed and compared."""
+    return np.fromiter(map(Tensor.data_ptr, chain(*lists)), np.int64, sum(map(len, lists))).tobytes()
+
+
 def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
     """int64 [sum of lengths] on the device of the tensors: their addresses, list after list; at least one tensor.
 
     has_parts: `part_of_table` is to find its tensors here.
     """
-    addresses = tuple([address for tensors in lists for address in map(Tensor.data_ptr, tensors)])
-    return table_of(addresses, next(tensors[0] for tensors in lists if len(tensors)), has_parts=has_parts)
+    first = next(tensors[0] for tensors in lists if len(tensors))
+    return table_of(addresses_of(*lists), first, has_parts=has_parts)
 
 
-def table_of(addresses: tuple[int, ...], first: Tensor, *, has_parts: bool = False) -> Tensor:
+def table_of(addresses: bytes, first: Tensor, *, has_parts: bool = False) -> Tensor:
     """`address_table` of tensors whose addresses were just read; first: the first of them."""
     device = first.device
     capturing = _capturing(device)
@@ -111,29 +119,32 @@ def table_of(addresses: tuple[int, ...], first: Tensor, *, has_parts: bool = Fal
     return table
 
 
-def part_of_table(tensors: Sequence[Tensor], addresses: tuple[int, ...] | None = None) -> tuple[Tensor, int]:
+def part_of_table(tensors: Sequence[Tensor], addresses: bytes | None = None) -> tuple[Tensor, int]:
     """A table with the addresses of these tensors (at least one), and the place of the first.
 
     If they stand one behind the other in the last table that has parts, it is that one: nothing is launched.
     addresses: of the tensors, where they were just read.
     """
     if addresses is None:
-        addresses = tuple(map(Tensor.data_ptr, tensors))
+        addresses = addresses_of(tensors)
     device = tensors[0].device
     capturing = _capturing(device)
 
     def found() -> tuple[Tensor, int]:
         if not capturing:  # a graph finds again only what was there before, for good
-            whole, table = _wholes.get((device, tensors[0].dtype), ((), None))
-            place = whole.index(addresses[0]) if addresses[0] in whole else 0
-            if table is not None and whole[place : place + len(addresses)] == addresses:
-                return table, place
+            whole, table = _wholes.get((device, tensors[0].dtype), (b"", None))
+            place = whole.find(addresses)
+            while place % _BYTES and place > 0:  # within numbers
+                place = whole.find(addresses, place + 1)
+            if table is not None and place >= 0:
+                return table, place // _BYTES
         return _stored(addresses, device), 0
 
     return _part_cache.get((device, addresses), found, capturing)
 
 
-def _stored(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+def _stored(key: bytes, device: torch.device) -> Tensor:
+    addresses = np.frombuffer(key, np.int64).tolist()
     table = torch.empty(len(addresses), dtype=torch.int64, device=device)
     with torch.cuda.device_of(table):
         for start in range(0, len(addresses), _ADDRESSES):
@@ -151,19 +162,19 @@ def chunks_of(tensors: Sequence[Tensor], chunk: int) -> Chunks:
     Raises:
         RuntimeError: the sizes are new and a CUDA graph is being captured: the table needs a copy from the host.
     """
-    sizes = tuple([t.numel() for t in tensors])
+    sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors)).tobytes()
     device = tensors[0].device
     capturing = _capturing(device)
 
     def cut() -> Chunks:
         if capturing:
             raise RuntimeError("optimizer: this list of parameters is new; run one step before capturing a CUDA graph")
-        numels = torch.tensor(sizes, dtype=torch.int64)
+        numels = torch.from_numpy(np.frombuffer(sizes, np.int64).copy())
         counts = (numels + chunk - 1) // chunk
-        first = torch.zeros(len(sizes) + 1, dtype=torch.int64)
+        first = torch.zeros(len(numels) + 1, dtype=torch.int64)
         first[1:] = counts.cumsum(0)
         total = int(first[-1])
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), counts)
+        owner = torch.repeat_interleave(torch.arange(len(numels)), counts)
         entries = (owner << 32) | (torch.arange(total) - first[owner])
         return Chunks(total, entries.to(device), first.int().to(device), numels.to(device))
 

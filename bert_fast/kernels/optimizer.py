@@ -28,14 +28,13 @@ sizes of the tensors alone.
 Passes go through the list in alternating directions: each begins with what the one before left in the L2 cache.
 """
 
-import functools
-import itertools
 import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -46,7 +45,7 @@ from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb
 from bert_fast.kernels._launch import architecture, ceil_div, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
-from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table, table_of
+from bert_fast.kernels._pointer_tables import address_table, addresses_of, chunks_of, part_of_table, table_of
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
 __all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
@@ -137,6 +136,7 @@ class LaunchConfig:
 
 CONFIG = LaunchConfig()
 _dtype = operator.attrgetter("dtype")
+_ALIGNMENT = 16  # bytes, the widest access of a thread
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -150,33 +150,30 @@ class _Group:
     """Lists of a step that are aligned alike, and the addresses of their gradients and of all else but steps."""
 
     lists: StepLists
-    grads: tuple[int, ...]
-    state: tuple[int, ...]
+    grads: bytes
+    state: bytes
     is_aligned: bool
 
 
 def _groups(lists: StepLists) -> Iterator[_Group]:
     """The lists by alignment: one group, or two where a place is not throughout. Addresses are read once."""
     written = lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params
-    grads, *columns = (tuple(map(Tensor.data_ptr, column)) for column in (lists.grads, *written))
-    state = tuple(itertools.chain.from_iterable(columns))
-    if functools.reduce(operator.or_, state, functools.reduce(operator.or_, grads, 0)) % 16 == 0:
+    grads, state = addresses_of(lists.grads), addresses_of(*written)
+    if _are_aligned(grads) and _are_aligned(state):
         yield _Group(lists, grads, state, True)
         return
-    unions = list(grads)  # bits that any address of a place has
-    for column in columns:
-        if column:
-            unions = list(map(operator.or_, unions, column))
+    columns = np.frombuffer(grads + state, np.int64).reshape(-1, len(lists.grads))
+    are_aligned = np.bitwise_or.reduce(columns, axis=0) % _ALIGNMENT == 0
     for aligned in (True, False):
-        places = [i for i, union in enumerate(unions) if (union % 16 == 0) == aligned]
+        places = np.flatnonzero(are_aligned == aligned).tolist()
         if places:
             chosen = [[column[i] for i in places] if column else [] for column in lists]
-            yield _Group(
-                StepLists._make(chosen),
-                tuple([grads[i] for i in places]),
-                tuple([column[i] for column in columns if column for i in places]),
-                aligned,
-            )
+            of_grads, *of_state = columns[:, places]
+            yield _Group(StepLists._make(chosen), of_grads.tobytes(), np.concatenate(of_state).tobytes(), aligned)
+
+
+def _are_aligned(addresses: bytes) -> bool:
+    return bool(np.bitwise_or.reduce(np.frombuffer(addresses, np.int64)) % _ALIGNMENT == 0)
 
 
 def _moment_arguments(a: StepOptions) -> tuple[float, ...]:
@@ -226,10 +223,13 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     device = grads[0].device
     if not all(map(Tensor.is_contiguous, grads)):
         grads = [g if is_dense(g) else g.contiguous() for g in grads]
-    addresses = tuple(map(Tensor.data_ptr, grads))
+    addresses = addresses_of(grads)
     by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = defaultdict(list)
-    for dtype, address_of, g in zip(map(_dtype, grads), addresses, grads, strict=True):
-        by_kind[dtype, address_of % 16 == 0].append(g)
+    if len(set(map(_dtype, grads))) == 1 and _are_aligned(addresses):
+        by_kind[grads[0].dtype, True] = grads
+    else:
+        for g in grads:
+            by_kind[g.dtype, g.data_ptr() % _ALIGNMENT == 0].append(g)
     cuts = {kind: chunks_of(tensors, CONFIG.chunk) for kind, tensors in by_kind.items()}
     num_partials = sum(cut.count for cut in cuts.values())
     partial = torch.empty(num_partials, dtype=torch.float64, device=device)
@@ -238,7 +238,7 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     for (dtype, aligned), tensors in by_kind.items():
         cut = cuts[dtype, aligned]
         if cut.count:
-            part = addresses if len(by_kind) == 1 else tuple(map(Tensor.data_ptr, tensors))
+            part = addresses if len(by_kind) == 1 else addresses_of(tensors)
             table = table_of(part, tensors[0], has_parts=True)
             launch_plan(
                 _global_norm_partial_kernel,
