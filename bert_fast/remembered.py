@@ -5,6 +5,7 @@ finds out whether what it compiled still fits. Dynamo itself is not imported.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,19 +50,36 @@ class Remembered:
         return result
 
 
-def guard_of(tensors: Sequence[Tensor], num_of_any_size: int = 0) -> _Guard:
-    """Whether as many tensors have the form of these; of the first ones any sizes and strides will do."""
+def guard_of(tensors: Sequence[Tensor], free: Sequence[Sequence[bool]] = ()) -> _Guard:
+    """Whether as many tensors have the form of these.
+
+    free: of the first tensors, for each dimension whether any size will do; then any strides of those before it will.
+    """
     if _has_guards() and tensors and len({*map(id, tensors)}) == len(tensors):  # the same one twice is never as it was
         sizes = strides = None
-        if num_of_any_size:
-            any_size = [[None] * one.dim() for one in tensors[:num_of_any_size]]
-            others = tensors[num_of_any_size:]
-            sizes = [*any_size, *[list(one.shape) for one in others]]
-            strides = [*any_size, *[list(one.stride()) for one in others]]
+        if free:
+            forms = _sizes_and_strides(tensors, free)
+            sizes, strides = [form[0] for form in forms], [form[1] for form in forms]
         guard: _Guard = _guards()(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         return guard
-    forms = _forms_of(tensors, num_of_any_size)
-    return lambda *others: forms == _forms_of(others, num_of_any_size)
+    found = _forms_of(tensors, free)
+    return lambda *others: found == _forms_of(others, free)
+
+
+def _sizes_and_strides(
+    tensors: Sequence[Tensor], free: Sequence[Sequence[bool]]
+) -> list[tuple[list[int | None], list[int | None]]]:
+    """Of each tensor, None for those that are free."""
+    made = []
+    for tensor, ones in itertools.zip_longest(tensors, free, fillvalue=()):
+        are_free = ones or [False] * tensor.dim()  # type: ignore[union-attr]
+        sizes = [None if one else size for one, size in zip(are_free, tensor.shape, strict=True)]  # type: ignore[union-attr]
+        strides = [
+            None if any(are_free[place + 1 :]) else stride
+            for place, stride in enumerate(tensor.stride())  # type: ignore[union-attr]
+        ]
+        made.append((sizes, strides))
+    return made
 
 
 def _guards() -> Any:
@@ -78,20 +96,25 @@ def _has_guards() -> bool:
         check = _guards()(one, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         if not (check(one) is True and check(other) is False and check(other.t()) is False):
             return False
-        check = _guards()(one, other, dynamic_dims_sizes=[[None] * 2, [3, 2]], dynamic_dims_strides=[[None] * 2, [2, 1]]).check
+        check = _guards()(
+            one, other, dynamic_dims_sizes=[[None] * 2, [3, 2]], dynamic_dims_strides=[[None] * 2, [2, 1]]
+        ).check
         return check(other.t(), other) is True and check(one, one) is False and check(one[0], other) is False
     except (ImportError, TypeError, AttributeError):
         return False
 
 
-def _forms_of(tensors: Sequence[Tensor], num_of_any_size: int) -> list[tuple[Any, ...]]:
-    return [_form_of(one, place < num_of_any_size) for place, one in enumerate(tensors)]
+def _forms_of(tensors: Sequence[Tensor], free: Sequence[Sequence[bool]]) -> list[tuple[Any, ...]]:
+    if any(one.layout is not torch.strided or one.is_nested for one in tensors):
+        return [(object(),)]  # such a tensor is never as it was
+    try:
+        sizes = _sizes_and_strides(tensors, free)
+    except ValueError:  # another number of dimensions
+        return [(object(),)]
+    return [_form_of(one, *its) for one, its in zip(tensors, sizes, strict=True)]
 
 
-def _form_of(tensor: Tensor, is_of_any_size: bool) -> tuple[Any, ...]:
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return (object(),)  # such a tensor is never as it was
-    sizes = (tensor.dim(),) if is_of_any_size else (tensor.shape, tensor.stride())
+def _form_of(tensor: Tensor, *sizes: Any) -> tuple[Any, ...]:
     return (
         type(tensor), tensor.dtype, tensor.device, *sizes, tensor.requires_grad, tensor.is_neg(), tensor.is_conj(),
         tensor._is_zerotensor(), tensor.is_inference(),

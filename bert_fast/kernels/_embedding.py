@@ -13,7 +13,7 @@ from bert_fast.kernels._launch import RowTile, ceil_div, row_tile, unit_stride
 from bert_fast.kernels._math import row_major
 from bert_fast.reference.embedding import Embedding
 
-__all__ = ["RUNTIME", "LaunchConfig", "Lookups", "launch_config", "looked_up", "sum_of_lookups"]
+__all__ = ["RUNTIME", "SIZES", "LaunchConfig", "Lookups", "launch_config", "looked_up", "sum_of_lookups"]
 
 # Arguments of both kernels that must not be compiled in: they vary, or would make a layout of their own.
 RUNTIME = ["word_id_stride", "type_id_stride", "position_id_stride", "word_row_stride", "type_row_stride",
@@ -131,6 +131,10 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
 def narrowest(*dtypes: torch.dtype) -> torch.dtype:
     """The dtype of fewest bytes: it decides how many neighbours a thread loads at once."""
     return min(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+# By fields, the letters of sizes that are numbers of a call, for its programs.
+SIZES = {"words": "T T_", "token_type_ids": "T", "position_ids": "T", "coords": "T_"}
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from bert_fast.kernels._column_sums import column_sums, launched_together
-from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
+from bert_fast.kernels._embedding import RUNTIME, SIZES, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._launch import ceil_div, dropout_arguments, persistent_programs, unit_stride
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import layer_norm_backward
 from bert_fast.kernels._math import keep_values, row_major, split_seed
+from bert_fast.kernels._programs import by_programs
 from bert_fast.kernels._table_gradient import key_dtype, table_gradient
 from bert_fast.reference.embedding import LOOKED_UP, Embedding
 
@@ -180,6 +181,9 @@ def _embedding_bwd_kernel(
         tl.store(type_partial_ptr + program * (2 * N_COLS) + N_COLS + sum_col, tl.sum(dtype1, 1), mask=mask_sum)
 
 
+@by_programs(
+    Embedding, SIZES | {"dy": "T_", "mean": "T", "rstd": "T"}, "dy", "mean", "rstd", "wants", integers=("site",)
+)
 def embedding_bwd(
     a: Embedding, dy: Tensor, mean: Tensor, rstd: Tensor, wants: Set[str] = LOOKED_UP
 ) -> dict[str, Tensor]:
@@ -204,20 +208,20 @@ def embedding_bwd(
         type_sums = 0
 
     def keys(is_needed: bool, num_rows: int) -> Tensor | None:
-        return torch.empty(num_tokens, dtype=key_dtype(num_rows), device=device) if is_needed else None
+        return dy.new_empty(num_tokens, dtype=key_dtype(num_rows)) if is_needed else None
 
     word_keys, type_keys = keys("word_table" in wants, num_words), keys(has_type_keys, num_types)
     position_keys = keys("position_table" in wants, num_positions)
     dh = None
     if has_type_keys or wants - {"type_table"}:
-        dh = torch.empty(num_tokens, hidden_size, dtype=a.type_table.dtype, device=device)
+        dh = dy.new_empty((num_tokens, hidden_size), dtype=a.type_table.dtype)
 
     # Fewer programs also mean less to reduce.
     num_programs = persistent_programs(
         ceil_div(num_tokens, tile.rows), config.backward_programs_per_multiprocessor, device
     )
-    partial = torch.empty(num_programs, 2, hidden_size, dtype=torch.float32, device=device)
-    type_partial = torch.empty(num_programs, 1, type_sums * hidden_size, dtype=torch.float32, device=device)
+    partial = dy.new_empty((num_programs, 2, hidden_size), dtype=torch.float32)
+    type_partial = dy.new_empty((num_programs, 1, type_sums * hidden_size), dtype=torch.float32)
     seed, coords, drop_max, scale = dropout_arguments(a.dropout_p, a.seed, a.coords)
     stride_unit = lookups.stride_unit(tile.vector, dy.stride(0))
     launch_plan(

@@ -16,23 +16,25 @@ through Triton (launch hooks, a replaced `JITFunction.run`, its debug mode), bec
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_fast.kernels import _launch_plan
+from bert_fast.kernels._launch import assumed_architecture
 from bert_fast.kernels._native_program import NativeProgram, native_program
 from bert_fast.kernels._program import Call, Empty, Launch, Program
 from bert_fast.kernels._sizes import evaluate
 from bert_fast.kernels._tracing import Trace
-from bert_fast.remembered import Remembered
+from bert_fast.remembered import Remembered, guard_of
 
-__all__ = ["Kind", "Programs"]
+__all__ = ["Kind", "Programs", "by_programs", "forget"]
 
 _ALIGNMENT = 16  # bytes; what launchers and Triton choose by
 _MAX_KINDS = 256
+_MAX_FORMS = 16  # of tensors that come with the same other arguments
 _MAX_PROGRAMS = 64  # of a kind: as many choices by sizes as a layer has, and more
 _is_none = functools.partial(operator.is_, None)
 _Group = tuple[Tensor | None, ...]
@@ -47,14 +49,38 @@ class Kind:
         self.runners: list[_Runner] | None = []
 
 
+class _Form:
+    """Tensors of calls of one kind. words: their letters; letters: in the order of numbers."""
+
+    def __init__(self, kind: Kind, tensors: list[Tensor], words: list[str], letters: list[str]) -> None:
+        self.kind, self.letters = kind, letters
+        self._guard = guard_of(tensors, [[letter != "_" for letter in word] for word in words])
+        self._skews = [one.data_ptr() % _ALIGNMENT for one in tensors]
+        places = [(i, d, letter) for i, word in enumerate(words) for d, letter in enumerate(word) if letter != "_"]
+        first = {letter: (i, d) for i, d, letter in reversed(places)}
+        self._first = [first[letter] for letter in letters]
+        self._same = [(i, d, letters.index(letter)) for i, d, letter in places if (i, d) != first[letter]]
+
+    def numbers(self, tensors: list[Tensor]) -> tuple[int, ...] | None:
+        """Sizes of a call with these tensors; None where they are of another form."""
+        if len(tensors) != len(self._skews) or not self._guard(*tensors):
+            return None
+        numbers = tuple([tensors[i].shape[d] for i, d in self._first])
+        for i, d, place in self._same:
+            if tensors[i].shape[d] != numbers[place]:
+                return None
+        return numbers if [one.data_ptr() % _ALIGNMENT for one in tensors] == self._skews else None
+
+
 class Programs:
     """A function of tensors, numbers and names that returns a tuple of tensors and None, or a dictionary of tensors.
 
     function: takes the values one by one. It asks the device by PyTorch's operators and launch plans alone. sizes: by a
     tensor's place, a letter for each dimension whose size is a number of the call, "_" for others; sizes of one letter
-    are equal. integers: places of further numbers of the call. settings: what else the function looks at. lasting:
-    places of tensors that come again and again, as parameters do. joined: for tensors of `lasting` by their indices,
-    the one that they are together, where they lie side by side.
+    are equal. A tensor of several numbers of dimensions has such a word for each. integers: places of further numbers
+    of the call. settings: what else the function looks at. lasting: places of tensors that come again and again, as
+    parameters do. joined: for tensors of `lasting` by their indices, the one that they are together, where they lie
+    side by side.
     """
 
     def __init__(
@@ -67,9 +93,13 @@ class Programs:
         lasting: slice = slice(0, 0),
         joined: Callable[[_Group], Mapping[tuple[int, ...], Tensor | None]] = lambda group: {},
     ) -> None:
-        self._function, self._settings, self._sizes, self._integers = function, settings, sizes, tuple(integers)
+        self._function, self._settings, self._integers = function, settings, tuple(integers)
+        # By a tensor's place and its number of dimensions.
+        self._sizes = {(place, len(word)): word for place, words in sizes.items() for word in words.split()}
         self._lasting, self._joined = lasting, joined
         self._kinds: dict[Any, Kind] = {}
+        self._forms: dict[Any, list[_Form]] = {}  # by all but tensors and numbers
+        _all.add(self)
         self._look_at = Remembered(self._look, by_address=True)
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
@@ -77,21 +107,53 @@ class Programs:
         if _launch_plan.is_watched():
             return self._function(*values)
         lasting = values[self._lasting]
+        if not lasting:
+            return self._by_form(values)
         of_lasting, references = self._look_at(lasting)
         together = [None if one is None else one() for one in references]
         if torch.is_grad_enabled() or [*map(_is_none, together)] != [*map(_is_none, references)]:
             together = [*self._joined(lasting).values()]
         given = [one for one in values if isinstance(one, Tensor)]
-        device = given[0].get_device()
-        if device >= 0 and device != torch.cuda.current_device():
-            with torch.cuda.device(device):  # prepared launches leave it as it is
-                return self(values)
         key, letters = self._key(values, of_lasting, together)
         numbers = (*letters.values(), *[values[place] for place in self._integers])
         inputs = (*given, *[one for one in together if one is not None])
         trace = functools.partial(self._trace, values=values, together=together, letters=[*letters])
         made = self.run(self.kind_of(key), inputs, numbers, trace)
         return self._function(*values) if made is None else made
+
+    def _by_form(self, values: tuple[Any, ...]) -> Any:
+        """As a call, where no tensors are lasting: the key of a call is made once for tensors of its form."""
+        given, others = list[Any](), list[Any]()
+        for value in values:
+            if isinstance(value, Tensor):
+                given.append(value)
+                others.append(_Form)
+            else:
+                others.append(value)
+        for place in self._integers:
+            others[place] = None
+        asked = (*others, *self._settings(), torch.is_inference_mode_enabled())
+        forms = self._forms.get(asked)
+        numbers, form = None, None
+        for form in forms or ():
+            numbers = form.numbers(given)
+            if numbers is not None:
+                break
+        else:
+            key, letters = self._key(values, None, [])
+            form, numbers = _Form(self.kind_of(key), given, self._letters(values), [*letters]), (*letters.values(),)
+            if len(self._forms) >= _MAX_KINDS:
+                self._forms.clear()
+            self._forms[asked] = [form, *(forms or [])][:_MAX_FORMS]
+        trace = functools.partial(self._trace, values=values, together=[], letters=form.letters)
+        integers = [values[place] for place in self._integers]
+        made = self.run(form.kind, tuple(given), (*numbers, *integers), trace)
+        return self._function(*values) if made is None else made
+
+    def _letters(self, values: tuple[Any, ...]) -> list[str]:
+        """Of each tensor."""
+        tensors = [(place, one) for place, one in enumerate(values) if isinstance(one, Tensor)]
+        return [self._sizes.get((place, one.dim()), "_" * one.dim()) for place, one in tensors]
 
     def kind_of(self, key: Any) -> Kind:
         """The kind of calls with this key: all that decides beside the numbers. To be kept by who will call again."""
@@ -120,9 +182,8 @@ class Programs:
                     # A list of its own: other threads go through this one.
                     kind.runners = [runner, *[one for one in runners if one is not runner]]
                 return None if made is _AS_IT_STANDS else made
-        index = _first(inputs).get_device()
-        if index >= 0 and index != torch.cuda.current_device():
-            with torch.cuda.device(index):  # prepared launches leave it as it is
+        if not _is_current(first := _first(inputs)):
+            with torch.cuda.device(first.get_device()):  # prepared launches leave it as it is
                 return self.run(kind, inputs, numbers, trace)
         if len(runners) >= _MAX_PROGRAMS:
             return None
@@ -144,8 +205,9 @@ class Programs:
         for kind in self._kinds.values():
             kind.runners = []
         self._kinds.clear()
+        self._forms.clear()
 
-    def _key(self, values: Any, of_lasting: int, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
+    def _key(self, values: Any, of_lasting: Any, together: list[Any]) -> tuple[tuple[Any, ...], dict[str, int]]:
         """All that decides beside the call's numbers, and sizes by their letters."""
         first, last = self._lasting.start, self._lasting.stop
         letters: dict[str, int] = {}
@@ -155,8 +217,8 @@ class Programs:
             if first <= place < last:
                 continue
             if isinstance(value, Tensor):
-                shape, sizes = value.shape, self._sizes.get(place, "")
-                if len(sizes) != len(shape):  # one that stands for None, too
+                shape, sizes = value.shape, self._sizes.get((place, value.dim()), "")
+                if not sizes:  # one that stands for None, too
                     kind += value.dtype, shape
                 else:
                     kind.append(value.dtype)
@@ -173,7 +235,7 @@ class Programs:
                 kind.append(value)
         if addresses % _ALIGNMENT:
             kind += [one.data_ptr() % _ALIGNMENT for one in values if isinstance(one, Tensor)]
-        kind.append(values[0].device)
+        kind.append(next(one for one in values if isinstance(one, Tensor)).device)
         kind.append("".join(letters))
         return tuple(kind), letters
 
@@ -191,7 +253,7 @@ class Programs:
         given = list(values)
         for place, value in enumerate(values):
             if isinstance(value, Tensor):
-                given[place] = trace.input_like(value, self._sizes.get(place, ""), of_letters)
+                given[place] = trace.input_like(value, self._sizes.get((place, value.dim()), ""), of_letters)
         for place, number in zip(self._integers, trace.numbers.arguments[len(letters) :], strict=True):
             given[place] = number
         lasting = given[self._lasting]
@@ -201,8 +263,55 @@ class Programs:
         return self._function(*given)
 
 
+_all: "weakref.WeakSet[Programs]" = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Makes all programs anew from now on, as who changed what launchers choose wants it."""
+    for programs in _all:
+        programs.forget()
+
+
+def by_programs(
+    record: Any,
+    sizes: Mapping[str, str],
+    *others: str,
+    integers: Sequence[str] = (),
+    settings: Callable[[], tuple[Any, ...]] = lambda: (assumed_architecture(),),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates an op of this back-end: its calls run by programs.
+
+    record: of the op's first argument. others: names of its further ones. sizes, integers, settings: of `Programs`, by
+    the names of fields and arguments.
+    """
+    names, count = (*record._fields, *others), len(record._fields)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            return function(record(*values[:count]), *values[count:])
+
+        of_places = {names.index(name): letters for name, letters in sizes.items()}
+        programs = Programs(run, sizes=of_places, integers=[*map(names.index, integers)], settings=settings)
+
+        @functools.wraps(function)
+        def by_program(a: Any, *given: Any) -> Any:
+            if given and isinstance(given[-1], Set):  # "wants", which is to be hashed
+                given = (*given[:-1], frozenset(given[-1]))
+            return programs((*a, *given))
+
+        return by_program
+
+    return decorate
+
+
 def _first(inputs: Sequence[Tensor | None]) -> Tensor:
     return next(one for one in inputs if one is not None)
+
+
+def _is_current(tensor: Tensor) -> bool:
+    """Whether a tensor's device is the current one, or the CPU."""
+    index = tensor.get_device()
+    return index < 0 or index == torch.cuda.current_device()
 
 
 def _traced(device: torch.device, numbers: tuple[int, ...], run: Callable[[Trace], Any]) -> "_Runner":
@@ -236,9 +345,12 @@ class _Runner:
         self._is_tried = False
 
     def run(self, inputs: tuple[Tensor | None, ...], numbers: tuple[int, ...]) -> Any:
-        """What the function returns; None where the program is not for these, `_AS_IT_STANDS` where none is."""
+        """What the function returns; None where the program is not for these, `_AS_IT_STANDS` where none is.
+
+        Nor is it for tensors of another device than the current one.
+        """
         if self._native is None:
-            return self.run_here(inputs, numbers)
+            return self.run_here(inputs, numbers) if _is_current(_first(inputs)) else None
         made = self._native.run(inputs, numbers)
         return made if self._names is None else self._named(made)
 

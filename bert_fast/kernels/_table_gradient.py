@@ -163,10 +163,10 @@ def table_gradient(dh: Tensor, keys: Tensor, num_rows: int, skipped_row: int | N
     """
     num_tokens, hidden_size = dh.shape
     keys, order = torch.sort(keys, stable=True)
-    starts = torch.empty(num_rows + 1, dtype=torch.int32, device=dh.device)
+    starts = dh.new_empty(num_rows + 1, dtype=torch.int32)
     num_pieces = num_tokens // PIECE
-    pieces = torch.empty(num_pieces, hidden_size, dtype=torch.float32, device=dh.device)
-    dtable = torch.empty(num_rows, hidden_size, dtype=dh.dtype, device=dh.device)
+    pieces = dh.new_empty((num_pieces, hidden_size), dtype=torch.float32)
+    dtable = dh.new_empty((num_rows, hidden_size))
     cols = _block_cols(hidden_size, dh.dtype)
     col_blocks = ceil_div(hidden_size, cols)
     rows = 1 if num_rows <= _SMALL_TABLE else _ROWS_OF_LARGE_TABLE

@@ -53,6 +53,9 @@ class Traced:
     def element_size(self) -> int:
         return self.dtype.itemsize
 
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
     def numel(self) -> Number:
         return _product(self.shape)
 
@@ -128,7 +131,7 @@ class Traced:
         rows = self.shape[0] // parts
         if rows * parts != self.shape[0]:
             raise Untraceable(f"chunk: {self.shape} in {parts} parts")
-        return self.trace.calls(Tensor.chunk, [self, parts], [(rows, *self.shape[1:])] * parts, self.dtype)
+        return self.trace.calls(Tensor.chunk, [self, parts], [((rows, *self.shape[1:]), self.dtype)] * parts)
 
     def sum(self, dim: int, dtype: torch.dtype) -> "Traced":
         _need_first(dim)
@@ -216,7 +219,14 @@ def _stack(tensors: Any, dim: int = 0) -> Traced:
     return tensors[0].trace.call(torch.stack, [tuple(tensors), dim], shape, tensors[0].dtype)
 
 
-_RULES: dict[str, Callable[..., Traced]] = {  # by the names of functions in `torch`
-    "mm": _mm, "addmm": _addmm, "cat": _cat, "stack": _stack, "empty_like": _empty_like,
+def _sort(x: Traced, *, stable: bool) -> tuple[Traced, ...]:
+    """Values and places, of one dimension."""
+    if len(x.shape) != 1:
+        raise Untraceable(f"sort: {len(x.shape)} dimensions")
+    return x.trace.calls(torch.sort, [x], [(x.shape, x.dtype), (x.shape, torch.int64)], {"stable": stable})
+
+
+_RULES: dict[str, Callable[..., Any]] = {  # by the names of functions in `torch`
+    "mm": _mm, "addmm": _addmm, "cat": _cat, "stack": _stack, "empty_like": _empty_like, "sort": _sort,
     "zeros_like": lambda x: _empty_like(x).zero_(),
 }  # fmt: skip

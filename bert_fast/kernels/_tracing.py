@@ -118,12 +118,19 @@ class Trace:
         self._steps.append((Call(function, tuple(given), names, (slot,)), [*reads, slot]))
         return Traced(self, slot, shape, contiguous_strides(shape), dtype)
 
-    def calls(self, function: Any, arguments: list[Any], shapes: list[Shape], dtype: torch.dtype) -> tuple[Traced, ...]:
-        """A function of PyTorch that returns several tensors of rows of its first argument."""
+    def calls(
+        self, function: Any, arguments: list[Any], forms: list[tuple[Shape, torch.dtype]],
+        named: Mapping[str, Any] = NO_NAMES,
+    ) -> tuple[Traced, ...]:  # fmt: skip
+        """A function of PyTorch that returns several contiguous tensors of these shapes and dtypes; named as above."""
         given, reads = self._arguments(arguments)
-        made = [Traced(self, self._new(self._form(shape)), shape, contiguous_strides(shape), dtype) for shape in shapes]
+        given += [Argument("constant", one) for one in named.values()]
+        made = [
+            Traced(self, self._new(self._form(shape)), shape, contiguous_strides(shape), dtype)
+            for shape, dtype in forms
+        ]
         slots = tuple([one.slot for one in made])
-        self._steps.append((Call(function, tuple(given), (), slots), [*reads, *slots]))
+        self._steps.append((Call(function, tuple(given), tuple(named), slots), [*reads, *slots]))
         return tuple(made)
 
     def write(

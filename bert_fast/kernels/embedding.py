@@ -33,12 +33,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.kernels._embedding import RUNTIME, Lookups, launch_config, looked_up, sum_of_lookups
+from bert_fast.kernels._embedding import RUNTIME, SIZES, Lookups, launch_config, looked_up, sum_of_lookups
 from bert_fast.kernels._embedding_bwd import embedding_bwd
 from bert_fast.kernels._launch import architecture, ceil_div, dropout_arguments, persistent_programs, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._layer_norm import normalise, store_of_rows
 from bert_fast.kernels._math import keep_values, row_major, split_seed
+from bert_fast.kernels._programs import by_programs
 from bert_fast.reference.embedding import Embedding
 
 __all__ = ["embedding_bwd", "embedding_fwd", "launch_config"]
@@ -128,6 +129,7 @@ def _embedding_fwd_kernel(
         store_of_rows(rstd_ptr, row, rstd, mask_row, CHUNK_COLS // VECTOR)
 
 
+@by_programs(Embedding, SIZES, integers=("site",))
 def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """Launches the forward kernel: (y, mean, rstd), as `reference.embedding`.
 
@@ -136,8 +138,8 @@ def embedding_fwd(a: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """
     lookups = Lookups.of(a)
     num_tokens, hidden_size, device = a.words.shape[0], a.type_table.shape[1], a.words.device
-    y = torch.empty(num_tokens, hidden_size, dtype=a.out_dtype, device=device)
-    mean, rstd = (torch.empty(num_tokens, dtype=torch.float32, device=device) for _ in range(2))
+    y = a.words.new_empty((num_tokens, hidden_size), dtype=a.out_dtype)
+    mean, rstd = (a.words.new_empty(num_tokens, dtype=torch.float32) for _ in range(2))
     if num_tokens == 0:
         return y, mean, rstd
     config = launch_config(hidden_size, a.type_table.dtype, y.dtype)

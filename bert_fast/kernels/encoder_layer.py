@@ -151,7 +151,7 @@ def layer_of_model(
     inputs = (x, *projected, *layer.parameters, *together, *call.tensors)
 
     def run(trace: Trace) -> Any:
-        return OPS.forward(*_record(trace, _OF_MODEL, inputs, options)[:2])
+        return OPS.forward(*_record(trace, _OF_MODEL, inputs, call, options)[:2])
 
     return _of_model.run(found.kind, inputs, (*call.numbers, *layer.sites), run)  # type: ignore[no-any-return]
 
@@ -170,7 +170,7 @@ def layer_of_model_bwd(
     inputs = (dy, *kept, *together)
 
     def run(trace: Trace) -> Any:
-        a, projected, others = _record(trace, ("dy", *names, *_TOGETHER), inputs, options)
+        a, projected, others = _record(trace, ("dy", *names, *_TOGETHER), inputs, call, options)
         given = [others.get(name) for name in ("dy", "y", *Saved._fields)]
         with launched_together():
             made = OPS.backward(a, *given, wants=wants, projected=projected)
@@ -214,17 +214,21 @@ def lie_of(x: Tensor) -> Any:
 
 
 def _record(
-    trace: Trace, names: tuple[str, ...], tensors: tuple[Tensor | None, ...], options: Options
+    trace: Trace, names: tuple[str, ...], tensors: tuple[Tensor | None, ...], call: OfCall, options: Options
 ) -> tuple[EncoderLayer, Any, dict[str, Any]]:
     """The arguments of a call that is traced, what was projected if anything, and all its tensors by name."""
     of_tokens, of_rows, of_offsets, of_order, max_q, max_k, *sites = trace.numbers.arguments
-    sizes = {"T": of_tokens, "M": of_rows if options.has_rows else of_tokens, "O": of_offsets, "B": of_order}
+    are_all = call.tensors[TENSORS.index("coords_q")] is call.tensors[TENSORS.index("coords_k")]
+    sizes = {"T": of_tokens, "M": of_tokens if are_all else of_rows, "O": of_offsets, "B": of_order}
+    letters = _OF_BACKWARD
+    if tensors[names.index(PROJECTED[0])] is not None:  # x, too, is of the rows
+        letters = letters | {"x": "M_", PROJECTED[0]: "M_"}
     given: dict[str, Any] = {}
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is None:
             trace.skip()
         else:
-            given[name] = trace.input_like(tensor, _OF_BACKWARD.get(name, ""), sizes)
+            given[name] = trace.input_like(tensor, letters.get(name, ""), sizes)
     for whole, parts in zip(_TOGETHER, (_NAMES[:6:2], _NAMES[1:6:2]), strict=True):
         if whole in given and all(part in given for part in parts):
             trace.join([given[part] for part in parts], given.pop(whole))

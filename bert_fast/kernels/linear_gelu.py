@@ -21,7 +21,8 @@ from collections.abc import Set
 
 from torch import Tensor
 
-from bert_fast.kernels._gemm import narrowed, product_activation, product_recomputed
+from bert_fast.kernels._gemm import narrowed, product_activation, product_recomputed, settings
+from bert_fast.kernels._programs import by_programs
 from bert_fast.kernels.bias_gelu import bias_gelu_bwd
 from bert_fast.kernels.linear import linear_bwd
 from bert_fast.reference.bias_gelu import BiasGelu
@@ -30,11 +31,13 @@ from bert_fast.reference.linear_gelu import LinearGelu
 __all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
 
 
+@by_programs(LinearGelu, {"x": "T_"}, settings=settings)
 def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.linear_gelu`, contiguous."""
     return product_activation(a.x, narrowed(a.weight, a.x).t(), a.bias, a.hidden_act, a.save_pre)
 
 
+@by_programs(LinearGelu, {"x": "T_", "dy": "T_", "pre": "T_"}, "dy", "pre", "wants", settings=settings)
 def linear_gelu_bwd(a: LinearGelu, dy: Tensor, pre: Tensor | None, wants: Set[str]) -> dict[str, Tensor]:
     """Gradients by name, as `reference.linear_gelu`."""
     sums_dtype = a.weight.dtype if "bias" in wants else None

@@ -64,6 +64,15 @@ class Call:
         """The layout of what a layer computes: all tokens, or the rows."""
         return self.packing if self.row_packing is None else self.row_packing
 
+    @property
+    def inputs(self) -> Packing:
+        """The layout of what a layer is given: all tokens; rows that were picked before, see `picked`."""
+        return self.packing if self.rows is not None else self.queries
+
+    def picked(self) -> "Call":
+        """The same call for a layer of which others have picked the rows: it is given these alone, [M, H]."""
+        return self if self.rows is None else replace(self, rows=None)
+
     def of_rows(self, x: Tensor) -> Tensor:
         """x [T, ...] where a layer computes it: all of it, or [M, ...]."""
         return x if self.rows is None else x.index_select(0, self.rows)

@@ -114,17 +114,20 @@ def run_whole(
         return None
     if not whole.is_projected:
         return whole.run(x, parameters, layer.training, around)
-    if runs_programs(x.device, x.dtype, around.backend) is None or call.rows is not None:
+    if runs_programs(x.device, x.dtype, around.backend) is None or not are_plain((x,)):
         return None
     if not whole.takes(x, parameters, call, around.backend):
         return None
-    projected = [plain_linear(x, one) for one in _pieces(layer)[4][:3]]  # type: ignore[index]
-    if any(type(one) is not Tensor or one.shape != (x.shape[0], whole.width) for one in projected):
-        raise ValueError(
-            f"query, key, value: expected modules that return Tensors [{x.shape[0]}, {whole.width}], got "
-            f"{[(type(one).__name__, list(one.shape)) for one in projected]}"
-        )
-    q, k, v = (one if one.dtype is x.dtype else one.to(x.dtype) for one in projected)
+    of_queries, (query, key, value, *_) = call.of_rows(x), _pieces(layer)[4]  # type: ignore[index]
+    projected = plain_linear(of_queries, query), plain_linear(x, key), plain_linear(x, value)
+    for name, one, rows in zip(("query", "key", "value"), projected, (of_queries, x, x), strict=True):
+        if type(one) is not Tensor or one.shape != (rows.shape[0], whole.width):
+            raise ValueError(
+                f"{name}: expected a module that returns a Tensor [{rows.shape[0]}, {whole.width}], got "
+                f"{type(one).__name__} {list(one.shape)}"
+            )
+    q, k, v = (one.to(x.dtype) if are_plain((one,)) else one.to(x.dtype).resolve_neg() for one in projected)
+    x, around.call = of_queries, call.picked()
     around.ask(x)
     return whole.run(x, parameters, layer.training, around, (q, k, v))
 
@@ -172,7 +175,7 @@ class _Whole:
         self._forms: dict[Any, Form] = {}
 
     def run(
-        self, x: Tensor, parameters: Sequence[Tensor | None], is_training: bool, around: Around,
+        self, x: Tensor, parameters: tuple[Tensor | None, ...], is_training: bool, around: Around,
         projected: Projections = NOT_PROJECTED,
     ) -> Tensor | None:  # fmt: skip
         """The layer's output by its op; None where the op does not take the call."""
@@ -181,7 +184,7 @@ class _Whole:
             key = around.key, x.requires_grad
             if projected[0] is not None:
                 lie_of = runs_programs(x.device, x.dtype, around.backend).lie_of  # type: ignore[union-attr]
-                key = *key, *[(one.requires_grad, lie_of(one)) for one in projected], are_plain(projected)
+                key = *key, *[(one.requires_grad, lie_of(one)) for one in projected]
             form = self._forms.get(key)
             if form is not None and form.fits(parameters):
                 return encoder_layer_of_form(form, x, parameters, around.of_layers, projected)
@@ -337,7 +340,7 @@ _form_of = Remembered(_form)
 
 
 def _is_plain_call(x: Tensor, call: Call) -> bool:
-    """Whether the layer's op takes a call for a tensor [T, H] as far as no layer is asked."""
+    """Whether the layer's op takes a call for a tensor [T, H], or [M, H], as far as no layer is asked."""
     return (
         call.bias is None
         and call.head_mask is None
@@ -347,8 +350,8 @@ def _is_plain_call(x: Tensor, call: Call) -> bool:
         and x.layout is _STRIDED
         and not x.is_nested
         and x.dim() == 2
-        and call.packing.coords.shape[0] == x.shape[0]
-        and call.packing.coords.device == x.device
+        and call.inputs.coords.shape[0] == x.shape[0]
+        and call.inputs.coords.device == x.device
     )
 
 

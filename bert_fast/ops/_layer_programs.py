@@ -46,7 +46,8 @@ def of_call(tensors: tuple[Tensor | None, ...], max_seqlen_q: int, max_seqlen_k:
         max_seqlen_k,
     )  # fmt: skip
     lie = [None if one is None else (one.dtype, one.dim(), _strides(one), one.data_ptr() % 16) for one in tensors]
-    return OfCall(tensors, numbers, causal, _kinds.setdefault(tuple(lie), len(_kinds)))
+    kind = (*lie, coords_q is coords_k)
+    return OfCall(tensors, numbers, causal, _kinds.setdefault(kind, len(_kinds)))
 
 
 def _strides(one: Tensor) -> tuple[int, ...] | None:
@@ -87,7 +88,7 @@ class Form:
         """Whether parameters have the form of those that were remembered, and lie where they did."""
         are_all, guard, addresses = self._known  # type: ignore[misc]
         there: Any = parameters if are_all else [one for one in parameters if one is not None]
-        return guard(*there) and addresses == list(map(_data_ptr, there))
+        return bool(guard(*there) and addresses == list(map(_data_ptr, there)))
 
     def of(self, parameters: _Tensors) -> OfLayer:
         """The layer with its parameters."""
@@ -116,7 +117,8 @@ class Form:
         pick = _picker([place for place in places if place not in of_weights])
         pick_weights = _picker([place for place in places if place in of_weights])
         given, those = pick(kept), pick_weights(kept)
-        guard, addresses = guard_of([dy, *given, *those], 1 + len(given)), list(map(_data_ptr, those))
+        free = [[True] * one.dim() for one in (dy, *given)]
+        guard, addresses = guard_of([dy, *given, *those], free), list(map(_data_ptr, those))
         found = self.module.find_layer_bwd(dy, kept, *others)
         self._backward = pick, pick_weights, guard, addresses, state, found
         return found
@@ -128,7 +130,7 @@ class Form:
 
 def _picker(places: Sequence[int]) -> Callable[[_Tensors], Sequence[Tensor]]:
     if len(places) > 1:
-        return operator.itemgetter(*places)  # type: ignore[return-value]
+        return operator.itemgetter(*places)
     return lambda kept: [kept[place] for place in places]  # type: ignore[misc]
 
 
@@ -188,7 +190,7 @@ class LayerPrograms:
                 made = module.OPS.forward(
                     arguments(x, layer, call, options), None if projected[0] is None else projected
                 )
-        return made  # type: ignore[return-value]
+        return made
 
     def _forward(self, ctx: Any, x: Tensor, given: tuple[Any, ...]) -> Tensor:
         projected, parameters, form, call = given[:3], given[3:-2], given[-2], given[-1]

@@ -67,7 +67,8 @@ def encoder_layer_of_model(
     is_training: the model is, and has the same bits with gradients and without, where back-ends have other products for
     the latter. projected: queries, keys and values [T, N] where others make them, see `runs_programs`.
     The caller has made sure that the parameters are plain tensors and that no mode or transform follows single ops. A
-    profiler may be on. Whether x, projected and the call's tensors are plain is checked here.
+    profiler may be on, which sees an op of the layer; of one that others project for it sees what the op asks for.
+    Whether x and the call's tensors are plain is checked here, and that projected are is not.
     """
     parameters = layer.parameters
     saves = what_is_saved(x, *parameters[8:10]), what_is_saved(x, *parameters[14:16])  # type: ignore[arg-type]
@@ -78,7 +79,7 @@ def encoder_layer_of_model(
         saves = AGAIN, AGAIN
     returns = keeps or (is_training and x.is_cpu)
     options = Options.of(layer, call, saves, returns)
-    if are_plain((x, *projected, *call.tensors)) and not _profiler_enabled():
+    if projected[0] is not None or (are_plain((x, *call.tensors)) and not _profiler_enabled()):
         module = resolve("encoder_layer", OpSpec(x.device, x.dtype), backend)
         if hasattr(module, "layer_of_model"):
             form = Form(layer, options, module, backend, keeps)

@@ -231,8 +231,8 @@ class LayerOps(NamedTuple):
     def forward(self, a: EncoderLayer, projected: Projected | None = None) -> tuple[Tensor | None, ...]:
         """y (Tensor [M, H], dtype of x), then the fields of `Saved`.
 
-        projected: queries [T, N], keys and values [T, N] where others made them; rows are None then, and so are the
-        projections' weights.
+        projected: queries [M, N], keys and values [T, N] where others made them; rows are None then, and so are the
+        projections' weights; x is [M, H].
         """
         qkv = q = kv = None
         residual = a.x

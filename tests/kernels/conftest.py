@@ -8,6 +8,14 @@ import torch
 
 
 @pytest.fixture(autouse=True)
+def _programs_are_of_the_test() -> None:
+    """A test may change what launchers choose, which programs of earlier tests would not know."""
+    from bert_fast.kernels import _programs
+
+    _programs.forget()
+
+
+@pytest.fixture(autouse=True)
 def _uninitialized_memory_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel forgets to write must show: fresh memory holds NaN instead of, often, zeros."""
 

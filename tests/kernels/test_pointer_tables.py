@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import pytest
 import numpy as np
+import pytest
 import torch
 
 pytestmark = pytest.mark.interpreter
