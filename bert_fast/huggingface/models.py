@@ -14,7 +14,7 @@ from bert_fast.huggingface.family import IS_VERSION_4, Family
 from bert_fast.huggingface.flattened import texts_of
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.padding import CallLocal, Padding, first_kept, padding_of_call
-from bert_fast.huggingface.reasons import reasons, setting
+from bert_fast.huggingface.reasons import hooked_linears, reasons, runs_again, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.call import RowChoice, first_rows, first_tokens
 from bert_fast.ops.packing import Packing, sent
@@ -132,12 +132,11 @@ class FusedModel(Fused, PackedBertModel):
         if not is_tracing and (tokens.dim() < 2 or kept.shape[1] != tokens.shape[1]):
             return None  # transformers says what is wrong with that, or takes it
         is_shown = bool(setting(inputs, self.config, "output_hidden_states"))
-        return Padding(kept, between=is_shown and not self._runs_again())
+        return Padding(kept, between=is_shown and not runs_again(self))
 
-    def _runs_again(self) -> bool:
-        """Whether layers run again in backward: they must find all as it was, and no call is there then."""
-        parts = (self, self.encoder, *getattr(self.encoder, "layer", ()))
-        return self.training and any(getattr(each, "gradient_checkpointing", False) for each in parts)
+    def shows_padded(self) -> bool:
+        """As transformers shows them."""
+        return bool(hooked_linears(self))
 
     def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)

@@ -23,7 +23,7 @@ from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = ["ARGUMENTS", "is_watched", "reasons", "setting", "standing_reasons"]
+__all__ = ["ARGUMENTS", "hooked_linears", "is_watched", "reasons", "runs_again", "setting", "standing_reasons"]
 
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -112,28 +112,47 @@ def _setting_reasons(model: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
 def _of_modules(model: Any) -> Iterable[str]:
     """Those that lie in the modules inside."""
     if torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return _module_reasons(model)  # which torch.compile traces, so that its guards notice changes
-    found: tuple[str, ...] = _concluded(model)[0]
+        return _module_reasons(model, [])  # which torch.compile traces, so that its guards notice changes
+    found, hooked = _concluded(model)[0]
+    if hooked and (getattr(model.config, "is_decoder", False) or runs_again(model)):
+        return [*found, *[f"{name}: hooks are registered" for name in hooked]]
     return found
 
 
-_concluded = Concluded(lambda model: (tuple(_module_reasons(model)), ()))
+def hooked_linears(model: Any) -> tuple[str, ...]:
+    """Names of linear layers of the encoder's whose hooks do not speak against the packed path: they see it padded."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return ()
+    _, hooked = _concluded(model)[0]
+    return hooked
 
 
-def _module_reasons(model: Any) -> Iterator[str]:
-    """Those that lie in the modules inside, by a walk of 10 to 30 us a layer."""
+def _conclude(model: Any) -> tuple[Any, tuple[()]]:
+    hooked: list[str] = []
+    return (tuple(_module_reasons(model, hooked)), tuple(hooked)), ()
+
+
+_concluded = Concluded(_conclude)
+
+
+def _module_reasons(model: Any, hooked: list[str]) -> Iterator[str]:
+    """Those that lie in the modules inside, by a walk of 10 to 30 us a layer. hooked: gets `hooked_linears`."""
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     plain, containers = _plain_tensors(), model.fused_family.containers
+    sees_padded = not (torch.compiler.is_compiling() or torch.compiler.is_exporting())
     while waiting:
         prefix, parent = waiting.pop()
-        is_list = type(parent) is nn.ModuleList
+        is_list, is_of_layer = type(parent) is nn.ModuleList, "layer." in prefix
         for name, child in parent._modules.items():
             if child is None:
                 continue
             if "forward" in child.__dict__:
                 yield f"{prefix}{name}: its forward is replaced"
             if is_watched(child) or (isinstance(child, FusedUncalled) and has_hooks(child)):
-                yield f"{prefix}{name}: hooks are registered"
+                if sees_padded and is_of_layer and type(child) is nn.Linear:
+                    hooked.append(f"{prefix}{name}")
+                else:
+                    yield f"{prefix}{name}: hooks are registered"
             if isinstance(child, Fused) or type(child) is nn.ModuleList:
                 waiting.append((f"{prefix}{name}.", child))
             elif name in ("pooler", "embeddings") and (copies := _retrained(child)) is not None:
@@ -184,6 +203,13 @@ def _plain_tensors() -> tuple[type, ...]:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return *_PLAIN_TENSORS, FakeTensor
+
+
+def runs_again(model: Any) -> bool:
+    """Whether layers run again in backward: they must find all as it was, and no call is there then."""
+    base = model.base_model
+    parts = (base, base.encoder, *getattr(base.encoder, "layer", ()))
+    return model.training and any(getattr(each, "gradient_checkpointing", False) for each in parts)
 
 
 def _is_checkpointing(model: nn.Module) -> bool:

@@ -117,13 +117,14 @@ class PackedBertModel:
             hidden_states=[] if output_hidden_states else None,
             attentions=[] if output_attentions else None,
             cross_attentions=[] if output_attentions and memory is not None else None,
+            shows_padded=self.shows_padded(),
         )
         hidden = self.embeddings(*tokens.packed(packing), call=call)
         if self.projection is not None:
             hidden = plain_linear(hidden, self.projection)
         chosen = None if rows is None else rows(row)
         # What is shown or kept of the last layer is all of it.
-        is_whole = output_hidden_states or output_attentions or cache is not None or chosen is None
+        is_whole = output_hidden_states or output_attentions or cache is not None or call.shows_padded or chosen is None
         if memory is not None:
             check_beside_hidden("encoder_hidden_states", memory.states, hidden)
         if isinstance(cache, KeyValueCache) and num_cached:
@@ -152,6 +153,10 @@ class PackedBertModel:
         check_dtype("dropout_seed", dropout_seed, (torch.int64,))
         check_same_device("dropout_seed", dropout_seed, tokens.name, tokens)
         return dropout_seed if self.training else None
+
+    def shows_padded(self) -> bool:
+        """Whether hooks of linear layers are to see tokens padded, as in another implementation of the model."""
+        return False
 
     def _drops(self) -> bool:
         """Whether anything is dropped in training; without, nothing is drawn from PyTorch's generator either."""

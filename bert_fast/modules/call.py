@@ -33,6 +33,7 @@ class Call:
     hidden_states, attentions, cross_attentions: lists to which layers append what callers see, padded; None: not asked
         for.
     rows (Tensor [M], int64), row_packing: the tokens that are wanted of the last layer, and their layout; None: all.
+    shows_padded: hooks of linear layers see all tokens, padded; there are no rows then.
     """
 
     packing: Packing
@@ -49,6 +50,7 @@ class Call:
     cross_attentions: list[Tensor] | None = None
     rows: Tensor | None = None
     row_packing: Packing | None = None
+    shows_padded: bool = False
 
     @functools.cached_property
     def of_layers(self) -> OfCall:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_fast.modules.call import Call
 from bert_fast.modules.flat_layer import PackedFlatLayer
+from bert_fast.modules.fusable import shown_padded
 from bert_fast.modules.layer import BertLayer, PackedLayer
 from bert_fast.modules.whole_layer import Around, run_whole, run_whole_stack
 
@@ -45,6 +47,9 @@ class PackedEncoder:
 
     def run_layers(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
         """`forward_packed`, each layer called."""
+        if call.shows_padded:
+            with shown_padded(call.packing):
+                return self.run_layers(x, memory, call=replace(call, shows_padded=False))
         layers = list(self.layer)
         # What a layer writes down in passing, it must not write twice.
         runs_again = self.training and self.checkpoint_every and call.cache is None and call.attentions is None

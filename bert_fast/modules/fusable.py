@@ -3,7 +3,9 @@
 Others must be called: an adapter adds to the product, a quantised layer has another weight, hooks want to see the call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from bert_fast.storage import one_tensor
 
 __all__ = [
     "activated_linear",
+    "called",
     "has_hooks",
     "head_linear",
     "is_plain",
@@ -25,6 +28,7 @@ __all__ = [
     "joined_products",
     "plain_linear",
     "product_and_bias",
+    "shown_padded",
     "weight_and_bias",
 ]
 
@@ -66,9 +70,32 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Any]:
     return layer.weight, layer.bias  # type: ignore[return-value]  # FSDP 1 puts tensors in the parameters' place
 
 
+_padded: ContextVar[Any] = ContextVar("padded", default=None)  # the packing of the tokens that layers are called with
+
+
+@contextmanager
+def shown_padded(packing: Any) -> Iterator[None]:
+    """Within the context hooks of linear layers see tokens of this `Packing` as [B, S, K], padding as zeros."""
+    token = _padded.set(packing)
+    try:
+        yield
+    finally:
+        _padded.reset(token)
+
+
+def called(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x), x [T, K] to [T, N]: what hooks see is [B, S, K] and [B, S, N] within `shown_padded`."""
+    packing = _padded.get()
+    if packing is None or not has_hooks(layer):
+        made: Tensor = layer(x)
+        return made
+    made = packing.pack(layer(packing.unpack(x)))
+    return made
+
+
 def plain_linear(x: Tensor, layer: nn.Module) -> Tensor:
     """layer(x), by the op where it is plain. x [T, K] to [T, N]."""
-    return linear(x, *weight_and_bias(layer)) if is_plain(layer) else layer(x)
+    return linear(x, *weight_and_bias(layer)) if is_plain(layer) else called(layer, x)
 
 
 def head_linear(x: Tensor, layer: nn.Module) -> Tensor:
@@ -81,7 +108,7 @@ def product_and_bias(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor | None
     if is_plain(layer):
         weight, bias = weight_and_bias(layer)
         return linear(x, weight), bias
-    return layer(x), None
+    return called(layer, x), None
 
 
 def joined_products(x: Tensor, *layers: nn.Module) -> Tensor:
@@ -90,7 +117,7 @@ def joined_products(x: Tensor, *layers: nn.Module) -> Tensor:
     Weights that lie side by side in memory are not copied, unless a gradient is recorded.
     """
     if not all(is_plain(layer) for layer in layers):
-        return torch.cat([layer(x) for layer in layers], dim=1)
+        return torch.cat([called(layer, x) for layer in layers], dim=1)
     weights, biases = zip(*map(weight_and_bias, layers), strict=True)
     if None not in biases:
         if torch.is_grad_enabled() and x.requires_grad:  # saved for backward: what is written to frozen weights until
@@ -109,5 +136,5 @@ def activated_linear(x: Tensor, dense: nn.Linear, hidden_act: str | Callable[[Te
         if isinstance(hidden_act, str):
             return linear_activation(x, weight, bias, hidden_act=hidden_act)
         return hidden_act(linear(x, weight, bias))
-    product = dense(x)
+    product = called(dense, x)
     return bias_activation(product, hidden_act=hidden_act) if isinstance(hidden_act, str) else hidden_act(product)

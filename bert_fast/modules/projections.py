@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_fast.modules.fusable import is_plain, joined_products, weight_and_bias
+from bert_fast.modules.fusable import called, is_plain, joined_products, weight_and_bias
 from bert_fast.ops.linear import linear
 from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.storage import join_memory, separate_memory
@@ -40,7 +40,7 @@ class JoinedProjections:
     def _query(self, x: Tensor) -> Tensor:
         """x [M, H] to q [M, A, D], where only a few tokens ask or the keys are those of others."""
         query = self.query
-        q = linear(x, *weight_and_bias(query)) if is_plain(query) else query(x)
+        q = linear(x, *weight_and_bias(query)) if is_plain(query) else called(query, x)
         return q.unflatten(1, (self.num_heads, self.head_dim))
 
     def _key_and_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
