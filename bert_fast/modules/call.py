@@ -106,6 +106,8 @@ class Call:
 
 def first_rows(packing: Packing) -> Tensor:
     """The first token of every sequence, int64; sequences without tokens may be left out or name a neighbour's."""
+    if packing.min_seqlen and not torch.compiler.is_compiling():
+        return packing.starts
     starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
     if packing.indices is None and packing.padded_shape is not None and packing.padded_shape[1]:
         return starts  # no padding: no sequence is empty
@@ -123,6 +125,8 @@ def first_tokens(packing: Packing, hidden: Tensor, rows: Tensor | None) -> Tenso
     """
     if rows is None:
         return packing.first_tokens(hidden)
+    if _are_first(packing, rows):
+        return hidden
     if not torch.compiler.is_compiling() and not len(hidden):
         return hidden.new_zeros((packing.num_sequences, hidden.shape[1]))
     starts, ends = packing.cu_seqlens[:-1].long(), packing.cu_seqlens[1:]
@@ -132,9 +136,18 @@ def first_tokens(packing: Packing, hidden: Tensor, rows: Tensor | None) -> Tenso
 
 def _layout(packing: Packing, rows: Tensor) -> Packing:
     """The packing of the tokens `rows` alone; they keep their coords."""
+    coords = packing.coords.index_select(0, rows)
+    if _are_first(packing, rows):
+        cu_seqlens = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
+        return Packing(cu_seqlens, 1, coords, None, None, packing.order, 1)
     cu_seqlens = torch.searchsorted(rows, packing.cu_seqlens.long(), out_int32=True)
     # Sequences without tokens may all have named one row of a neighbour's.
     max_seqlen = torch.sym_max(packing.max_seqlen, packing.num_sequences)
     if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         max_seqlen = max(cu_seqlens.diff().tolist(), default=0)
-    return Packing(cu_seqlens, max_seqlen, packing.coords.index_select(0, rows), None, None, packing.order)
+    return Packing(cu_seqlens, max_seqlen, coords, None, None, packing.order)
+
+
+def _are_first(packing: Packing, rows: Tensor) -> bool:
+    """Whether rows are what `first_rows` returned, of sequences that all have tokens."""
+    return bool(packing.min_seqlen) and not torch.compiler.is_compiling() and rows is packing.starts

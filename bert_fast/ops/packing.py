@@ -10,6 +10,7 @@ each token came from:
 `coords` name tokens in dropout masks, so padded and packed runs of one batch draw the same mask.
 """
 
+import functools
 import math
 import numbers
 import operator
@@ -47,6 +48,7 @@ class Packing:
     padded_shape ((B, S) or None): of the padded batch; None when the input came packed.
     order (Tensor [B], int32, or None): the sequences, longest first, for kernels that deal out one at a time; only on
         a GPU, and None where no sequence is known to be longer than another.
+    min_seqlen (int): tokens in the shortest sequence; 0 where the host does not know.
     """
 
     cu_seqlens: Tensor
@@ -55,6 +57,7 @@ class Packing:
     indices: Tensor | None
     padded_shape: tuple[int, int] | None
     order: Tensor | None = None
+    min_seqlen: int = 0
 
     @classmethod
     def from_keep_mask(cls, keep_mask: Tensor, device: torch.device | str | None = None) -> "Packing":
@@ -75,18 +78,20 @@ class Packing:
         if torch.compiler.is_compiling():
             # A graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
             kept, lengths = (t if t.device == device else sent(t, device) for t in (kept, lengths))
-            indices, max_seqlen = kept.flatten().nonzero().squeeze(1), length
+            places, max_seqlen, min_seqlen = kept.nonzero(), length, 0
         else:
-            num_tokens, max_seqlen = _sum_and_max(lengths)  # the one sync
+            num_tokens, max_seqlen, min_seqlen = _extent(lengths)  # the one sync
             if num_tokens == batch_size * length:
                 return cls.full(batch_size, length, device)
             if kept.device != device:
                 kept = sent(kept, device)
                 lengths = kept.sum(1)
-            indices = _nonzero(kept.flatten(), num_tokens)
-        coords = torch.stack((indices // max(length, 1), indices % max(length, 1)), dim=1).int()
+            places = _nonzero(kept, num_tokens)
+        rows, positions = places.unbind(1)
+        indices = torch.add(positions, rows, alpha=length)
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return cls(cu_seqlens, max_seqlen, coords, indices, (batch_size, length), _order(cu_seqlens))
+        order = _longest_first(lengths) if lengths.device.type == "cuda" else None
+        return cls(cu_seqlens, max_seqlen, places.int(), indices, (batch_size, length), order, min_seqlen)
 
     @classmethod
     def full(cls, batch_size: int, length: int, device: torch.device | str) -> "Packing":
@@ -102,7 +107,7 @@ class Packing:
         rows = torch.arange(batch_size, dtype=torch.int32, device=device).unsqueeze(1).expand(batch_size, length)
         positions = torch.arange(length, dtype=torch.int32, device=device).expand(batch_size, length)
         coords = torch.stack((rows, positions), dim=2).view(batch_size * length, 2)
-        return cls(cu_seqlens, length, coords, None, (batch_size, length))
+        return cls(cu_seqlens, length, coords, None, (batch_size, length), None, length)
 
     @classmethod
     def from_cu_seqlens(
@@ -133,7 +138,8 @@ class Packing:
         if cu_seqlens.device != device:
             cu_seqlens = sent(cu_seqlens, device)
         coords = counted_coords(cu_seqlens, num_tokens)
-        return cls(cu_seqlens, max_seqlen, coords, None, None, _order(cu_seqlens))
+        order = longest_first(cu_seqlens) if cu_seqlens.device.type == "cuda" else None
+        return cls(cu_seqlens, max_seqlen, coords, None, None, order)
 
     def of_texts(self, cu_seqlens: Tensor, max_seqlen: int) -> "tuple[Packing, Packing]":
         """(layout of texts that lie one after another in the only row of this one, layout of that row).
@@ -155,6 +161,11 @@ class Packing:
     def num_sequences(self) -> int:
         """B."""
         return self.cu_seqlens.shape[0] - 1
+
+    @functools.cached_property
+    def starts(self) -> Tensor:
+        """Where sequences begin, int64 [B]: their first tokens, of those that have any."""
+        return self.cu_seqlens[:-1].long()
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, S, ...] to [T, ...]; a packed input is returned as it is."""
@@ -184,6 +195,8 @@ class Packing:
             return x.new_zeros((self.num_sequences, *x.shape[1:]))
         if self.indices is None and self.padded_shape is not None:
             return x.unflatten(0, self.padded_shape)[:, 0].contiguous()  # no padding: no sequence is empty
+        if self.min_seqlen and not torch.compiler.is_compiling():
+            return x.index_select(0, self.starts)
         starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:]
         first = x.index_select(0, starts.clamp(max=x.shape[0] - 1))
         return first.masked_fill((ends <= starts).unsqueeze(1), 0.0)
@@ -277,7 +290,11 @@ def counted_coords(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
 
 def longest_first(cu_seqlens: Tensor) -> Tensor:
     """The sequences by falling length, equal ones in their order: int32 [B]. No device sync."""
-    return cu_seqlens.diff().argsort(stable=True, descending=True).int()
+    return _longest_first(cu_seqlens.diff())
+
+
+def _longest_first(lengths: Tensor) -> Tensor:
+    return lengths.argsort(stable=True, descending=True).int()
 
 
 def _device_for(name: str, given: Tensor, device: Any) -> torch.device:
@@ -315,22 +332,18 @@ def _as_device(device: Any) -> torch.device:
         raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
 
 
-def _order(cu_seqlens: Tensor) -> Tensor | None:
-    return longest_first(cu_seqlens) if cu_seqlens.device.type == "cuda" else None
-
-
-def _sum_and_max(lengths: Tensor) -> tuple[int, int]:
-    """Kept tokens and the longest length, in one transfer from the device."""
+def _extent(lengths: Tensor) -> tuple[int, int, int]:
+    """Kept tokens, the longest and the shortest length, in one transfer from the device."""
     if not len(lengths):
-        return 0, 0
-    total, longest = torch.stack((lengths.sum(), lengths.amax())).tolist()
-    return total, longest
+        return 0, 0, 0
+    shortest, longest = lengths.aminmax()
+    total, most, least = torch.stack((lengths.sum(), longest, shortest)).tolist()
+    return total, most, least
 
 
 def _nonzero(kept: Tensor, count: int) -> Tensor:
-    """Where kept [N] is True, int64 [count]; a GPU is not asked for the count again."""
-    found = torch.nonzero_static(kept, size=count) if kept.device.type == "cuda" else kept.nonzero()
-    return found.squeeze(1)
+    """Where kept [B, S] is True, int64 [count, 2]; a GPU is not asked for the count again."""
+    return torch.nonzero_static(kept, size=count) if kept.device.type == "cuda" else kept.nonzero()
 
 
 def as_length(name: str, value: Any) -> int:

@@ -92,8 +92,8 @@ def test_one_transfer_from_the_device_brings_both_numbers():
 
     lengths = torch.tensor([3, 0, 7, 1])
     with Recorder():
-        assert packing_module._sum_and_max(lengths) == (11, 7)
-    assert packing_module._sum_and_max(lengths[:0]) == (0, 0)
+        assert packing_module._extent(lengths) == (11, 7, 0)
+    assert packing_module._extent(lengths[:0]) == (0, 0, 0)
     assert not calls, "tolist copies once; item() would be another wait each"
 
 
