@@ -133,10 +133,12 @@ class Look {
   std::vector<Parameter> tensors_;
 };
 
+PyObject* parameters_name = nullptr;  // kParameters, interned: asked for 16 times a call
+
 // What a module has under this name, a new reference; nothing where it has no such parameter.
 Held parameter_of(PyObject* module, PyObject* name) {
   const Held own(PyObject_GenericGetDict(module, nullptr));
-  PyObject* parameters = own ? PyDict_GetItemString(own.get(), "_parameters") : nullptr;
+  PyObject* parameters = own ? PyDict_GetItemWithError(own.get(), parameters_name) : nullptr;
   PyObject* found = parameters && PyDict_Check(parameters) ? PyDict_GetItemWithError(parameters, name) : nullptr;
   PyErr_Clear();
   return Held::of(found);
@@ -145,7 +147,7 @@ Held parameter_of(PyObject* module, PyObject* name) {
 // The name under which a module has this parameter, if it has it.
 Held name_of(PyObject* module, PyObject* tensor) {
   const Held own(PyObject_GenericGetDict(module, nullptr));
-  PyObject* parameters = own ? PyDict_GetItemString(own.get(), "_parameters") : nullptr;
+  PyObject* parameters = own ? PyDict_GetItemWithError(own.get(), parameters_name) : nullptr;
   PyErr_Clear();
   if (!parameters || !PyDict_Check(parameters)) return Held();
   PyObject *key, *value;
@@ -421,6 +423,8 @@ PyType_Spec kSpec = {"bert_fast._native.Look", sizeof(Object), 0, Py_TPFLAGS_DEF
 }  // namespace
 
 void bind_look(py::module_& module) {
+  parameters_name = PyUnicode_InternFromString(kParameters);
+  if (!parameters_name) throw py::error_already_set();
   py::object type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
   if (!type) throw py::error_already_set();
   module.attr("Look") = type;

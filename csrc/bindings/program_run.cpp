@@ -62,6 +62,14 @@ Outcome take_numbers(const Body& body, PyObject* numbers, Frame& frame) {
   return Outcome::kGoOn;
 }
 
+// Whether a slot's tensor is on the kernels' device.
+Outcome check_device(const Body& body, const Frame& frame, int32_t slot) {
+  PyObject* arguments[1] = {frame.slots[slot]};
+  const Ref device(PyObject_Vectorcall(body.get_device, arguments, 1, nullptr));
+  if (device.get() == nullptr) return Outcome::kFailed;
+  return PyLong_AsLong(device.get()) == body.tensor_device ? Outcome::kGoOn : Outcome::kRefused;
+}
+
 Outcome take_inputs(const Body& body, PyObject* inputs, Frame& frame) {
   if ((!PyTuple_Check(inputs) && !PyList_Check(inputs)) || PySequence_Fast_GET_SIZE(inputs) != body.num_inputs) {
     PyErr_Format(PyExc_TypeError, "inputs: expected a tuple or list of %d tensors and None, got a %s of %zd",
@@ -77,20 +85,20 @@ Outcome take_inputs(const Body& body, PyObject* inputs, Frame& frame) {
     Py_INCREF(items[i]);
     frame.slots[i] = items[i];
   }
-  bool has_tensor = false;
-  for (int32_t i = 0; i < body.num_inputs; i++) {
-    if (frame.slots[i] == Py_None) continue;
-    has_tensor = true;
-    PyObject* arguments[1] = {frame.slots[i]};
-    const Ref device(PyObject_Vectorcall(body.get_device, arguments, 1, nullptr));
-    if (device.get() == nullptr) return Outcome::kFailed;
-    if (PyLong_AsLong(device.get()) != body.tensor_device) return Outcome::kRefused;
-  }
-  if (!has_tensor) return Outcome::kRefused;
+  // The first tensor and those that kernels read; PyTorch's functions look at the others themselves.
+  int32_t first = 0;
+  while (first < body.num_inputs && frame.slots[first] == Py_None) first++;
+  if (first == body.num_inputs) return Outcome::kRefused;
+  Outcome outcome = check_device(body, frame, first);
+  if (outcome != Outcome::kGoOn) return outcome;
   for (const InputCheck& check : body.inputs) {
     const int32_t slot = check.operand.slot;
     if (frame.slots[slot] == Py_None) return Outcome::kRefused;
-    if (!find_address(body, frame, slot)) return Outcome::kFailed;
+    if (frame.addresses[slot] == 0) {
+      if (slot != first) outcome = check_device(body, frame, slot);
+      if (outcome != Outcome::kGoOn) return outcome;
+      if (!find_address(body, frame, slot)) return Outcome::kFailed;
+    }
     const uint64_t address = frame.addresses[slot] + static_cast<uint64_t>(frame.values[check.operand.offset]);
     if ((address & check.alignment) != 0) return Outcome::kRefused;
   }

@@ -1,0 +1,170 @@
+"""A layer called again and again while it, the batch and PyTorch's state change: always the bits of its ops."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bert_fast import use_backend
+from bert_fast.modules.layer import BertLayer
+from bert_fast.modules.whole_layer import run_whole
+from bert_fast.ops._layer_programs import Form
+from tests.kernels.test_projected_layers import CONFIG, make_call
+
+pytestmark = pytest.mark.interpreter
+
+SEQUENCES, CALLS = 6, 14
+
+
+def weights(layer: nn.Module) -> list[nn.Parameter]:
+    return [p for p in layer.parameters() if p.dim() == 2]
+
+
+def moved(layer: nn.Module, rng: random.Random) -> None:
+    p = rng.choice(weights(layer))
+    p.data = p.data.clone()
+
+
+def unaligned(layer: nn.Module, rng: random.Random) -> None:
+    p = rng.choice(weights(layer))
+    p.data = torch.empty(p.numel() + 1)[1:].view_as(p).copy_(p.data)
+
+
+def transposed(layer: nn.Module, rng: random.Random) -> None:
+    p = rng.choice(weights(layer))
+    p.data = p.data.t().contiguous().t()
+
+
+def rewritten(layer: nn.Module, rng: random.Random) -> None:
+    with torch.no_grad():
+        rng.choice(list(layer.parameters())).mul_(1.25)
+
+
+def frozen(layer: nn.Module, rng: random.Random) -> None:
+    p = rng.choice(list(layer.parameters()))
+    p.requires_grad_(not p.requires_grad)
+
+
+def replaced(layer: nn.Module, rng: random.Random) -> None:
+    module = rng.choice([one for one in layer.modules() if isinstance(one, nn.Linear)])
+    module.weight = nn.Parameter(module.weight.detach() * 0.5, module.weight.requires_grad)
+
+
+def without_bias(layer: nn.Module, rng: random.Random) -> None:
+    module = layer.get_submodule("attention.output.dense")
+    module.bias = None if module.bias is not None else nn.Parameter(torch.full((32,), 0.1))
+
+
+def flipped(layer: nn.Module, rng: random.Random) -> None:
+    layer.train(not layer.training)
+
+
+def joined(layer: Any, rng: random.Random) -> None:
+    layer.attention.self._separate_memory()
+    layer.attention.self._join_memory()
+
+
+CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
+    moved, unaligned, transposed, rewritten, frozen, replaced, without_bias, flipped, joined,
+)  # fmt: skip
+
+
+def call(layer: Any, given: Tensor, lengths: tuple[int, ...], upstream: Tensor | None, between: Any) -> list[Any]:
+    """y, and gradients if any are made."""
+    x = given.detach().requires_grad_(given.requires_grad)
+    layer.zero_grad()
+    y = layer(x, call=make_call(lengths))
+    if upstream is None or not y.requires_grad:
+        return [y.detach()]
+    between()
+    y.backward(upstream)
+    return [y.detach(), x.grad, *[p.grad for p in layer.parameters()]]
+
+
+@pytest.mark.parametrize("seed", range(SEQUENCES))
+def test_any_order_of_calls_and_changes(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    ours: Any = BertLayer(CONFIG, 0).train()
+    theirs = copy.deepcopy(ours)
+    for number in range(CALLS):
+        torch.manual_seed(number)
+        lengths = tuple(rng.choice((1, 2, 5, 9)) for _ in range(rng.choice((1, 2, 3))))
+        x = torch.randn(sum(lengths), 32)
+        if rng.random() < 0.2:
+            x = torch.cat((x, x), dim=1)[:, :32]  # not contiguous
+        x.requires_grad_(rng.random() < 0.7)
+        change = rng.choice(CHANGES) if rng.random() < 0.7 else None
+        is_between = change in (moved, unaligned) and rng.random() < 0.5
+        upstream = torch.randn(sum(lengths), 32) if rng.random() < 0.8 else None
+        state = rng.getstate()
+        results = []
+        for layer, by_ops in ((ours, False), (theirs, True)):
+            rng.setstate(state)
+
+            def changed(layer: Any = layer, change: Any = change) -> None:
+                if change is not None:
+                    change(layer, rng)
+
+            if not is_between:
+                changed()
+            with use_backend("triton"), torch.set_grad_enabled(upstream is not None):
+                between = changed if is_between else lambda: None
+                if by_ops:
+                    with mock.patch("bert_fast.modules.layer.run_whole", return_value=None):
+                        results.append(call(layer, x, lengths, upstream, between))
+                else:
+                    results.append(call(layer, x, lengths, upstream, between))
+        for place, (found, expected) in enumerate(zip(*results, strict=True)):
+            assert found is expected is None or torch.equal(found, expected), (number, change, place)
+
+
+def test_forms_are_found_again_and_keep_no_memory() -> None:
+    """Calls that differ in lengths alone make one form, which neither a parameter nor an input outlives."""
+    layer: Any = BertLayer(CONFIG, 0).train()
+    made: list[Form] = []
+    remember = Form.remember
+    with mock.patch.object(Form, "remember", lambda form, given: made.append(form) or remember(form, given)):
+        with use_backend("triton"):
+            for lengths in ((3, 2), (7,), (1, 1, 5), (4, 4)):
+                x = torch.randn(sum(lengths), 32, requires_grad=True)
+                layer(x, call=make_call(lengths)).sum().backward()
+    assert len(made) == 1
+    address = layer.attention.self.query.weight.data_ptr()
+    holders = [value for value in vars(made[0]).values() if isinstance(value, Tensor)]
+    assert not holders and address
+
+
+def test_backward_looks_again_at_what_hooks_return() -> None:
+    """Tensors that were packed away and come back elsewhere, at odd addresses, between two ordinary calls."""
+
+    def elsewhere(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
+
+    results = []
+    for by_ops in (False, True):
+        torch.manual_seed(0)
+        layer: Any = BertLayer(CONFIG, 0).train()
+        found = []
+        for is_hooked in (False, True, False):
+            torch.manual_seed(1)
+            x = torch.randn(7, 32, requires_grad=True)
+            layer.zero_grad()
+            with use_backend("triton"), mock.patch(
+                "bert_fast.modules.layer.run_whole", **({"return_value": None} if by_ops else {"wraps": run_whole})
+            ):
+                if is_hooked:
+                    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), elsewhere):
+                        y = layer(x, call=make_call((4, 3)))
+                else:
+                    y = layer(x, call=make_call((4, 3)))
+                y.backward(torch.ones_like(y))
+            found += [y.detach(), x.grad, *[p.grad for p in layer.parameters()]]
+        results.append(found)
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
