@@ -8,19 +8,19 @@ whatever became of the tensors that made it. Addresses travel to the device as a
 host, and a CUDA graph may be captured while addresses change (gradients that are allocated in the graph's own pool).
 """
 
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Chunks", "address_table", "addresses_of", "chunks_of", "part_of_table", "table_of"]
+__all__ = ["Chunks", "address_table", "addresses_of", "chunks_of", "numbers_of", "part_of_table", "table_of"]
 
 _ADDRESSES = 448  # of a launch, more than BERT-large has tensors: 3,584 of the 4,096 bytes that arguments may take
 _BLOCK = 32  # stored at once: one a thread
@@ -97,7 +97,12 @@ def _capturing(device: torch.device) -> bool:
 
 def addresses_of(*lists: Sequence[Tensor]) -> bytes:
     """Addresses of tensors, list after list, as int64 one behind the other: a key that is soon hashed and compared."""
-    return np.fromiter(map(Tensor.data_ptr, chain(*lists)), np.int64, sum(map(len, lists))).tobytes()
+    return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.data_ptr, chain(*lists)))
+
+
+def numbers_of(key: bytes) -> list[int]:
+    """The addresses, or sizes, of such a key."""
+    return memoryview(key).cast("q").tolist()
 
 
 def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
@@ -144,7 +149,7 @@ def part_of_table(tensors: Sequence[Tensor], addresses: bytes | None = None) -> 
 
 
 def _stored(key: bytes, device: torch.device) -> Tensor:
-    addresses = np.frombuffer(key, np.int64).tolist()
+    addresses = numbers_of(key)
     table = torch.empty(len(addresses), dtype=torch.int64, device=device)
     with torch.cuda.device_of(table):
         for start in range(0, len(addresses), _ADDRESSES):
@@ -162,14 +167,14 @@ def chunks_of(tensors: Sequence[Tensor], chunk: int) -> Chunks:
     Raises:
         RuntimeError: the sizes are new and a CUDA graph is being captured: the table needs a copy from the host.
     """
-    sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors)).tobytes()
+    sizes = struct.pack(f"{len(tensors)}q", *map(Tensor.numel, tensors))
     device = tensors[0].device
     capturing = _capturing(device)
 
     def cut() -> Chunks:
         if capturing:
             raise RuntimeError("optimizer: this list of parameters is new; run one step before capturing a CUDA graph")
-        numels = torch.from_numpy(np.frombuffer(sizes, np.int64).copy())
+        numels = torch.tensor(numbers_of(sizes), dtype=torch.int64)
         counts = (numels + chunk - 1) // chunk
         first = torch.zeros(len(numels) + 1, dtype=torch.int64)
         first[1:] = counts.cumsum(0)

@@ -28,13 +28,15 @@ sizes of the tensors alone.
 Passes go through the list in alternating directions: each begins with what the one before left in the L2 cache.
 """
 
+import functools
+import itertools
 import math
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -45,7 +47,14 @@ from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb
 from bert_fast.kernels._launch import architecture, ceil_div, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
-from bert_fast.kernels._pointer_tables import address_table, addresses_of, chunks_of, part_of_table, table_of
+from bert_fast.kernels._pointer_tables import (
+    address_table,
+    addresses_of,
+    chunks_of,
+    numbers_of,
+    part_of_table,
+    table_of,
+)
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
 __all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
@@ -162,18 +171,25 @@ def _groups(lists: StepLists) -> Iterator[_Group]:
     if _are_aligned(grads) and _are_aligned(state):
         yield _Group(lists, grads, state, True)
         return
-    columns = np.frombuffer(grads + state, np.int64).reshape(-1, len(lists.grads))
-    are_aligned = np.bitwise_or.reduce(columns, axis=0) % _ALIGNMENT == 0
+    numbers, count = numbers_of(grads + state), len(lists.grads)
+    columns = [numbers[start : start + count] for start in range(0, len(numbers), count)]
+    are_aligned = [all(address % _ALIGNMENT == 0 for address in place) for place in zip(*columns, strict=True)]
     for aligned in (True, False):
-        places = np.flatnonzero(are_aligned == aligned).tolist()
-        if places:
-            chosen = [[column[i] for i in places] if column else [] for column in lists]
-            of_grads, *of_state = columns[:, places]
-            yield _Group(StepLists._make(chosen), of_grads.tobytes(), np.concatenate(of_state).tobytes(), aligned)
+        chosen = [list(itertools.compress(column, (one is aligned for one in are_aligned))) for column in lists]
+        if chosen[0]:
+            group = StepLists._make(chosen)
+            written = group.params, group.exp_avgs, group.exp_avg_sqs, group.master_params
+            yield _Group(group, addresses_of(group.grads), addresses_of(*written), aligned)
 
 
 def _are_aligned(addresses: bytes) -> bool:
-    return bool(np.bitwise_or.reduce(np.frombuffer(addresses, np.int64)) % _ALIGNMENT == 0)
+    return not int.from_bytes(addresses, sys.byteorder) & _low_bits(len(addresses))
+
+
+@functools.lru_cache(maxsize=256)
+def _low_bits(size: int) -> int:
+    """The bits of so many bytes of addresses that are 0 where all are aligned."""
+    return int.from_bytes((_ALIGNMENT - 1).to_bytes(8, sys.byteorder) * (size // 8), sys.byteorder)
 
 
 def _moment_arguments(a: StepOptions) -> tuple[float, ...]:

@@ -58,7 +58,7 @@ def step(model: Any, batch: dict[str, Tensor], kept: Tensor) -> tuple[Tensor, di
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "DistilBertModel", "MPNetModel", "ElectraModel"])
 def test_what_hooks_see_and_do(make: Callable[..., Any], batch: dict[str, Tensor], name: str, kind: str) -> None:
-    untouched = make(name).train()
+    untouched = make(name).double().train()
     if name in ("DistilBertModel", "MPNetModel", "RobertaModel"):
         batch = {key: one for key, one in batch.items() if key != "token_type_ids"}
     batch["input_ids"] = batch["input_ids"].clamp(min=3)  # none is the padding id, from which positions are counted
@@ -68,14 +68,14 @@ def test_what_hooks_see_and_do(make: Callable[..., Any], batch: dict[str, Tensor
         seen = [register(model.get_submodule(path), kind) for model in models]
         assert why_not(models[1], **batch) == []
         (theirs, their_gradients), (ours, our_gradients) = (step(model, batch, kept) for model in models)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, theirs)
         assert our_gradients.keys() == their_gradients.keys()
         for each, gradient in our_gradients.items():
-            torch.testing.assert_close(gradient, their_gradients[each], rtol=1e-3, atol=5e-4)
+            torch.testing.assert_close(gradient, their_gradients[each])
         assert len(seen[0]) == len(seen[1]) == 1, path
         for theirs, ours in zip(seen[0][0], seen[1][0], strict=True):
             assert ours.shape == theirs.shape, path
-            torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(ours[kept], theirs[kept])
 
 
 def test_padding_is_zero_and_a_hook_that_goes_leaves_nothing(make: Any, batch: dict[str, Tensor]) -> None:
@@ -85,7 +85,7 @@ def test_padding_is_zero_and_a_hook_that_goes_leaves_nothing(make: Any, batch: d
     seen: list[Tensor] = []
     handle = linear.register_forward_hook(lambda module, given, output: seen.append(given[0]))
     hooked = model(**batch).last_hidden_state
-    torch.testing.assert_close(hooked, before, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(hooked, before)
     assert seen[0].shape == hooked.shape and not seen[0][batch["attention_mask"] == 0].any()
     handle.remove()
     assert torch.equal(model(**batch).last_hidden_state, before) and len(seen) == 1
@@ -97,7 +97,7 @@ def test_the_last_layer_is_shown_whole(make: Any, batch: dict[str, Tensor]) -> N
     scores = model(**batch).logits
     shapes: list[torch.Size] = []
     model.bert.encoder.layer[1].output.dense.register_forward_hook(lambda m, given, output: shapes.append(output.shape))
-    torch.testing.assert_close(model(**batch).logits, scores, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(**batch).logits, scores)
     assert shapes == [torch.Size([3, 9, 32])]
 
 

@@ -129,11 +129,11 @@ def test_forms_are_found_again_and_keep_no_memory() -> None:
     layer: Any = BertLayer(CONFIG, 0).train()
     made: list[Form] = []
     remember = Form.remember
-    with mock.patch.object(Form, "remember", lambda form, given: made.append(form) or remember(form, given)):
-        with use_backend("triton"):
-            for lengths in ((3, 2), (7,), (1, 1, 5), (4, 4)):
-                x = torch.randn(sum(lengths), 32, requires_grad=True)
-                layer(x, call=make_call(lengths)).sum().backward()
+    noted = mock.patch.object(Form, "remember", lambda form, given: made.append(form) or remember(form, given))
+    with noted, use_backend("triton"):
+        for lengths in ((3, 2), (7,), (1, 1, 5), (4, 4)):
+            x = torch.randn(sum(lengths), 32, requires_grad=True)
+            layer(x, call=make_call(lengths)).sum().backward()
     assert len(made) == 1
     address = layer.attention.self.query.weight.data_ptr()
     holders = [value for value in vars(made[0]).values() if isinstance(value, Tensor)]
@@ -155,8 +155,11 @@ def test_backward_looks_again_at_what_hooks_return() -> None:
             torch.manual_seed(1)
             x = torch.randn(7, 32, requires_grad=True)
             layer.zero_grad()
-            with use_backend("triton"), mock.patch(
-                "bert_fast.modules.layer.run_whole", **({"return_value": None} if by_ops else {"wraps": run_whole})
+            with (
+                use_backend("triton"),
+                mock.patch(
+                    "bert_fast.modules.layer.run_whole", **({"return_value": None} if by_ops else {"wraps": run_whole})
+                ),
             ):
                 if is_hooked:
                     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), elsewhere):
