@@ -14,7 +14,7 @@ from bert_fast.huggingface.family import IS_VERSION_4, Family
 from bert_fast.huggingface.flattened import texts_of
 from bert_fast.huggingface.fused import Fused, runs
 from bert_fast.huggingface.padding import CallLocal, Padding, first_kept, padding_of_call
-from bert_fast.huggingface.reasons import hooked_linears, reasons, runs_again, setting
+from bert_fast.huggingface.reasons import has_hooked_linears, reasons, runs_again, setting
 from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.call import RowChoice, first_rows, first_tokens
 from bert_fast.ops.packing import Packing, sent
@@ -136,7 +136,7 @@ class FusedModel(Fused, PackedBertModel):
 
     def shows_padded(self) -> bool:
         """As transformers shows them."""
-        return bool(hooked_linears(self))
+        return has_hooked_linears(self)
 
     def _output(self, encoded: Encoded, inputs: Mapping[str, Any]) -> Any:
         states, pooled = encoded.hidden_states, None if self.pooler is None else self.pool(encoded)

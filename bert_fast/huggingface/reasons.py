@@ -6,6 +6,7 @@ for what only transformers' own code computes.
 """
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,7 @@ from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = ["ARGUMENTS", "hooked_linears", "is_watched", "reasons", "runs_again", "setting", "standing_reasons"]
+__all__ = ["ARGUMENTS", "has_hooked_linears", "is_watched", "reasons", "runs_again", "setting", "standing_reasons"]
 
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -119,24 +120,30 @@ def _of_modules(model: Any) -> Iterable[str]:
     return found
 
 
-def hooked_linears(model: Any) -> tuple[str, ...]:
-    """Names of linear layers of the encoder's whose hooks do not speak against the packed path: they see it padded."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return ()
-    _, hooked = _concluded(model)[0]
-    return hooked
+def has_hooked_linears(model: Any) -> bool:
+    """Whether linear layers in a model without a head have hooks that see the packed path padded.
+
+    As `reasons` has just found, of the model or of one with a head around it.
+    """
+    return not torch.compiler.is_compiling() and _has_hooked.get(model, False)
 
 
 def _conclude(model: Any) -> tuple[Any, tuple[()]]:
     hooked: list[str] = []
-    return (tuple(_module_reasons(model, hooked)), tuple(hooked)), ()
+    found = tuple(_module_reasons(model, hooked))
+    _has_hooked[model.base_model] = bool(hooked)
+    return (found, tuple(hooked)), ()
 
 
+_has_hooked: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 _concluded = Concluded(_conclude)
 
 
 def _module_reasons(model: Any, hooked: list[str]) -> Iterator[str]:
-    """Those that lie in the modules inside, by a walk of 10 to 30 us a layer. hooked: gets `hooked_linears`."""
+    """Those that lie in the modules inside, by a walk of 10 to 30 us a layer.
+
+    hooked: gets the names of linear layers whose hooks see the packed path padded.
+    """
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     plain, containers = _plain_tensors(), model.fused_family.containers
     sees_padded = not (torch.compiler.is_compiling() or torch.compiler.is_exporting())
