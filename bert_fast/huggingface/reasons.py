@@ -115,7 +115,7 @@ def _of_modules(model: Any) -> Iterable[str]:
     if torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return _module_reasons(model, [])  # which torch.compile traces, so that its guards notice changes
     found, hooked = _concluded(model)[0]
-    if hooked and (getattr(model.config, "is_decoder", False) or runs_again(model)):
+    if hooked and (getattr(model.config, "is_decoder", False) or runs_again(model) or _cuts_tokens(model)):
         return [*found, *[f"{name}: hooks are registered" for name in hooked]]
     return found
 
@@ -216,7 +216,12 @@ def runs_again(model: Any) -> bool:
     """Whether layers run again in backward: they must find all as it was, and no call is there then."""
     base = model.base_model
     parts = (base, base.encoder, *getattr(base.encoder, "layer", ()))
-    return model.training and any(getattr(each, "gradient_checkpointing", False) for each in parts)
+    return any(each.training and getattr(each, "gradient_checkpointing", False) for each in parts)
+
+
+def _cuts_tokens(model: Any) -> bool:
+    """Whether layers work on some tokens at a time."""
+    return any(getattr(layer, "chunk_size_feed_forward", 0) for layer in getattr(model.base_model.encoder, "layer", ()))
 
 
 def _is_checkpointing(model: nn.Module) -> bool:

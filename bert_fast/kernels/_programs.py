@@ -57,6 +57,8 @@ class _Form:
         self._guard = guard_of(tensors, [[letter != "_" for letter in word] for word in words])
         self._skews = [one.data_ptr() % _ALIGNMENT for one in tensors]
         places = [(i, d, letter) for i, word in enumerate(words) for d, letter in enumerate(word) if letter != "_"]
+        # The guard does not tell: with any stride a single row is contiguous, and several are not.
+        self._contiguous = list(map(Tensor.is_contiguous, tensors))
         first = {letter: (i, d) for i, d, letter in reversed(places)}
         self._first = [first[letter] for letter in letters]
         self._same = [(i, d, letters.index(letter)) for i, d, letter in places if (i, d) != first[letter]]
@@ -64,6 +66,8 @@ class _Form:
     def numbers(self, tensors: list[Tensor]) -> tuple[int, ...] | None:
         """Sizes of a call with these tensors; None where they are of another form."""
         if len(tensors) != len(self._skews) or not self._guard(*tensors):
+            return None
+        if self._contiguous != list(map(Tensor.is_contiguous, tensors)):
             return None
         numbers = tuple([tensors[i].shape[d] for i, d in self._first])
         for i, d, place in self._same:

@@ -86,11 +86,17 @@ def shown_padded(packing: Any) -> Iterator[None]:
 def called(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x), x [T, K] to [T, N]: what hooks see is [B, S, K] and [B, S, N] within `shown_padded`."""
     packing = _padded.get()
+    made: Tensor
     if packing is None or not has_hooks(layer):
-        made: Tensor = layer(x)
+        made = layer(x)
         return made
-    made = packing.pack(layer(packing.unpack(x)))
-    return made
+    with shown_padded(None):  # not for what a hook may call
+        made = layer(packing.unpack(x))
+    sizes = packing.padded_shape or tuple(x.shape[:1])
+    if not isinstance(made, Tensor) or made.shape[:-1] != sizes:
+        got = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        raise ValueError(f"a hook of {layer}: expected an output [{', '.join(map(str, sizes))}, N], got {got}")
+    return packing.pack(made)
 
 
 def plain_linear(x: Tensor, layer: nn.Module) -> Tensor:

@@ -186,8 +186,10 @@ class _Whole:
                 lie_of = runs_programs(x.device, x.dtype, around.backend).lie_of  # type: ignore[union-attr]
                 key = *key, *[(one.requires_grad, lie_of(one)) for one in projected]
             form = self._forms.get(key)
-            if form is not None and form.fits(parameters):
-                return encoder_layer_of_form(form, x, parameters, around.of_layers, projected)
+            if form is not None:
+                made = encoder_layer_of_form(form, x, parameters, around.of_layers, projected)
+                if made is not None:
+                    return made
         call, backend = around.call, around.backend
         if not self.takes(x, parameters, call, backend):
             return None

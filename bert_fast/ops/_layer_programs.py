@@ -32,6 +32,7 @@ __all__ = ["Form", "LayerPrograms", "arguments", "of_call"]
 
 _Tensors = tuple[Tensor | None, ...]
 _NUM_GRADIENTS = 1 + len(PROJECTED) + 16  # of x, of what was projected, of the parameters
+_NUM_MADE = 1 + len(Saved._fields)  # what forward made, of what backward is given
 _SITES = "probabilities_site", "attention_site", "site"
 _data_ptr = Tensor.data_ptr
 _kinds: dict[Any, int] = {}
@@ -68,10 +69,14 @@ class Form:
     """What is decided for calls of a layer that are alike, and what is looked up for them once they were made.
 
     Without tensors. Whoever keeps it calls it with parameters that `fits` says are as they were, and with other
-    arguments of the same dtypes, devices and places in memory. keeps: whether a gradient is recorded.
+    arguments of the same dtypes, devices and places in memory. keeps: whether a gradient is recorded. saves: what
+    LayerNorms save, see `ops.dropout_add_layer_norm`.
     """
 
-    def __init__(self, layer: OfLayer, options: Options, module: Any, backend: str, keeps: bool) -> None:
+    def __init__(
+        self, layer: OfLayer, options: Options, module: Any, backend: str, keeps: bool, saves: tuple[str, str]
+    ) -> None:
+        self.saves = saves
         self.options, self.module, self.backend, self.keeps = options, module, backend, keeps
         self._of_layer = layer[1:]
         self._known: tuple[Any, ...] | None = None  # of parameters: whether all are there, guard, addresses
@@ -94,8 +99,10 @@ class Form:
         """The layer with its parameters."""
         return OfLayer(parameters, *self._of_layer)
 
-    def find_backward(self, dy: Tensor, kept: _Tensors, weights: slice, others: tuple[Any, ...]) -> Any:
-        """What backward of such calls is run by, None where it is not to be by a program.
+    def find_backward(
+        self, dy: Tensor, kept: _Tensors, weights: slice, call: OfCall, others: tuple[Any, ...]
+    ) -> tuple[Any, _Tensors]:
+        """What backward of such calls is run by, None where it is not to be by a program; and what it is to be given.
 
         weights: where parameters stand in kept; x comes before them, what was projected after them. others: what
         `find_layer_bwd` wants beside.
@@ -104,24 +111,27 @@ class Form:
         state = [lie_of(dy), None if x is None else lie_of(x), *self.module.settings()]
         if kept[-1] is not None:
             state += map(lie_of, kept[weights.stop :])
-        if self._backward is not None:
-            pick, pick_weights, guard, addresses, known, found = self._backward
+        backward = self._backward  # other threads may set it meanwhile
+        if backward is not None:
+            pick, pick_weights, guard, addresses, known, found = backward
             given, those = pick(kept), pick_weights(kept)
             if guard(dy, *given, *those) and addresses == list(map(_data_ptr, those)) and state == known:
-                return found
+                return found, kept
         if not are_plain((dy, *kept)):
-            return None
+            return None, kept
+        # What forward made is contiguous, but hooks on saved tensors may have put it elsewhere.
+        kept = (*[one if one is None else one.contiguous() for one in kept[:_NUM_MADE]], *kept[_NUM_MADE:])
         # Offsets and coordinates of queries and keys may be the same tensors, which are looked at once.
         places = {id(one): place for place, one in enumerate(kept) if one is not None}.values()
         of_weights = range(*weights.indices(len(kept)))
         pick = _picker([place for place in places if place not in of_weights])
         pick_weights = _picker([place for place in places if place in of_weights])
         given, those = pick(kept), pick_weights(kept)
-        free = [[True] * one.dim() for one in (dy, *given)]
+        free = [[size in call.numbers for size in one.shape] for one in (dy, *given)]
         guard, addresses = guard_of([dy, *given, *those], free), list(map(_data_ptr, those))
         found = self.module.find_layer_bwd(dy, kept, *others)
         self._backward = pick, pick_weights, guard, addresses, state, found
-        return found
+        return found, kept
 
     def forget_backward(self) -> None:
         """Looks backward's up anew from now on."""
@@ -181,9 +191,10 @@ class LayerPrograms:
         module, options = form.module, form.options
         if x.is_cpu:
             self._check_values(arguments(x, layer, call, options), call.numbers[1], call.numbers[0])
-        if form.found is None:
-            form.found = module.find_layer(x, projected, layer, call, options)
-        made: _Tensors | None = module.layer_of_model(form.found, x, projected, layer, call, options)
+        found = form.found
+        if found is None:
+            found = form.found = module.find_layer(x, projected, layer, call, options)
+        made: _Tensors | None = module.layer_of_model(found, x, projected, layer, call, options)
         if made is None:
             form.found = None  # what it refers to may be gone
             with torch.no_grad():
@@ -208,7 +219,7 @@ class LayerPrograms:
         kept, (form, layer, call) = ctx.saved_tensors, ctx.others
         options, module, (needs, _, wants) = form.options, form.module, form.keeping
         if not (torch.is_grad_enabled() or is_watched()):
-            found = form.find_backward(dy, kept, self._weights, (self._kept, layer, call, options, needs))
+            found, kept = form.find_backward(dy, kept, self._weights, call, (self._kept, layer, call, options, needs))
             if found is not None:
                 try:
                     made: _Tensors | None = module.layer_of_model_bwd(

@@ -71,7 +71,7 @@ def encoder_layer_of_model(
     Whether x and the call's tensors are plain is checked here, and that projected are is not.
     """
     parameters = layer.parameters
-    saves = what_is_saved(x, *parameters[8:10]), what_is_saved(x, *parameters[14:16])  # type: ignore[arg-type]
+    saves = before = _saves(x, parameters)
     keeps = torch.is_grad_enabled() and _any_requires_grad(x, *projected, *parameters)
     # Where backward goes through the whole layer, it keeps all that the LayerNorms' inputs are computed from.
     has_all = not keeps or (call.tensors[0] is None and _any_requires_grad(x, *projected, *parameters[:6]))
@@ -82,7 +82,7 @@ def encoder_layer_of_model(
     if projected[0] is not None or (are_plain((x, *call.tensors)) and not _profiler_enabled()):
         module = resolve("encoder_layer", OpSpec(x.device, x.dtype), backend)
         if hasattr(module, "layer_of_model"):
-            form = Form(layer, options, module, backend, keeps)
+            form = Form(layer, options, module, backend, keeps, before)
             return _programs(form, x, projected, parameters, call), form
         return _op.around(keeps, *arguments(x, layer, call, options), backend)[0], None
     return _op(*arguments(x, layer, call, options), backend)[0], None
@@ -90,9 +90,16 @@ def encoder_layer_of_model(
 
 def encoder_layer_of_form(
     form: Form, x: Tensor, parameters: tuple[Tensor | None, ...], call: OfCall, projected: Projections = NOT_PROJECTED
-) -> Tensor:
-    """y [M, H] of a call that is like the one that a form was made for, see `Form`."""
+) -> Tensor | None:
+    """y [M, H] of a call that is like the one that a form was made for, see `Form`; None where parameters are not."""
+    if not form.fits(parameters) or (x.is_cpu and form.saves != _saves(x, parameters)):
+        return None
     return _programs(form, x, projected, parameters, call)
+
+
+def _saves(x: Tensor, parameters: tuple[Tensor | None, ...]) -> tuple[str, str]:
+    """What both LayerNorms save, which on the CPU depends on values."""
+    return what_is_saved(x, *parameters[8:10]), what_is_saved(x, *parameters[14:16])  # type: ignore[arg-type]
 
 
 def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], backend: str) -> Tensor | None:

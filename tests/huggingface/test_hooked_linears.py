@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bert_fast
 from bert_fast.huggingface import fuse, why_not
 from tests.huggingface.families import checkpoint_layers
 
@@ -112,11 +113,39 @@ def test_packed_input_is_shown_packed(make: Any) -> None:
 
 def test_transformers_code_where_layers_run_again_or_decode(make: Any, batch: dict[str, Tensor]) -> None:
     path = "encoder.layer.0.attention.self.query"
+    reason = f"{path}: hooks are registered"
     model = fuse(make()).train()
     model.get_submodule(path).register_forward_hook(lambda *_: None)
     assert why_not(model, **batch) == []
     checkpoint_layers(model, {"use_reentrant": False})
-    assert why_not(model, **batch) == [f"{path}: hooks are registered"]
-    decoder = fuse(make(is_decoder=True))
-    decoder.get_submodule(path).register_forward_hook(lambda *_: None)
-    assert f"{path}: hooks are registered" in why_not(decoder, **batch, use_cache=False)
+    assert why_not(model, **batch) == [reason]
+    model.eval()
+    assert why_not(model, **batch) == []
+    model.encoder.layer[1].train()  # a layer asks for itself
+    assert reason in why_not(model, **batch)
+    for config in ({"is_decoder": True, "use_cache": False}, {"chunk_size_feed_forward": 3}):
+        other = fuse(make(**config))
+        other.get_submodule(path).register_forward_hook(lambda *_: None)
+        assert why_not(other, **batch) == [reason]
+
+
+def test_a_hook_may_call_another_model(make: Any, batch: dict[str, Tensor]) -> None:
+    """Which is shown its own tokens, in its own way."""
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, vocab_size=20)
+    inner: Any = bert_fast.BertModel(bert_fast.BertConfig(**sizes)).eval()
+    shapes: list[torch.Size] = []
+    inner.encoder.layer[0].output.dense.register_forward_hook(lambda m, given, out: shapes.append(out.shape))
+    inner.pooler.dense.register_forward_hook(lambda m, given, out: shapes.append(out.shape))
+    model = fuse(make())
+    ids = torch.randint(1, 20, (2, 4))
+    linear = model.encoder.layer[0].attention.self.value
+    linear.register_forward_hook(lambda *_: shapes.append(inner(input_ids=ids).last_hidden_state.shape))
+    model(**batch)
+    assert [*map(tuple, shapes)] == [(8, 16), (2, 16), (2, 4, 16)]
+
+
+def test_an_output_of_another_shape_is_named(make: Any, batch: dict[str, Tensor]) -> None:
+    model = fuse(make())
+    model.encoder.layer[0].output.dense.register_forward_hook(lambda m, given, output: output[:, :2])
+    with pytest.raises(ValueError, match=r"a hook of Linear.*expected an output \[3, 9, N\], got \[3, 2, 32\]"):
+        model(**batch)

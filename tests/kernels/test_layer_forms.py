@@ -140,34 +140,51 @@ def test_forms_are_found_again_and_keep_no_memory() -> None:
     assert not holders and address
 
 
-def test_backward_looks_again_at_what_hooks_return() -> None:
-    """Tensors that were packed away and come back elsewhere, at odd addresses, between two ordinary calls."""
+def at_odd_addresses(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
 
-    def elsewhere(tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
 
-    results = []
-    for by_ops in (False, True):
-        torch.manual_seed(0)
-        layer: Any = BertLayer(CONFIG, 0).train()
-        found = []
-        for is_hooked in (False, True, False):
-            torch.manual_seed(1)
-            x = torch.randn(7, 32, requires_grad=True)
-            layer.zero_grad()
-            with (
-                use_backend("triton"),
-                mock.patch(
-                    "bert_fast.modules.layer.run_whole", **({"return_value": None} if by_ops else {"wraps": run_whole})
-                ),
-            ):
-                if is_hooked:
-                    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), elsewhere):
-                        y = layer(x, call=make_call((4, 3)))
-                else:
+def with_other_strides(tensor: Tensor) -> Tensor:
+    if tensor.dim() != 2 or not tensor.is_floating_point():
+        return tensor.clone()
+    return torch.empty(tensor.shape[0], 2 * tensor.shape[1], dtype=tensor.dtype)[:, : tensor.shape[1]].copy_(tensor)
+
+
+@pytest.mark.parametrize("elsewhere", [at_odd_addresses, with_other_strides])
+def test_backward_looks_again_at_what_hooks_return(elsewhere: Callable[[Tensor], Tensor]) -> None:
+    """Tensors that were packed away and come back elsewhere, between ordinary calls: the same gradients."""
+    torch.manual_seed(0)
+    layer: Any = BertLayer(CONFIG, 0).train()
+    found = []
+    for is_hooked in (False, True, False, True):
+        torch.manual_seed(1)
+        x = torch.randn(7, 32, requires_grad=True)
+        layer.zero_grad()
+        with use_backend("triton"):
+            if is_hooked:
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), elsewhere):
                     y = layer(x, call=make_call((4, 3)))
-                y.backward(torch.ones_like(y))
-            found += [y.detach(), x.grad, *[p.grad for p in layer.parameters()]]
-        results.append(found)
-    for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected)
+            else:
+                y = layer(x, call=make_call((4, 3)))
+            y.backward(torch.ones_like(y))
+        found.append([y.detach(), x.grad, *[p.grad for p in layer.parameters()]])
+    for other in found[1:]:
+        for one, expected in zip(other, found[0], strict=True):
+            assert one is not None and expected is not None and torch.equal(one, expected)
+
+
+def test_values_that_decide_what_is_saved_are_looked_at_again() -> None:
+    """A LayerNorm's output tells its input only while no weight is 0."""
+    layer: Any = BertLayer(CONFIG, 0).train()
+    for is_zero in (False, True, False):
+        with torch.no_grad():
+            layer.output.LayerNorm.weight[3] = 0.0 if is_zero else 1.0
+        results = []
+        for by_ops in (False, True):
+            torch.manual_seed(1)
+            x = torch.randn(5, 32, requires_grad=True)
+            way = {"return_value": None} if by_ops else {"wraps": run_whole}
+            with use_backend("triton"), mock.patch("bert_fast.modules.layer.run_whole", **way):
+                results.append(call(layer, x, (3, 2), torch.ones(5, 32), lambda: None))
+        for found, expected in zip(*results, strict=True):
+            assert torch.equal(found, expected), is_zero

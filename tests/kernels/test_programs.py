@@ -413,6 +413,16 @@ def test_calls_run_on_the_device_of_their_tensors(programs, monkeypatch: pytest.
         assert entered == expected
 
 
+@pytest.mark.parametrize("order", [(1, 4), (4, 1, 4), (1, 1, 4, 2)])
+def test_a_single_row_is_of_any_stride(programs, order):  # type: ignore[no-untyped-def]
+    """It counts as contiguous; rows that lie as far apart are not, and have a program of their own."""
+    ours = programs.Programs(lambda x: (x.contiguous().view(x.shape[0] * 4),), sizes={0: "T_"})
+    wide = torch.arange(60.0).view(5, 12)
+    for rows in order:
+        for x in (wide[:rows, :4], torch.randn(rows, 4), wide[:rows, 4:8]):
+            assert torch.equal(ours((x,))[0], x.flatten()), rows
+
+
 def test_there_are_not_ever_more_kinds(programs):  # type: ignore[no-untyped-def]
     ours = programs.Programs(lambda x, n: (torch.mm(x, x),), sizes={0: "T_"})
     for n in range(programs._MAX_KINDS + 20):
