@@ -28,7 +28,7 @@ from bert_fast.modules.call import Call
 from bert_fast.modules.embeddings import PackedEmbeddings
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.flat_layer import PackedFlatLayer, PackedJoinedAttention
-from bert_fast.modules.fusable import activated_linear, is_watched, plain_linear
+from bert_fast.modules.fusable import activated_linear, plain_linear, runs_hooks
 from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.originals import is_of
@@ -239,7 +239,7 @@ def _is_alone(layer: nn.Module) -> bool:
 
 def fused_name(activation: Any) -> Any:
     """The name of the activation that a module computes, for the fused op; the module where it must be called."""
-    if is_watched(activation):
+    if runs_hooks(activation):
         return activation
     kind = type(activation)
     return _NAMES.get((kind, kind.forward), activation)

@@ -9,7 +9,7 @@ from torch import Tensor
 from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused
 from bert_fast.huggingface.models import Asked, FusedModel, asked_in_call, first_column, is_fused_model, reads_padding
-from bert_fast.huggingface.reasons import is_watched
+from bert_fast.huggingface.reasons import has_noticing_hooks
 from bert_fast.modules.call import first_rows
 
 __all__ = [
@@ -38,7 +38,7 @@ class FusedPooledHead(Fused):
             if self.is_replaced():
                 return original.forward(self, *args, **kwargs)
             inner = model = self.inner
-            is_whole = not is_fused_model(inner) or is_watched(inner)
+            is_whole = not is_fused_model(inner) or has_noticing_hooks(inner)
             if is_whole and not isinstance(inner, FusedModel):  # something stands around it, or it is none
                 model = next((module for module in inner.modules() if isinstance(module, FusedModel)), None)
             with asked_in_call.set(Asked(model, self.rows, is_whole, self.reads)):

@@ -24,7 +24,15 @@ from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = ["ARGUMENTS", "has_hooked_linears", "is_watched", "reasons", "runs_again", "setting", "standing_reasons"]
+__all__ = [
+    "ARGUMENTS",
+    "has_hooked_linears",
+    "has_noticing_hooks",
+    "reasons",
+    "runs_again",
+    "setting",
+    "standing_reasons",
+]
 
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
@@ -155,7 +163,7 @@ def _module_reasons(model: Any, hooked: list[str]) -> Iterator[str]:
                 continue
             if "forward" in child.__dict__:
                 yield f"{prefix}{name}: its forward is replaced"
-            if is_watched(child) or (isinstance(child, FusedUncalled) and has_hooks(child)):
+            if has_noticing_hooks(child) or (isinstance(child, FusedUncalled) and has_hooks(child)):
                 if sees_padded and is_of_layer and type(child) is nn.Linear:
                     hooked.append(f"{prefix}{name}")
                 else:
@@ -228,7 +236,7 @@ def _is_checkpointing(model: nn.Module) -> bool:
     return model.training and getattr(model, "gradient_checkpointing", False)
 
 
-def is_watched(module: nn.Module) -> bool:
+def has_noticing_hooks(module: nn.Module) -> bool:
     """Whether a hook is registered that would notice other shapes, or be missed where a module is not called."""
     if not has_hooks(module):
         return False

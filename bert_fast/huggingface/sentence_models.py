@@ -18,7 +18,7 @@ from transformers.tokenization_utils_base import PaddingStrategy, TruncationStra
 from bert_fast.huggingface.fused import Fused, FusedAround, runs
 from bert_fast.huggingface.heads import FusedForSequenceClassification
 from bert_fast.huggingface.models import encode_arguments, is_fused_model
-from bert_fast.huggingface.reasons import is_watched, reasons
+from bert_fast.huggingface.reasons import has_noticing_hooks, reasons
 from bert_fast.huggingface.same_tokenizer import same_tokenizer
 from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
 from bert_fast.modules.call import first_rows, first_tokens
@@ -101,7 +101,7 @@ class _PackingModel(FusedAround):
                 yield f"{name}: it is replaced"
         if getattr(self, "_compiled_call_impl", None) is not None:
             yield "the model is compiled"
-        if is_watched(self):  # type: ignore[arg-type]
+        if has_noticing_hooks(self):  # type: ignore[arg-type]
             yield "hooks are registered at the model"
         yield from _reasons_of_texts(self[0])  # type: ignore[index]
 
@@ -194,7 +194,7 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
         model = modules[0].model
         if not runs(model, FusedForSequenceClassification):
             yield f"the model is a {type(model).__name__}, no fused model of sequence classes"
-        elif not is_fused_model(model.inner) or is_watched(model.inner):
+        elif not is_fused_model(model.inner) or has_noticing_hooks(model.inner):
             yield f"{model.fused_family.inner}: it is replaced, or hooks are registered"
 
 
@@ -208,7 +208,7 @@ def _reasons_of_process() -> Iterator[str]:
 def _reasons_of_encoder(encoder: Any, output: str, of_model: str) -> Iterator[str]:
     """Why a `Transformer` must be called on padded features; `output` is what it returns, `of_model` whence."""
     yield from _reasons_of_module("transformer", encoder)
-    if is_watched(encoder.model) or "forward" in vars(encoder.model):
+    if has_noticing_hooks(encoder.model) or "forward" in vars(encoder.model):
         yield "the encoder's forward is replaced, or hooks are registered"
     if encoder.module_output_name != output:
         yield f"module_output_name: {encoder.module_output_name!r}"
@@ -226,7 +226,7 @@ def _calls(output: str) -> tuple[dict[str, Any], ...]:
 def _reasons_of_module(name: str, module: nn.Module) -> Iterator[str]:
     if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
         yield f"{name}: its forward is replaced"
-    if is_watched(module):
+    if has_noticing_hooks(module):
         yield f"{name}: hooks are registered"
 
 

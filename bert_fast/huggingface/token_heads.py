@@ -27,7 +27,7 @@ from bert_fast.huggingface.models import (
     kept_tokens,
     positional,
 )
-from bert_fast.huggingface.reasons import ARGUMENTS, is_watched, reasons, setting
+from bert_fast.huggingface.reasons import ARGUMENTS, has_noticing_hooks, reasons, setting
 from bert_fast.models.heads import drop, predict_spans
 from bert_fast.models.losses import IGNORE_INDEX, class_loss, pack_labels, span_labels
 from bert_fast.models.packed import Encoded
@@ -80,7 +80,7 @@ class TokenModel(Fused):
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
         """Whether a call is computed here; else transformers' code runs it."""
-        if not is_fused_model(self.inner) or any(map(is_watched, (self.inner, *self._parts()))):
+        if not is_fused_model(self.inner) or any(map(has_noticing_hooks, (self.inner, *self._parts()))):
             return False
         tokens, labels = inputs.get("input_ids"), inputs.get("labels")
         shape = None if tokens is None else tokens.shape

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bert_fast.checks import check_ids
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import is_watched
+from bert_fast.modules.fusable import runs_hooks
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
@@ -146,7 +146,7 @@ def is_plain_table(table: nn.Module) -> bool:
         type(table) is nn.Embedding
         and table.max_norm is None
         and not (table.sparse or table.scale_grad_by_freq)
-        and not is_watched(table)
+        and not runs_hooks(table)
     )
 
 

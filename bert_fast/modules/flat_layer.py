@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bert_fast.modules.attention import PackedSelfAttention, PackedSelfOutput
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import is_watched
+from bert_fast.modules.fusable import runs_hooks
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.whole_layer import Pieces, are_own, run_whole
 
@@ -71,7 +71,7 @@ class PackedFlatLayer:
         heads, feed_forward = self.heads, self.feed_forward
         if (
             not are_own((heads,), (PackedSelfAttention,))
-            or is_watched(feed_forward)
+            or runs_hooks(feed_forward)
             or "forward" in feed_forward.__dict__
         ):
             return None

@@ -24,10 +24,10 @@ __all__ = [
     "has_hooks",
     "head_linear",
     "is_plain",
-    "is_watched",
     "joined_products",
     "plain_linear",
     "product_and_bias",
+    "runs_hooks",
     "shown_padded",
     "weight_and_bias",
 ]
@@ -43,7 +43,7 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def is_watched(module: nn.Module) -> bool:
+def runs_hooks(module: nn.Module) -> bool:
     """Whether a call of a module would run hooks, of the module or of all modules."""
     return bool(  # `has_hooks`, a call less
         module._forward_hooks

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import activated_linear, is_plain, is_watched, product_and_bias, weight_and_bias
+from bert_fast.modules.fusable import activated_linear, is_plain, product_and_bias, runs_hooks, weight_and_bias
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.residual_norm import residual_norm
 from bert_fast.ops.dropout import DropoutSite, dropout_site
@@ -41,7 +41,7 @@ class PackedOutput:
     def forward_packed(self, x: Tensor, intermediate: Any, *, call: Call) -> Tensor:
         """x [M, H] and the layer's `PackedIntermediate` to [M, H]; both products are one op where it can be."""
         up, down, hidden_act = intermediate.dense, self.dense, intermediate.hidden_act
-        if isinstance(hidden_act, str) and is_plain(up) and is_plain(down) and not is_watched(intermediate):
+        if isinstance(hidden_act, str) and is_plain(up) and is_plain(down) and not runs_hooks(intermediate):
             weight, bias = weight_and_bias(down)  # the bias is added with the residual
             product = mlp(x, *weight_and_bias(up), weight, hidden_act=hidden_act)
         else:

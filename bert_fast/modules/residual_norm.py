@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import is_watched, weight_and_bias
+from bert_fast.modules.fusable import runs_hooks, weight_and_bias
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.ops.dropout import dropout
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
@@ -15,7 +15,7 @@ _NORMS = (nn.LayerNorm, LayerNorm)
 
 def is_plain_norm(norm: nn.Module) -> bool:
     """Whether `norm` is a LayerNorm with weight and bias, PyTorch's or ours, and nothing else."""
-    return type(norm) in _NORMS and weight_and_bias(norm)[1] is not None and not is_watched(norm)
+    return type(norm) in _NORMS and weight_and_bias(norm)[1] is not None and not runs_hooks(norm)
 
 
 def residual_norm(
