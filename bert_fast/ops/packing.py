@@ -91,7 +91,9 @@ class Packing:
         indices = torch.add(positions, rows, alpha=length)
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         order = _longest_first(lengths) if lengths.device.type == "cuda" else None
-        return cls(cu_seqlens, max_seqlen, places.int(), indices, (batch_size, length), order, min_seqlen)
+        # PyTorch returns places column by column.
+        coords = places.to(torch.int32, memory_format=torch.contiguous_format)
+        return cls(cu_seqlens, max_seqlen, coords, indices, (batch_size, length), order, min_seqlen)
 
     @classmethod
     def full(cls, batch_size: int, length: int, device: torch.device | str) -> "Packing":

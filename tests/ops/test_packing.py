@@ -97,6 +97,14 @@ def test_one_transfer_from_the_device_brings_both_numbers():
     assert not calls, "tolist copies once; item() would be another wait each"
 
 
+def test_coords_and_indices_lie_row_by_row():
+    mask = torch.tensor([[1, 0, 1], [0, 1, 1]])
+    packing = Packing.from_keep_mask(mask)
+    assert packing.coords.is_contiguous() and packing.coords.tolist() == [[0, 0], [0, 2], [1, 1], [1, 2]]
+    assert packing.indices.is_contiguous() and packing.indices.tolist() == [0, 2, 4, 5]
+    assert (packing.max_seqlen, packing.min_seqlen) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [([3, 1, 2], [0, 2, 1]), ([2, 5, 5, 0, 7], [4, 1, 2, 0, 3]), ([4, 4, 4], [0, 1, 2]), ([], []), ([0], [0])],
