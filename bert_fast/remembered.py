@@ -69,7 +69,7 @@ def guard_of(tensors: Sequence[Tensor], free: Sequence[Sequence[bool]] = ()) -> 
 def _sizes_and_strides(
     tensors: Sequence[Tensor], free: Sequence[Sequence[bool]]
 ) -> list[tuple[list[int | None], list[int | None]]]:
-    """Of each tensor, None for those that are free."""
+    """Sizes and strides of each tensor, with None in the place of every free one."""
     made = []
     for tensor, ones in itertools.zip_longest(tensors, free, fillvalue=()):
         are_free = ones or [False] * tensor.dim()  # type: ignore[union-attr]

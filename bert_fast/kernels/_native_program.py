@@ -8,8 +8,8 @@ A kernel is launched by its handle, with parameters put together in C++. What is
 when a kernel is prepared: number, places and sizes of parameters against its cubin, tensor maps against Triton's own.
 
 `run` does not ask whether launches are watched (`_launch_plan.is_watched`), nor for dtypes and shapes of inputs: its
-caller does. It refuses inputs of another device than the kernels', or where that is not the current one, operands and
-integers that the kernels were not compiled for, and numbers that do not meet the program's guards.
+caller does. It refuses a call where the kernels' device is not the current one, where the first input or one that a
+kernel reads is on another device, and where operands, integers or guards are others than the program was made for.
 """
 
 import warnings
@@ -89,10 +89,10 @@ def native_program(program: Program, readies: Sequence[_Ready]) -> NativeProgram
 
 
 def _empty_strided(device: torch.device) -> Callable[..., Tensor]:
-    """Memory on the current device of this type, by sizes, strides and dtype.
+    """A function that allocates on the current device of this type, by sizes, strides and dtype.
 
-    PyTorch has a function for its compiler's output, which takes a third of the instructions of `torch.empty`. It is no
-    public one, so what is missing is made up for.
+    Programs that PyTorch's compiler makes call `_empty_strided_<device>`, which does less than `torch.empty`. It is not
+    public: a PyTorch without it allocates by `torch.empty_strided`.
     """
     known: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
     if known is not None:

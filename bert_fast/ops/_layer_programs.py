@@ -66,11 +66,11 @@ def arguments(x: Any, layer: OfLayer, call: OfCall, options: Options) -> Encoder
 
 
 class Form:
-    """What is decided for calls of a layer that are alike, and what is looked up for them once they were made.
+    """The decisions for calls of a layer that are alike, and the programs that ran these calls.
 
-    Without tensors. Whoever keeps it calls it with parameters that `fits` says are as they were, and with other
-    arguments of the same dtypes, devices and places in memory. keeps: whether a gradient is recorded. saves: what
-    LayerNorms save, see `ops.dropout_add_layer_norm`.
+    A form holds no tensor. Before it is used again, its owner asks `fits` whether the layer's parameters still have the
+    dtypes, shapes and addresses that they had. The other arguments must have the dtypes, devices and alignment of the
+    first call. keeps: whether a gradient is recorded. saves: what LayerNorms save, see `ops.dropout_add_layer_norm`.
     """
 
     def __init__(
