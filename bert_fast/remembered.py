@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.addresses import addresses_of
+
 __all__ = ["Remembered", "guard_of"]
 
 _MAX_KNOWN = 4096  # groups of tensors; the first ones go first
@@ -31,7 +33,7 @@ class Remembered:
     def __init__(self, function: Callable[[_Group], Any], *, by_address: bool = False) -> None:
         self._function, self._by_address = function, by_address
         # By the identities of tensors: whether all have their form, where they were, and what followed.
-        self._known: dict[tuple[int, ...], tuple[_Guard, list[int] | None, Any]] = {}
+        self._known: dict[tuple[int, ...], tuple[_Guard, bytes | None, Any]] = {}
 
     def __call__(self, group: _Group) -> Any:
         """What the function returns for the group."""
@@ -40,10 +42,10 @@ class Remembered:
         known = self._known.get(key)
         if known is not None:
             guard, addresses, result = known
-            if guard(*tensors) and (addresses is None or addresses == list(map(Tensor.data_ptr, tensors))):
+            if guard(*tensors) and (addresses is None or addresses == addresses_of(tensors)):
                 return result
         result = self._function(group)
-        addresses = list(map(Tensor.data_ptr, tensors)) if self._by_address else None
+        addresses = addresses_of(tensors) if self._by_address else None
         if len(self._known) >= _MAX_KNOWN:
             self._known.pop(next(iter(self._known)), None)
         self._known[key] = guard_of(tensors), addresses, result

@@ -22,6 +22,7 @@ import triton
 from torch import Tensor
 
 from bert_fast import native
+from bert_fast.addresses import exchange
 from bert_fast.kernels._launch_plan import _Ready
 from bert_fast.kernels._program import Launch, Program
 
@@ -76,7 +77,7 @@ def native_program(program: Program, readies: Sequence[_Ready]) -> NativeProgram
     first, active = readies[0], triton.runtime.driver.active
     device = torch.device("cpu") if first.tensor_device < 0 else torch.device("cuda", first.tensor_device)
     functions = {
-        "tensor": Tensor, "empty_strided": _empty_strided(device), "data_ptr": Tensor.data_ptr,
+        "tensor": Tensor, "empty_strided": _empty_strided(device), "exchange": exchange(), "data_ptr": Tensor.data_ptr,
         "get_device": Tensor.get_device,
         "current_device": active.get_current_device, "current_stream": active.get_current_stream,
     }  # fmt: skip

@@ -8,11 +8,9 @@ whatever became of the tensors that made it. Addresses travel to the device as a
 host, and a CUDA graph may be captured while addresses change (gradients that are allocated in the graph's own pool).
 """
 
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Generic, TypeVar
 
 import torch
@@ -20,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Chunks", "address_table", "addresses_of", "chunks_of", "numbers_of", "part_of_table", "table_of"]
+from bert_fast.addresses import addresses_of, numbers_of, sizes_of
+
+__all__ = ["Chunks", "address_table", "chunks_of", "part_of_table", "table_of"]
 
 _ADDRESSES = 448  # of a launch, more than BERT-large has tensors: 3,584 of the 4,096 bytes that arguments may take
 _BLOCK = 32  # stored at once: one a thread
@@ -95,16 +95,6 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def addresses_of(*lists: Sequence[Tensor]) -> bytes:
-    """Addresses of tensors, list after list, as int64 one behind the other: a key that is soon hashed and compared."""
-    return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.data_ptr, chain(*lists)))
-
-
-def numbers_of(key: bytes) -> list[int]:
-    """The addresses, or sizes, of such a key."""
-    return memoryview(key).cast("q").tolist()
-
-
 def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
     """int64 [sum of lengths] on the device of the tensors: their addresses, list after list; at least one tensor.
 
@@ -167,7 +157,7 @@ def chunks_of(tensors: Sequence[Tensor], chunk: int) -> Chunks:
     Raises:
         RuntimeError: the sizes are new and a CUDA graph is being captured: the table needs a copy from the host.
     """
-    sizes = struct.pack(f"{len(tensors)}q", *map(Tensor.numel, tensors))
+    sizes = sizes_of(tensors)
     device = tensors[0].device
     capturing = _capturing(device)
 

@@ -6,7 +6,7 @@ Python's own.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,21 @@ from bert_fast.kernels._traced import NO_NAMES, Shape, Traced, Untraceable, cont
 __all__ = ["Trace", "Traced", "Untraceable"]
 
 _ALIGNMENT = 16  # bytes; what launchers choose by
+
+
+def _find_part_of() -> Callable[..., Tensor]:
+    """The function (tensor, sizes, strides, elements from the tensor's first) that returns this part, sharing memory.
+
+    Programs that PyTorch's compiler makes call `_reinterpret_tensor`, in a fraction of the time of a view. It is not
+    public: a PyTorch without it makes a view.
+    """
+    known: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)
+    if known is not None:
+        return known
+    return lambda tensor, sizes, strides, first: tensor.as_strided(sizes, strides, tensor.storage_offset() + first)
+
+
+_part_of = _find_part_of()
 
 
 class Trace:
@@ -165,7 +180,7 @@ class Trace:
         return given, reads
 
     def _whole(self, x: Traced) -> int:
-        """The slot of a tensor as PyTorch's functions take it: a view is made where a slot lies otherwise."""
+        """The slot of a tensor as PyTorch's functions take it: a part is made where a slot has another form."""
         form = tuple(map(self.numbers.place, (*x.shape, *x.strides, x.offset)))
         if self._forms[x.slot] == form:
             self._unseen.pop(x.slot, None)
@@ -173,48 +188,18 @@ class Trace:
         known = self._views.get((x.slot, form))
         if known is not None:
             return known
-        if x.offset == 0 and x.is_contiguous():
-            made = self._reshaped(x, form)
-        elif self._is_rows_of_input(x, form):
-            made = self._rows_of_input(x, form)
-        elif len(x.shape) == 2 and x.strides[0] == 1:
-            made = self._new(form)
-            base = self._whole(x.t())
-            self._steps.append((Call(Tensor.t, (Argument("slot", base),), (), (made,)), [base, made]))
-        else:
-            raise Untraceable(f"a part of a tensor, {x.shape} with strides {x.strides}, is given to PyTorch")
-        self._views[x.slot, form] = made
-        return made
-
-    def _is_rows_of_input(self, x: Traced, form: tuple[int, ...]) -> bool:
-        """Whether x lies in an input from a whole row on, and is as wide."""
-        whole, dims = self._forms[x.slot], len(x.shape)
-        is_as_wide = len(whole) == len(form) and whole[1:dims] == form[1:dims] and whole[dims:-1] == form[dims:-1]
-        if x.slot >= self._num_inputs or type(x.offset) is not int or not is_as_wide or type(x.strides[0]) is not int:
-            return False
-        return x.offset % (x.strides[0] * x.element_size()) == 0
-
-    def _rows_of_input(self, x: Traced, form: tuple[int, ...]) -> int:
-        made, first = self._new(form), x.offset // (x.strides[0] * x.element_size())
-        given = Argument("slot", x.slot), *[Argument("constant", one) for one in (0, first, x.shape[0])]
-        self._first_steps.append((Call(Tensor.narrow, given, (), (made,)), [x.slot, made]))
-        return made
-
-    def _reshaped(self, x: Traced, form: tuple[int, ...]) -> int:
-        """The slot of a contiguous tensor under another shape.
-
-        Memory of the program that only launches have used so far is allocated with that shape: no view is needed.
-        """
-        shape = form[: len(x.shape)]
-        index = self._unseen.pop(x.slot, None)
-        if index is not None:
+        dims, index = len(x.shape), self._unseen.pop(x.slot, None)
+        if index is not None and x.offset == 0 and x.is_contiguous():
+            # Only launches have used this memory so far: it is allocated with that shape, and no view is needed.
             empty, reads = self._steps[index]
-            self._steps[index] = empty._replace(shape=shape), reads
+            self._steps[index] = empty._replace(shape=form[:dims]), reads
             self._forms[x.slot] = form
             return x.slot
-        made = self._new(form)
-        what = Call(Tensor.view, (Argument("slot", x.slot), Argument("numbers", shape)), (), (made,))
-        self._steps.append((what, [x.slot, made]))
+        made = self._views[x.slot, form] = self._new(form)
+        first = self.numbers.place(x.offset // x.element_size())
+        given = ("slot", x.slot), ("numbers", form[:dims]), ("numbers", form[dims:-1]), ("number", first)
+        what = Call(_part_of, tuple([Argument(*one) for one in given]), (), (made,))
+        (self._first_steps if x.slot < self._num_inputs else self._steps).append((what, [x.slot, made]))
         return made
 
     def cast(self, x: Traced, dtype: torch.dtype) -> Traced:

@@ -31,7 +31,6 @@ Passes go through the list in alternating directions: each begins with what the 
 import functools
 import itertools
 import math
-import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -42,19 +41,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bert_fast.addresses import addresses_of, are_alike, numbers_of
 from bert_fast.kernels._adamw import adamw_step_kernel
 from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb_update_kernel
 from bert_fast.kernels._launch import architecture, ceil_div, register_limit
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_of_squares, whole_vectors
-from bert_fast.kernels._pointer_tables import (
-    address_table,
-    addresses_of,
-    chunks_of,
-    numbers_of,
-    part_of_table,
-    table_of,
-)
+from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table, table_of
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
 __all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
@@ -144,7 +137,6 @@ class LaunchConfig:
 
 
 CONFIG = LaunchConfig()
-_dtype = operator.attrgetter("dtype")
 _ALIGNMENT = 16  # bytes, the widest access of a thread
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -237,11 +229,12 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     grads: at least one, of fp32, fp16 or bf16 (they may mix), on one device. Tensors with gaps in memory are copied.
     """
     device = grads[0].device
-    if not all(map(Tensor.is_contiguous, grads)):
+    alike = are_alike(grads)
+    if not alike:
         grads = [g if is_dense(g) else g.contiguous() for g in grads]
     addresses = addresses_of(grads)
     by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = defaultdict(list)
-    if len(set(map(_dtype, grads))) == 1 and _are_aligned(addresses):
+    if alike and _are_aligned(addresses):
         by_kind[grads[0].dtype, True] = grads
     else:
         for g in grads:

@@ -10,6 +10,7 @@ void bind_unigram(py::module_& module);
 void bind_cpu(py::module_& module);
 void bind_program(py::module_& module);
 void bind_look(py::module_& module);
+void bind_tensors(py::module_& module);
 
 PYBIND11_MODULE(_native_main, module) {
   module.doc() =
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_native_main, module) {
   bind_cpu(module);
   bind_program(module);
   bind_look(module);
+  bind_tensors(module);
 }
 
 // What an import calls. A sub-interpreter is refused before pybind11 is asked for anything: it would wait forever

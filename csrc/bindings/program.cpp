@@ -82,6 +82,7 @@ py::object make_program(const py::object& program, const py::tuple& kernels, int
   };
   body.tensor_type = reinterpret_cast<PyTypeObject*>(own(functions["tensor"].cast<py::type>()));
   body.empty_strided = own(functions["empty_strided"]);
+  body.read = reader_of(functions["exchange"].ptr());
   body.data_ptr = own(functions["data_ptr"]);
   body.get_device = own(functions["get_device"]);
   body.current_device = own(functions["current_device"]);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/tensors.h"
 #include "host/driver.h"
 #include "host/expressions.h"
 #include "host/kernel.h"
@@ -127,6 +128,7 @@ struct Body {
   // Functions of PyTorch and of Triton's driver.
   PyTypeObject* tensor_type = nullptr;
   PyObject* empty_strided = nullptr;
+  ReadTensor read = nullptr;  // null: the next two are called
   PyObject* data_ptr = nullptr;
   PyObject* get_device = nullptr;
   PyObject* current_device = nullptr;

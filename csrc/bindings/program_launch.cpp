@@ -57,6 +57,12 @@ bool launch_by_plan(const LaunchStep& step, const Frame& frame) {
 
 bool find_address(const Body& body, Frame& frame, int32_t slot) {
   if (frame.addresses[slot] != 0) return true;
+  if (body.read != nullptr) {
+    TensorFields fields;
+    if (body.read(frame.slots[slot], &fields) != 0) return false;
+    frame.addresses[slot] = fields.address();
+    return true;
+  }
   PyObject* arguments[1] = {frame.slots[slot]};
   const Ref found(PyObject_Vectorcall(body.data_ptr, arguments, 1, nullptr));
   if (found.get() == nullptr) return false;

@@ -64,6 +64,11 @@ Outcome take_numbers(const Body& body, PyObject* numbers, Frame& frame) {
 
 // Whether a slot's tensor is on the kernels' device.
 Outcome check_device(const Body& body, const Frame& frame, int32_t slot) {
+  if (body.read != nullptr) {
+    TensorFields fields;
+    if (body.read(frame.slots[slot], &fields) != 0) return Outcome::kFailed;
+    return fields.device() == body.tensor_device ? Outcome::kGoOn : Outcome::kRefused;
+  }
   PyObject* arguments[1] = {frame.slots[slot]};
   const Ref device(PyObject_Vectorcall(body.get_device, arguments, 1, nullptr));
   if (device.get() == nullptr) return Outcome::kFailed;
