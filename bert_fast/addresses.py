@@ -1,12 +1,12 @@
 """Where tensors lie: their addresses and sizes, of many of them in one call.
 
-The C++ extension reads them by DLPack's exchange of C functions, which PyTorch has since 2.11, at about a seventh of
-what the tensors' methods take. Without either the methods are asked. All tensors are to be plain ones with memory.
+The C++ extension reads them by DLPack's exchange of C functions, which PyTorch has since 2.11. Without either the
+tensors' methods are asked. All tensors are to be plain ones with memory.
 """
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,28 +15,37 @@ from torch import Tensor
 
 from bert_fast import native
 
-__all__ = ["addresses_of", "are_alike", "exchange", "numbers_of", "sizes_of"]
+__all__ = ["Reader", "exchange", "numbers_of", "reader"]
 
 _Tensors = Sequence[Tensor]
 
 
-def addresses_of(*lists: _Tensors) -> bytes:
-    """Addresses of the tensors in lists and tuples, as int64 one behind the other: soon hashed, compared and stored."""
-    return _reading()[0](*lists)
+class Reader:
+    """What is asked of lists and tuples of tensors; this one asks the tensors' methods."""
+
+    def addresses(self, *lists: _Tensors) -> bytes:
+        """Addresses, list after list, as int64 one behind the other: soon hashed, compared and stored."""
+        return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.data_ptr, chain(*lists)))
+
+    def sizes(self, *lists: _Tensors) -> bytes:
+        """Numbers of elements, likewise."""
+        return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.numel, chain(*lists)))
+
+    def are_alike(self, *lists: _Tensors) -> bool:
+        """Whether all are contiguous, of one dtype and on one device."""
+        tensors = list(chain(*lists))
+        return all(map(Tensor.is_contiguous, tensors)) and len({(one.dtype, one.device) for one in tensors}) <= 1
 
 
-def sizes_of(*lists: _Tensors) -> bytes:
-    """Numbers of elements, likewise."""
-    return _reading()[1](*lists)
-
-
-def are_alike(*lists: _Tensors) -> bool:
-    """Whether all tensors in lists and tuples are contiguous, of one dtype and on one device."""
-    return _reading()[2](*lists)
+@functools.cache
+def reader() -> Reader:
+    """The quickest one that there is."""
+    capsule = exchange()
+    return Reader() if capsule is None else native.load().TensorReader(capsule, Tensor)  # type: ignore[union-attr]
 
 
 def numbers_of(key: bytes) -> list[int]:
-    """The addresses, or sizes, in what the functions above return."""
+    """The addresses, or sizes, that a reader found."""
     return memoryview(key).cast("q").tolist()
 
 
@@ -47,18 +56,10 @@ def exchange() -> Any | None:
     if extension is None or capsule is None:
         return None
     try:
-        reader = extension.TensorReader(capsule, Tensor)
-        return capsule if all(_are_read(reader, one) for one in _samples()) else None
+        given = extension.TensorReader(capsule, Tensor)
+        return capsule if all(_are_read(given, one) for one in _samples()) else None
     except (ValueError, TypeError, RuntimeError, BufferError):
         return None
-
-
-@functools.cache
-def _reading() -> tuple[Callable[..., bytes], Callable[..., bytes], Callable[..., bool]]:
-    if exchange() is None:
-        return _addresses, _sizes, _are_alike
-    reader = native.load().TensorReader(exchange(), Tensor)  # type: ignore[union-attr]
-    return reader.addresses, reader.sizes, reader.are_alike
 
 
 def _samples() -> list[Tensor]:
@@ -70,25 +71,12 @@ def _samples() -> list[Tensor]:
     ]  # fmt: skip
 
 
-def _are_read(reader: Any, one: Tensor) -> bool:
-    """Whether the reader says of a tensor what the tensor says."""
-    given = ([one], (one,))
+def _are_read(given: Reader, one: Tensor) -> bool:
+    """Whether a reader says of a tensor what the tensor says."""
+    lists, by_methods = ([one], (one,)), Reader()
     return (
-        reader.addresses(*given) == _addresses(*given)
-        and reader.sizes(*given) == _sizes(*given)
-        and reader.are_alike(*given) is _are_alike(*given)
-        and reader.are_alike([one, torch.ones(1, dtype=torch.float64)]) is False
+        given.addresses(*lists) == by_methods.addresses(*lists)
+        and given.sizes(*lists) == by_methods.sizes(*lists)
+        and given.are_alike(*lists) is by_methods.are_alike(*lists)
+        and given.are_alike([one, torch.ones(1, dtype=torch.float64)]) is False
     )
-
-
-def _addresses(*lists: _Tensors) -> bytes:
-    return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.data_ptr, chain(*lists)))
-
-
-def _sizes(*lists: _Tensors) -> bytes:
-    return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.numel, chain(*lists)))
-
-
-def _are_alike(*lists: _Tensors) -> bool:
-    tensors = list(chain(*lists))
-    return all(map(Tensor.is_contiguous, tensors)) and len({(one.dtype, one.device) for one in tensors}) <= 1

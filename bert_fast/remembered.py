@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.addresses import addresses_of
+from bert_fast.addresses import reader
 
 __all__ = ["Remembered", "guard_of"]
 
@@ -42,10 +42,10 @@ class Remembered:
         known = self._known.get(key)
         if known is not None:
             guard, addresses, result = known
-            if guard(*tensors) and (addresses is None or addresses == addresses_of(tensors)):
+            if guard(*tensors) and (addresses is None or addresses == reader().addresses(tensors)):
                 return result
         result = self._function(group)
-        addresses = addresses_of(tensors) if self._by_address else None
+        addresses = reader().addresses(tensors) if self._by_address else None
         if len(self._known) >= _MAX_KNOWN:
             self._known.pop(next(iter(self._known)), None)
         self._known[key] = guard_of(tensors), addresses, result

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.addresses import addresses_of, numbers_of, sizes_of
+from bert_fast.addresses import numbers_of, reader
 
 __all__ = ["Chunks", "address_table", "chunks_of", "part_of_table", "table_of"]
 
@@ -101,7 +101,7 @@ def address_table(*lists: Sequence[Tensor], has_parts: bool = False) -> Tensor:
     has_parts: `part_of_table` is to find its tensors here.
     """
     first = next(tensors[0] for tensors in lists if len(tensors))
-    return table_of(addresses_of(*lists), first, has_parts=has_parts)
+    return table_of(reader().addresses(*lists), first, has_parts=has_parts)
 
 
 def table_of(addresses: bytes, first: Tensor, *, has_parts: bool = False) -> Tensor:
@@ -121,7 +121,7 @@ def part_of_table(tensors: Sequence[Tensor], addresses: bytes | None = None) -> 
     addresses: of the tensors, where they were just read.
     """
     if addresses is None:
-        addresses = addresses_of(tensors)
+        addresses = reader().addresses(tensors)
     device = tensors[0].device
     capturing = _capturing(device)
 
@@ -157,7 +157,7 @@ def chunks_of(tensors: Sequence[Tensor], chunk: int) -> Chunks:
     Raises:
         RuntimeError: the sizes are new and a CUDA graph is being captured: the table needs a copy from the host.
     """
-    sizes = sizes_of(tensors)
+    sizes = reader().sizes(tensors)
     device = tensors[0].device
     capturing = _capturing(device)
 

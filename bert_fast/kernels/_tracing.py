@@ -54,7 +54,8 @@ class Trace:
         self._first_steps: list[tuple[Any, list[int]]] = []  # views of inputs
         self._forms: list[tuple[int, ...]] = []  # of slots: sizes, strides, 0
         self._views: dict[Any, int] = {}
-        self._unseen: dict[int, int] = {}  # memory that was not given to PyTorch yet, and its step
+        # Memory that was not given to PyTorch yet, with its step and its number of elements.
+        self._unseen: dict[int, tuple[int, Any]] = {}
         self._casts: dict[tuple[int, torch.dtype], Traced] = {}
         self._place_of_casts: int | None = None
 
@@ -113,9 +114,10 @@ class Trace:
     def empty(self, shape: Shape, dtype: torch.dtype) -> Traced:
         """Memory, contiguous."""
         slot = self._new(self._form(shape))
-        self._unseen[slot] = len(self._steps)
+        made = Traced(self, slot, shape, contiguous_strides(shape), dtype)
+        self._unseen[slot] = len(self._steps), made.numel()
         self._steps.append((Empty(slot, tuple(map(self.numbers.place, shape)), dtype), [slot]))
-        return Traced(self, slot, shape, contiguous_strides(shape), dtype)
+        return made
 
     def call(
         self,
@@ -188,8 +190,8 @@ class Trace:
         known = self._views.get((x.slot, form))
         if known is not None:
             return known
-        dims, index = len(x.shape), self._unseen.pop(x.slot, None)
-        if index is not None and x.offset == 0 and x.is_contiguous():
+        dims, (index, size) = len(x.shape), self._unseen.pop(x.slot, (None, 0))
+        if index is not None and x.offset == 0 and x.numel() == size and x.is_contiguous():
             # Only launches have used this memory so far: it is allocated with that shape, and no view is needed.
             empty, reads = self._steps[index]
             self._steps[index] = empty._replace(shape=form[:dims]), reads

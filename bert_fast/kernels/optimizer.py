@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.addresses import addresses_of, are_alike, numbers_of
+from bert_fast.addresses import numbers_of, reader
 from bert_fast.kernels._adamw import adamw_step_kernel
 from bert_fast.kernels._lamb import lamb_moments_kernel, lamb_ratio_kernel, lamb_update_kernel
 from bert_fast.kernels._launch import architecture, ceil_div, register_limit
@@ -159,7 +159,7 @@ class _Group:
 def _groups(lists: StepLists) -> Iterator[_Group]:
     """The lists by alignment: one group, or two where a place is not throughout. Addresses are read once."""
     written = lists.params, lists.exp_avgs, lists.exp_avg_sqs, lists.master_params
-    grads, state = addresses_of(lists.grads), addresses_of(*written)
+    grads, state = reader().addresses(lists.grads), reader().addresses(*written)
     if _are_aligned(grads) and _are_aligned(state):
         yield _Group(lists, grads, state, True)
         return
@@ -171,7 +171,7 @@ def _groups(lists: StepLists) -> Iterator[_Group]:
         if chosen[0]:
             group = StepLists._make(chosen)
             written = group.params, group.exp_avgs, group.exp_avg_sqs, group.master_params
-            yield _Group(group, addresses_of(group.grads), addresses_of(*written), aligned)
+            yield _Group(group, reader().addresses(group.grads), reader().addresses(*written), aligned)
 
 
 def _are_aligned(addresses: bytes) -> bool:
@@ -229,10 +229,10 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     grads: at least one, of fp32, fp16 or bf16 (they may mix), on one device. Tensors with gaps in memory are copied.
     """
     device = grads[0].device
-    alike = are_alike(grads)
+    alike = reader().are_alike(grads)
     if not alike:
         grads = [g if is_dense(g) else g.contiguous() for g in grads]
-    addresses = addresses_of(grads)
+    addresses = reader().addresses(grads)
     by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = defaultdict(list)
     if alike and _are_aligned(addresses):
         by_kind[grads[0].dtype, True] = grads
@@ -247,7 +247,7 @@ def global_norm(grads: list[Tensor], grad_scale: Tensor | None) -> Tensor:
     for (dtype, aligned), tensors in by_kind.items():
         cut = cuts[dtype, aligned]
         if cut.count:
-            part = addresses if len(by_kind) == 1 else addresses_of(tensors)
+            part = addresses if len(by_kind) == 1 else reader().addresses(tensors)
             table = table_of(part, tensors[0], has_parts=True)
             launch_plan(
                 _global_norm_partial_kernel,

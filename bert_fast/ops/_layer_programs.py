@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.addresses import addresses_of
+from bert_fast.addresses import reader
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.reference.encoder_layer import (
@@ -87,13 +87,13 @@ class Form:
     def remember(self, parameters: _Tensors) -> None:
         """Says what `fits` compares with."""
         there = [one for one in parameters if one is not None]
-        self._known = len(there) == len(parameters), guard_of(there), addresses_of(there)
+        self._known = len(there) == len(parameters), guard_of(there), reader().addresses(there)
 
     def fits(self, parameters: _Tensors) -> bool:
         """Whether parameters have the form of those that were remembered, and lie where they did."""
         are_all, guard, addresses = self._known  # type: ignore[misc]
         there: Any = parameters if are_all else [one for one in parameters if one is not None]
-        return bool(guard(*there) and addresses == addresses_of(there))
+        return bool(guard(*there) and addresses == reader().addresses(there))
 
     def of(self, parameters: _Tensors) -> OfLayer:
         """The layer with its parameters."""
@@ -115,7 +115,7 @@ class Form:
         if backward is not None:
             pick, pick_weights, guard, addresses, known, found = backward
             given, those = pick(kept), pick_weights(kept)
-            if guard(dy, *given, *those) and addresses == addresses_of(those) and state == known:
+            if guard(dy, *given, *those) and addresses == reader().addresses(those) and state == known:
                 return found, kept
         if not are_plain((dy, *kept)):
             return None, kept
@@ -128,7 +128,7 @@ class Form:
         pick_weights = _picker([place for place in places if place in of_weights])
         given, those = pick(kept), pick_weights(kept)
         free = [[size in call.numbers for size in one.shape] for one in (dy, *given)]
-        guard, addresses = guard_of([dy, *given, *those], free), addresses_of(those)
+        guard, addresses = guard_of([dy, *given, *those], free), reader().addresses(those)
         found = self.module.find_layer_bwd(dy, kept, *others)
         self._backward = pick, pick_weights, guard, addresses, state, found
         return found, kept

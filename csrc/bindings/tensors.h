@@ -1,6 +1,6 @@
 // What tensors of PyTorch say of themselves, read in C without PyTorch's headers: by the table of functions that
 // DLPack 1.3 defines for this (dlpack.h, DLPackExchangeAPI), which `torch.Tensor.__dlpack_c_exchange_api__` holds since
-// PyTorch 2.11. Asking the tensor's methods takes six times as long.
+// PyTorch 2.11. Asking the methods of the tensor takes more than twice as long.
 
 #pragma once
 
