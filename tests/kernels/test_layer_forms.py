@@ -16,64 +16,12 @@ from bert_fast import use_backend
 from bert_fast.modules.layer import BertLayer
 from bert_fast.modules.whole_layer import run_whole
 from bert_fast.ops._layer_programs import Form
+from tests.kernels.layer_changes import CHANGES, moved, unaligned
 from tests.kernels.test_projected_layers import CONFIG, make_call
 
 pytestmark = pytest.mark.interpreter
 
 SEQUENCES, CALLS = 6, 14
-
-
-def weights(layer: nn.Module) -> list[nn.Parameter]:
-    return [p for p in layer.parameters() if p.dim() == 2]
-
-
-def moved(layer: nn.Module, rng: random.Random) -> None:
-    p = rng.choice(weights(layer))
-    p.data = p.data.clone()
-
-
-def unaligned(layer: nn.Module, rng: random.Random) -> None:
-    p = rng.choice(weights(layer))
-    p.data = torch.empty(p.numel() + 1)[1:].view_as(p).copy_(p.data)
-
-
-def transposed(layer: nn.Module, rng: random.Random) -> None:
-    p = rng.choice(weights(layer))
-    p.data = p.data.t().contiguous().t()
-
-
-def rewritten(layer: nn.Module, rng: random.Random) -> None:
-    with torch.no_grad():
-        rng.choice(list(layer.parameters())).mul_(1.25)
-
-
-def frozen(layer: nn.Module, rng: random.Random) -> None:
-    p = rng.choice(list(layer.parameters()))
-    p.requires_grad_(not p.requires_grad)
-
-
-def replaced(layer: nn.Module, rng: random.Random) -> None:
-    module = rng.choice([one for one in layer.modules() if isinstance(one, nn.Linear)])
-    module.weight = nn.Parameter(module.weight.detach() * 0.5, module.weight.requires_grad)
-
-
-def without_bias(layer: nn.Module, rng: random.Random) -> None:
-    module = layer.get_submodule("attention.output.dense")
-    module.bias = None if module.bias is not None else nn.Parameter(torch.full((32,), 0.1))
-
-
-def flipped(layer: nn.Module, rng: random.Random) -> None:
-    layer.train(not layer.training)
-
-
-def joined(layer: Any, rng: random.Random) -> None:
-    layer.attention.self._separate_memory()
-    layer.attention.self._join_memory()
-
-
-CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
-    moved, unaligned, transposed, rewritten, frozen, replaced, without_bias, flipped, joined,
-)  # fmt: skip
 
 
 def call(layer: Any, given: Tensor, lengths: tuple[int, ...], upstream: Tensor | None, between: Any) -> list[Any]:

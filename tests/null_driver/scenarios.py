@@ -23,6 +23,7 @@ from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
 from tests.null_driver.program_faults import FAULT_SCENARIOS
 from tests.null_driver.program_scenarios import PROGRAM_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
+from tests.null_driver.sequence_scenarios import SEQUENCE_SCENARIOS
 from tools.null_driver import table
 from tools.null_driver.counting import counted_operators, counted_syncs
 from tools.null_driver.driver import NullDriver, start
@@ -382,6 +383,7 @@ SCENARIOS = (
     | LAYER_SCENARIOS
     | PROGRAM_SCENARIOS
     | FAULT_SCENARIOS
+    | SEQUENCE_SCENARIOS
     | REHEARSAL_SCENARIOS
     | {
         one.__name__: one

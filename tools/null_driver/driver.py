@@ -69,6 +69,7 @@ class NullDriver:
         for name in ("launches", "tensor_maps", "refusals"):
             getattr(self.lib, f"null_num_{name}").restype = ctypes.c_size_t
         self.lib.null_note_parameters.argtypes = (ctypes.c_bool,)
+        self.lib.null_fail_launch.argtypes = (ctypes.c_size_t,)
         self.lib.null_launches.restype = ctypes.POINTER(_Launch)
         self.lib.null_last_refusal.restype = ctypes.c_char_p
         chosen = _Device(device.capability, device.multiprocessors, device.shared_bytes)
@@ -106,6 +107,10 @@ class NullDriver:
     def note_parameters(self, wanted: bool = True) -> None:
         """Whether bytes of parameters are noted from the next launch on, which takes time."""
         self.lib.null_note_parameters(wanted)
+
+    def fail_launch(self, number: int) -> None:
+        """Makes a launch from now on fail, the next one where number is 1; 0 takes it back."""
+        self.lib.null_fail_launch(number)
 
     def by_kernel(self) -> dict[str, int]:
         """Launches by the kernel's name."""

@@ -112,6 +112,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   if (parameters == NULL) return null_refuse(CUDA_ERROR_INVALID_VALUE, "%s: no parameters", function->name);
   CUresult code = check_launch(config, function);
   if (code != CUDA_SUCCESS) return code;
+  if (null_is_to_fail()) return null_refuse(CUDA_ERROR_LAUNCH_FAILED, "%s: is to fail", function->name);
   NullLaunch launch = {
       .kernel = function->name,
       .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},

@@ -12,12 +12,23 @@ NullDevice null_device = {90, 132, 232448};
 static NullLaunch* launches;
 static size_t num_launches, launches_capacity, num_tensor_maps, num_refusals;
 static bool notes_parameters;
+static size_t launches_to_failure;  // 0: none is to fail
 static char last_refusal[512];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void null_choose_device(const NullDevice* chosen) { null_device = *chosen; }
 
 void null_note_parameters(bool wanted) { notes_parameters = wanted; }
+
+void null_fail_launch(size_t number) { launches_to_failure = number; }
+
+bool null_is_to_fail(void) {
+  pthread_mutex_lock(&lock);
+  bool is_this_one = launches_to_failure == 1;
+  if (launches_to_failure > 0) launches_to_failure--;
+  pthread_mutex_unlock(&lock);
+  return is_this_one;
+}
 
 void null_reset(void) {
   pthread_mutex_lock(&lock);
