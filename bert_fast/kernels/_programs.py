@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_fast.addresses import reader
 from bert_fast.kernels import _launch_plan
 from bert_fast.kernels._launch import assumed_architecture
 from bert_fast.kernels._native_program import NativeProgram, native_program
@@ -55,25 +56,23 @@ class _Form:
     def __init__(self, kind: Kind, tensors: list[Tensor], words: list[str], letters: list[str]) -> None:
         self.kind, self.letters = kind, letters
         self._guard = guard_of(tensors, [[letter != "_" for letter in word] for word in words])
-        self._skews = [one.data_ptr() % _ALIGNMENT for one in tensors]
+        # Which are contiguous, too, of which the guard does not tell: with any stride a single row is, and several
+        # are not.
+        self._lies = reader().lies(tensors)
         places = [(i, d, letter) for i, word in enumerate(words) for d, letter in enumerate(word) if letter != "_"]
-        # The guard does not tell: with any stride a single row is contiguous, and several are not.
-        self._contiguous = list(map(Tensor.is_contiguous, tensors))
         first = {letter: (i, d) for i, d, letter in reversed(places)}
         self._first = [first[letter] for letter in letters]
         self._same = [(i, d, letters.index(letter)) for i, d, letter in places if (i, d) != first[letter]]
 
     def numbers(self, tensors: list[Tensor]) -> tuple[int, ...] | None:
         """Sizes of a call with these tensors; None where they are of another form."""
-        if len(tensors) != len(self._skews) or not self._guard(*tensors):
-            return None
-        if self._contiguous != list(map(Tensor.is_contiguous, tensors)):
+        if len(tensors) != len(self._lies) or not self._guard(*tensors) or self._lies != reader().lies(tensors):
             return None
         numbers = tuple([tensors[i].shape[d] for i, d in self._first])
         for i, d, place in self._same:
             if tensors[i].shape[d] != numbers[place]:
                 return None
-        return numbers if [one.data_ptr() % _ALIGNMENT for one in tensors] == self._skews else None
+        return numbers
 
 
 class Programs:

@@ -73,7 +73,7 @@ class Call:
 
     def picked(self) -> "Call":
         """The same call for a layer of which others have picked the rows: it is given these alone, [M, H]."""
-        return self if self.rows is None else replace(self, rows=None)
+        return self if self.rows is None else self._with(rows=None)
 
     def of_rows(self, x: Tensor) -> Tensor:
         """x [T, ...] where a layer computes it: all of it, or [M, ...]."""
@@ -96,12 +96,20 @@ class Call:
 
     def with_rows(self, rows: Tensor | None) -> "Call":
         """The same call for a layer of which only these tokens are wanted (None: all)."""
-        return replace(self, rows=rows, row_packing=None if rows is None else _layout(self.packing, rows))
+        return self._with(rows=rows, row_packing=None if rows is None else _layout(self.packing, rows))
 
     def of_tokens(self, start: int, stop: int) -> "Call":
         """The same call for what works on each token by itself and is given some of its queries only."""
         queries = self.queries
-        return replace(self, row_packing=replace(queries, coords=queries.coords[start:stop]))
+        return self._with(row_packing=replace(queries, coords=queries.coords[start:stop]))
+
+    def _with(self, **changes: Any) -> "Call":
+        """As `dataclasses.replace`, which takes as long as a launch."""
+        made = object.__new__(Call)
+        made.__dict__.update(self.__dict__)
+        made.__dict__.pop("of_layers", None)
+        made.__dict__.update(changes)
+        return made
 
 
 def first_rows(packing: Packing) -> Tensor:

@@ -72,20 +72,35 @@ class Around:
     def ask(self, x: Tensor) -> None:
         """Asks again, since code of others has run."""
         self.backend, self.is_watched = requested(), is_watched(by_profiler=False)
-        self.key = None if self.is_watched else self._key(x)
+        self._state = None if self.is_watched else self._asked(x)
+        self.key = self._key(x)
+
+    def of(self, x: Tensor, call: Call) -> "Around":
+        """Of another call, by layers that follow those of this one with nothing of others between."""
+        made = object.__new__(Around)
+        made.__dict__.update(self.__dict__)
+        made.call = call
+        made.key = made._key(x)
+        return made
+
+    def _asked(self, x: Tensor) -> tuple[Any, ...] | None:
+        module = runs_programs(x.device, x.dtype, self.backend)
+        if module is None or is_watched() or module.lie_of(x) != (0, None):
+            return None
+        return (
+            self.backend, x.dtype, x.device, x.shape[1], autocast_dtype(x), torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), module.settings(),
+        )  # fmt: skip
 
     def _key(self, x: Tensor) -> int | None:
-        call, module = self.call, runs_programs(x.device, x.dtype, self.backend)
-        if module is None or is_watched() or not _is_plain_call(x, call) or module.lie_of(x) != (0, None):
+        call = self.call
+        if self._state is None or not _is_plain_call(x, call):
             return None
         self.of_layers = of_layers = call.of_layers
         if not are_plain((x, *of_layers.tensors)):
             return None
-        key = (
-            self.backend, x.dtype, x.device, x.shape[1], autocast_dtype(x), torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(), module.settings(), of_layers.kind, of_layers.causal, call.seed is None,
-            call.packing.max_seqlen > HEAD_STRIDE,
-        )  # fmt: skip
+        is_long = call.packing.max_seqlen > HEAD_STRIDE
+        key = self._state, of_layers.kind, of_layers.causal, call.seed is None, is_long
         if len(_numbers) >= _MAX_NUMBERS:
             _numbers.clear()
         return _numbers.setdefault(key, next(_count))

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 __all__ = [
-    "autocast_dtype", "autocast_linear_operands", "autocast_operands", "is_autocast_on", "without_autocast",
+    "autocast_dtype", "autocast_linear_operands", "autocast_operands", "call_without_autocast", "is_autocast_on",
+    "without_autocast",
 ]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -24,9 +25,10 @@ def autocast_dtype(x: Any) -> torch.dtype | None:
     """What autocast asks of an op led by x; None where it is off or x is no tensor that it casts."""
     if not _is_any_autocast_enabled():  # of any device: what is asked most often, and at the least cost
         return None
-    if not isinstance(x, Tensor) or not is_autocast_on(x) or x.dtype == torch.float64:
+    if not isinstance(x, Tensor) or x.dtype == torch.float64:
         return None
-    return torch.get_autocast_dtype(x.device.type)
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 
 def _cast(t: Any, dtype: torch.dtype) -> Any:
@@ -60,7 +62,7 @@ def autocast_linear_operands(x: Any, *parameters: Any) -> tuple[Any, ...]:
     dtypes = {p.dtype for p in parameters if isinstance(p, Tensor)}
     if dtypes != {torch.float32}:
         parameters = tuple(_cast(p, dtype) for p in parameters)
-    return _cast(x, dtype), *parameters
+    return x if x.dtype is dtype else _cast(x, dtype), *parameters
 
 
 def without_autocast(function: _Function) -> _Function:
@@ -73,7 +75,22 @@ def without_autocast(function: _Function) -> _Function:
     def run(x: Tensor, *arguments: Any) -> Any:
         if not (_is_any_autocast_enabled() and is_autocast_on(x)):
             return function(x, *arguments)
-        with torch.autocast(x.device.type, enabled=False):
-            return function(x, *arguments)
+        return call_without_autocast(x, function, x, *arguments)
 
     return run  # type: ignore[return-value]
+
+
+def call_without_autocast(x: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) with autocast off for the device of x, where it is on.
+
+    As within `torch.autocast(..., enabled=False)`, which takes as long as three launches; under torch.compile by it.
+    """
+    kind = x.device.type
+    if torch.compiler.is_compiling():
+        with torch.autocast(kind, enabled=False):
+            return function(*arguments)
+    torch.set_autocast_enabled(kind, False)
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_autocast_enabled(kind, True)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from bert_fast.backend import OpSpec, resolve
-from bert_fast.ops._autocast import is_autocast_on
+from bert_fast.ops._autocast import call_without_autocast, is_autocast_on
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
@@ -223,8 +223,7 @@ class _Pair:
         """What the forward op makes, contiguous as the fake implementation promises; None for what is not there."""
         lead = values[self._lead]
         if _is_any_autocast_enabled() and is_autocast_on(lead):
-            with torch.autocast(lead.device.type, enabled=False):
-                return self.make(*values)
+            return call_without_autocast(lead, self.make, *values)
         a: Any = tuple.__new__(self.record, values[:-1])
         module = self._module(lead, values[-1])
         made = getattr(module, self.forward_name)(a) if self.run is None else self.run(module, a)
@@ -235,8 +234,7 @@ class _Pair:
     def backward(self, *values: Any) -> Any:
         """The implementation of the backward op."""
         if _is_any_autocast_enabled() and is_autocast_on(values[0]):
-            with torch.autocast(values[0].device.type, enabled=False):
-                return self.backward(*values)
+            return call_without_autocast(values[0], self.backward, *values)
         module, given = self._module(self._of_arguments.lead(values), values[-1]), self.read(values)
         made = self._gradients(module, given)
         twice = {one for one, (_, holds) in self.same.items() if holds(given[0])}  # outputs may not share memory

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.addresses import reader
+from bert_fast.addresses import CONTIGUOUS, reader
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.reference.encoder_layer import (
@@ -46,13 +46,12 @@ def of_call(tensors: tuple[Tensor | None, ...], max_seqlen_q: int, max_seqlen_k:
         coords_k.shape[0], coords_q.shape[0], offsets.shape[0], 0 if order is None else order.shape[0], max_seqlen_q,
         max_seqlen_k,
     )  # fmt: skip
-    lie = [None if one is None else (one.dtype, one.dim(), _strides(one), one.data_ptr() % 16) for one in tensors]
-    kind = (*lie, coords_q is coords_k)
+    there = [one for one in tensors if one is not None]
+    lies = reader().lies(there)
+    forms = [None if one is None else (one.dtype, one.dim()) for one in tensors]
+    strides = None if min(lies) >= CONTIGUOUS else tuple([one.stride() for one in there])
+    kind = (*forms, lies, strides, coords_q is coords_k)
     return OfCall(tensors, numbers, causal, _kinds.setdefault(kind, len(_kinds)))
-
-
-def _strides(one: Tensor) -> tuple[int, ...] | None:
-    return None if one.is_contiguous() else one.stride()
 
 
 def arguments(x: Any, layer: OfLayer, call: OfCall, options: Options) -> EncoderLayer:
@@ -78,7 +77,7 @@ class Form:
     ) -> None:
         self.saves = saves
         self.options, self.module, self.backend, self.keeps = options, module, backend, keeps
-        self._of_layer = layer[1:]
+        self._of_layer, self._dtype = layer[1:], layer.parameters[6].dtype  # type: ignore[union-attr]  # of all
         self._known: tuple[Any, ...] | None = None  # of parameters: whether all are there, guard, addresses
         self.found: Any = None
         self.keeping: tuple[Any, ...] | None = None  # which inputs need gradients, what is kept, the gradients' names
@@ -107,16 +106,21 @@ class Form:
         weights: where parameters stand in kept; x comes before them, what was projected after them. others: what
         `find_layer_bwd` wants beside.
         """
-        lie_of, x = self.module.lie_of, kept[weights.start - 1]
-        state = [lie_of(dy), None if x is None else lie_of(x), *self.module.settings()]
-        if kept[-1] is not None:
-            state += map(lie_of, kept[weights.stop :])
+        if type(dy) is not Tensor:
+            return None, kept
+        x = kept[weights.start - 1]
+        moving = [dy, *([] if x is None else [x]), *(kept[weights.stop :] if kept[-1] is not None else ())]
+        lies = reader().lies(moving)
+        state = [lies, *self.module.settings()]
+        if min(lies) < CONTIGUOUS:
+            state += [one.stride() for one in moving]
         backward = self._backward  # other threads may set it meanwhile
         if backward is not None:
             pick, pick_weights, guard, addresses, known, found = backward
             given, those = pick(kept), pick_weights(kept)
             if guard(dy, *given, *those) and addresses == reader().addresses(those) and state == known:
                 return found, kept
+        self.check_dtypes(kept[weights])
         if not are_plain((dy, *kept)):
             return None, kept
         # What forward made is contiguous, but hooks on saved tensors may have put it elsewhere.
@@ -132,6 +136,15 @@ class Form:
         found = self.module.find_layer_bwd(dy, kept, *others)
         self._backward = pick, pick_weights, guard, addresses, state, found
         return found, kept
+
+    def check_dtypes(self, parameters: _Tensors) -> None:
+        """Raises RuntimeError where parameters that backward reads were cast since forward."""
+        for one in parameters:
+            if one is not None and one.dtype is not self._dtype:
+                raise RuntimeError(
+                    f"encoder_layer: expected parameters of {self._dtype} in backward, as in forward, got {one.dtype} "
+                    f"of shape {list(one.shape)}; cast a model before its forward pass"
+                )
 
     def forget_backward(self) -> None:
         """Looks backward's up anew from now on."""
@@ -231,6 +244,8 @@ class LayerPrograms:
                 if made is not None:
                     return made
                 form.forget_backward()
+        else:
+            form.check_dtypes(kept[self._weights])
         a = arguments(None, layer, call, options)
         if kept[-1] is not None:
             return self._backward_of_projected(a, dy, kept, needs, module)

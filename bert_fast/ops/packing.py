@@ -11,6 +11,7 @@ each token came from:
 """
 
 import functools
+import itertools
 import math
 import numbers
 import operator
@@ -35,6 +36,7 @@ __all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_f
 
 
 _MOST_TOKENS = 2**31  # offsets are of 32 bits
+_ALIGNMENT = 16  # bytes; of what kernels are given
 
 
 @dataclass(frozen=True)
@@ -74,23 +76,24 @@ class Packing:
             device = _device_for("keep_mask", keep_mask, device)
         batch_size, length = keep_mask.shape
         kept = keep_mask != 0
-        lengths = kept.sum(1)
+        counts = kept.sum(1)
         if torch.compiler.is_compiling():
             # A graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
-            kept, lengths = (t if t.device == device else sent(t, device) for t in (kept, lengths))
+            kept, counts = (t if t.device == device else sent(t, device) for t in (kept, counts))
             places, max_seqlen, min_seqlen = kept.nonzero(), length, 0
+            cu_seqlens = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+            order = _longest_first(counts) if counts.device.type == "cuda" else None
         else:
-            num_tokens, max_seqlen, min_seqlen = _extent(lengths)  # the one sync
+            lengths = counts.tolist()  # the one sync
+            num_tokens = sum(lengths)
             if num_tokens == batch_size * length:
                 return cls.full(batch_size, length, device)
             if kept.device != device:
                 kept = sent(kept, device)
-                lengths = kept.sum(1)
-            places = _nonzero(kept, num_tokens)
+            places, max_seqlen, min_seqlen = _nonzero(kept, num_tokens), max(lengths), min(lengths)
+            cu_seqlens, order = _offsets(lengths, kept.device)
         rows, positions = places.unbind(1)
         indices = torch.add(positions, rows, alpha=length)
-        cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        order = _longest_first(lengths) if lengths.device.type == "cuda" else None
         # PyTorch returns places column by column.
         coords = places.to(torch.int32, memory_format=torch.contiguous_format)
         return cls(cu_seqlens, max_seqlen, coords, indices, (batch_size, length), order, min_seqlen)
@@ -334,13 +337,15 @@ def _as_device(device: Any) -> torch.device:
         raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
 
 
-def _extent(lengths: Tensor) -> tuple[int, int, int]:
-    """Kept tokens, the longest and the shortest length, in one transfer from the device."""
-    if not len(lengths):
-        return 0, 0, 0
-    shortest, longest = lengths.aminmax()
-    total, most, least = torch.stack((lengths.sum(), longest, shortest)).tolist()
-    return total, most, least
+def _offsets(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """(cu_seqlens, order) of sequences of these lengths; a GPU gets both in one transfer, and launches nothing."""
+    offsets = [0, *itertools.accumulate(lengths)]
+    if device.type != "cuda":
+        return torch.tensor(offsets, dtype=torch.int32, device=device), None
+    gap = -len(offsets) % (_ALIGNMENT // 4)
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    both = sent(torch.tensor([*offsets, *[0] * gap, *order], dtype=torch.int32), device)
+    return both[: len(offsets)], both[len(offsets) + gap :]
 
 
 def _nonzero(kept: Tensor, count: int) -> Tensor:

@@ -13,6 +13,7 @@ namespace {
 
 const char kCapsuleName[] = "dlpack_exchange_api";
 constexpr uint32_t kMajorVersion = 1;
+constexpr uint64_t kAlignment = 16;
 
 // DLPack's DLPackExchangeAPI, in its layout.
 struct Header {
@@ -60,12 +61,12 @@ bool each_of(PyObject* const* lists, Py_ssize_t num_lists, Visit visit) {
   return true;
 }
 
-// 8 bytes of each tensor in the lists.
-template <typename Value>
+// A number of each tensor in the lists, one behind the other.
+template <typename Number, typename Value>
 PyObject* bytes_of(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists, Value value) {
   Py_ssize_t count = 0, place = 0;
   if (!each_of(lists, num_lists, [&count](PyObject*) { return ++count > 0; })) return nullptr;
-  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(uint64_t)));
+  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(Number)));
   if (bytes == nullptr) return nullptr;
   const auto visit = [&](PyObject* one) {
     TensorFields fields;
@@ -74,7 +75,7 @@ PyObject* bytes_of(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists,
       return false;
     }
     if (!read_one(*cast(self), one, &fields)) return false;
-    const uint64_t number = value(fields);
+    const Number number = value(fields);
     std::memcpy(PyBytes_AS_STRING(bytes) + sizeof(number) * static_cast<size_t>(place++), &number, sizeof(number));
     return true;
   };
@@ -85,12 +86,17 @@ PyObject* bytes_of(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists,
 }
 
 PyObject* addresses(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists) {
-  return bytes_of(self, lists, num_lists, [](const TensorFields& one) { return one.address(); });
+  return bytes_of<uint64_t>(self, lists, num_lists, [](const TensorFields& one) { return one.address(); });
 }
 
 PyObject* sizes(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists) {
-  return bytes_of(self, lists, num_lists,
-                  [](const TensorFields& o) { return static_cast<uint64_t>(o.num_elements()); });
+  return bytes_of<int64_t>(self, lists, num_lists, [](const TensorFields& one) { return one.num_elements(); });
+}
+
+PyObject* lies(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists) {
+  return bytes_of<uint8_t>(self, lists, num_lists, [](const TensorFields& one) {
+    return static_cast<uint8_t>(one.address() % kAlignment + (one.is_contiguous() ? kAlignment : 0));
+  });
 }
 
 PyObject* are_alike(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists) {
@@ -144,6 +150,8 @@ PyMethodDef methods[] = {
     {"addresses", as_method(addresses), METH_FASTCALL,
      "addresses(*lists) -> the addresses of tensors as int64 one behind the other, list after list, as bytes"},
     {"sizes", as_method(sizes), METH_FASTCALL, "sizes(*lists) -> the numbers of elements, likewise"},
+    {"lies", as_method(lies), METH_FASTCALL,
+     "lies(*lists) -> a byte of each tensor: its address modulo 16, and 16 more where it is contiguous"},
     {"are_alike", as_method(are_alike), METH_FASTCALL,
      "are_alike(*lists) -> whether all tensors are contiguous, of one dtype and on one device"},
     {nullptr, nullptr, 0, nullptr}};

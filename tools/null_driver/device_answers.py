@@ -101,6 +101,7 @@ def install(capability: int, multiprocessors: int, shared_bytes: int, *, has_pro
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.get_device_name = lambda device=None: name
     torch.cuda.is_current_stream_capturing = lambda: False
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor.clone()
     # Products that round to another dtype in one launch, which the CPU has not.
     aten = torch.library.Library("aten", "IMPL")
 
