@@ -140,3 +140,19 @@ def test_values_that_decide_what_is_saved_are_looked_at_again() -> None:
                 results.append(call(layer, x, (3, 2), torch.ones(5, 32), lambda: None))
         for found, expected in zip(*results, strict=True):
             assert torch.equal(found, expected), is_zero
+
+
+@pytest.mark.parametrize("name", ["output.dense.weight", "output.LayerNorm.weight"])
+@pytest.mark.parametrize("calls", [0, 2])
+def test_parameters_that_were_cast_since_forward_have_an_error(name: str, calls: int) -> None:
+    layer: Any = BertLayer(CONFIG, 0).train()
+    with use_backend("triton"):
+        for _ in range(calls):  # whether backward was looked up before or not
+            layer(torch.randn(5, 32, requires_grad=True), call=make_call((2, 3))).sum().backward()
+        y = layer(torch.randn(5, 32, requires_grad=True), call=make_call((2, 3)))
+        p = layer.get_parameter(name)
+        p.data = p.data.bfloat16()
+        with pytest.raises(
+            RuntimeError, match=r"expected parameters of torch\.float32 in backward.*got torch\.bfloat16"
+        ):
+            y.sum().backward()

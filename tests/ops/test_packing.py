@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,21 +81,34 @@ def test_bad_layouts_are_named(cu_seqlens, max_seqlen, tokens, error, message):
         Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens)
 
 
-def test_one_transfer_from_the_device_brings_both_numbers():
-    """The number of tokens and the longest length come over together."""
-    calls = []
+def test_the_host_waits_once_for_all_that_it_wants_to_know():
+    waits = []
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default):
-                calls.append(func)
+            if func is torch.ops.aten._local_scalar_dense.default:
+                waits.append(func)
             return func(*args, **(kwargs or {}))
 
-    lengths = torch.tensor([3, 0, 7, 1])
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]])
     with Recorder():
-        assert packing_module._extent(lengths) == (11, 7, 0)
-    assert packing_module._extent(lengths[:0]) == (0, 0, 0)
-    assert not calls, "tolist copies once; item() would be another wait each"
+        packing = Packing.from_keep_mask(mask)
+    assert (packing.num_tokens, packing.max_seqlen, packing.min_seqlen) == (8, 4, 0)
+    assert not waits, "item() would be a wait each"
+
+
+@pytest.mark.parametrize("lengths", [[3], [0, 0], [3, 0, 7, 1, 7], [5, 5, 5], [1, 2, 3, 4, 5, 6, 7, 8]])
+def test_a_gpu_gets_offsets_and_order_together(lengths, monkeypatch):
+    sent = []
+    monkeypatch.setattr(packing_module, "sent", lambda given, device: sent.append(given) or given)
+    cu_seqlens, order = packing_module._offsets(lengths, SimpleNamespace(type="cuda"))
+    expected = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+    assert len(sent) == 1 and cu_seqlens.dtype == order.dtype == torch.int32
+    assert torch.equal(cu_seqlens, expected)
+    assert torch.equal(order, packing_module.longest_first(expected))
+    assert (order.data_ptr() - cu_seqlens.data_ptr()) % 16 == 0, "kernels are compiled for addresses by 16"
+    on_cpu, none = packing_module._offsets(lengths, torch.device("cpu"))
+    assert torch.equal(on_cpu, expected) and none is None
 
 
 def test_coords_and_indices_lie_row_by_row():
