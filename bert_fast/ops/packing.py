@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 
 from bert_fast.checks import (
     check_dtype,
@@ -37,6 +38,7 @@ __all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_f
 
 _MOST_TOKENS = 2**31  # offsets are of 32 bits
 _ALIGNMENT = 16  # bytes; of what kernels are given
+_MOST_ON_HOST = 256  # sequences whose offsets the host makes sooner than it asks for them
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,22 @@ class Packing:
             # A graph must not depend on the number of kept tokens: no shortcut, and the longest length is bounded.
             kept, counts = (t if t.device == device else sent(t, device) for t in (kept, counts))
             places, max_seqlen, min_seqlen = kept.nonzero(), length, 0
-            cu_seqlens = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-            order = _longest_first(counts) if counts.device.type == "cuda" else None
+            cu_seqlens, order = _offsets(counts)
         else:
-            lengths = counts.tolist()  # the one sync
-            num_tokens = sum(lengths)
+            # The one sync. What follows a call tensor by tensor is to see how offsets are made of the mask.
+            is_followed = _get_tracing_state() is not None or _len_torch_dispatch_stack() > 0
+            lengths = None if is_followed or batch_size > _MOST_ON_HOST else counts.tolist()
+            if lengths:
+                num_tokens, max_seqlen, min_seqlen = sum(lengths), max(lengths), min(lengths)
+            else:
+                num_tokens, max_seqlen, min_seqlen = _extent(counts)
             if num_tokens == batch_size * length:
                 return cls.full(batch_size, length, device)
             if kept.device != device:
                 kept = sent(kept, device)
-            places, max_seqlen, min_seqlen = _nonzero(kept, num_tokens), max(lengths), min(lengths)
-            cu_seqlens, order = _offsets(lengths, kept.device)
+                counts = counts if lengths else kept.sum(1)
+            places = _nonzero(kept, num_tokens)
+            cu_seqlens, order = _offsets_on_host(lengths, kept.device) if lengths else _offsets(counts)
         rows, positions = places.unbind(1)
         indices = torch.add(positions, rows, alpha=length)
         # PyTorch returns places column by column.
@@ -337,14 +344,29 @@ def _as_device(device: Any) -> torch.device:
         raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
 
 
-def _offsets(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """(cu_seqlens, order) of sequences of these lengths; a GPU gets both in one transfer, and launches nothing."""
+def _extent(lengths: Tensor) -> tuple[int, int, int]:
+    """Kept tokens, the longest and the shortest length, in one transfer from the device."""
+    if not len(lengths):
+        return 0, 0, 0
+    shortest, longest = lengths.aminmax()
+    total, most, least = torch.stack((lengths.sum(), longest, shortest)).tolist()
+    return total, most, least
+
+
+def _offsets(lengths: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(cu_seqlens, order) of sequences of these lengths, int64 [B]."""
+    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return cu_seqlens, _longest_first(lengths) if lengths.device.type == "cuda" else None
+
+
+def _offsets_on_host(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """As `_offsets`, on that device; a GPU gets both in one transfer, and launches nothing."""
     offsets = [0, *itertools.accumulate(lengths)]
     if device.type != "cuda":
         return torch.tensor(offsets, dtype=torch.int32, device=device), None
     gap = -len(offsets) % (_ALIGNMENT // 4)
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    both = sent(torch.tensor([*offsets, *[0] * gap, *order], dtype=torch.int32), device)
+    both = sent(torch.tensor([*offsets, *[0] * gap, *order], dtype=torch.int32, device="cpu"), device)
     return both[: len(offsets)], both[len(offsets) + gap :]
 
 

@@ -322,7 +322,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if self.max_grad_norm is None or not work:
             return None
         by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for _, grads, *_ in work:
+        # The first gradient chooses the back-end, which is to have fp64 where there is any.
+        for _, grads, *_ in sorted(work, key=lambda lists: lists.grads[0].dtype != torch.float64):
             by_device[grads[0].device] += grads
         norms = [unchecked_norm(grads, grad_scale.on(device), request) for device, grads in by_device.items()]
         if len(norms) == 1:

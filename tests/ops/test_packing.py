@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.ops import Packing, repad, unpad
@@ -101,14 +102,41 @@ def test_the_host_waits_once_for_all_that_it_wants_to_know():
 def test_a_gpu_gets_offsets_and_order_together(lengths, monkeypatch):
     sent = []
     monkeypatch.setattr(packing_module, "sent", lambda given, device: sent.append(given) or given)
-    cu_seqlens, order = packing_module._offsets(lengths, SimpleNamespace(type="cuda"))
+    with torch.device("meta"):  # whatever the default device is
+        cu_seqlens, order = packing_module._offsets_on_host(lengths, SimpleNamespace(type="cuda"))
     expected = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     assert len(sent) == 1 and cu_seqlens.dtype == order.dtype == torch.int32
     assert torch.equal(cu_seqlens, expected)
     assert torch.equal(order, packing_module.longest_first(expected))
     assert (order.data_ptr() - cu_seqlens.data_ptr()) % 16 == 0, "kernels are compiled for addresses by 16"
-    on_cpu, none = packing_module._offsets(lengths, torch.device("cpu"))
+    on_cpu, none = packing_module._offsets_on_host(lengths, torch.device("cpu"))
     assert torch.equal(on_cpu, expected) and none is None
+
+
+def test_many_sequences_are_laid_out_like_few(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    masks = [torch.rand(shape, generator=generator) < 0.7 for shape in ((1, 9), (40, 5), (300, 7), (3, 0), (0, 4))]
+    masks += [torch.zeros(4, 3), torch.ones(2, 3), torch.eye(6)]
+    few = [Packing.from_keep_mask(mask) for mask in masks]
+    monkeypatch.setattr(packing_module, "_MOST_ON_HOST", 0)
+    for mask, one, other in zip(masks, few, map(Packing.from_keep_mask, masks), strict=True):
+        assert torch.equal(one.cu_seqlens, other.cu_seqlens) and one.cu_seqlens.dtype == other.cu_seqlens.dtype
+        assert torch.equal(one.coords, other.coords), mask.shape
+        assert (one.max_seqlen, one.min_seqlen) == (other.max_seqlen, other.min_seqlen)
+
+
+def test_a_trace_follows_the_mask_to_the_offsets():
+    first, second = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
+
+    def offsets(mask):
+        return Packing.from_keep_mask(mask).cu_seqlens
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(offsets, (first,), check_trace=False)
+    assert traced(second).tolist() == offsets(second).tolist() == [0, 2, 5]
+    graph = make_fx(offsets)(first)
+    assert graph(second).tolist() == [0, 2, 5]
 
 
 def test_coords_and_indices_lie_row_by_row():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_fast import use_backend
+from bert_fast import ops, use_backend
 from bert_fast.errors import BackendError
 from bert_fast.optim import AdamW, Lamb, weight_decay_groups
 from bert_fast.testing.compare import assert_close_to_truth
@@ -400,3 +400,17 @@ def test_sparse_gradients_are_refused(cls: type) -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match=f"{cls.__name__} does not support sparse gradients .*sparse=False"):
         cls(table.parameters()).step()
+
+
+@pytest.mark.interpreter
+def test_fp64_among_gradients_chooses_a_back_end_that_has_it() -> None:
+    grads = [torch.full((3,), 2.0), torch.full((4,), 2.0, dtype=torch.float64)]
+    for given in (grads, grads[::-1]):
+        norm = ops.global_norm(given)
+        assert norm.dtype == torch.float32 and torch.equal(norm, torch.tensor(28.0).sqrt())
+    params = [torch.nn.Parameter(torch.ones_like(grad)) for grad in grads]
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    optimizer = AdamW(params, max_grad_norm=1.0)
+    optimizer.step()
+    assert optimizer.grad_norm is not None and torch.equal(optimizer.grad_norm, torch.tensor(28.0).sqrt())
