@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C import _get_dispatch_mode, _get_tracing_state, _TorchDispatchModeKey
+from torch._ops import _get_dispatch_mode_pre_dispatch
 
 from bert_fast.checks import (
     check_dtype,
@@ -38,6 +39,7 @@ __all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_f
 
 _MOST_TOKENS = 2**31  # offsets are of 32 bits
 _ALIGNMENT = 16  # bytes; of what kernels are given
+_PROXY = _TorchDispatchModeKey.PROXY  # of what `make_fx` puts around a function
 _MOST_ON_HOST = 256  # sequences whose offsets the host makes sooner than it asks for them
 
 
@@ -85,9 +87,8 @@ class Packing:
             places, max_seqlen, min_seqlen = kept.nonzero(), length, 0
             cu_seqlens, order = _offsets(counts)
         else:
-            # The one sync. What follows a call tensor by tensor is to see how offsets are made of the mask.
-            is_followed = _get_tracing_state() is not None or _len_torch_dispatch_stack() > 0
-            lengths = None if is_followed or batch_size > _MOST_ON_HOST else counts.tolist()
+            # The one sync. What records a call for other masks is to see how offsets are made of this one.
+            lengths = None if _is_recorded() or batch_size > _MOST_ON_HOST else counts.tolist()
             if lengths:
                 num_tokens, max_seqlen, min_seqlen = sum(lengths), max(lengths), min(lengths)
             else:
@@ -342,6 +343,15 @@ def _as_device(device: Any) -> torch.device:
     except (TypeError, ValueError, RuntimeError) as error:
         got = repr(device) if isinstance(device, str) else type(device).__name__
         raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
+
+
+def _is_recorded() -> bool:
+    """Whether `torch.jit.trace` or `make_fx` writes down what is computed."""
+    return (
+        _get_tracing_state() is not None
+        or _get_dispatch_mode(_PROXY) is not None
+        or _get_dispatch_mode_pre_dispatch(_PROXY) is not None
+    )
 
 
 def _extent(lengths: Tensor) -> tuple[int, int, int]:

@@ -135,8 +135,8 @@ def test_a_trace_follows_the_mask_to_the_offsets():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(offsets, (first,), check_trace=False)
     assert traced(second).tolist() == offsets(second).tolist() == [0, 2, 5]
-    graph = make_fx(offsets)(first)
-    assert graph(second).tolist() == [0, 2, 5]
+    for is_before in (False, True):
+        assert make_fx(offsets, pre_dispatch=is_before)(first)(second).tolist() == [0, 2, 5]
 
 
 def test_coords_and_indices_lie_row_by_row():
