@@ -29,6 +29,7 @@ from bert_fast.backend import OpSpec, resolve
 from bert_fast.ops._autocast import call_without_autocast, is_autocast_on
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
+from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
 
 __all__ = ["declaration", "define"]
@@ -304,7 +305,7 @@ class _Pair:
                     saved[place] = copies.get(id(given))
                     if saved[place] is None:
                         saved[place] = copies[id(given)] = given.clone()
-        ctx.save_for_backward(*saved)
+        keep_tensors(ctx, saved)
         ctx.others = self._pick_others(everything)
 
     def differentiate(self, ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -313,7 +314,7 @@ class _Pair:
         if upstream is None:
             return tuple(gradients)
         plan = self._plans.get(ctx.needs_input_grad) or self._plan(ctx.needs_input_grad)
-        kept = (upstream, *ctx.saved_tensors, *ctx.others)
+        kept = (upstream, *kept_tensors(ctx, self.saved), *ctx.others)
         if torch.is_grad_enabled() or _is_any_autocast_enabled() or is_watched() or not are_plain(kept):
             made = self._by_op(kept, plan)
         else:  # what the op does, without packing the arguments for it

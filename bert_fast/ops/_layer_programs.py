@@ -16,6 +16,7 @@ from torch import Tensor
 from bert_fast.addresses import CONTIGUOUS, reader
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
+from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.reference.encoder_layer import (
     PROJECTED,
     TENSORS,
@@ -224,12 +225,12 @@ class LayerPrograms:
         if form.keeping is None:
             needs = ctx.needs_input_grad[:_NUM_GRADIENTS]
             form.keeping = needs, self._picker(form.options, needs), self._wanted(needs)
-        ctx.save_for_backward(*form.keeping[1]((*made, *of_call, x, *projected, *parameters, None)))
+        keep_tensors(ctx, form.keeping[1]((*made, *of_call, x, *projected, *parameters, None)))
         ctx.others = form, layer, call
         return made[0]  # type: ignore[return-value]
 
     def _backward(self, ctx: Any, dy: Tensor) -> _Tensors:
-        kept, (form, layer, call) = ctx.saved_tensors, ctx.others
+        kept, (form, layer, call) = kept_tensors(ctx, self._kept), ctx.others
         options, module, (needs, _, wants) = form.options, form.module, form.keeping
         if not (torch.is_grad_enabled() or is_watched()):
             found, kept = form.find_backward(dy, kept, self._weights, call, (self._kept, layer, call, options, needs))

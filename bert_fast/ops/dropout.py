@@ -15,6 +15,7 @@ from bert_fast.checks import (
     check_site,
 )
 from bert_fast.ops._register import custom_op
+from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.reference.dropout import DropoutSite, dropout_site
 
 __all__ = ["DropoutSite", "check_coords", "check_dropout_state", "draw_seed", "dropout", "dropout_site"]
@@ -105,11 +106,11 @@ def _(x: Tensor, dropout_p: float, seed: Tensor, coords: Tensor, site: int, back
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     _, ctx.dropout_p, seed, coords, ctx.site, ctx.backend = inputs
-    ctx.save_for_backward(seed, coords)
+    keep_tensors(ctx, (seed, coords))
 
 
 def _autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    seed, coords = ctx.saved_tensors
+    seed, coords = kept_tensors(ctx, ("seed", "coords"))
     return _forward(dy, ctx.dropout_p, seed, coords, ctx.site, ctx.backend), None, None, None, None, None
 
 

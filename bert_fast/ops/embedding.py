@@ -23,6 +23,7 @@ from bert_fast.checks import (
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._define import declaration
 from bert_fast.ops._register import Op
+from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.ops._signature import lines_of
 from bert_fast.ops.dropout import check_dropout_state
 from bert_fast.reference.dropout import dropout_threshold
@@ -277,11 +278,14 @@ def _fake_backward(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return *gradients, a.weight.new_empty(a.weight.shape), a.weight.new_empty(a.weight.shape)
 
 
+_KEPT = (*Embedding._fields[:6], "weight", "mean", "rstd", "seed", "coords")
+
+
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     a, (_, mean, rstd) = Embedding(*inputs[:-1]), output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*a[:6], a.weight, mean, rstd, a.seed, a.coords)
+    keep_tensors(ctx, (*a[:6], a.weight, mean, rstd, a.seed, a.coords))
     ctx.others = (a.padding_idx, a.dropout_p, a.site, inputs[-1])
 
 
@@ -289,7 +293,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None,
     gradients: dict[str, Tensor | None] = dict.fromkeys((*Embedding._fields, "backend"))
     if dy is None:
         return tuple(gradients.values())
-    *lookups, weight, mean, rstd, seed, coords = ctx.saved_tensors
+    *lookups, weight, mean, rstd, seed, coords = kept_tensors(ctx, _KEPT)
     padding_idx, dropout_p, site, backend = ctx.others
     wanted = dict(zip(Embedding._fields, ctx.needs_input_grad, strict=False))
     words = "words" if lookups[0].is_floating_point() else "word_table"

@@ -19,6 +19,7 @@ from bert_fast.ops._define import declaration
 from bert_fast.ops._linear_checks import check_input, check_parameters
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain
+from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.ops._signature import lines_of
 from bert_fast.ops.cross_entropy import check_ignore_index, check_label_smoothing, check_labels
 from bert_fast.reference.linear_cross_entropy import LinearCrossEntropy
@@ -182,20 +183,23 @@ _backward_op = Op(
 )
 
 
+_KEPT = ("labels", "dx", "dweight", "dbias", "x", "weight")
+
+
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     a, wants = _read_forward(inputs[:-1])
     _, *gradients = output
     ctx.mark_non_differentiable(*gradients)
     ctx.set_materialize_grads(False)
     made = (gradient if name in wants else None for name, gradient in zip(_GRADIENTS, gradients, strict=True))
-    ctx.save_for_backward(a.labels, *made, a.x, a.weight)
+    keep_tensors(ctx, (a.labels, *made, a.x, a.weight))
     ctx.others = (a.ignore_index, inputs[-1])
 
 
 def _differentiate(ctx: Any, dloss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if dloss is None:
         return (None,) * 12
-    saved = ctx.saved_tensors
+    saved = kept_tensors(ctx, _KEPT)
     made = _backward_op(dloss, *saved, *ctx.others)
     gradients = (t if kept is not None else None for t, kept in zip(made, saved[1:4], strict=True))
     return *gradients, *(None,) * 9
@@ -220,7 +224,7 @@ class _Eager(torch.autograd.Function):
         loss, made = _make(a.x, a, wants, given[-1])
         ctx.others = (a.ignore_index, given[-1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(a.labels, *map(made.get, _GRADIENTS), a.x, a.weight)
+        keep_tensors(ctx, (a.labels, *map(made.get, _GRADIENTS), a.x, a.weight))
         return loss
 
     @staticmethod
@@ -228,7 +232,7 @@ class _Eager(torch.autograd.Function):
         if dloss is None or not _is_last_use():
             return _differentiate(ctx, dloss)[:9]
         ignore_index, backend = ctx.others
-        a, _, sums = _read_backward((dloss, *ctx.saved_tensors, ignore_index))
+        a, _, sums = _read_backward((dloss, *kept_tensors(ctx, _KEPT), ignore_index))
         made = _scale(dloss, a, sums, backend, True)
         return *map(made.get, _GRADIENTS), *(None,) * 6
 
