@@ -17,7 +17,8 @@ from bert_fast.ops import Packing, attention_padded, unpad
 from tests.pretended_gpu import GPU, OnGpu, PretendedGpu
 from tools.null_driver.steps import CLASSES, LENGTHS, SIZES, inputs_of
 
-ASKS = ["_to_copy"]  # the number of tokens, and the longest length, in one transfer
+ASKS = ["_to_copy"]  # the lengths of all texts, in one transfer
+OFFSETS = 1  # pinned tensor, by which offsets and order go to the device; a mask of the host is another
 WORDS = ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel")
 
 
@@ -57,7 +58,7 @@ def test_a_mask_costs_one_sync_and_none_on_the_host(name: str, kind: str, preten
     model, inputs = make(name, kind), inputs_of(name)
     wanted = model.eval()(**inputs)[0]
     mask = inputs.pop("attention_mask")
-    num_copies = 2 if (name, kind) == ("BertLMHeadModel", "fused") else 1  # its loss, transformers' own, reads it too
+    num_masks = 2 if (name, kind) == ("BertLMHeadModel", "fused") else 1  # its loss, transformers' own, reads it too
     with pretends, torch.no_grad():
         inputs = there(inputs)
         pretends.moved(model)
@@ -65,9 +66,9 @@ def test_a_mask_costs_one_sync_and_none_on_the_host(name: str, kind: str, preten
             model.train(is_training)
             # Which words are labelled is asked as well, where only these go through the head.
             labels = ["nonzero"] if is_training and name in WORDS and kind == "bert_fast" else []
-            with pretends.waits(ASKS + labels):
+            with pretends.waits(ASKS + labels, num_pinned=OFFSETS):
                 there_too = model(attention_mask=OnGpu(mask), **inputs)[0]
-            with pretends.waits(labels, num_pinned=num_copies):
+            with pretends.waits(labels, num_pinned=num_masks + OFFSETS):
                 from_host = model(attention_mask=mask, **inputs)[0]
             if not is_training:
                 assert torch.equal(from_host.inner, wanted) and torch.equal(there_too.inner, wanted)
@@ -108,7 +109,7 @@ def test_positions_of_words_are_not_counted(gpu: PretendedGpu) -> None:
     positions = (labels.flatten() >= 0).nonzero().squeeze(1)
     with gpu, torch.no_grad():
         words = dict(labels=OnGpu(labels.flatten()[positions]), masked_lm_positions=OnGpu(positions))
-        with gpu.waits([], num_pinned=1):
+        with gpu.waits([], num_pinned=1 + OFFSETS):
             model(**there(inputs), **words, attention_mask=mask)
 
 
@@ -120,9 +121,9 @@ def test_a_memory_has_a_mask_of_its_own(kind: str, pretends: PretendedGpu) -> No
     states, memory_mask = torch.randn(4, 7, 32), torch.arange(7) < torch.tensor([7, 1, 3, 5])[:, None]
     with pretends, torch.no_grad():
         arguments = there(inputs) | dict(encoder_hidden_states=OnGpu(states), use_cache=False)
-        with pretends.waits(ASKS * 2):
+        with pretends.waits(ASKS * 2, num_pinned=2 * OFFSETS):
             wanted = model(**arguments, attention_mask=OnGpu(mask), encoder_attention_mask=OnGpu(memory_mask))[0]
-        with pretends.waits([], num_pinned=2):
+        with pretends.waits([], num_pinned=2 + 2 * OFFSETS):
             output = model(**arguments, attention_mask=mask, encoder_attention_mask=memory_mask)[0]
     assert torch.equal(output.inner, wanted.inner)
 
@@ -145,10 +146,10 @@ def test_attention_counts_one_mask_once(gpu: PretendedGpu) -> None:
     with gpu, torch.no_grad():
         q = OnGpu(x)
         for mask, syncs in ((OnGpu(keep), ASKS), (keep, [])):
-            with gpu.waits(syncs, num_pinned=not syncs):
+            with gpu.waits(syncs, num_pinned=OFFSETS + (not syncs)):
                 out = attention_padded(q, q, q, keep_mask=mask)
             assert torch.equal(out.inner, wanted)
-        with gpu.waits(ASKS):
+        with gpu.waits(ASKS, num_pinned=OFFSETS):
             heads = q.transpose(1, 2)
             out, _ = attend(torch.nn.Identity(), heads, heads, heads, OnGpu(keep))
         assert torch.equal(out.inner, wanted)
@@ -157,9 +158,9 @@ def test_attention_counts_one_mask_once(gpu: PretendedGpu) -> None:
 def test_layouts_are_those_of_the_device(gpu: PretendedGpu) -> None:
     keep = torch.tensor([[1, 0, 1], [0, 1, 0]])
     with gpu:
-        with gpu.waits([], num_pinned=1):
+        with gpu.waits([], num_pinned=1 + OFFSETS):
             packed, packing = unpad(OnGpu(torch.arange(6).view(2, 3)), keep)
-        with gpu.waits(ASKS):
+        with gpu.waits(ASKS, num_pinned=OFFSETS):
             wanted = Packing.from_keep_mask(OnGpu(keep))
         for name in ("cu_seqlens", "coords", "indices", "order"):
             got, want = getattr(packing, name), getattr(wanted, name)
