@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.testing.tolerances import RELATIVE
 
@@ -25,8 +26,8 @@ __all__ = ["Traffic", "assert_traffic", "traffic"]
 class Traffic:
     """Accesses of the kernels run within `traffic()`; masked elements do not count.
 
-    loads, stores: address of an element -> how often it was loaded or stored. Memory that a launcher frees and gets
-        again counts as one address.
+    loads, stores: address of an element -> how often it was loaded or stored. No tensor that is made within the
+        context is freed before its end, so no two of them have the same address.
     loaded_bytes, stored_bytes: the sums, every access counted.
     """
 
@@ -111,7 +112,7 @@ def _touched(counter: "Counter[int]", t: Tensor) -> int:
 
 @contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Within the context, accesses of interpreted kernels are counted; TRITON_INTERPRET must be 1."""
+    """Counts accesses of interpreted kernels within the context; TRITON_INTERPRET must be 1."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     counts = Traffic()
@@ -146,11 +147,25 @@ def traffic() -> Iterator[Traffic]:
         counts._count_store(addresses, bytes_of(ptrs))
         return exchange(ptrs, *arguments, **named)
 
-    with mock.patch.multiple(
+    counting = mock.patch.multiple(
         builder,
         create_masked_load=counting_load,
         create_masked_store=counting_store,
         create_atomic_rmw=counting_update,
         create_atomic_cas=counting_exchange,
-    ):
+    )
+    with counting, _Keeping():
         yield counts
+
+
+class _Keeping(TorchDispatchMode):
+    """Keeps the results of all operators until it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._kept.append(made)
+        return made

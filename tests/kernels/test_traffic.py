@@ -121,3 +121,14 @@ def test_the_rule() -> None:
         assert_traffic(counts, floor / 1.06, cached=(row,))
     with pytest.raises(AssertionError, match="it is none"):
         assert_traffic(counts, floor + 1, cached=(row,))
+
+
+def test_no_two_tensors_have_the_same_address() -> None:
+    """The allocator would reuse the first one's memory, and both would be counted as one."""
+    with traffic():
+        addresses = set()
+        for _ in range(20):
+            freed = torch.empty(64)
+            addresses.add(freed.data_ptr())
+            del freed
+    assert len(addresses) == 20
