@@ -116,12 +116,7 @@ def product(
             return torch.mm(a, b) if bias is None else torch.addmm(narrowed(bias, a), a, b)
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
     shape = (a.shape[0], b.shape[1])
-    if out.dtype not in (a.dtype, torch.float32):
-        raise TypeError(
-            f"out_dtype: expected {a.dtype} (that of the operands) or torch.float32, got {out.dtype}; "
-            "parameters are not to be cast between forward and backward"
-        )
-    assert out.shape == shape and (out.stride(1) == 1 or shape[1] <= 1)
+    assert out.shape == shape and out.dtype in (a.dtype, torch.float32) and (out.stride(1) == 1 or shape[1] <= 1)
     assert not accumulate or bias is None
     if out.numel() == 0 or (accumulate and a.shape[1] == 0):
         return out

@@ -15,12 +15,13 @@ Precision: accumulators and sums in fp32, TF32 as PyTorch is set. Deterministic.
 
 from collections.abc import Set
 
+import torch
 from torch import Tensor
 
 from bert_fast.kernels._gemm import narrowed, product
 from bert_fast.reference.linear import Linear
 
-__all__ = ["linear_bwd", "linear_fwd"]
+__all__ = ["linear_bwd", "linear_fwd", "weight_gradient"]
 
 
 def linear_fwd(a: Linear) -> Tensor:
@@ -34,7 +35,21 @@ def linear_bwd(a: Linear, dy: Tensor, wants: Set[str], onto: Tensor | None = Non
     if "x" in wants:
         made["x"] = product(dy, narrowed(a.weight, dy), out=onto, accumulate=onto is not None)
     if "weight" in wants:
-        made["weight"] = product(dy.t(), a.x, out_dtype=a.weight.dtype)
+        made["weight"] = weight_gradient(dy, a.x, a.weight)
     if "bias" in wants:
         made["bias"] = dy.sum(0, dtype=a.weight.dtype)
     return made
+
+
+def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Returns dy^T x [N, K] in the weight's dtype.
+
+    Raises:
+        TypeError: the weight was cast after the forward pass, to another dtype than that of dy or fp32.
+    """
+    if weight.dtype not in (dy.dtype, torch.float32):
+        raise TypeError(
+            f"weight: expected dtype {dy.dtype} (that of dy) or torch.float32 in backward, got {weight.dtype}; "
+            "do not cast parameters between forward and backward"
+        )
+    return product(dy.t(), x, out_dtype=weight.dtype)

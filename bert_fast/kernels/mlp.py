@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bert_fast.kernels._gemm import narrowed, product, product_activation, product_derivative
 from bert_fast.kernels.bias_gelu import bias_gelu_fwd
-from bert_fast.kernels.linear import linear_bwd
+from bert_fast.kernels.linear import linear_bwd, weight_gradient
 from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.reference.linear import Linear
 from bert_fast.reference.mlp import UP, Mlp
@@ -57,7 +57,7 @@ def mlp_bwd(a: Mlp, dy: Tensor, pre: Tensor | None, wants: Set[str], onto: Tenso
     elif "down_weight" in wants:
         act = bias_gelu_fwd(BiasGelu(pre, None, a.hidden_act))
     if "down_weight" in wants:
-        made["down_weight"] = product(dy.t(), act, out_dtype=a.down_weight.dtype)
+        made["down_weight"] = weight_gradient(dy, act, a.down_weight)
         del act
     if "down_bias" in wants:
         made["down_bias"] = dy.sum(0, dtype=a.down_weight.dtype)

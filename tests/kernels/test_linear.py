@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_fast import backend
+from bert_fast import backend, ops, use_backend
 from bert_fast.aten import linear as aten
 from bert_fast.reference import linear as reference
 from bert_fast.reference.linear import Linear
@@ -120,3 +120,14 @@ def test_bytes_are_those_of_the_docstring(kernels):  # type: ignore[no-untyped-d
         made = kernels.linear_bwd(Linear(x, weight, None), dy, {"x", "weight"})
     assert backward.times_stored(made["x"]) == backward.times_stored(made["weight"]) == {1}
     assert backward.stored_bytes == made["x"].nbytes + made["weight"].nbytes
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+def test_a_weight_that_was_cast_after_forward_raises(name: str) -> None:
+    x, up, down = (torch.randn(shape, requires_grad=True) for shape in ((5, 8), (12, 8), (8, 12)))
+    with use_backend("triton"):
+        y = ops.linear(x, up) if name == "linear" else ops.mlp(x, up, None, down, None)
+        weight = up if name == "linear" else down
+        weight.data = weight.data.bfloat16()
+        with pytest.raises(TypeError, match=r"weight: expected dtype torch\.float32 .* in backward, got torch\.bfloat16"):
+            y.sum().backward()
