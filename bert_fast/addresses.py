@@ -1,7 +1,7 @@
-"""Where tensors lie: their addresses and sizes, of many of them in one call.
+"""Addresses, sizes and contiguity of many tensors in one call.
 
-The C++ extension reads them by DLPack's exchange of C functions, which PyTorch has since 2.11. Without either the
-tensors' methods are asked. All tensors are to be plain ones with memory.
+The C++ extension reads them through DLPack's C exchange table (`torch.Tensor.__dlpack_c_exchange_api__`). If the
+extension or the table is missing, `Reader` calls the tensors' methods. Tensors must be plain and have memory.
 """
 
 import functools
@@ -15,60 +15,66 @@ from torch import Tensor
 
 from bert_fast import native
 
-__all__ = ["CONTIGUOUS", "Reader", "exchange", "numbers_of", "reader"]
+__all__ = ["CONTIGUOUS", "Reader", "exchange", "lie_of", "numbers_of", "reader"]
 
-CONTIGUOUS = 16  # in what `Reader.lies` returns; its other bits are of the address
+CONTIGUOUS = 16  # the bit for contiguous tensors in `Reader.lies`; the lower bits are the address modulo 16
 _Tensors = Sequence[Tensor]
 
 
 class Reader:
-    """What is asked of lists and tuples of tensors; this one asks the tensors' methods."""
+    """Reads lists and tuples of tensors through the tensors' methods."""
 
     def addresses(self, *lists: _Tensors) -> bytes:
-        """Addresses, list after list, as int64 one behind the other: soon hashed, compared and stored."""
+        """Returns the addresses of all tensors, list after list, as consecutive int64 values."""
         return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.data_ptr, chain(*lists)))
 
     def sizes(self, *lists: _Tensors) -> bytes:
-        """Numbers of elements, likewise."""
+        """Returns the numbers of elements in the same form."""
         return struct.pack(f"{sum(map(len, lists))}q", *map(Tensor.numel, chain(*lists)))
 
     def lies(self, *lists: _Tensors) -> bytes:
-        """A byte of each: its address modulo 16, and 16 more where it is contiguous."""
+        """Returns one byte for each tensor: its address modulo 16, plus 16 if it is contiguous."""
         return bytes([one.data_ptr() % 16 + CONTIGUOUS * one.is_contiguous() for one in chain(*lists)])
 
     def are_alike(self, *lists: _Tensors) -> bool:
-        """Whether all are contiguous, of one dtype and on one device."""
+        """Returns whether all tensors are contiguous, have the same dtype and are on the same device."""
         tensors = list(chain(*lists))
         return all(map(Tensor.is_contiguous, tensors)) and len({(one.dtype, one.device) for one in tensors}) <= 1
 
 
 @functools.cache
 def reader() -> Reader:
-    """The quickest one that there is."""
+    """Returns the extension's reader, or a `Reader` if PyTorch or the extension does not support it."""
     capsule = exchange()
     return Reader() if capsule is None else native.load().TensorReader(capsule, Tensor)  # type: ignore[union-attr]
 
 
 def numbers_of(key: bytes) -> list[int]:
-    """The addresses, or sizes, that a reader found."""
+    """Returns the int64 values that `addresses` or `sizes` returned."""
     return memoryview(key).cast("q").tolist()
+
+
+def lie_of(tensors: list[Tensor]) -> tuple[bytes, tuple[Any, ...] | None]:
+    """Returns alignment and contiguity of tensors, and their strides unless all are contiguous."""
+    lies = reader().lies(tensors)
+    return lies, None if min(lies) >= CONTIGUOUS else tuple([one.stride() for one in tensors])
 
 
 @functools.cache
 def exchange() -> Any | None:
-    """PyTorch's functions for the extension, as a capsule; None where there are none that do what DLPack says."""
+    """Returns PyTorch's DLPack table as a capsule, or None if it is missing or its answers are wrong for a sample."""
     extension, capsule = native.load(), getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if extension is None or capsule is None:
         return None
     try:
         given = extension.TensorReader(capsule, Tensor)
         return capsule if all(_are_read(given, one) for one in _samples()) else None
-    except Exception:  # whatever another PyTorch does
+    except Exception:  # a table of another form may raise anything
         return None
 
 
 def _samples() -> list[Tensor]:
-    """Tensors on the CPU of several dtypes, dimensions, strides and offsets."""
+    """Returns CPU tensors with several dtypes, ranks, strides and storage offsets."""
     whole = torch.arange(24, dtype=torch.float32, device="cpu")
     return [
         whole, whole[5:], whole.view(2, 3, 4), whole.view(4, 6).t(), whole.view(4, 6)[1:, 2:4], whole.new_ones(()),
@@ -77,7 +83,7 @@ def _samples() -> list[Tensor]:
 
 
 def _are_read(given: Reader, one: Tensor) -> bool:
-    """Whether a reader says of a tensor what the tensor says."""
+    """Returns whether a reader agrees with the tensor's own methods."""
     lists, by_methods = ([one], (one,)), Reader()
     return (
         given.addresses(*lists) == by_methods.addresses(*lists)

@@ -1,4 +1,4 @@
-"""Addresses and sizes of many tensors at once: by the extension and by the tensors' methods."""
+"""The extension and the tensors' methods read the same addresses, sizes and contiguity."""
 
 import struct
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import addresses, native
-from bert_fast.addresses import CONTIGUOUS, Reader, exchange, numbers_of, reader
+from bert_fast.addresses import CONTIGUOUS, Reader, exchange, lie_of, numbers_of, reader
 
 WHOLE = torch.arange(48, dtype=torch.float32)
 TENSORS: dict[str, Tensor] = {
@@ -34,7 +34,7 @@ def one(request: pytest.FixtureRequest) -> Reader:
     return request.param
 
 
-def test_the_extension_reads_where_pytorch_lets_it() -> None:
+def test_the_extension_is_used_where_pytorch_has_the_table() -> None:
     has_functions = native.load() is not None and hasattr(Tensor, "__dlpack_c_exchange_api__")
     assert (exchange() is not None) == has_functions == (type(reader()) is not Reader)
 
@@ -77,7 +77,7 @@ def test_what_is_no_tensor_is_refused(given: Any, error: str) -> None:
             getattr(reader(), name)(*given)
 
 
-def test_another_pytorch_is_asked_by_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_are_used_without_a_working_table(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lying(Reader):
         def __init__(self, capsule: Any, tensor_type: Any) -> None:
             pass
@@ -95,3 +95,11 @@ def test_another_pytorch_is_asked_by_methods(monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             change(patch)
             assert exchange.__wrapped__() is None
+
+
+def test_strides_belong_to_the_form_unless_all_are_contiguous() -> None:
+    aligned = torch.empty(64)
+    aligned = aligned[-aligned.data_ptr() % 64 // 4 :][:32]
+    assert lie_of([aligned, aligned.view(4, 8)]) == (bytes([CONTIGUOUS] * 2), None)
+    assert lie_of([aligned[1:]]) == (bytes([CONTIGUOUS + 4]), None)
+    assert lie_of([aligned, aligned.view(4, 8).t()]) == (bytes([CONTIGUOUS, 0]), ((1,), (1, 8)))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bert_fast.addresses import lie_of
 from bert_fast.kernels._column_sums import launched_together
 from bert_fast.kernels._gemm import settings
 from bert_fast.kernels._norm_inputs import norm_inputs
@@ -39,7 +40,7 @@ from bert_fast.storage import one_tensor, view_of_neighbours
 
 __all__ = [
     "OPS", "Found", "encoder_layer_bwd", "encoder_layer_fwd", "find_layer", "find_layer_bwd", "layer_of_model",
-    "layer_of_model_bwd", "lie_of", "settings",
+    "layer_of_model_bwd", "settings",
 ]  # fmt: skip
 
 OPS = LayerOps(
@@ -120,8 +121,8 @@ class Found(NamedTuple):
 def find_layer(x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, options: Options) -> Found:
     """What `layer_of_model` is given for such calls."""
     lasting, references = _of_lasting(layer.parameters, _look_forward)
-    lie = [None if one is None else lie_of(one) for one in (x, *projected)]
-    key = "forward", lasting, call.kind, x.dtype, *lie, options, *settings(), torch.is_inference_mode_enabled()
+    lie = lie_of([one for one in (x, *projected) if one is not None])
+    key = "forward", lasting, call.kind, x.dtype, lie, options, *settings(), torch.is_inference_mode_enabled()
     return Found(_of_model.kind_of(key), references)
 
 
@@ -133,8 +134,9 @@ def find_layer_bwd(
     lasting, references = _of_lasting(layer.parameters, _look_backward)
     # These two were made by others; all else that is kept was made here.
     x, projected = kept[names.index("x")], kept[-len(PROJECTED) :]
-    of_x, of_projected = x if x is None else lie_of(x), None if projected[0] is None else tuple(map(lie_of, projected))  # type: ignore[arg-type]
-    key = "backward", lasting, call.kind, dy.dtype, lie_of(dy), of_x, of_projected, names, options, needs, *settings()
+    lie = lie_of([one for one in (dy, x, *projected) if one is not None])
+    given = x is None, projected[0] is None
+    key = "backward", lasting, call.kind, dy.dtype, lie, given, names, options, needs, *settings()
     return Found(_of_model.kind_of(key), references)
 
 
@@ -206,11 +208,6 @@ def _kind_of_lasting(group: tuple[Tensor | None, ...]) -> int:
 
 
 _kinds: dict[Any, int] = {}
-
-
-def lie_of(x: Tensor) -> Any:
-    """How a tensor lies in memory, as far as it decides."""
-    return x.data_ptr() % 16, None if x.is_contiguous() else x.stride()
 
 
 def _record(

@@ -64,10 +64,8 @@ class PackedEncoder:
             layer_call = call if index == len(layers) - 1 else inner
             y = None
             if memory is None and not runs_again and getattr(type(layer), "forward_packed", None) in _WHOLE:
-                if around is None:
-                    around = Around(x, layer_call)
-                elif around.call is not layer_call:
-                    around = around.of(x, layer_call)
+                if around is None or around.call is not layer_call:
+                    around = Around(x, layer_call, around)
                 y = run_whole(layer, x, layer_call, is_called=False, around=around)
             if y is not None:
                 x = y

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bert_fast.addresses import CONTIGUOUS, lie_of
 from bert_fast.backend import requested
 from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, PackedSelfOutput
 from bert_fast.modules.call import Call
@@ -59,33 +60,35 @@ _NOTHING_DROPS = (0.0, 0.0, 0.0)
 
 
 class Around:
-    """What is asked once for layers of a forward pass that run one after another, with nothing of others between.
+    """State that is read once for consecutive layers of a forward pass, if no other code runs between them.
 
-    call: what they share. key: a number for all that decides about their kernels beside the layers themselves; None
-    where each is to look at everything. `x`, [T, H], is that of the first layer; those of the next are like it.
+    call: what the layers share. key: a number for everything but the layers that decides which kernels run; None if
+    each layer has to check everything. `x`, [T, H], is the input of the first layer; later inputs have the same form.
     """
 
-    def __init__(self, x: Tensor, call: Call) -> None:
+    backend: str
+    is_watched: bool
+    key: int | None
+    _state: tuple[Any, ...] | None
+
+    def __init__(self, x: Tensor, call: Call, before: "Around | None" = None) -> None:
+        """before: of the layers that ran just before, with no other code between; its state still holds."""
         self.call = call
-        self.ask(x)
+        if before is None:
+            self.ask(x)
+        else:
+            self.backend, self.is_watched, self._state = before.backend, before.is_watched, before._state
+            self.key = self._key(x)
 
     def ask(self, x: Tensor) -> None:
-        """Asks again, since code of others has run."""
+        """Reads the state again, after other code has run."""
         self.backend, self.is_watched = requested(), is_watched(by_profiler=False)
-        self._state = None if self.is_watched else self._asked(x)
+        self._state = None if self.is_watched else self._read_state(x)
         self.key = self._key(x)
 
-    def of(self, x: Tensor, call: Call) -> "Around":
-        """Of another call, by layers that follow those of this one with nothing of others between."""
-        made = object.__new__(Around)
-        made.__dict__.update(self.__dict__)
-        made.call = call
-        made.key = made._key(x)
-        return made
-
-    def _asked(self, x: Tensor) -> tuple[Any, ...] | None:
+    def _read_state(self, x: Tensor) -> tuple[Any, ...] | None:
         module = runs_programs(x.device, x.dtype, self.backend)
-        if module is None or is_watched() or module.lie_of(x) != (0, None):
+        if module is None or is_watched():
             return None
         return (
             self.backend, x.dtype, x.device, x.shape[1], autocast_dtype(x), torch.is_grad_enabled(),
@@ -97,7 +100,7 @@ class Around:
         if self._state is None or not _is_plain_call(x, call):
             return None
         self.of_layers = of_layers = call.of_layers
-        if not are_plain((x, *of_layers.tensors)):
+        if not are_plain((x, *of_layers.tensors)) or lie_of([x]) != _ALIGNED:
             return None
         is_long = call.packing.max_seqlen > HEAD_STRIDE
         key = self._state, of_layers.kind, of_layers.causal, call.seed is None, is_long
@@ -106,6 +109,7 @@ class Around:
         return _numbers.setdefault(key, next(_count))
 
 
+_ALIGNED = bytes([CONTIGUOUS]), None  # `lie_of` a contiguous tensor at a multiple of 16 bytes
 _MAX_NUMBERS = 4096
 _numbers: dict[Any, int] = {}
 _count = itertools.count()
@@ -198,8 +202,7 @@ class _Whole:
         if around.key is not None:
             key = around.key, x.requires_grad
             if projected[0] is not None:
-                lie_of = runs_programs(x.device, x.dtype, around.backend).lie_of  # type: ignore[union-attr]
-                key = *key, *[(one.requires_grad, lie_of(one)) for one in projected]
+                key = *key, *[one.requires_grad for one in projected], lie_of([*projected])
             form = self._forms.get(key)
             if form is not None:
                 made = encoder_layer_of_form(form, x, parameters, around.of_layers, projected)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_fast.addresses import CONTIGUOUS, reader
+from bert_fast.addresses import lie_of, reader
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._saved import keep_tensors, kept_tensors
@@ -47,11 +47,8 @@ def of_call(tensors: tuple[Tensor | None, ...], max_seqlen_q: int, max_seqlen_k:
         coords_k.shape[0], coords_q.shape[0], offsets.shape[0], 0 if order is None else order.shape[0], max_seqlen_q,
         max_seqlen_k,
     )  # fmt: skip
-    there = [one for one in tensors if one is not None]
-    lies = reader().lies(there)
     forms = [None if one is None else (one.dtype, one.dim()) for one in tensors]
-    strides = None if min(lies) >= CONTIGUOUS else tuple([one.stride() for one in there])
-    kind = (*forms, lies, strides, coords_q is coords_k)
+    kind = (*forms, *lie_of([one for one in tensors if one is not None]), coords_q is coords_k)
     return OfCall(tensors, numbers, causal, _kinds.setdefault(kind, len(_kinds)))
 
 
@@ -78,7 +75,7 @@ class Form:
     ) -> None:
         self.saves = saves
         self.options, self.module, self.backend, self.keeps = options, module, backend, keeps
-        self._of_layer, self._dtype = layer[1:], layer.parameters[6].dtype  # type: ignore[union-attr]  # of all
+        self._of_layer, self._dtype = layer[1:], layer.parameters[6].dtype  # type: ignore[union-attr]  # of all parameters
         self._known: tuple[Any, ...] | None = None  # of parameters: whether all are there, guard, addresses
         self.found: Any = None
         self.keeping: tuple[Any, ...] | None = None  # which inputs need gradients, what is kept, the gradients' names
@@ -111,10 +108,7 @@ class Form:
             return None, kept
         x = kept[weights.start - 1]
         moving = [dy, *([] if x is None else [x]), *(kept[weights.stop :] if kept[-1] is not None else ())]
-        lies = reader().lies(moving)
-        state = [lies, *self.module.settings()]
-        if min(lies) < CONTIGUOUS:
-            state += [one.stride() for one in moving]
+        state = *lie_of(moving), *self.module.settings()
         backward = self._backward  # other threads may set it meanwhile
         if backward is not None:
             pick, pick_weights, guard, addresses, known, found = backward
@@ -139,7 +133,7 @@ class Form:
         return found, kept
 
     def check_dtypes(self, parameters: _Tensors) -> None:
-        """Raises RuntimeError where parameters that backward reads were cast since forward."""
+        """Raises RuntimeError if parameters that backward reads were cast after the forward pass."""
         for one in parameters:
             if one is not None and one.dtype is not self._dtype:
                 raise RuntimeError(
