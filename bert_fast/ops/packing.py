@@ -38,9 +38,9 @@ __all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_f
 
 
 _MOST_TOKENS = 2**31  # offsets are of 32 bits
-_ALIGNMENT = 16  # bytes; of what kernels are given
-_PROXY = _TorchDispatchModeKey.PROXY  # of what `make_fx` puts around a function
-_MOST_ON_HOST = 256  # sequences whose offsets the host makes sooner than it asks for them
+_ALIGNMENT = 16  # bytes; kernels are compiled for tensors that begin at multiples of it
+_PROXY = _TorchDispatchModeKey.PROXY  # the dispatch mode of `make_fx`
+_MOST_ON_HOST = 256  # sequences; for more of them, operators are faster than Python's loops
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,18 @@ class Packing:
             places, max_seqlen, min_seqlen = kept.nonzero(), length, 0
             cu_seqlens, order = _offsets(counts)
         else:
-            # The one sync. What records a call for other masks is to see how offsets are made of this one.
-            lengths = None if _is_recorded() or batch_size > _MOST_ON_HOST else counts.tolist()
-            if lengths:
-                num_tokens, max_seqlen, min_seqlen = sum(lengths), max(lengths), min(lengths)
-            else:
-                num_tokens, max_seqlen, min_seqlen = _extent(counts)
+            # A trace is replayed with other masks, so its offsets must be computed by operators.
+            on_host = 0 < batch_size <= _MOST_ON_HOST and not _is_traced()
+            lengths = counts.tolist() if on_host else []  # the only device sync; else in `_extent`
+            extent = (sum(lengths), max(lengths), min(lengths)) if on_host else _extent(counts)
+            num_tokens, max_seqlen, min_seqlen = extent
             if num_tokens == batch_size * length:
                 return cls.full(batch_size, length, device)
             if kept.device != device:
                 kept = sent(kept, device)
-                counts = counts if lengths else kept.sum(1)
+                counts = counts if on_host else kept.sum(1)
             places = _nonzero(kept, num_tokens)
-            cu_seqlens, order = _offsets_on_host(lengths, kept.device) if lengths else _offsets(counts)
+            cu_seqlens, order = _offsets_on_host(lengths, kept.device) if on_host else _offsets(counts)
         rows, positions = places.unbind(1)
         indices = torch.add(positions, rows, alpha=length)
         # PyTorch returns places column by column.
@@ -345,8 +344,8 @@ def _as_device(device: Any) -> torch.device:
         raise ValueError(f"device: expected a torch.device or its name, got {got}") from error
 
 
-def _is_recorded() -> bool:
-    """Whether `torch.jit.trace` or `make_fx` writes down what is computed."""
+def _is_traced() -> bool:
+    """Returns whether `torch.jit.trace` or `make_fx` records operators."""
     return (
         _get_tracing_state() is not None
         or _get_dispatch_mode(_PROXY) is not None
@@ -364,13 +363,13 @@ def _extent(lengths: Tensor) -> tuple[int, int, int]:
 
 
 def _offsets(lengths: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(cu_seqlens, order) of sequences of these lengths, int64 [B]."""
+    """Returns cu_seqlens and, on a GPU, order. lengths: int64 [B]."""
     cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     return cu_seqlens, _longest_first(lengths) if lengths.device.type == "cuda" else None
 
 
 def _offsets_on_host(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """As `_offsets`, on that device; a GPU gets both in one transfer, and launches nothing."""
+    """Returns the same as `_offsets`, computed on the host; one copy to a GPU, no kernel."""
     offsets = [0, *itertools.accumulate(lengths)]
     if device.type != "cuda":
         return torch.tensor(offsets, dtype=torch.int32, device=device), None

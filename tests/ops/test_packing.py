@@ -82,7 +82,7 @@ def test_bad_layouts_are_named(cu_seqlens, max_seqlen, tokens, error, message):
         Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens)
 
 
-def test_the_host_waits_once_for_all_that_it_wants_to_know():
+def test_all_lengths_take_one_transfer():
     waits = []
 
     class Recorder(TorchDispatchMode):
@@ -95,14 +95,14 @@ def test_the_host_waits_once_for_all_that_it_wants_to_know():
     with Recorder():
         packing = Packing.from_keep_mask(mask)
     assert (packing.num_tokens, packing.max_seqlen, packing.min_seqlen) == (8, 4, 0)
-    assert not waits, "item() would be a wait each"
+    assert not waits, "each item() would be another sync"
 
 
 @pytest.mark.parametrize("lengths", [[3], [0, 0], [3, 0, 7, 1, 7], [5, 5, 5], [1, 2, 3, 4, 5, 6, 7, 8]])
-def test_a_gpu_gets_offsets_and_order_together(lengths, monkeypatch):
+def test_offsets_and_order_take_one_copy_to_a_gpu(lengths, monkeypatch):
     sent = []
     monkeypatch.setattr(packing_module, "sent", lambda given, device: sent.append(given) or given)
-    with torch.device("meta"):  # whatever the default device is
+    with torch.device("meta"):  # the default device must not matter
         cu_seqlens, order = packing_module._offsets_on_host(lengths, SimpleNamespace(type="cuda"))
     expected = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     assert len(sent) == 1 and cu_seqlens.dtype == order.dtype == torch.int32
@@ -113,7 +113,7 @@ def test_a_gpu_gets_offsets_and_order_together(lengths, monkeypatch):
     assert torch.equal(on_cpu, expected) and none is None
 
 
-def test_many_sequences_are_laid_out_like_few(monkeypatch):
+def test_operators_and_host_make_the_same_offsets(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     masks = [torch.rand(shape, generator=generator) < 0.7 for shape in ((1, 9), (40, 5), (300, 7), (3, 0), (0, 4))]
     masks += [torch.zeros(4, 3), torch.ones(2, 3), torch.eye(6)]
@@ -125,7 +125,7 @@ def test_many_sequences_are_laid_out_like_few(monkeypatch):
         assert (one.max_seqlen, one.min_seqlen) == (other.max_seqlen, other.min_seqlen)
 
 
-def test_a_trace_follows_the_mask_to_the_offsets():
+def test_a_trace_computes_offsets_of_other_masks():
     first, second = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
 
     def offsets(mask):
