@@ -1,13 +1,19 @@
-"""What may happen to a layer between two calls: functions (layer, random numbers) that change it in place."""
+"""Functions (layer, random numbers) that change a layer in place between two calls, and the layer's sizes."""
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["CHANGES", "MOVES", "moved", "unaligned"]
+__all__ = ["CHANGES", "CONFIG", "MOVES", "moved", "unaligned"]
+
+CONFIG = SimpleNamespace(
+    hidden_size=32, intermediate_size=48, num_attention_heads=2, layer_norm_eps=1e-12, hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.2, hidden_act="gelu",
+)  # fmt: skip
 
 
 def weights(layer: nn.Module) -> list[nn.Parameter]:

@@ -16,8 +16,8 @@ from bert_fast import use_backend
 from bert_fast.modules.layer import BertLayer
 from bert_fast.modules.whole_layer import run_whole
 from bert_fast.ops._layer_programs import Form
-from tests.kernels.layer_changes import CHANGES, moved, unaligned
-from tests.kernels.test_projected_layers import CONFIG, make_call
+from tests.kernels.layer_changes import CHANGES, CONFIG, moved, unaligned
+from tests.kernels.test_projected_layers import make_call
 
 pytestmark = pytest.mark.interpreter
 
@@ -144,7 +144,7 @@ def test_values_that_decide_what_is_saved_are_looked_at_again() -> None:
 
 @pytest.mark.parametrize("name", ["output.dense.weight", "output.LayerNorm.weight"])
 @pytest.mark.parametrize("calls", [0, 2])
-def test_parameters_that_were_cast_since_forward_have_an_error(name: str, calls: int) -> None:
+def test_a_parameter_that_was_cast_after_forward_raises(name: str, calls: int) -> None:
     layer: Any = BertLayer(CONFIG, 0).train()
     with use_backend("triton"):
         for _ in range(calls):  # whether backward was looked up before or not

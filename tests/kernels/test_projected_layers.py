@@ -1,7 +1,6 @@
 """Layers whose query, key or value is more than its parameters: the rest is one program, with the bits of its ops."""
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,13 +13,9 @@ from bert_fast.errors import DerivativeError
 from bert_fast.modules.call import Call, first_rows
 from bert_fast.modules.layer import BertLayer
 from bert_fast.ops.packing import Packing
+from tests.kernels.layer_changes import CONFIG
 
 pytestmark = pytest.mark.interpreter
-
-CONFIG = SimpleNamespace(
-    hidden_size=32, intermediate_size=48, num_attention_heads=2, layer_norm_eps=1e-12, hidden_dropout_prob=0.1,
-    attention_probs_dropout_prob=0.2, hidden_act="gelu",
-)  # fmt: skip
 
 
 class Adapted(nn.Module):

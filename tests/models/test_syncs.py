@@ -17,8 +17,8 @@ from bert_fast.ops import Packing, attention_padded, unpad
 from tests.pretended_gpu import GPU, OnGpu, PretendedGpu
 from tools.null_driver.steps import CLASSES, LENGTHS, SIZES, inputs_of
 
-ASKS = ["_to_copy"]  # the lengths of all texts, in one transfer
-OFFSETS = 1  # pinned tensor, by which offsets and order go to the device; a mask of the host is another
+ASKS = ["_to_copy"]  # one transfer of all lengths to the host
+OFFSETS = 1  # pinned tensor: offsets and order are copied to the device together
 WORDS = ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel")
 
 

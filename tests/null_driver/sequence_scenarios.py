@@ -1,11 +1,13 @@
-"""Random sequences of calls of layers over the null driver, by programs in C++ and in Python, as `scenarios.py`.
+"""Random sequences of calls of a layer over the null driver, run by programs in C++ and in Python.
 
-A sequence makes a layer and calls it, with other batches and modes, while its parameters are moved, replaced, frozen
-and rewritten, several forward passes wait for their backward, and launches fail. Each call is made twice, by C++ and by
-Python. Both must launch the same kernels with the same parameters, return tensors of the same form, and raise the same
-errors. Addresses of parameters and of what a call is given count as they are, others by their last four bits.
+A sequence calls a layer with changing batches and modes. Between calls its parameters are moved, replaced, frozen,
+rewritten or cast, several forward passes wait for their backward pass, and launches fail. C++ and Python run each call.
+Both must launch the same kernels with the same parameters, return tensors of the same form and raise the same errors.
+Addresses of parameters and arguments are compared exactly, others by their last four bits.
 
-BERT_FAST_SEQUENCES: how many; 100,000 take some twenty minutes.
+Environment:
+    BERT_FAST_SEQUENCES        the number of sequences, 200 by default. 100,000 take about an hour of one core.
+    BERT_FAST_FIRST_SEQUENCE   the first one's seed, 0 by default.
 """
 
 import bisect
@@ -14,30 +16,25 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from tests.kernels.layer_changes import CHANGES, MOVES
+from tests.kernels.layer_changes import CHANGES, CONFIG, MOVES
 from tests.null_driver.layer_scenarios import _ADDRESSES
 from tools.null_driver.driver import NullDriver
 
 __all__ = ["SEQUENCE_SCENARIOS"]
 
-NUM_SEQUENCES, NUM_ALTERED = 200, 10
-CONFIG = SimpleNamespace(
-    hidden_size=32, intermediate_size=48, num_attention_heads=2, layer_norm_eps=1e-12, hidden_dropout_prob=0.1,
-    attention_probs_dropout_prob=0.2, hidden_act="gelu",
-)  # fmt: skip
+NUM_SEQUENCES, NUM_BY_METHODS, NUM_ALTERED = 200, 30, 10
 _LENGTHS = 1, 2, 5, 9, 16, 33, 64, 130
 _Call = Callable[[], Sequence[Tensor | None]]
 
 
 class _Compared:
-    """Calls that are made by both executors."""
+    """Runs calls by both executors and compares them."""
 
     def __init__(self, driver: NullDriver) -> None:
         from bert_fast.kernels._programs import _Runner
@@ -48,7 +45,7 @@ class _Compared:
         self.wrong: list[str] = []
 
     def both(self, label: str, known: Sequence[Tensor], calls: dict[str, _Call], fails_at: int) -> dict[str, Any]:
-        """What the calls return, by executor; None where they raised. fails_at: the launch that is to fail, or 0."""
+        """Returns the results by executor, None for a call that raised. fails_at: the launch that fails, or 0."""
         spans = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes) for one in known})
         starts = [start for start, _ in spans]
         found, made = {}, {}
@@ -83,14 +80,14 @@ class _Compared:
 
 
 class _Altered(_Compared):
-    """Calls whose last number, a site of dropout, is another one in C++: to be noticed."""
+    """Gives C++ another dropout site, which the comparison must notice."""
 
     def _counted(self, runner: Any, inputs: Any, numbers: Any) -> Any:
         return super()._counted(runner, inputs, (*numbers[:-1], numbers[-1] + 1))
 
 
 def _places(parameters: bytes, spans: list[tuple[int, int]], starts: list[int]) -> tuple[int, ...]:
-    """Bytes of parameters as words; of addresses outside of known memory the last bits."""
+    """Returns parameters as words of 8 bytes. Addresses outside of known memory are reduced to their last bits."""
     whole = len(parameters) // 8 * 8
     words = []
     for i in range(0, whole, 8):
@@ -113,7 +110,7 @@ def _cast(layer: Any, rng: random.Random) -> None:
 
 
 class _Sequence:
-    """A layer, and forward passes of it that wait for their backward."""
+    """A layer, and forward passes that wait for their backward pass."""
 
     def __init__(self, seed: int, compared: _Compared) -> None:
         from bert_fast.modules.layer import BertLayer
@@ -187,16 +184,17 @@ class _Sequence:
         self._compared.both(self._label, [dy, *known, *self._layer.parameters()], calls, self._fails_at())
 
     def _executors(self) -> list[str]:
-        """In either order, so that either is the first to see what has changed."""
+        """Returns the executors in random order, so that either may run first after a change."""
         names = ["C++", "Python"]
         self._rng.shuffle(names)
         return names
 
 
 def random_sequences(driver: NullDriver) -> dict[str, Any]:
-    """Calls of which C++ and Python make different things; how many were compared, and with which errors."""
+    """Returns the calls in which C++ and Python differ, and how many calls were compared, by error."""
     import bert_fast  # noqa: F401  with the answers of a GPU
     from bert_fast import use_backend
+    from bert_fast.kernels._programs import forget
 
     driver.note_parameters()
     compared, altered = _Compared(driver), _Altered(driver)
@@ -208,6 +206,10 @@ def random_sequences(driver: NullDriver) -> dict[str, Any]:
             _Sequence(seed, compared).run()
             if seed % 500 == 0:
                 gc.collect()
+        with mock.patch("bert_fast.kernels._native_program.exchange", return_value=None):
+            forget()  # programs made from here on read tensors by methods
+            for seed in range(NUM_BY_METHODS):
+                _Sequence(seed, compared).run()
         for seed in range(NUM_ALTERED):
             _Sequence(seed, altered).run()
     return {
