@@ -158,7 +158,7 @@ class Lookups:
         )
         return cls(
             (*ids, *tables),
-            # As programs have it, a single id is contiguous whatever its stride.
+            # Programs give a single id, which is always contiguous, the stride 1.
             tuple(0 if t is None else 1 if t.is_contiguous() else t.stride(0) for t in ids),  # type: ignore[arg-type]
             tuple(0 if t is None else t.stride(0) for t in tables),  # type: ignore[arg-type]
             tuple(0 if t is None else t.shape[0] for t in tables),  # type: ignore[arg-type]

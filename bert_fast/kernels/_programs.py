@@ -56,8 +56,7 @@ class _Form:
     def __init__(self, kind: Kind, tensors: list[Tensor], words: list[str], letters: list[str]) -> None:
         self.kind, self.letters = kind, letters
         self._guard = guard_of(tensors, [[letter != "_" for letter in word] for word in words])
-        # Which are contiguous, too, of which the guard does not tell: with any stride a single row is, and several
-        # are not.
+        # The guard does not check contiguity: a single row is contiguous with any stride, several rows are not.
         self._lies = reader().lies(tensors)
         places = [(i, d, letter) for i, word in enumerate(words) for d, letter in enumerate(word) if letter != "_"]
         first = {letter: (i, d) for i, d, letter in reversed(places)}

@@ -23,10 +23,10 @@ _ALIGNMENT = 16  # bytes; what launchers choose by
 
 
 def _find_part_of() -> Callable[..., Tensor]:
-    """The function (tensor, sizes, strides, elements from the tensor's first) that returns this part, sharing memory.
+    """Returns the function (tensor, sizes, strides, elements from the tensor's first) that makes a view.
 
-    Programs that PyTorch's compiler makes call `_reinterpret_tensor`, in a fraction of the time of a view. It is not
-    public: a PyTorch without it makes a view.
+    PyTorch's compiler uses `_reinterpret_tensor`, which does not go through the dispatcher. It is not public. Without
+    it `as_strided` makes the view.
     """
     known: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)
     if known is not None:
@@ -54,7 +54,7 @@ class Trace:
         self._first_steps: list[tuple[Any, list[int]]] = []  # views of inputs
         self._forms: list[tuple[int, ...]] = []  # of slots: sizes, strides, 0
         self._views: dict[Any, int] = {}
-        # Memory that was not given to PyTorch yet, with its step and its number of elements.
+        # By slot of memory that no function of PyTorch has read yet: its step, and its number of elements.
         self._unseen: dict[int, tuple[int, Any]] = {}
         self._casts: dict[tuple[int, torch.dtype], Traced] = {}
         self._place_of_casts: int | None = None
@@ -182,7 +182,7 @@ class Trace:
         return given, reads
 
     def _whole(self, x: Traced) -> int:
-        """The slot of a tensor as PyTorch's functions take it: a part is made where a slot has another form."""
+        """Returns the slot of a tensor for PyTorch's functions; adds a step for a view if the slot has another form."""
         form = tuple(map(self.numbers.place, (*x.shape, *x.strides, x.offset)))
         if self._forms[x.slot] == form:
             self._unseen.pop(x.slot, None)
@@ -192,7 +192,7 @@ class Trace:
             return known
         dims, (index, size) = len(x.shape), self._unseen.pop(x.slot, (None, 0))
         if index is not None and x.offset == 0 and x.numel() == size and x.is_contiguous():
-            # Only launches have used this memory so far: it is allocated with that shape, and no view is needed.
+            # Only launches have used this memory so far, so it is allocated with that shape and needs no view.
             empty, reads = self._steps[index]
             self._steps[index] = empty._replace(shape=form[:dims]), reads
             self._forms[x.slot] = form

@@ -81,9 +81,10 @@ def without_autocast(function: _Function) -> _Function:
 
 
 def call_without_autocast(x: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments) with autocast off for the device of x, where it is on.
+    """Returns function(*arguments), called with autocast off for the device of x, where it is on.
 
-    As within `torch.autocast(..., enabled=False)`, which takes as long as three launches; under torch.compile by it.
+    Sets the flag alone: `torch.autocast(..., enabled=False)` also handles dtypes and the cache of casts, which nothing
+    uses while autocast is off. torch.compile follows the context manager only.
     """
     kind = x.device.type
     if torch.compiler.is_compiling():

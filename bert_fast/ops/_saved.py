@@ -1,4 +1,4 @@
-"""What autograd keeps for backward, where others' hooks may hand back something else (`saved_tensors_hooks`)."""
+"""Saves tensors for backward, and checks what hooks on saved tensors return (`saved_tensors_hooks`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,17 @@ __all__ = ["keep_tensors", "kept_tensors"]
 
 
 def keep_tensors(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
-    """As `ctx.save_for_backward`."""
+    """Saves tensors as `ctx.save_for_backward` does, and their shapes if hooks on saved tensors are active."""
     ctx.save_for_backward(*tensors)
     if _top_saved_tensors_default_hooks(True) is not None:
         ctx.kept_shapes = [None if one is None else one.shape for one in tensors]
 
 
 def kept_tensors(ctx: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """As `ctx.saved_tensors`.
+    """Returns `ctx.saved_tensors`. names: of the tensors, for messages.
 
-    Raises: RuntimeError that names the tensor where a hook returned one of another shape, whose end kernels would miss.
+    Raises:
+        RuntimeError: a hook returned a tensor of another shape. Kernels would read beyond its end.
     """
     tensors: tuple[Any, ...] = ctx.saved_tensors
     shapes = getattr(ctx, "kept_shapes", None)

@@ -205,7 +205,7 @@ def global_norm(grads: Sequence[Tensor], *, grad_scale: Tensor | None = None, ba
     """
     grads = as_list("grads", grads)
     _check_norm(grads, grad_scale)
-    # The first one chooses the back-end, which is to have fp64 where there is any.
+    # The first gradient chooses the back-end, so fp64 comes first: Triton's kernels do not take it.
     grads.sort(key=lambda grad: grad.dtype != torch.float64)
     with torch.no_grad():
         return unchecked_norm(grads, grad_scale, requested(backend))

@@ -322,7 +322,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if self.max_grad_norm is None or not work:
             return None
         by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        # The first gradient chooses the back-end, which is to have fp64 where there is any.
+        # The first gradient chooses the back-end, so fp64 comes first: Triton's kernels do not take it.
         for _, grads, *_ in sorted(work, key=lambda lists: lists.grads[0].dtype != torch.float64):
             by_device[grads[0].device] += grads
         norms = [unchecked_norm(grads, grad_scale.on(device), request) for device, grads in by_device.items()]

@@ -36,7 +36,7 @@ struct Reader {
 
 Reader* cast(PyObject* self) { return reinterpret_cast<Reader*>(self); }
 
-// The fields of one in a list; false with an exception.
+// Reads the fields of a list's item. Returns false with an exception set.
 bool read_one(const Reader& reader, PyObject* one, TensorFields* fields) {
   if (PyObject_TypeCheck(one, reader.tensor_type) == 0) {
     PyErr_Format(PyExc_TypeError, "expected lists of tensors, got %s", Py_TYPE(one)->tp_name);
@@ -45,7 +45,7 @@ bool read_one(const Reader& reader, PyObject* one, TensorFields* fields) {
   return reader.read(one, fields) == 0;
 }
 
-// The items of lists and tuples, one list after the other; false where `visit` returns false.
+// Calls `visit` for the items of all lists and tuples. Returns false if `visit` did.
 template <typename Visit>
 bool each_of(PyObject* const* lists, Py_ssize_t num_lists, Visit visit) {
   for (Py_ssize_t i = 0; i < num_lists; i++) {
@@ -53,7 +53,7 @@ bool each_of(PyObject* const* lists, Py_ssize_t num_lists, Visit visit) {
       PyErr_Format(PyExc_TypeError, "expected lists and tuples, got %s", Py_TYPE(lists[i])->tp_name);
       return false;
     }
-    // The length is asked anew each time: reading a tensor may, in principle, run code that changes the list.
+    // Reads the length each time, because reading a tensor may run Python code that changes the list.
     for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(lists[i]); j++) {
       if (!visit(PySequence_Fast_GET_ITEM(lists[i], j))) return false;
     }
@@ -61,7 +61,7 @@ bool each_of(PyObject* const* lists, Py_ssize_t num_lists, Visit visit) {
   return true;
 }
 
-// A number of each tensor in the lists, one behind the other.
+// Returns one number for each tensor in the lists, as consecutive bytes.
 template <typename Number, typename Value>
 PyObject* bytes_of(PyObject* self, PyObject* const* lists, Py_ssize_t num_lists, Value value) {
   Py_ssize_t count = 0, place = 0;
@@ -149,7 +149,7 @@ PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssiz
 PyMethodDef methods[] = {
     {"addresses", as_method(addresses), METH_FASTCALL,
      "addresses(*lists) -> the addresses of tensors as int64 one behind the other, list after list, as bytes"},
-    {"sizes", as_method(sizes), METH_FASTCALL, "sizes(*lists) -> the numbers of elements, likewise"},
+    {"sizes", as_method(sizes), METH_FASTCALL, "sizes(*lists) -> the numbers of elements in the same form"},
     {"lies", as_method(lies), METH_FASTCALL,
      "lies(*lists) -> a byte of each tensor: its address modulo 16, and 16 more where it is contiguous"},
     {"are_alike", as_method(are_alike), METH_FASTCALL,

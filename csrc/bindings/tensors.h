@@ -1,6 +1,5 @@
-// What tensors of PyTorch say of themselves, read in C without PyTorch's headers: by the table of functions that
-// DLPack 1.3 defines for this (dlpack.h, DLPackExchangeAPI), which `torch.Tensor.__dlpack_c_exchange_api__` holds since
-// PyTorch 2.11. Asking the methods of the tensor takes more than twice as long.
+// Reads address, device, sizes and strides of PyTorch's tensors without PyTorch's headers, through the table of C
+// functions that DLPack 1.3 defines (dlpack.h, DLPackExchangeAPI). `torch.Tensor.__dlpack_c_exchange_api__` holds it.
 
 #pragma once
 
@@ -22,7 +21,7 @@ struct TensorFields {
   uint64_t offset;         // bytes
 
   uint64_t address() const { return reinterpret_cast<uint64_t>(data) + offset; }
-  // As Tensor.get_device says it, for the CPU and CUDA; -2: another one.
+  // The result of Tensor.get_device for the CPU and CUDA; -2 for other devices.
   int device() const { return device_type == kCpu ? -1 : device_type == kCuda ? device_index : -2; }
   int64_t num_elements() const;
   bool is_contiguous() const;
@@ -30,10 +29,11 @@ struct TensorFields {
   static constexpr int32_t kCpu = 1, kCuda = 2;
 };
 
-// Reads a tensor's fields; 0, or -1 with an exception. The tensor is to be a plain one with memory.
+// Reads a tensor's fields. Returns 0, or -1 with an exception set. The tensor must be plain and have memory.
 using ReadTensor = int (*)(void* tensor, TensorFields* fields);
 
-// The function of a table that a capsule holds; null, without an exception, where there is none of a known version.
+// Returns the function of the table in a capsule, or null, without an exception, if the table has another major
+// version.
 ReadTensor reader_of(PyObject* capsule);
 
 }  // namespace bert_fast::bindings

@@ -1,4 +1,4 @@
-"""Hooks on saved tensors: whoever hands back another tensor of that shape is believed, one of another shape is not."""
+"""Ops accept a copy from a hook on saved tensors, and raise if a hook returns a tensor of another shape."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -54,8 +54,8 @@ CALLS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-def run(call: Callable[[], Tensor], unpack: Callable[[int, Tensor], Tensor]) -> int:
-    """Both passes; unpack is given the number of a saved tensor. How many there were."""
+def run(call: Callable[[], Tensor], unpack: Callable[[int, Tensor], Tensor]) -> None:
+    """Runs both passes. unpack: returns what the hook returns for the n-th saved tensor."""
     torch.manual_seed(0)
     saved: list[Tensor] = []
 
@@ -66,11 +66,10 @@ def run(call: Callable[[], Tensor], unpack: Callable[[int, Tensor], Tensor]) -> 
     with saved_tensors_hooks(pack, lambda place: unpack(place, saved[place])):
         y = call()
     y.sum().backward()
-    return len(saved)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_tensors_of_another_shape_are_named(name: str) -> None:
+def test_a_saved_tensor_of_another_shape_raises(name: str) -> None:
     call = CALLS[name]
     shapes: dict[int, tuple[int, ...]] = {}
 
@@ -86,7 +85,7 @@ def test_tensors_of_another_shape_are_named(name: str) -> None:
             run(call, lambda place, tensor, cut=cut: tensor[:1] if place == cut else tensor)
 
 
-def test_the_message_says_which() -> None:
+def test_the_message_names_the_tensor() -> None:
     def cut(place: int, tensor: Tensor) -> Any:
         return tensor[:4] if tensor.shape == (12, H) else tensor
 

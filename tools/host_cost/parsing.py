@@ -10,8 +10,8 @@ Function = tuple[str, str]  # the object's file name, the function's name
 _NAMED = re.compile(r"(c?)(ob|fn)=\((\d+)\)(?: (.*))?")
 _TRIGGER = re.compile(r"desc: Trigger: Client Request: (.*)")
 
-# By name, in any object. Callbacks over `char**` are the loops of element-wise and reducing operators; composite
-# accessors are sorted.
+# By name, in any object. Callbacks over `char**` are the loops of element-wise and reducing operators, functions with
+# composite accessors sort.
 ARITHMETIC = re.compile(
     r"at::native::(AVX2|AVX512|DEFAULT)::|at::vec::|function_ref<void \(char\*\*|vectorized_|cascade_sum"
     r"|KernelImpl|_kernel_impl|cpu_kernel|_serial_kernel|index_select_out_cpu|CompositeRandomAccessor"

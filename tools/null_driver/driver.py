@@ -109,7 +109,7 @@ class NullDriver:
         self.lib.null_note_parameters(wanted)
 
     def fail_launch(self, number: int) -> None:
-        """Makes a launch from now on fail, the next one where number is 1; 0 takes it back."""
+        """Makes the n-th launch from now on fail, 1 being the next; 0 cancels it."""
         self.lib.null_fail_launch(number)
 
     def by_kernel(self) -> dict[str, int]:
@@ -128,6 +128,7 @@ def start(name: str = "sm_90") -> NullDriver:
         libcuda.so.1                      by the one built here
         Triton's questions of torch.cuda  current device 0, its capability, stream 0
         bert_fast's questions             whether tensors are a GPU's, and which (`device_answers.py`)
+        Tensor.pin_memory                 a copy
     """
     reason = build.missing()
     if reason is not None:

@@ -12,7 +12,7 @@ NullDevice null_device = {90, 132, 232448};
 static NullLaunch* launches;
 static size_t num_launches, launches_capacity, num_tensor_maps, num_refusals;
 static bool notes_parameters;
-static size_t launches_to_failure;  // 0: none is to fail
+static size_t launches_to_failure;  // 0: no launch fails
 static char last_refusal[512];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 

@@ -63,7 +63,7 @@ CUresult null_refuse(CUresult code, const char* format, ...);
 // parameters: as `cuLaunchKernelEx` takes them.
 void null_note_launch(NullLaunch launch, CUfunction function, void** parameters);
 void null_note_tensor_map(void);
-// Whether the launch at hand is the one that Python chose to fail.
+// Returns whether this launch is the one that `null_fail_launch` chose.
 bool null_is_to_fail(void);
 
 // What the registers of a multiprocessor suffice for, in whole warps.
