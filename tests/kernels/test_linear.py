@@ -129,5 +129,7 @@ def test_a_weight_that_was_cast_after_forward_raises(name: str) -> None:
         y = ops.linear(x, up) if name == "linear" else ops.mlp(x, up, None, down, None)
         weight = up if name == "linear" else down
         weight.data = weight.data.bfloat16()
-        with pytest.raises(TypeError, match=r"weight: expected dtype torch\.float32 .* in backward, got torch\.bfloat16"):
+        with pytest.raises(
+            TypeError, match=r"weight: expected dtype torch\.float32 .* in backward, got torch\.bfloat16"
+        ):
             y.sum().backward()
