@@ -118,19 +118,20 @@ def count(step: Step, driver: NullDriver) -> dict[str, Any]:
 
     found: dict[str, Any] = {part: {} for part in PARTS}
     programs = encoder_layer._of_model, encoder_layer._forward, encoder_layer._backward
-    # Encoded maps are kept by address, which nobody can foresee: here every one is encoded anew, by plans.
-    with mock.patch.object(_launch_plan, "_MAX_MAPS", 0), mock.patch.object(_programs, "native_program", _none):
+    # Encoded maps are kept by address, which nobody can foresee: here plans encode every one anew.
+    with mock.patch.object(_launch_plan, "_MAX_MAPS", 0):
+        with mock.patch.object(_programs, "native_program", _none):
+            _warm(step, programs)
+            for part in PARTS:
+                step.prepare(part)
+                driver.reset()
+                getattr(step, part)()
+                found[part]["launches"] = driver.by_kernel()
+                found[part]["tensor maps"] = driver.num_tensor_maps
         _warm(step, programs)
         for part in PARTS:
             step.prepare(part)
-            driver.reset()
-            getattr(step, part)()
-            found[part]["launches"] = driver.by_kernel()
-            found[part]["tensor maps"] = driver.num_tensor_maps
-    _warm(step, programs)
-    for part in PARTS:
-        step.prepare(part)
-        found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
+            found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
     for part in PARTS:  # last: what is remembered of tensors is looked at again where a mode is on, and after it
         step.prepare(part)
         with counted_operators() as operators:
