@@ -38,6 +38,7 @@ from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._gemm_launch import Epilogue, launch
 from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose, choose_for_weights
 from bert_fast.kernels._launch import assumed_architecture, unit_stride
+from bert_fast.kernels._products import are_by_address
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.reference.bias_gelu import BiasGelu
 
@@ -66,7 +67,10 @@ def by_library() -> Iterator[None]:
 
 def settings() -> tuple[Any, ...]:
     """What kernels and tiles are chosen by beside the arguments of a call."""
-    return _library_only.get(), ASKED.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32
+    return (
+        _library_only.get(), ASKED.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32,
+        are_by_address(),
+    )  # fmt: skip
 
 
 def narrowed(parameter: Tensor, x: Tensor) -> Tensor:

@@ -2,20 +2,36 @@
 
     expressions   integers of a call (tokens, sequences, the longest text, sites of dropout) and what follows from them
     guards        what launchers asked of these numbers when they chose, and the answers that the program is made for
-    steps         memory, calls of PyTorch (products of its library), launches, in their order
+    steps         memory, calls of PyTorch, matrix products, launches, in their order
     outputs       slots
 
 A slot holds a tensor, or None. The first ones are the inputs. Places in `expressions` are written "number" below.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from bert_fast.kernels._sizes import Expression
 
-__all__ = ["Argument", "Call", "Empty", "Launch", "Program", "Step", "Window"]
+__all__ = ["Argument", "Call", "Empty", "Launch", "Matrix", "Product", "Program", "Step", "Window", "What", "part_of", "steps_of"]
+
+
+def _find_part_of() -> Callable[..., Tensor]:
+    """Returns the function (tensor, sizes, strides, elements from the tensor's first) that makes a view.
+
+    PyTorch's compiler uses `_reinterpret_tensor`, which does not go through the dispatcher. It is not public. Without
+    it `as_strided` makes the view.
+    """
+    known: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)
+    if known is not None:
+        return known
+    return lambda tensor, sizes, strides, first: tensor.as_strided(sizes, strides, tensor.storage_offset() + first)
+
+
+part_of = _find_part_of()
 
 
 class Argument(NamedTuple):
@@ -33,13 +49,50 @@ class Empty(NamedTuple):
     dtype: torch.dtype
 
 
+class Matrix(NamedTuple):
+    """A matrix in memory, from so many bytes (a number) behind the beginning of its slot.
+
+    Elements of a row lie side by side, or elements of a column if it is transposed. leading: elements from one row
+    (column) to the next, a number.
+    """
+
+    slot: int
+    offset: int
+    leading: int
+    is_transposed: bool
+    dtype: torch.dtype
+
+
+class Product(NamedTuple):
+    """out = a b + bias, or out += a b, for a [rows, inner], b [inner, cols] and out [rows, cols]; sizes are numbers.
+
+    bias: slot and bytes (a number) of `cols` elements of out's dtype. workspace: a slot and its bytes (a number), set
+    for products by address.
+    """
+
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    bias: tuple[int, int] | None
+    rows: int
+    inner: int
+    cols: int
+    accumulates: bool
+    allows_tf32: bool
+    workspace: tuple[int, int] = (-1, -1)
+
+
 class Call(NamedTuple):
-    """function(*arguments[: -len(names)], **the rest by names), its result or results into slots."""
+    """function(*arguments[: -len(names)], **the rest by names), its result or results into slots.
+
+    product: what the function computes, if that is known and the matrices lie as cuBLAS takes them.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Argument, ...]
     names: tuple[str, ...]
     slots: tuple[int, ...]
+    product: Product | None = None
 
 
 class Window(NamedTuple):
@@ -66,13 +119,16 @@ class Launch(NamedTuple):
     windows: tuple[Window, ...]
 
 
+What = Empty | Call | Product | Launch
+
+
 class Step(NamedTuple):
     """One instruction of a program.
 
     last_used: the slots that neither a later step nor an output of the program reads; the step frees them.
     """
 
-    what: Empty | Call | Launch
+    what: What
     last_used: tuple[int, ...]
 
 
@@ -85,3 +141,34 @@ class Program(NamedTuple):
     guards: tuple[tuple[int, int], ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
+
+
+def steps_of(order: Sequence[What], num_inputs: int, outputs: Sequence[int]) -> tuple[Step, ...]:
+    """Returns the steps of a program in this order, without memory and views that no step reads."""
+    needed = {slot for slot in outputs if slot >= 0}
+    kept: list[Step] = []
+    for what in reversed(order):
+        slots = _slots_of(what)
+        is_idle = type(what) is Empty or (type(what) is Call and what.function is part_of)
+        if is_idle and slots[-1] not in needed:
+            continue
+        last_used = [slot for slot in dict.fromkeys(slots) if slot >= num_inputs and slot not in needed]
+        kept.append(Step(what, tuple(last_used)))
+        needed.update(slots)
+    return tuple(kept[::-1])
+
+
+def _slots_of(what: What) -> list[int]:
+    """Returns the slots that a step reads, followed by those that it fills."""
+    if type(what) is Empty:
+        return [what.slot]
+    if type(what) is Launch:
+        return [one[0] for one in what.operands if one is not None]
+    if type(what) is Product:
+        bias = [] if what.bias is None else [what.bias[0]]
+        return [what.a.slot, what.b.slot, *bias, what.workspace[0], what.out.slot]
+    assert type(what) is Call
+    slots: list[int] = []
+    for kind, value in what.arguments:
+        slots += [value] if kind == "slot" else value if kind == "slots" else []
+    return [*slots, *[slot for slot in what.slots if slot >= 0]]

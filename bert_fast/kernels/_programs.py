@@ -26,6 +26,7 @@ from bert_fast.addresses import reader
 from bert_fast.kernels import _launch_plan
 from bert_fast.kernels._launch import assumed_architecture
 from bert_fast.kernels._native_program import NativeProgram, native_program
+from bert_fast.kernels._products import are_by_address, with_products
 from bert_fast.kernels._program import Call, Empty, Launch, Program
 from bert_fast.kernels._sizes import evaluate
 from bert_fast.kernels._tracing import Trace
@@ -388,7 +389,9 @@ class _Runner:
         if not self._is_tried:
             self._is_tried = True
             if None not in readies:
-                self._native = native_program(self.program, readies)
+                is_by_address = are_by_address()
+                program = with_products(self.program) if is_by_address else self.program
+                self._native = native_program(program, readies)
         return tuple([None if slot < 0 else slots[slot] for slot in self.program.outputs])
 
     def _values(self, numbers: tuple[int, ...]) -> list[int] | None:

@@ -118,7 +118,7 @@ class Traced:
         return self.trace.write(Tensor.index_add_, [self, dim, index, source])
 
     def addmm_(self, a: "Traced", b: "Traced") -> "Traced":
-        return self.trace.write(Tensor.addmm_, [self, a, b])
+        return self.trace.write(Tensor.addmm_, [self, a, b], operands=(a, b, None), accumulates=True)
 
     def add_(self, other: "Traced") -> "Traced":
         return self.trace.write(Tensor.add_, [self, other])
@@ -184,7 +184,8 @@ def _linear(x: Traced, transposed: Traced, bias: Traced | None) -> Traced | None
     if transposed.strides[0] != 1 or not weight.is_contiguous():
         return None
     given = [x, weight] if bias is None else [x, weight, bias]
-    return x.trace.call(torch.nn.functional.linear, given, (x.shape[0], weight.shape[0]), x.dtype)
+    shape, operands = (x.shape[0], weight.shape[0]), (x, transposed, bias)
+    return x.trace.call(torch.nn.functional.linear, given, shape, x.dtype, operands=operands)
 
 
 def _mm(a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Traced | None = None) -> Traced:
@@ -192,17 +193,23 @@ def _mm(a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Trac
         return made
     named = {} if out_dtype is None else {"out_dtype": out_dtype}
     if out is None:
-        return a.trace.call(torch.mm, [a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named)
-    return a.trace.write(torch.mm, [a, b], out, named)
+        return a.trace.call(
+            torch.mm, [a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named, operands=(a, b, None)
+        )
+    return a.trace.write(torch.mm, [a, b], out, named, operands=(a, b, None))
 
 
 def _addmm(c: Traced, a: Traced, b: Traced, *, out_dtype: torch.dtype | None = None, out: Any = None) -> Traced:
     if out_dtype is None and out is None and (made := _linear(a, b, c)) is not None:
         return made
     named = {} if out_dtype is None else {"out_dtype": out_dtype}
+    accumulates = c is out
+    operands = (a, b, None if accumulates else c)
     if out is None:
-        return a.trace.call(torch.addmm, [c, a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named)
-    return a.trace.write(torch.addmm, [c, a, b], out, named)
+        return a.trace.call(
+            torch.addmm, [c, a, b], (a.shape[0], b.shape[1]), out_dtype or a.dtype, named, operands=operands
+        )
+    return a.trace.write(torch.addmm, [c, a, b], out, named, operands=operands, accumulates=accumulates)
 
 
 def _cat(tensors: Any, dim: int = 0) -> Traced:

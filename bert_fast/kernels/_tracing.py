@@ -6,35 +6,23 @@ Python's own.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_fast.kernels import _launch_plan
-from bert_fast.kernels._program import Argument, Call, Empty, Launch, Program, Step, Window
+from bert_fast.kernels._program import (
+    Argument, Call, Empty, Launch, Matrix, Product, Program, What, Window, part_of, steps_of,
+)  # fmt: skip
 from bert_fast.kernels._sizes import Numbers, Size
 from bert_fast.kernels._traced import NO_NAMES, Shape, Traced, Untraceable, contiguous_strides
 
 __all__ = ["Trace", "Traced", "Untraceable"]
 
+Operands = tuple[Traced, Traced, Traced | None]  # of a product: a, b, bias
 _ALIGNMENT = 16  # bytes; what launchers choose by
-
-
-def _find_part_of() -> Callable[..., Tensor]:
-    """Returns the function (tensor, sizes, strides, elements from the tensor's first) that makes a view.
-
-    PyTorch's compiler uses `_reinterpret_tensor`, which does not go through the dispatcher. It is not public. Without
-    it `as_strided` makes the view.
-    """
-    known: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)
-    if known is not None:
-        return known
-    return lambda tensor, sizes, strides, first: tensor.as_strided(sizes, strides, tensor.storage_offset() + first)
-
-
-_part_of = _find_part_of()
 
 
 class Trace:
@@ -50,14 +38,14 @@ class Trace:
         self._joined: dict[tuple[int, ...], Traced] = {}
         self._num_inputs = 0
         self.skews: dict[int, int] = {}  # of inputs, bytes behind a multiple of 16
-        self._steps: list[tuple[Any, list[int]]] = []  # with the slots that a step reads or makes
-        self._first_steps: list[tuple[Any, list[int]]] = []  # views of inputs
+        self._steps: list[What] = []
+        self._first_steps: list[What] = []  # views of inputs
         self._forms: list[tuple[int, ...]] = []  # of slots: sizes, strides, 0
         self._views: dict[Any, int] = {}
         # By slot of memory that no function of PyTorch has read yet: its step, and its number of elements.
         self._unseen: dict[int, tuple[int, Any]] = {}
         self._casts: dict[tuple[int, torch.dtype], Traced] = {}
-        self._place_of_casts: int | None = None
+        self._place_of_casts: int | None = None  # among steps
 
     def input(self, shape: Shape, strides: Shape | None, dtype: torch.dtype) -> Traced:
         """A tensor that every call brings along, contiguous where strides is None; None's slot is taken by `skip`."""
@@ -116,7 +104,7 @@ class Trace:
         slot = self._new(self._form(shape))
         made = Traced(self, slot, shape, contiguous_strides(shape), dtype)
         self._unseen[slot] = len(self._steps), made.numel()
-        self._steps.append((Empty(slot, tuple(map(self.numbers.place, shape)), dtype), [slot]))
+        self._steps.append(Empty(slot, tuple(map(self.numbers.place, shape)), dtype))
         return made
 
     def call(
@@ -126,60 +114,94 @@ class Trace:
         shape: Shape,
         dtype: torch.dtype,
         named: Mapping[str, Any] = NO_NAMES,
+        operands: Operands | None = None,
     ) -> Traced:
-        """A function of PyTorch that returns a new contiguous tensor of this shape and dtype. named: constants."""
-        given, reads = self._arguments(arguments)
-        slot = self._new(self._form(shape))
-        names = tuple(named)
+        """A function of PyTorch that returns a new contiguous tensor of this shape and dtype. named: constants.
+
+        operands: of a matrix product.
+        """
+        given = self._arguments(arguments)
+        made = Traced(self, self._new(self._form(shape)), shape, contiguous_strides(shape), dtype)
         given += [Argument("constant", one) for one in named.values()]
-        self._steps.append((Call(function, tuple(given), names, (slot,)), [*reads, slot]))
-        return Traced(self, slot, shape, contiguous_strides(shape), dtype)
+        product = None if operands is None else self._product(*operands, made, accumulates=False)
+        self._steps.append(Call(function, tuple(given), tuple(named), (made.slot,), product))
+        return made
 
     def calls(
         self, function: Any, arguments: list[Any], forms: list[tuple[Shape, torch.dtype]],
         named: Mapping[str, Any] = NO_NAMES,
     ) -> tuple[Traced, ...]:  # fmt: skip
         """A function of PyTorch that returns several contiguous tensors of these shapes and dtypes; named as above."""
-        given, reads = self._arguments(arguments)
+        given = self._arguments(arguments)
         given += [Argument("constant", one) for one in named.values()]
         made = [
             Traced(self, self._new(self._form(shape)), shape, contiguous_strides(shape), dtype)
             for shape, dtype in forms
         ]
         slots = tuple([one.slot for one in made])
-        self._steps.append((Call(function, tuple(given), tuple(named), slots), [*reads, *slots]))
+        self._steps.append(Call(function, tuple(given), tuple(named), slots))
         return tuple(made)
 
     def write(
-        self, function: Any, arguments: list[Any], out: Traced | None = None, named: Mapping[str, Any] = NO_NAMES
+        self,
+        function: Any,
+        arguments: list[Any],
+        out: Traced | None = None,
+        named: Mapping[str, Any] = NO_NAMES,
+        operands: Operands | None = None,
+        accumulates: bool = False,
     ) -> Traced:
-        """A function of PyTorch that writes to its first argument, or to `out`; which is returned."""
+        """A function of PyTorch that writes to its first argument, or to `out`; which is returned.
+
+        operands: of a matrix product. accumulates: it is added to what is there.
+        """
         target: Traced = arguments[0] if out is None else out
         if target.slot < self._num_inputs:
             raise Untraceable("an argument is written to")
-        given, reads = self._arguments(arguments)
+        given = self._arguments(arguments)
         named_given = {name: Argument("constant", one) for name, one in named.items()}
         if out is not None:
             named_given["out"] = Argument("slot", self._whole(out))
-            reads.append(named_given["out"].value)
-        what = Call(function, (*given, *named_given.values()), tuple(named_given), ())
-        self._steps.append((what, reads))
+        product = None if operands is None else self._product(*operands, target, accumulates)
+        self._steps.append(Call(function, (*given, *named_given.values()), tuple(named_given), (), product))
         return target
 
-    def _arguments(self, arguments: list[Any]) -> tuple[list[Argument], list[int]]:
-        given, reads = [], []
+    def _product(self, a: Traced, b: Traced, bias: Traced | None, out: Traced, accumulates: bool) -> Product | None:
+        """The product that a function makes; None if cuBLAS would need copies of matrices or another dtype."""
+        matrices = [self._matrix(one) for one in (a, b, out)]
+        if None in matrices or a.dtype != b.dtype or matrices[-1].is_transposed:
+            return None
+        if bias is not None and (bias.dtype != out.dtype or len(bias.shape) != 1 or not bias.is_contiguous()):
+            return None
+        place = self.numbers.place
+        of_bias = None if bias is None else (bias.slot, place(bias.offset))
+        sizes = place(a.shape[0]), place(a.shape[1]), place(b.shape[1])
+        return Product(*matrices, of_bias, *sizes, accumulates, torch.backends.cuda.matmul.allow_tf32)
+
+    def _matrix(self, x: Traced) -> Matrix | None:
+        """Where a matrix lies; None if cuBLAS does not take it as it is."""
+        if len(x.shape) != 2 or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return None
+        row, column = x.strides
+        are_side_by_side = [type(one) is int and one == 1 for one in (column, row)]
+        if not any(are_side_by_side):
+            return None
+        is_transposed = not are_side_by_side[0]
+        leading = self.numbers.place(column if is_transposed else row)
+        return Matrix(x.slot, self.numbers.place(x.offset), leading, is_transposed, x.dtype)
+
+    def _arguments(self, arguments: list[Any]) -> list[Argument]:
+        given: list[Argument] = []
         for one in arguments:
             if isinstance(one, Traced):
                 given.append(Argument("slot", self._whole(one)))
-                reads.append(given[-1].value)
             elif isinstance(one, tuple) and one and isinstance(one[0], Traced):
                 given.append(Argument("slots", tuple(map(self._whole, one))))
-                reads.extend(given[-1].value)
             elif type(one) is Size:
                 given.append(Argument("number", one.place))
             else:
                 given.append(Argument("constant", one))
-        return given, reads
+        return given
 
     def _whole(self, x: Traced) -> int:
         """Returns the slot of a tensor for PyTorch's functions; adds a step for a view if the slot has another form."""
@@ -193,15 +215,14 @@ class Trace:
         dims, (index, size) = len(x.shape), self._unseen.pop(x.slot, (None, 0))
         if index is not None and x.offset == 0 and x.numel() == size and x.is_contiguous():
             # Only launches have used this memory so far, so it is allocated with that shape and needs no view.
-            empty, reads = self._steps[index]
-            self._steps[index] = empty._replace(shape=form[:dims]), reads
+            self._steps[index] = self._steps[index]._replace(shape=form[:dims])
             self._forms[x.slot] = form
             return x.slot
         made = self._views[x.slot, form] = self._new(form)
         first = self.numbers.place(x.offset // x.element_size())
         given = ("slot", x.slot), ("numbers", form[:dims]), ("numbers", form[dims:-1]), ("number", first)
-        what = Call(_part_of, tuple([Argument(*one) for one in given]), (), (made,))
-        (self._first_steps if x.slot < self._num_inputs else self._steps).append((what, [x.slot, made]))
+        what = Call(part_of, tuple([Argument(*one) for one in given]), (), (made,))
+        (self._first_steps if x.slot < self._num_inputs else self._steps).append(what)
         return made
 
     def cast(self, x: Traced, dtype: torch.dtype) -> Traced:
@@ -217,7 +238,7 @@ class Trace:
             made = self._casts[source, dtype] = Traced(self, slot, x.shape, x.strides, dtype)
             if self._place_of_casts is None:
                 self._place_of_casts = len(self._steps)
-                self._steps.append((None, []))
+                self._steps.append(Call(torch._foreach_copy_, (), (), ()))
         return made
 
     def note_launch(
@@ -235,8 +256,7 @@ class Trace:
             if is_specialised and type(one) is Size:  # a kernel of its own for 1, and for multiples of 16
                 bool(one == 1 or one % 16 == 0)
         given = tuple([(False, one) if isinstance(one, float) else (True, place(one)) for one in numbers])
-        what = Launch(plan, tuple(map(place, grid)), at, given, tuple(windows))
-        self._steps.append((what, [slot[0] for slot in at if slot is not None]))
+        self._steps.append(Launch(plan, tuple(map(place, grid)), at, given, tuple(windows)))
 
     def spoil(self) -> None:
         """Something was asked for that no program can do."""
@@ -245,31 +265,18 @@ class Trace:
     def program(self, made: tuple[Traced | None, ...]) -> Program:
         """The program of a call that returned this."""
         outputs = tuple([-1 if one is None else self._whole(one) for one in made])
-        steps = [*self._first_steps, *self._with_casts()]
-        # From the last step to the first: memory that no later step reads is not allocated, and the step that reads a
-        # slot for the last time frees it.
-        needed = {slot for slot in outputs if slot >= 0}
-        kept: list[Step] = []
-        for what, slots in reversed(steps):
-            if type(what) is Empty and what.slot not in needed:
-                continue
-            used = [slot for slot in dict.fromkeys(slots) if slot >= self._num_inputs and slot not in needed]
-            kept.append(Step(what, tuple(used)))
-            needed.update(slots)
+        steps = steps_of([*self._first_steps, *self._with_casts()], self._num_inputs, outputs)
         return Program(
             self._num_inputs, len(self._forms), tuple(self.numbers.expressions), tuple(self.numbers.guards.items()),
-            tuple(kept[::-1]), outputs,
+            steps, outputs,
         )  # fmt: skip
 
-    def _with_casts(self) -> list[tuple[Any, list[int]]]:
-        if self._place_of_casts is None:
-            return self._steps
-        pairs = [(source, one) for (source, _), one in self._casts.items()]
-        steps: list[tuple[Any, list[int]]] = []
-        for _, one in pairs:
-            steps.append((Empty(one.slot, tuple(map(self.numbers.place, one.shape)), one.dtype), [one.slot]))
-        to, of = [one.slot for _, one in pairs], [source for source, _ in pairs]
-        together = Argument("slots", tuple(to)), Argument("slots", tuple(of))
-        steps.append((Call(torch._foreach_copy_, together, (), ()), [*to, *of]))
+    def _with_casts(self) -> list[What]:
         first = self._place_of_casts
-        return [*self._steps[:first], *steps, *self._steps[first + 1 :]]
+        if first is None:
+            return self._steps
+        to, of = [*self._casts.values()], [source for source, _ in self._casts]
+        memory = [Empty(one.slot, tuple(map(self.numbers.place, one.shape)), one.dtype) for one in to]
+        together = Argument("slots", tuple([one.slot for one in to])), Argument("slots", tuple(of))
+        casts = self._steps[first]._replace(arguments=together)
+        return [*self._steps[:first], *memory, casts, *self._steps[first + 1 :]]

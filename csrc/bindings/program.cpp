@@ -107,4 +107,7 @@ void bind_program(py::module_& module) {
   module.def("make_program", &make_program, py::arg("program"), py::arg("kernels"), py::kw_only(), py::arg("device"),
              py::arg("tensor_device"), py::arg("functions"),
              "The program, to be run; ValueError where the kernels are not for it.");
+  module.def(
+      "has_cublaslt", [] { return bert_fast::host::CublasLt::loaded() != nullptr; },
+      "Whether this process has loaded a cuBLASLt that programs can call.");
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/tensors.h"
+#include "host/cublaslt.h"
 #include "host/driver.h"
 #include "host/expressions.h"
 #include "host/kernel.h"
@@ -47,6 +48,22 @@ struct Operand {
   int32_t offset = 0;  // a number, bytes
 };
 
+// A matrix of a product; see bert_fast/kernels/_program.py.
+struct ProductMatrix {
+  Operand operand;
+  int32_t leading = 0;  // a number
+  bool is_transposed = false;
+  host::ElementType type = host::ElementType::kFloat32;
+};
+
+struct ProductStep {
+  ProductMatrix a, b, out;
+  Operand bias{-1, 0};                      // slot -1: none
+  int32_t rows = 0, inner = 0, cols = 0;    // numbers
+  int32_t workspace = 0, workspace_bytes = 0;  // a slot, a number
+  bool accumulates = false, allows_tf32 = false;
+};
+
 enum class ParameterKind : uint8_t { kAddress, kNumber, kFixed, kMap };
 
 struct Parameter {
@@ -74,7 +91,7 @@ struct LaunchStep {
   std::vector<std::pair<int32_t, PyObject*>> plan_numbers;  // numbers, or -1 and a float
 };
 
-enum class StepKind : uint8_t { kEmpty, kCall, kLaunch };
+enum class StepKind : uint8_t { kEmpty, kCall, kProduct, kLaunch };
 
 struct Step {
   StepKind kind = StepKind::kEmpty;
@@ -113,6 +130,7 @@ struct Program {
 struct Body {
   std::vector<PyObject*> owned;
   const host::Driver* driver = nullptr;
+  host::CublasLt* products_library = nullptr;  // null: there are no products
   int device = 0;         // of the kernels
   int tensor_device = 0;  // what tensors of it answer
   int32_t num_inputs = 0, num_slots = 0;
@@ -122,6 +140,7 @@ struct Body {
   std::vector<InputCheck> inputs;
   std::vector<EmptyStep> empties;
   std::vector<CallStep> calls;
+  std::vector<ProductStep> products;
   std::vector<LaunchStep> launches;
   std::vector<Step> steps;
   std::vector<int32_t> outputs;  // -1: None

@@ -74,6 +74,12 @@ bool find_address(const Body& body, Frame& frame, int32_t slot);
 // A tuple of these numbers, or null with an exception.
 PyObject* tuple_of(const std::vector<int32_t>& numbers, const int64_t* values);
 
+// Whether cuBLASLt makes a product of this run. Memory that the run has not allocated yet counts as aligned.
+bool can_multiply(const Body& body, const ProductStep& step, const Frame& frame);
+
+// Puts a product into the stream; false with an exception.
+bool run_product(const Body& body, const ProductStep& step, void* stream, Frame& frame);
+
 // Puts a kernel into the stream; false with an exception.
 bool run_launch(const Body& body, LaunchStep& step, void* stream, Frame& frame);
 

@@ -57,6 +57,10 @@ bool launch_by_plan(const LaunchStep& step, const Frame& frame) {
 
 bool find_address(const Body& body, Frame& frame, int32_t slot) {
   if (frame.addresses[slot] != 0) return true;
+  if (!is_tensor(body, frame.slots[slot])) {
+    PyErr_Format(PyExc_TypeError, "expected a tensor in slot %d, got %s", slot, Py_TYPE(frame.slots[slot])->tp_name);
+    return false;
+  }
   if (body.read != nullptr) {
     TensorFields fields;
     if (body.read(frame.slots[slot], &fields) != 0) return false;
@@ -90,11 +94,6 @@ bool run_launch(const Body& body, LaunchStep& step, void* stream, Frame& frame) 
   uint64_t unaligned = 0;
   for (size_t i = 0; i < step.operands.size(); i++) {
     const Operand& one = step.operands[i];
-    if (!is_tensor(body, frame.slots[one.slot])) {
-      PyErr_Format(PyExc_TypeError, "%s: expected a tensor in slot %d, got %s", kernel.name.c_str(), one.slot,
-                   Py_TYPE(frame.slots[one.slot])->tp_name);
-      return false;
-    }
     if (!find_address(body, frame, one.slot)) return false;
     addresses[i] = frame.addresses[one.slot] + static_cast<uint64_t>(frame.values[one.offset]);
     unaligned |= addresses[i] & step.alignments[i];

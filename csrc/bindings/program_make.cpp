@@ -122,6 +122,9 @@ class Maker {
     } else if (kind == "Call") {
       step = {StepKind::kCall, body_.calls.size(), {}};
       add_call(what);
+    } else if (kind == "Product") {
+      step = {StepKind::kProduct, body_.products.size(), {}};
+      add_product(what);
     } else if (kind == "Launch") {
       step = {StepKind::kLaunch, body_.launches.size(), {}};
       add_launch(what);
@@ -192,6 +195,48 @@ class Maker {
       step.slots.push_back(one.cast<int32_t>() == -1 ? -1 : write_slot(one));
     }
     body_.calls.push_back(std::move(step));
+  }
+
+  // An operand of a product, whose address is asked for before the program runs if the call gives it.
+  Operand product_operand(const py::handle& slot, const py::handle& offset) {
+    const Operand operand{read_slot(slot), number(offset)};
+    if (is_given_[static_cast<size_t>(operand.slot)]) inputs_[{operand.slot, operand.offset}] |= 0;
+    return operand;
+  }
+
+  ProductMatrix product_matrix(const py::handle& given) {
+    static const std::map<std::string, host::ElementType> types = {{"torch.float32", host::ElementType::kFloat32},
+                                                                   {"torch.float16", host::ElementType::kFloat16},
+                                                                   {"torch.bfloat16", host::ElementType::kBFloat16}};
+    const auto name = py::str(given.attr("dtype")).cast<std::string>();
+    const auto type = types.find(name);
+    if (type == types.end()) refuse("a product of " + name + " is not known");
+    return {product_operand(given.attr("slot"), given.attr("offset")), number(given.attr("leading")),
+            given.attr("is_transposed").cast<bool>(), type->second};
+  }
+
+  void add_product(const py::handle& what) {
+    body_.products_library = host::CublasLt::loaded();
+    if (body_.products_library == nullptr) refuse("a product: cuBLASLt is not loaded");
+    ProductStep step;
+    step.a = product_matrix(what.attr("a"));
+    step.b = product_matrix(what.attr("b"));
+    step.out = product_matrix(what.attr("out"));
+    if (step.a.type != step.b.type || step.out.is_transposed) refuse("a product: not of such matrices");
+    if (is_given_[static_cast<size_t>(step.out.operand.slot)]) refuse("a product: an input is written to");
+    if (const py::object bias = what.attr("bias"); !bias.is_none()) {
+      const auto pair = bias.cast<py::tuple>();
+      step.bias = product_operand(pair[0], pair[1]);
+    }
+    step.rows = number(what.attr("rows"));
+    step.inner = number(what.attr("inner"));
+    step.cols = number(what.attr("cols"));
+    step.accumulates = what.attr("accumulates").cast<bool>();
+    step.allows_tf32 = what.attr("allows_tf32").cast<bool>();
+    const auto workspace = what.attr("workspace").cast<py::tuple>();
+    step.workspace = read_slot(workspace[0]);
+    step.workspace_bytes = number(workspace[1]);
+    body_.products.push_back(step);
   }
 
   void add_launch(const py::handle& what) {

@@ -1,4 +1,4 @@
-// Runs programs: memory, calls of PyTorch, launches. The GIL is held throughout; torch's functions may run anything in
+// Runs programs: memory, calls of PyTorch, products, launches. The GIL is held throughout; torch's functions may run anything in
 // between, another run of the same program included, so what belongs to a run lies on its stack.
 
 #include <limits>
@@ -125,6 +125,13 @@ Outcome find_stream(const Body& body, void** stream) {
   PyErr_Format(PyExc_RuntimeError, "no context of device %d: %s", body.device,
                host::error_text(*body.driver, code).c_str());
   return Outcome::kFailed;
+}
+
+Outcome check_products(const Body& body, const Frame& frame) {
+  for (const ProductStep& step : body.products) {
+    if (!can_multiply(body, step, frame)) return Outcome::kRefused;
+  }
+  return Outcome::kGoOn;
 }
 
 // Sizes, strides and dtype of a tensor, the last run's where they are the same; a new reference.
@@ -268,6 +275,9 @@ bool run_steps(Body& body, void* stream, Frame& frame) {
       case StepKind::kCall:
         is_done = run_call(body.calls[step.index], frame);
         break;
+      case StepKind::kProduct:
+        is_done = run_product(body, body.products[step.index], stream, frame);
+        break;
       case StepKind::kLaunch:
         is_done = run_launch(body, body.launches[step.index], stream, frame);
         break;
@@ -297,6 +307,7 @@ PyObject* run(Body& body, PyObject* inputs, PyObject* numbers) try {
   Outcome outcome = take_numbers(body, numbers, frame);
   if (outcome == Outcome::kGoOn) outcome = take_inputs(body, inputs, frame);
   if (outcome == Outcome::kGoOn) outcome = find_stream(body, &stream);
+  if (outcome == Outcome::kGoOn) outcome = check_products(body, frame);
   if (outcome == Outcome::kRefused) Py_RETURN_NONE;
   if (outcome == Outcome::kFailed || !run_steps(body, stream, frame)) return nullptr;
   return take_outputs(body, frame);

@@ -5,7 +5,7 @@ import torch
 
 
 def test_views_without_the_function_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_fast.kernels._tracing import _find_part_of
+    from bert_fast.kernels._program import _find_part_of
 
     x = torch.arange(24.0)[2:]
     known = _find_part_of()

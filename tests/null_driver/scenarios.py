@@ -20,6 +20,7 @@ import triton.language as tl
 
 from tests.null_driver.layer_scenarios import LAYER_SCENARIOS
 from tests.null_driver.plan_scenarios import PLAN_SCENARIOS
+from tests.null_driver.product_scenarios import PRODUCT_SCENARIOS
 from tests.null_driver.program_faults import FAULT_SCENARIOS
 from tests.null_driver.program_scenarios import PROGRAM_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
@@ -381,6 +382,7 @@ def saved_bytes(driver: NullDriver) -> list[list[Any]]:
 SCENARIOS = (
     PLAN_SCENARIOS
     | LAYER_SCENARIOS
+    | PRODUCT_SCENARIOS
     | PROGRAM_SCENARIOS
     | FAULT_SCENARIOS
     | SEQUENCE_SCENARIOS

@@ -7,6 +7,7 @@ Without valgrind it does the same and counts nothing, which leaves compiled kern
 
 import ctypes
 import gc
+import os
 import sys
 from typing import Any
 from unittest import mock
@@ -33,6 +34,10 @@ def start() -> Any:
     with mock.patch.object(torch.library.Library, "impl", others):
         null_driver = driver.start(CAPABILITY)
     torch.ops.load_library(str(build.no_arithmetic()))
+    if os.environ.get("BERT_FAST_PRODUCTS") == "cublaslt":
+        from tools.null_driver.products import NullProducts
+
+        NullProducts()
     return null_driver
 
 

@@ -1,4 +1,4 @@
-"""Builds the driver that runs nothing, once for each state of its source, with the system's C compiler."""
+"""Builds the libraries that stand in for NVIDIA's, once for each state of their source, with the system's C compiler."""
 
 import hashlib
 import importlib.util
@@ -8,12 +8,12 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-__all__ = ["CACHE_DIR", "missing", "stub"]
+__all__ = ["CACHE_DIR", "cublaslt", "missing", "stub"]
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = Path(__file__).with_name("libcuda")
+SOURCES = Path(__file__).parent
 CACHE_DIR = ROOT / "build" / "null_driver"
-FLAGS = ("-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1")
+FLAGS = ("-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread")
 
 
 def _compiler() -> str | None:
@@ -41,21 +41,29 @@ def missing() -> str | None:
 def stub() -> Path:
     """The folder that holds `libcuda.so.1`, built if need be; Triton's package brings the header."""
     spec = importlib.util.find_spec("triton")
+    assert spec is not None and spec.origin is not None, missing()
+    header = Path(spec.origin).parent / "backends" / "nvidia" / "include" / "cuda.h"
+    return _built("libcuda", "libcuda.so.1", header)
+
+
+def cublaslt() -> Path:
+    """The folder that holds `libcublasLt.so.13`, built if need be."""
+    return _built("libcublaslt", "libcublasLt.so.13")
+
+
+def _built(folder_name: str, name: str, *headers: Path) -> Path:
     compiler = _compiler()
-    assert spec is not None and spec.origin is not None and compiler is not None, missing()
-    include = Path(spec.origin).parent / "backends" / "nvidia" / "include"
-    sources = sorted(SOURCES.iterdir())
-    parts = (
-        *(path.read_bytes() for path in sources),
-        (include / "cuda.h").read_bytes(),
-        " ".join((compiler, *FLAGS)).encode(),
-    )
+    assert compiler is not None, missing()
+    sources = sorted((SOURCES / folder_name).iterdir())
+    command = [compiler, *FLAGS, f"-Wl,-soname,{name}"]
+    parts = (*(path.read_bytes() for path in (*sources, *headers)), " ".join(command).encode())
     folder = CACHE_DIR / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    library = folder / "libcuda.so.1"
+    library = folder / name
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         units = [str(path) for path in sources if path.suffix == ".c"]
         unfinished = folder / f"{os.getpid()}.tmp"  # others may build the same
-        subprocess.run([compiler, *FLAGS, f"-I{include}", *units, "-o", str(unfinished)], check=True)
+        includes = [f"-I{header.parent}" for header in headers]
+        subprocess.run([*command, *includes, *units, "-o", str(unfinished), "-lm"], check=True)
         unfinished.replace(library)
     return folder

@@ -1,0 +1,72 @@
+"""Matrix products of programs by cuBLASLt, called by address in place of PyTorch's functions.
+
+Off unless `BERT_FAST_PRODUCTS=cublaslt`, until a GPU has shown what it is worth. The host then spends less on a
+product: there are no views, no results and no dispatcher, and the library is asked for an algorithm once for each
+form of a product, not at each call.
+
+Products are those of PyTorch's functions: same operands, accumulators in fp32, TF32 for fp32 where
+`torch.backends.cuda.matmul.allow_tf32` is set. Partial sums of a product that is split are added in fp32 and in a
+fixed order. The library may choose another algorithm than PyTorch's call gets, with other last bits.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from bert_fast import native
+from bert_fast.env import SETTINGS
+from bert_fast.kernels._program import Call, Empty, Program, What, steps_of
+from bert_fast.kernels._sizes import Expression
+
+__all__ = ["are_by_address", "with_products"]
+
+# PyTorch for the CPU has no such function.
+_are_tuned: Callable[[], bool] = getattr(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
+_WORKSPACE_BYTES = 32 << 20  # NVIDIA's recommendation for sm_90 (cuBLAS documentation, cublasSetWorkspace)
+
+
+def are_by_address() -> bool:
+    """Whether programs call cuBLASLt.
+
+    They do not while PyTorch accumulates products in fp16 (`torch.backends.cuda.matmul.allow_fp16_accumulation`) or
+    tunes them (`torch.cuda.tunable`).
+    """
+    return (
+        SETTINGS.products == "cublaslt"
+        and _is_there()
+        and not torch.backends.cuda.matmul.allow_fp16_accumulation
+        and not _are_tuned()
+    )
+
+
+@functools.cache
+def _is_there() -> bool:
+    extension = native.load()
+    is_there = extension is not None and extension.has_cublaslt()
+    if not is_there:
+        warnings.warn(
+            "BERT_FAST_PRODUCTS=cublaslt: there is no C++ extension, or no libcublasLt.so.12 or .13 in this process; "
+            "PyTorch's functions make the products", RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
+    return is_there
+
+
+def with_products(program: Program) -> Program:
+    """The program with products in place of calls that make them, as far as it says what they multiply."""
+    workspace = program.num_slots, len(program.expressions)
+    order: list[What] = [Empty(workspace[0], (workspace[1],), torch.uint8)]
+    for what, _ in program.steps:
+        if type(what) is not Call or what.product is None:
+            order.append(what)
+            continue
+        product = what.product
+        if what.slots:
+            order.append(Empty(product.out.slot, (product.rows, product.cols), product.out.dtype))
+        order.append(product._replace(workspace=workspace))
+    return program._replace(
+        num_slots=program.num_slots + 1,
+        expressions=(*program.expressions, Expression("constant", _WORKSPACE_BYTES)),
+        steps=steps_of(order, program.num_inputs, program.outputs),
+    )
