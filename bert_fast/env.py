@@ -31,7 +31,7 @@ class Settings:
     backend: str | None
     native: bool
     debug: bool
-    products: str
+    products: str | None
     c_compiler: str | None
     triton_interpret: bool
 
@@ -41,7 +41,7 @@ def _read() -> Settings:
         backend=os.environ.get("BERT_FAST_BACKEND") or None,
         native=os.environ.get("BERT_FAST_NATIVE", "1") != "0",
         debug=os.environ.get("BERT_FAST_DEBUG", "0") == "1",
-        products=os.environ.get("BERT_FAST_PRODUCTS") or "pytorch",
+        products=os.environ.get("BERT_FAST_PRODUCTS") or None,
         c_compiler=os.environ.get("CC"),
         triton_interpret=os.environ.get("TRITON_INTERPRET", "0") == "1",
     )

@@ -66,10 +66,13 @@ def by_library() -> Iterator[None]:
 
 
 def settings() -> tuple[Any, ...]:
-    """What kernels and tiles are chosen by beside the arguments of a call."""
+    """What a program depends on beside the arguments of a call: what kernels, tiles and libraries are chosen by.
+
+    Within inference mode, memory that a program keeps is of tensors that nothing else may write to.
+    """
     return (
         _library_only.get(), ASKED.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32,
-        are_by_address(),
+        SETTINGS.products is not None and are_by_address(), torch.is_inference_mode_enabled(),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from bert_fast import native
 from bert_fast.addresses import exchange
 from bert_fast.kernels._launch_plan import _Ready
-from bert_fast.kernels._program import Launch, Program
+from bert_fast.kernels._program import Launch, Program, scratch_of
 
 __all__ = ["NativeProgram", "kernel_of", "native_program"]
 
@@ -83,8 +83,9 @@ def native_program(program: Program, readies: Sequence[_Ready]) -> NativeProgram
     }  # fmt: skip
     try:
         return extension.make_program(
-            program, kernels, device=first.device, tensor_device=first.tensor_device, functions=functions
-        )
+            program, kernels, device=first.device, tensor_device=first.tensor_device, scratch=scratch_of(program),
+            functions=functions,
+        )  # fmt: skip
     except ValueError:
         return None
 

@@ -6,7 +6,8 @@ form of a product, not at each call.
 
 Products are those of PyTorch's functions: same operands, accumulators in fp32, TF32 for fp32 where
 `torch.backends.cuda.matmul.allow_tf32` is set. Partial sums of a product that is split are added in fp32 and in a
-fixed order. The library may choose another algorithm than PyTorch's call gets, with other last bits.
+fixed order. The library may choose another algorithm than PyTorch's call gets, with other last bits, and a program's
+first run is PyTorch's.
 """
 
 import functools
@@ -43,12 +44,12 @@ def are_by_address() -> bool:
 
 @functools.cache
 def _is_there() -> bool:
-    extension = native.load()
-    is_there = extension is not None and extension.has_cublaslt()
+    extension, major = native.load(), int((torch.version.cuda or "13").split(".")[0])
+    is_there = extension is not None and extension.has_cublaslt(major)
     if not is_there:
         warnings.warn(
-            "BERT_FAST_PRODUCTS=cublaslt: there is no C++ extension, or no libcublasLt.so.12 or .13 in this process; "
-            "PyTorch's functions make the products", RuntimeWarning, stacklevel=2,
+            f"BERT_FAST_PRODUCTS=cublaslt: there is no C++ extension, or no libcublasLt.so.{major} (12 or 13) in this "
+            f"process; PyTorch's functions make the products", RuntimeWarning, stacklevel=2,
         )  # fmt: skip
     return is_there
 

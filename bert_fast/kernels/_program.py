@@ -16,7 +16,21 @@ from torch import Tensor
 
 from bert_fast.kernels._sizes import Expression
 
-__all__ = ["Argument", "Call", "Empty", "Launch", "Matrix", "Product", "Program", "Step", "Window", "What", "part_of", "steps_of"]
+__all__ = [
+    "Argument",
+    "Call",
+    "Empty",
+    "Launch",
+    "Matrix",
+    "Product",
+    "Program",
+    "Step",
+    "What",
+    "Window",
+    "part_of",
+    "scratch_of",
+    "steps_of",
+]
 
 
 def _find_part_of() -> Callable[..., Tensor]:
@@ -156,6 +170,26 @@ def steps_of(order: Sequence[What], num_inputs: int, outputs: Sequence[int]) -> 
         kept.append(Step(what, tuple(last_used)))
         needed.update(slots)
     return tuple(kept[::-1])
+
+
+def scratch_of(program: Program) -> tuple[int, ...]:
+    """Returns slots of memory, and of views of it, that only the program's steps ever see."""
+    seen = {slot for slot in program.outputs if slot >= 0}
+    for what, _ in reversed(program.steps):
+        # A view is memory of its source. What another function returns may be, too, unless it is a product.
+        if type(what) is not Call or not what.slots or what.product is not None:
+            continue
+        if what.function is not part_of or what.slots[0] in seen:
+            seen.update(_slots_of(what))
+    scratch: list[int] = []
+    for what, _ in program.steps:
+        if type(what) is Empty and what.slot not in seen:
+            scratch.append(what.slot)
+        elif type(what) is Call and what.function is part_of:
+            source, made = _slots_of(what)
+            if source in scratch and made not in seen:
+                scratch.append(made)
+    return tuple(scratch)
 
 
 def _slots_of(what: What) -> list[int]:

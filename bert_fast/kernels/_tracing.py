@@ -14,7 +14,17 @@ from torch import Tensor
 
 from bert_fast.kernels import _launch_plan
 from bert_fast.kernels._program import (
-    Argument, Call, Empty, Launch, Matrix, Product, Program, What, Window, part_of, steps_of,
+    Argument,
+    Call,
+    Empty,
+    Launch,
+    Matrix,
+    Product,
+    Program,
+    What,
+    Window,
+    part_of,
+    steps_of,
 )  # fmt: skip
 from bert_fast.kernels._sizes import Numbers, Size
 from bert_fast.kernels._traced import NO_NAMES, Shape, Traced, Untraceable, contiguous_strides

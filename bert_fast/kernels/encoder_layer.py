@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from bert_fast.addresses import lie_of
@@ -122,7 +121,7 @@ def find_layer(x: Tensor, projected: Projections, layer: OfLayer, call: OfCall, 
     """What `layer_of_model` is given for such calls."""
     lasting, references = _of_lasting(layer.parameters, _look_forward)
     lie = lie_of([one for one in (x, *projected) if one is not None])
-    key = "forward", lasting, call.kind, x.dtype, lie, options, *settings(), torch.is_inference_mode_enabled()
+    key = "forward", lasting, call.kind, x.dtype, lie, options, *settings()
     return Found(_of_model.kind_of(key), references)
 
 

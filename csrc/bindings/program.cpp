@@ -3,6 +3,7 @@
 #include "bindings/program.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "bindings/program_make.h"
 
@@ -24,6 +25,7 @@ int clear(PyObject* self) {
   Body* body = cast(self)->body;
   cast(self)->body = nullptr;  // it does not run any more
   if (body == nullptr) return 0;
+  give_up_kept(*body);
   for (PyObject* one : body->owned) Py_DECREF(one);
   for (EmptyStep& step : body->empties) Py_XDECREF(step.arguments);
   delete body;
@@ -67,7 +69,7 @@ PyType_Spec spec = {"bert_fast._native.Program", sizeof(Program), 0,
 PyTypeObject* program_type = nullptr;
 
 py::object make_program(const py::object& program, const py::tuple& kernels, int device, int tensor_device,
-                        const py::dict& functions) {
+                        const std::vector<int32_t>& scratch, const py::dict& functions) {
   const host::Driver& driver = driver_or_raise();
   auto object = py::reinterpret_steal<py::object>(program_type->tp_alloc(program_type, 0));
   if (!object) throw py::error_already_set();
@@ -88,7 +90,7 @@ py::object make_program(const py::object& program, const py::tuple& kernels, int
   body.current_device = own(functions["current_device"]);
   body.current_stream = own(functions["current_stream"]);
   try {
-    make_body(body, program, kernels);
+    make_body(body, program, kernels, scratch);
   } catch (const py::cast_error& error) {  // an integer of more bits than there are, or none
     throw py::value_error(error.what());
   }
@@ -105,9 +107,9 @@ void bind_program(py::module_& module) {
   if (program_type == nullptr) throw py::error_already_set();
   module.attr("Program") = py::handle(reinterpret_cast<PyObject*>(program_type));
   module.def("make_program", &make_program, py::arg("program"), py::arg("kernels"), py::kw_only(), py::arg("device"),
-             py::arg("tensor_device"), py::arg("functions"),
+             py::arg("tensor_device"), py::arg("scratch"), py::arg("functions"),
              "The program, to be run; ValueError where the kernels are not for it.");
   module.def(
-      "has_cublaslt", [] { return bert_fast::host::CublasLt::loaded() != nullptr; },
-      "Whether this process has loaded a cuBLASLt that programs can call.");
+      "has_cublaslt", [](int major) { return bert_fast::host::CublasLt::find_loaded(major) != nullptr; },
+      py::arg("major"), "Whether this process has loaded a cuBLASLt of this major version that programs can call.");
 }

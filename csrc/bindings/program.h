@@ -21,6 +21,7 @@ namespace bert_fast::bindings {
 
 struct EmptyStep {
   int32_t slot = 0;
+  int64_t element_bytes = 0;
   std::vector<int32_t> shape;  // numbers
   PyObject* dtype = nullptr;
   PyObject* arguments = nullptr;  // owned: sizes, strides and dtype of the last run, or null
@@ -41,6 +42,7 @@ struct CallStep {
   PyObject* names = nullptr;  // a tuple, or null
   size_t num_names = 0;
   std::vector<int32_t> slots;  // -1: the result is dropped
+  bool is_scratch = false;     // a view of scratch
 };
 
 struct Operand {
@@ -58,8 +60,8 @@ struct ProductMatrix {
 
 struct ProductStep {
   ProductMatrix a, b, out;
-  Operand bias{-1, 0};                      // slot -1: none
-  int32_t rows = 0, inner = 0, cols = 0;    // numbers
+  Operand bias{-1, 0};                         // slot -1: none
+  int32_t rows = 0, inner = 0, cols = 0;       // numbers
   int32_t workspace = 0, workspace_bytes = 0;  // a slot, a number
   bool accumulates = false, allows_tf32 = false;
 };
@@ -121,6 +123,13 @@ struct InputCheck {
   uint64_t alignment = 0;
 };
 
+// Tensors of the last run that the next run of the same sizes takes again; none while a run has them.
+struct Kept {
+  std::vector<int64_t> sizes;
+  std::vector<PyObject*> tensors;   // owned
+  std::vector<uint64_t> addresses;  // of tensors, 0 where nothing asked for one
+};
+
 struct Program {
   PyObject_HEAD
       // The rest is made in place by `program.cpp`.
@@ -131,8 +140,8 @@ struct Body {
   std::vector<PyObject*> owned;
   const host::Driver* driver = nullptr;
   host::CublasLt* products_library = nullptr;  // null: there are no products
-  int device = 0;         // of the kernels
-  int tensor_device = 0;  // what tensors of it answer
+  int device = 0;                              // of the kernels
+  int tensor_device = 0;                       // what tensors of it answer
   int32_t num_inputs = 0, num_slots = 0;
   host::Expressions expressions;
   std::vector<std::pair<int32_t, int64_t>> guards;
@@ -144,6 +153,10 @@ struct Body {
   std::vector<LaunchStep> launches;
   std::vector<Step> steps;
   std::vector<int32_t> outputs;  // -1: None
+  // Slots whose tensors stay within the program, and the numbers that tell how large these are and where they begin.
+  std::vector<int32_t> scratch, scratch_numbers;
+  std::vector<bool> is_scratch;  // by slot
+  Kept kept;
   // Functions of PyTorch and of Triton's driver.
   PyTypeObject* tensor_type = nullptr;
   PyObject* empty_strided = nullptr;
@@ -157,6 +170,9 @@ struct Body {
   static constexpr size_t kMaxDimensions = 8;
   static constexpr size_t kMaxCallArguments = 64;
 };
+
+// Gives up what a program has kept.
+void give_up_kept(Body& body);
 
 // Program.run(inputs, numbers); program is alive for as long as it runs.
 PyObject* run(Body& body, PyObject* inputs, PyObject* numbers);

@@ -74,6 +74,12 @@ bool find_address(const Body& body, Frame& frame, int32_t slot);
 // A tuple of these numbers, or null with an exception.
 PyObject* tuple_of(const std::vector<int32_t>& numbers, const int64_t* values);
 
+// Fills slots of scratch from the last run if that had the same sizes. Returns whether this run is to keep its scratch.
+bool take_kept(Body& body, void* stream, Frame& frame);
+
+// Keeps the scratch of a run that is done for the next one.
+void keep_scratch(Body& body, Frame& frame);
+
 // Whether cuBLASLt makes a product of this run. Memory that the run has not allocated yet counts as aligned.
 bool can_multiply(const Body& body, const ProductStep& step, const Frame& frame);
 

@@ -22,8 +22,10 @@ namespace {
 
 class Maker {
  public:
-  Maker(Body& body, const py::handle& program, const py::tuple& kernels)
-      : body_(body), program_(program), kernels_(kernels) {}
+  Maker(Body& body, const py::handle& program, const py::tuple& kernels, const std::vector<int32_t>& scratch)
+      : body_(body), program_(program), kernels_(kernels) {
+    body_.scratch = scratch;
+  }
 
   void make() {
     body_.num_inputs = program_.attr("num_inputs").cast<int32_t>();
@@ -32,6 +34,11 @@ class Maker {
     is_filled_.resize(static_cast<size_t>(body_.num_slots));
     std::fill_n(is_filled_.begin(), body_.num_inputs, true);
     is_given_ = is_filled_;
+    body_.is_scratch.resize(is_filled_.size());
+    for (const int32_t one : body_.scratch) {
+      if (one < 0 || one >= body_.num_slots || is_scratch(one)) refuse("scratch: no slot, or one that is named twice");
+      body_.is_scratch[static_cast<size_t>(one)] = true;
+    }
     for (const py::handle& one : program_.attr("expressions")) add_expression(one);
     for (const py::handle& one : program_.attr("guards")) {
       const auto guard = one.cast<py::tuple>();
@@ -41,12 +48,17 @@ class Maker {
     if (body_.launches.size() != kernels_.size()) refuse("kernels: not one for each launch");
     for (const py::handle& one : program_.attr("outputs")) {
       body_.outputs.push_back(one.cast<int32_t>() == -1 ? -1 : read_slot(one));
+      if (body_.outputs.back() >= 0 && is_scratch(body_.outputs.back())) refuse("scratch: an output");
     }
+    if (num_scratch_ != body_.scratch.size()) refuse("scratch: slots of other things than memory and views of it");
+    body_.scratch_numbers.assign(scratch_numbers_.begin(), scratch_numbers_.end());
     for (const auto& [place, of] : integers_) body_.integers.push_back({place, of});
     for (const auto& [where, alignment] : inputs_) body_.inputs.push_back({{where.first, where.second}, alignment});
   }
 
  private:
+  bool is_scratch(int32_t slot) const { return body_.is_scratch[static_cast<size_t>(slot)]; }
+
   PyObject* own(const py::handle& object) {
     body_.owned.push_back(object.inc_ref().ptr());
     return object.ptr();
@@ -145,7 +157,12 @@ class Maker {
       refuse("a shape of " + std::to_string(step.shape.size()) + " numbers");
     step.values.resize(step.shape.size());
     step.dtype = own(what.attr("dtype"));
+    step.element_bytes = what.attr("dtype").attr("itemsize").cast<int64_t>();
     step.slot = write_slot(what.attr("slot"));
+    if (is_scratch(step.slot)) {
+      num_scratch_++;
+      scratch_numbers_.insert(step.shape.begin(), step.shape.end());
+    }
     body_.empties.push_back(std::move(step));
   }
 
@@ -193,6 +210,16 @@ class Maker {
     }
     for (const py::handle& one : what.attr("slots")) {
       step.slots.push_back(one.cast<int32_t>() == -1 ? -1 : write_slot(one));
+    }
+    const bool is_view = step.slots.size() == 1 && !step.arguments.empty() &&
+                         step.arguments[0].kind == CallArgumentKind::kSlot && is_scratch(step.arguments[0].places[0]);
+    step.is_scratch = is_view && step.slots[0] >= 0 && is_scratch(step.slots[0]);
+    if (step.is_scratch) {
+      num_scratch_++;
+      for (const CallArgument& one : step.arguments) {
+        if (one.kind != CallArgumentKind::kNumber && one.kind != CallArgumentKind::kNumbers) continue;
+        scratch_numbers_.insert(one.places.begin(), one.places.end());
+      }
     }
     body_.calls.push_back(std::move(step));
   }
@@ -358,14 +385,16 @@ class Maker {
   py::tuple kernels_;
   std::string name_;  // of the kernel at hand
   std::vector<bool> is_filled_, is_given_, is_zero_;
+  std::set<int32_t> scratch_numbers_;
+  size_t num_scratch_ = 0;  // slots of scratch that steps fill
   std::set<std::pair<int32_t, IntegerClass>> integers_;
   std::map<std::pair<int32_t, int32_t>, uint64_t> inputs_;
 };
 
 }  // namespace
 
-void make_body(Body& body, const py::handle& program, const py::tuple& kernels) {
-  Maker(body, program, kernels).make();
+void make_body(Body& body, const py::handle& program, const py::tuple& kernels, const std::vector<int32_t>& scratch) {
+  Maker(body, program, kernels, scratch).make();
 }
 
 }  // namespace bert_fast::bindings

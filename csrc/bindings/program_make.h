@@ -28,6 +28,7 @@ const host::Driver& driver_or_raise();
 void bind_kernel(pybind11::module_& module);
 
 // Fills in everything but functions and devices; ValueError where the kernels are not for the program.
-void make_body(Body& body, const pybind11::handle& program, const pybind11::tuple& kernels);
+void make_body(Body& body, const pybind11::handle& program, const pybind11::tuple& kernels,
+               const std::vector<int32_t>& scratch);
 
 }  // namespace bert_fast::bindings

@@ -1,5 +1,5 @@
-// Runs programs: memory, calls of PyTorch, products, launches. The GIL is held throughout; torch's functions may run anything in
-// between, another run of the same program included, so what belongs to a run lies on its stack.
+// Runs programs: memory, calls of PyTorch, products, launches. The GIL is held throughout; torch's functions may run
+// anything in between, another run of the same program included, so what belongs to a run lies on its stack.
 
 #include <limits>
 #include <new>
@@ -62,17 +62,19 @@ Outcome take_numbers(const Body& body, PyObject* numbers, Frame& frame) {
   return Outcome::kGoOn;
 }
 
-// Whether a slot's tensor is on the kernels' device.
-Outcome check_device(const Body& body, const Frame& frame, int32_t slot) {
+// Whether an input is on the kernels' device; notes its address.
+Outcome find_input(const Body& body, Frame& frame, int32_t slot) {
   if (body.read != nullptr) {
     TensorFields fields;
     if (body.read(frame.slots[slot], &fields) != 0) return Outcome::kFailed;
+    frame.addresses[slot] = fields.address();
     return fields.device() == body.tensor_device ? Outcome::kGoOn : Outcome::kRefused;
   }
   PyObject* arguments[1] = {frame.slots[slot]};
   const Ref device(PyObject_Vectorcall(body.get_device, arguments, 1, nullptr));
   if (device.get() == nullptr) return Outcome::kFailed;
-  return PyLong_AsLong(device.get()) == body.tensor_device ? Outcome::kGoOn : Outcome::kRefused;
+  if (PyLong_AsLong(device.get()) != body.tensor_device) return Outcome::kRefused;
+  return find_address(body, frame, slot) ? Outcome::kGoOn : Outcome::kFailed;
 }
 
 Outcome take_inputs(const Body& body, PyObject* inputs, Frame& frame) {
@@ -94,15 +96,14 @@ Outcome take_inputs(const Body& body, PyObject* inputs, Frame& frame) {
   int32_t first = 0;
   while (first < body.num_inputs && frame.slots[first] == Py_None) first++;
   if (first == body.num_inputs) return Outcome::kRefused;
-  Outcome outcome = check_device(body, frame, first);
+  Outcome outcome = find_input(body, frame, first);
   if (outcome != Outcome::kGoOn) return outcome;
   for (const InputCheck& check : body.inputs) {
     const int32_t slot = check.operand.slot;
     if (frame.slots[slot] == Py_None) return Outcome::kRefused;
     if (frame.addresses[slot] == 0) {
-      if (slot != first) outcome = check_device(body, frame, slot);
+      outcome = find_input(body, frame, slot);
       if (outcome != Outcome::kGoOn) return outcome;
-      if (!find_address(body, frame, slot)) return Outcome::kFailed;
     }
     const uint64_t address = frame.addresses[slot] + static_cast<uint64_t>(frame.values[check.operand.offset]);
     if ((address & check.alignment) != 0) return Outcome::kRefused;
@@ -166,6 +167,7 @@ PyObject* find_arguments(EmptyStep& step, const int64_t* values) {
 }
 
 bool run_empty(const Body& body, EmptyStep& step, Frame& frame) {
+  if (frame.slots[step.slot] != nullptr) return true;  // kept
   const Ref arguments(find_arguments(step, frame.values));
   if (arguments.get() == nullptr) return false;
   PyObject* made = PyObject_Call(body.empty_strided, arguments.get(), nullptr);
@@ -236,6 +238,7 @@ bool keep_results(const CallStep& step, PyObject* made, Frame& frame) {
 }
 
 bool run_call(const CallStep& step, Frame& frame) {
+  if (step.is_scratch && frame.slots[step.slots[0]] != nullptr) return true;  // a view that was kept
   CallArguments arguments;
   for (const CallArgument& one : step.arguments) {
     switch (one.kind) {
@@ -265,7 +268,7 @@ bool run_call(const CallStep& step, Frame& frame) {
   return made != nullptr && keep_results(step, made, frame);
 }
 
-bool run_steps(Body& body, void* stream, Frame& frame) {
+bool run_steps(Body& body, void* stream, bool keeps_scratch, Frame& frame) {
   for (const Step& step : body.steps) {
     bool is_done = false;
     switch (step.kind) {
@@ -283,7 +286,9 @@ bool run_steps(Body& body, void* stream, Frame& frame) {
         break;
     }
     if (!is_done) return false;
-    for (const int32_t slot : step.last_used) frame.put(slot, nullptr);
+    for (const int32_t slot : step.last_used) {
+      if (!keeps_scratch || !body.is_scratch[static_cast<size_t>(slot)]) frame.put(slot, nullptr);
+    }
   }
   return true;
 }
@@ -309,8 +314,12 @@ PyObject* run(Body& body, PyObject* inputs, PyObject* numbers) try {
   if (outcome == Outcome::kGoOn) outcome = find_stream(body, &stream);
   if (outcome == Outcome::kGoOn) outcome = check_products(body, frame);
   if (outcome == Outcome::kRefused) Py_RETURN_NONE;
-  if (outcome == Outcome::kFailed || !run_steps(body, stream, frame)) return nullptr;
-  return take_outputs(body, frame);
+  if (outcome == Outcome::kFailed) return nullptr;
+  const bool keeps = take_kept(body, stream, frame);
+  if (!run_steps(body, stream, keeps, frame)) return nullptr;
+  Ref outputs(take_outputs(body, frame));
+  if (keeps && outputs.get() != nullptr) keep_scratch(body, frame);
+  return outputs.release();
 } catch (const std::bad_alloc&) {
   return PyErr_NoMemory();
 }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <string>
 
 namespace bert_fast::host {
 
@@ -11,6 +12,7 @@ namespace {
 // Values of the library's interface (cublasLt.h, cublas_api.h).
 constexpr int kCompute32F = 68;          // CUBLAS_COMPUTE_32F
 constexpr int kCompute32FFastTf32 = 77;  // CUBLAS_COMPUTE_32F_FAST_TF32
+constexpr int kInvalidValue = 7;         // CUBLAS_STATUS_INVALID_VALUE
 constexpr int kNotSupported = 15;        // CUBLAS_STATUS_NOT_SUPPORTED
 constexpr int kTransposed = 1;           // CUBLAS_OP_T
 constexpr uint32_t kEpilogueBias = 4;    // CUBLASLT_EPILOGUE_BIAS
@@ -88,18 +90,20 @@ struct CublasLtFunctions {
   }
 };
 
-CublasLt* CublasLt::loaded() {
+namespace {
+CublasLt* the_library = nullptr;  // under the GIL, as everything here
+}
+
+CublasLt* CublasLt::loaded() { return the_library; }
+
+CublasLt* CublasLt::find_loaded(int major) {
   static CublasLtFunctions functions;
-  static CublasLt* found = nullptr;  // under the GIL, as everything here
-  for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
-    if (found != nullptr) break;
-    // The handle stays open: the functions are used as long as the process lives.
-    void* library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
-    if (library == nullptr || !functions.find_all(library)) continue;
-    const size_t major = functions.version() / 10000;
-    if (major == 12 || major == 13) found = new CublasLt(functions);
-  }
-  return found;
+  if (the_library != nullptr || (major != 12 && major != 13)) return the_library;
+  // The handle stays open: the functions are used as long as the process lives.
+  void* library = dlopen(("libcublasLt.so." + std::to_string(major)).c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr || !functions.find_all(library)) return nullptr;
+  if (functions.version() / 10000 == static_cast<size_t>(major)) the_library = new CublasLt(functions);
+  return the_library;
 }
 
 void* CublasLt::handle_of(int device) {
@@ -147,34 +151,43 @@ bool CublasLt::make(const ProductForm& form, Plan* plan) {
   };
   HeuristicResult result{};
   int num_found = 0;
-  const bool is_asked =
-      prefer(kMaxWorkspaceBytes, form.workspace_bytes) && prefer(kReductionSchemes, kSumsInComputeType) &&
-      prefer(kMinAlignmentA, form.b.alignment) && prefer(kMinAlignmentB, form.a.alignment) &&
-      prefer(kMinAlignmentC, form.out.alignment) && prefer(kMinAlignmentD, form.out.alignment) &&
-      functions_.find_algorithm(handle, plan->operation, plan->left, plan->right, plan->out, plan->out, preference, 1,
-                                &result, &num_found) == 0;
+  const bool has_preferences = prefer(kMaxWorkspaceBytes, form.workspace_bytes) &&
+                               prefer(kReductionSchemes, kSumsInComputeType) &&
+                               prefer(kMinAlignmentA, form.b.alignment) && prefer(kMinAlignmentB, form.a.alignment) &&
+                               prefer(kMinAlignmentC, form.out.alignment) && prefer(kMinAlignmentD, form.out.alignment);
+  const int status = has_preferences
+                         ? functions_.find_algorithm(handle, plan->operation, plan->left, plan->right, plan->out,
+                                                     plan->out, preference, 1, &result, &num_found)
+                         : kInvalidValue;
   functions_.destroy_preference(preference);
-  if (!is_asked || num_found < 1 || result.status != 0 || result.workspace_bytes > form.workspace_bytes) return false;
+  if (status != 0 && status != kNotSupported) return false;
+  plan->has_algorithm =
+      status == 0 && num_found > 0 && result.status == 0 && result.workspace_bytes <= form.workspace_bytes;
   std::copy(std::begin(result.algorithm), std::end(result.algorithm), plan->algorithm);
   return true;
 }
 
-const CublasLt::Plan& CublasLt::find(const ProductForm& form) {
+const CublasLt::Plan* CublasLt::find(const ProductForm& form) {
   auto found = plans_.find(form);
   if (found == plans_.end()) {
     if (plans_.size() >= kMaxPlans) {
       for (const auto& [key, plan] : plans_) give_up(plan);
       plans_.clear();
     }
-    found = plans_.emplace(form, Plan{}).first;
-    found->second.has_algorithm = make(form, &found->second);
+    Plan plan;
+    if (!make(form, &plan)) {
+      give_up(plan);
+      return nullptr;
+    }
+    found = plans_.emplace(form, plan).first;
   }
-  return found->second;
+  return found->second.has_algorithm ? &found->second : nullptr;
 }
 
 int CublasLt::multiply(const ProductForm& form, const ProductAddresses& addresses, void* stream) {
-  const Plan& plan = find(form);
-  if (!plan.has_algorithm) return kNotSupported;
+  const Plan* found = find(form);
+  if (found == nullptr) return kNotSupported;
+  const Plan& plan = *found;
   if (form.bias_alignment != 0) {
     const int status = functions_.set_operation(plan.operation, kBiasPointer, &addresses.bias, sizeof addresses.bias);
     if (status != 0) return status;

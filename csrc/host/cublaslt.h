@@ -52,11 +52,13 @@ struct CublasLtFunctions;
 
 class CublasLt {
  public:
-  // The library of this process; null if it is not loaded, has another major version than 12 or 13, or lacks a function.
-  static CublasLt* loaded();
+  // The library of this major version, 12 or 13, as this process has loaded it; null if it has not, or if a function is
+  // missing. The first version that is found stays the one.
+  static CublasLt* find_loaded(int major);
+  static CublasLt* loaded();  // what was found, or null
 
   // Whether the library has an algorithm for a product. The context of its device is current, here and below.
-  bool can_multiply(const ProductForm& form) { return find(form).has_algorithm; }
+  bool can_multiply(const ProductForm& form) { return find(form) != nullptr; }
 
   // Puts a product into the stream; returns the library's status, 0 for success.
   int multiply(const ProductForm& form, const ProductAddresses& addresses, void* stream);
@@ -75,8 +77,8 @@ class CublasLt {
 
   explicit CublasLt(const CublasLtFunctions& functions) : functions_(functions) {}
   void* handle_of(int device);
-  const Plan& find(const ProductForm& form);  // good until the next call
-  bool make(const ProductForm& form, Plan* plan);
+  const Plan* find(const ProductForm& form);       // good until the next call; null without an algorithm
+  bool make(const ProductForm& form, Plan* plan);  // false if the library could not be asked
   void give_up(const Plan& plan) const;
 
   const CublasLtFunctions& functions_;

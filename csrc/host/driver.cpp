@@ -14,6 +14,7 @@ bool find(void* library, const char* name, F** function) {
 bool find_all(void* library, Driver* driver) {
   find(library, "cuTensorMapEncodeTiled", &driver->encode_tiled);
   return find(library, "cuLaunchKernelEx", &driver->launch) &&
+         find(library, "cuStreamIsCapturing", &driver->is_capturing) &&
          find(library, "cuGetErrorString", &driver->error_string) &&
          find(library, "cuCtxGetCurrent", &driver->current_context) &&
          find(library, "cuCtxSetCurrent", &driver->set_current_context) &&
@@ -38,6 +39,11 @@ std::string error_text(const Driver& driver, int code) {
   const char* text = nullptr;
   if (driver.error_string(code, &text) != 0 || text == nullptr) return "code " + std::to_string(code);
   return text;
+}
+
+bool is_captured(const Driver& driver, void* stream) {
+  int status = 0;
+  return driver.is_capturing(stream, &status) != 0 || status != 0;
 }
 
 int ensure_context(const Driver& driver, int device) {

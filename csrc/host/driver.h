@@ -29,6 +29,7 @@ struct Driver {
                       const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides, int interleave,
                       int swizzle, int promotion, int fill);
   int (*error_string)(int code, const char** text);
+  int (*is_capturing)(void* stream, int* status);
   int (*current_context)(void** context);
   int (*set_current_context)(void* context);
   int (*device)(int* device, int ordinal);
@@ -40,6 +41,9 @@ const Driver* loaded_driver();
 
 // The driver's words for a code.
 std::string error_text(const Driver& driver, int code);
+
+// Whether a stream is being captured, or cannot be asked since another one is.
+bool is_captured(const Driver& driver, void* stream);
 
 // Makes the primary context of a device current in this thread if none is; returns the driver's code, 0 for success.
 int ensure_context(const Driver& driver, int device);

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+import triton
 from torch import Tensor
 
 from tests.null_driver.layer_scenarios import NUM_BATCHES, _batch, _difference, _models, _words
@@ -19,6 +20,8 @@ from tools.null_driver.products import Matrix, NullProducts, Product
 
 __all__ = ["PRODUCT_SCENARIOS"]
 
+_STREAM = 7
+_SUMS_IN_FP32 = 2
 _SIZES = (1, 3, 8, 17, 32, 64)
 
 
@@ -198,6 +201,7 @@ def products_are_right(driver: NullDriver) -> dict[str, Any]:
         for way in ("plain", "with bias", "in fp32", "added", "added in fp32")
     }
     products.compute()
+    triton.runtime.driver.active.get_current_stream = lambda device: _STREAM
     for number in range(300):
         way = rng.choice([*programs])
         dtype = rng.choice((torch.float32, torch.float16, torch.bfloat16))
@@ -216,8 +220,9 @@ def products_are_right(driver: NullDriver) -> dict[str, Any]:
             if made.dtype != (torch.float32 if "fp32" in way else dtype) or not torch.equal(made.float(), expected):
                 wrong.append(case)
             log = products.log()
-            if any(one.is_tf32 != (torch.backends.cuda.matmul.allow_tf32 and dtype == torch.float32) for one in log):
-                wrong.append(f"{case}: TF32")
+            is_tf32 = torch.backends.cuda.matmul.allow_tf32 and dtype == torch.float32
+            if {(one.is_tf32, one.reduction, one.stream) for one in log} - {(is_tf32, _SUMS_IN_FP32, _STREAM)}:
+                wrong.append(f"{case}: TF32, reduction or stream")
             counts[way if log else "not by address"] += 1
     return {"wrong": wrong[:3], "counts": counts, "refusals": (*driver.refusals, *products.refusals)}
 
@@ -251,7 +256,11 @@ def product_faults(driver: NullDriver) -> dict[str, Any]:
 
     call = programs()
     found["first and second run"] = [call(a), call(a)]
-    found["searches for an algorithm"] = [products.num_searches, call(a), products.num_searches]
+    num_searches = 0
+    for _ in range(20):  # alignment of memory on the CPU varies, and is part of a form
+        last = call(a)
+        num_searches += products.num_searches
+    found["searches for an algorithm"] = [num_searches < 5, last]
     found["no rows"] = call(a[:0])
     products.have_no_algorithm()
     found["no algorithm"] = [call(a[:4]), call(a[:4])]
@@ -263,11 +272,11 @@ def product_faults(driver: NullDriver) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_fp16_accumulation = True
     found["accumulation in fp16"] = [call(a), call(a)]
     torch.backends.cuda.matmul.allow_fp16_accumulation = False
-    with mock.patch.object(_products, "_are_tuned", lambda: True):
+    with mock.patch.object(_products, "_are_tuned", return_value=True):
         found["tuned"] = [call(a), call(a)]
     found["again"] = call(a)
     _products._is_there.cache_clear()
-    with mock.patch.object(_products.native, "load", lambda: None), warnings.catch_warnings(record=True) as caught:
+    with mock.patch.object(_products.native, "load", return_value=None), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call = programs()
         found["no library"] = [call(a), call(a)]

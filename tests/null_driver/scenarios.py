@@ -24,6 +24,7 @@ from tests.null_driver.product_scenarios import PRODUCT_SCENARIOS
 from tests.null_driver.program_faults import FAULT_SCENARIOS
 from tests.null_driver.program_scenarios import PROGRAM_SCENARIOS
 from tests.null_driver.rehearsal_scenarios import REHEARSAL_SCENARIOS
+from tests.null_driver.scratch_scenarios import SCRATCH_SCENARIOS
 from tests.null_driver.sequence_scenarios import SEQUENCE_SCENARIOS
 from tools.null_driver import table
 from tools.null_driver.counting import counted_operators, counted_syncs
@@ -385,6 +386,7 @@ SCENARIOS = (
     | PRODUCT_SCENARIOS
     | PROGRAM_SCENARIOS
     | FAULT_SCENARIOS
+    | SCRATCH_SCENARIOS
     | SEQUENCE_SCENARIOS
     | REHEARSAL_SCENARIOS
     | {

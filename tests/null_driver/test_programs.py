@@ -97,7 +97,7 @@ MIDDLE = {
     "a call": "Stop: here",
     "memory": "RuntimeError: ",
     "a negative size": "RuntimeError: Expected result >= 0 to be true",
-    "no tensor": "TypeError: _scale_kernel: expected a tensor in slot 3, got NoneType",
+    "no tensor": "TypeError: expected a tensor in slot 3, got NoneType",
     "too few results": "ValueError: ",
     "no results": "TypeError: 'NoneType' object is not iterable",
     "elsewhere in memory": "RuntimeError: _scale_kernel: an operand lies at no multiple of 16 bytes",
@@ -141,3 +141,60 @@ def test_a_kernel_whose_parameters_are_not_those_of_its_cubin_is_none(faults: di
     assert found["as it is"] == "returned _scale_kernel"
     assert found["damaged"] == "ValueError returned _", "nothing was read, or nothing refused"
     assert found["known"] == [True, False, False, False, False]
+
+
+def test_the_next_run_of_the_same_sizes_takes_memory_again() -> None:
+    found = run("scratch")
+    assert found["refusals"] == [0, ""]
+    new, known = 2, 1  # a result, and scratch
+    assert [found["first"], found["again"]] == [new, known]
+    assert found["another stride"] == [True, new + known + known], "it has no say in sizes"
+    assert found["more rows"] == [new, known]
+    assert found["another program"] == [new, new, known], "one program keeps memory"
+    assert found["an error"] == [True, 0, new, known]
+    assert found["captured"] == [new, new, 0] and found["after it"] == [new, known], "a graph's memory is the graph's"
+    assert found["streams"] == [new, known, new, new, new, known], "the default stream's"
+    assert found["128 MB"] == [new, new, 0]
+    assert found["in the middle"] == [2, 1, 1], "what is not kept is freed by its last step"
+    assert found["an output"] == [new, new] and found["outputs apart"] == 4
+    assert found["same launches"]
+    assert found["kept"] == found["given up"] + 1
+    assert found["threads"] == 2
+
+
+def test_a_backward_pass_within_inference_mode_leaves_the_next_one_its_own_memory() -> None:
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
+    found = run("backward_in_inference_mode")
+    assert found == {"missing": [[], []], "refusals": [0, ""]}
+
+
+def test_products_of_layers_are_those_of_pytorchs_functions() -> None:
+    """With BERT_FAST_ALL_LAYERS=1: of all models, in minutes."""
+    found = run("products_of_layers")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, "", 0, ""]
+    assert found["compared"] > 500 and found["by address"] > 300
+
+
+def test_products_of_any_shape_are_right() -> None:
+    found = run("products_are_right")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, "", 0, ""]
+    assert found["counts"].keys() == {"plain", "with bias", "in fp32", "added", "added in fp32"}
+    assert min(found["counts"].values()) > 100
+
+
+def test_pytorch_makes_products_that_cublaslt_does_not() -> None:
+    found = run("product_faults")
+    assert found["refusals"] == [0, "", 0, ""]
+    ours, theirs = "by address", "by PyTorch"
+    assert found["first and second run"] == [theirs, ours], "a program's first run is Python's"
+    assert found["searches for an algorithm"] == [True, ours], "one for each form, not for each call"
+    assert found["no rows"] == theirs
+    assert found["no algorithm"] == [theirs, theirs] and found["known to have no algorithm"] == theirs
+    assert found["others have one"] == ours
+    assert found["fails"] == ["a product of [5, 8] and [8, 3]: cuBLASLt's status is 13", ours]
+    assert found["accumulation in fp16"] == found["tuned"] == [theirs, theirs]
+    assert found["again"] == ours
+    assert found["no library"] == [theirs, theirs]
+    assert [one.split(":")[0] for one in found["warnings"]] == ["BERT_FAST_PRODUCTS=cublaslt"]

@@ -1,4 +1,4 @@
-"""Builds the libraries that stand in for NVIDIA's, once for each state of their source, with the system's C compiler."""
+"""Builds the libraries that stand in for NVIDIA's, once for each state of their source, by the system's C compiler."""
 
 import hashlib
 import importlib.util

@@ -70,6 +70,7 @@ class NullDriver:
             getattr(self.lib, f"null_num_{name}").restype = ctypes.c_size_t
         self.lib.null_note_parameters.argtypes = (ctypes.c_bool,)
         self.lib.null_fail_launch.argtypes = (ctypes.c_size_t,)
+        self.lib.null_capture.argtypes = (ctypes.c_bool,)
         self.lib.null_launches.restype = ctypes.POINTER(_Launch)
         self.lib.null_last_refusal.restype = ctypes.c_char_p
         chosen = _Device(device.capability, device.multiprocessors, device.shared_bytes)
@@ -111,6 +112,10 @@ class NullDriver:
     def fail_launch(self, number: int) -> None:
         """Makes the n-th launch from now on fail, 1 being the next; 0 cancels it."""
         self.lib.null_fail_launch(number)
+
+    def capture(self, wanted: bool = True) -> None:
+        """Whether streams answer that they are being captured; launches are made all the same."""
+        self.lib.null_capture(wanted)
 
     def by_kernel(self) -> dict[str, int]:
         """Launches by the kernel's name."""

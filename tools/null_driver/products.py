@@ -1,8 +1,8 @@
 """A cuBLASLt for machines without a GPU: what programs ask it to multiply is checked and noted.
 
-    products = NullProducts()          # in a process that started the null driver, before the first product
-    ...
-    products.log()
+products = NullProducts()          # in a process that started the null driver, before the first product
+...
+products.log()
 """
 
 import ctypes
@@ -29,7 +29,10 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """out = a b + bias, or out += a b; bias is an address or 0."""
+    """out = a b + bias, or out += a b; bias is an address or 0.
+
+    reduction: how partial sums may be added, a mask of the library's (`cublasLtReductionScheme_t`).
+    """
 
     rows: int
     inner: int
@@ -40,6 +43,8 @@ class Product(NamedTuple):
     bias: int
     accumulates: bool
     is_tf32: bool
+    reduction: int = 0
+    stream: int = 0
 
 
 class _Operation(ctypes.Structure):
@@ -60,7 +65,7 @@ class _Product(ctypes.Structure):
         ("operation", _Operation), ("a", _Layout), ("b", _Layout), ("c", _Layout),
         ("alignments", ctypes.c_uint32 * 4), ("reduction", ctypes.c_uint32),
         ("a_address", ctypes.c_uint64), ("b_address", ctypes.c_uint64), ("c_address", ctypes.c_uint64),
-        ("workspace", ctypes.c_uint64), ("workspace_bytes", ctypes.c_uint64),
+        ("workspace", ctypes.c_uint64), ("workspace_bytes", ctypes.c_uint64), ("stream", ctypes.c_uint64),
         ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
     )  # fmt: skip
 
@@ -130,4 +135,5 @@ def _product(one: _Product) -> Product:
         b=matrix(one.a, one.a_address, operation.transposes_a),
         out=matrix(one.c, one.c_address, False),
         bias=operation.bias, accumulates=one.beta == 1, is_tf32=operation.compute_type == _TF32,
+        reduction=one.reduction, stream=one.stream,
     )  # fmt: skip

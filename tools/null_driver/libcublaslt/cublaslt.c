@@ -1,6 +1,6 @@
 // A libcublasLt.so.13 for machines without a GPU: it checks matrix products as cuBLASLt documents them, notes them, and
-// computes them in memory of the host if it is told to. Names, structures and codes are those of the library's interface
-// (cuBLAS documentation, "Using the cuBLASLt API"), as far as bert_fast calls it.
+// computes them in memory of the host if it is told to. Names, structures and codes are those of the library's
+// interface (cuBLAS documentation, "Using the cuBLASLt API"), as far as bert_fast calls it.
 
 #include <math.h>
 #include <stdbool.h>
@@ -38,7 +38,7 @@ typedef struct {
 typedef struct {
   uint64_t magic, m, n, k;
   uint32_t alignments[4];
-  uint64_t bias_alignment, unused;
+  uint64_t bias_alignment, workspace_bytes;
 } Algorithm;
 
 typedef struct {
@@ -56,7 +56,7 @@ typedef struct {
   Operation operation;
   Layout a, b, c;
   uint32_t alignments[4], reduction;
-  uint64_t a_address, b_address, c_address, workspace, workspace_bytes;
+  uint64_t a_address, b_address, c_address, workspace, workspace_bytes, stream;
   float alpha, beta;
 } NullProduct;
 
@@ -177,8 +177,9 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, Operation* operation, Layout* a
   algorithm.bias_alignment = operation->bias & -operation->bias;
   memcpy(algorithm.alignments, preference->alignments, sizeof algorithm.alignments);
   reduction_asked = preference->reduction;
+  algorithm.workspace_bytes = preference->workspace_bytes / 2;
   *num_found = has_none ? 0 : 1;
-  if (!has_none) *results = (Result){algorithm, preference->workspace_bytes / 2, SUCCESS, 1.0F, {0}};
+  if (!has_none) *results = (Result){algorithm, algorithm.workspace_bytes, SUCCESS, 1.0F, {0}};
   return has_none ? NOT_SUPPORTED : SUCCESS;
 }
 
@@ -224,10 +225,10 @@ static void compute(const NullProduct* one, uint64_t m, uint64_t n, uint64_t k) 
       const uint64_t place = i + j * (uint64_t)one->c.leading;
       float sum = one->beta == 0 ? 0 : one->beta * element(c, one->c.type, place);
       for (uint64_t inner = 0; inner < k; inner++) {
-        const uint64_t x = one->operation.transposes_a ? inner + i * (uint64_t)one->a.leading
-                                                       : i + inner * (uint64_t)one->a.leading;
-        const uint64_t y = one->operation.transposes_b ? j + inner * (uint64_t)one->b.leading
-                                                       : inner + j * (uint64_t)one->b.leading;
+        const uint64_t x =
+            one->operation.transposes_a ? inner + i * (uint64_t)one->a.leading : i + inner * (uint64_t)one->a.leading;
+        const uint64_t y =
+            one->operation.transposes_b ? j + inner * (uint64_t)one->b.leading : inner + j * (uint64_t)one->b.leading;
         sum += one->alpha * element(a, one->a.type, x) * element(b, one->b.type, y);
       }
       if (one->operation.epilogue == EPILOGUE_BIAS) sum += element(bias, one->c.type, i);
@@ -240,7 +241,6 @@ int cublasLtMatmul(void* handle, Operation* operation, const float* alpha, const
                    const void* b, Layout* b_layout, const float* beta, const void* c, Layout* c_layout, void* d,
                    Layout* d_layout, const Algorithm* algorithm, void* workspace, size_t workspace_bytes,
                    void* stream) {
-  (void)stream;
   uint64_t m = 0, n = 0, k = 0;
   if (status_of_next != 0) {
     const int status = status_of_next;
@@ -258,15 +258,31 @@ int cublasLtMatmul(void* handle, Operation* operation, const float* alpha, const
   if (operation->epilogue == EPILOGUE_BIAS && operation->bias % algorithm->bias_alignment != 0) {
     return refuse("the address of a bias");
   }
-  if (workspace_bytes > 0 && workspace == NULL) return refuse("no workspace");
+  if (workspace_bytes < algorithm->workspace_bytes || (uint64_t)workspace % 16 != 0 || workspace == NULL) {
+    return refuse("the workspace");
+  }
   if (num_products == capacity) {
     capacity = capacity ? 2 * capacity : 1024;
     products = realloc(products, capacity * sizeof *products);
   }
   NullProduct* one = &products[num_products++];
-  *one = (NullProduct){*operation,  *a_layout,    *b_layout,    *c_layout,           {0},   reduction_asked,
-                       addresses[0], addresses[1], addresses[2], (uint64_t)workspace, workspace_bytes, *alpha, *beta};
+  *one = (NullProduct){.operation = *operation,
+                       .a = *a_layout,
+                       .b = *b_layout,
+                       .c = *c_layout,
+                       .reduction = reduction_asked,
+                       .a_address = addresses[0],
+                       .b_address = addresses[1],
+                       .c_address = addresses[2],
+                       .workspace = (uint64_t)workspace,
+                       .workspace_bytes = workspace_bytes,
+                       .stream = (uint64_t)stream,
+                       .alpha = *alpha,
+                       .beta = *beta};
   memcpy(one->alignments, algorithm->alignments, sizeof one->alignments);
-  if (computes) compute(one, m, n, k);
+  if (computes) {
+    memset(workspace, 0xff, 4096);  // an algorithm may write to it before it reads its operands
+    compute(one, m, n, k);
+  }
   return SUCCESS;
 }

@@ -133,9 +133,13 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   return CUDA_SUCCESS;
 }
 
+static bool is_capturing;
+
+void null_capture(bool wanted) { is_capturing = wanted; }
+
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   (void)stream;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = is_capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
 
