@@ -34,8 +34,10 @@ def are_by_address() -> bool:
     They do not while PyTorch accumulates products in fp16 (`torch.backends.cuda.matmul.allow_fp16_accumulation`) or
     tunes them (`torch.cuda.tunable`).
     """
+    if SETTINGS.products not in (None, "cublaslt"):
+        raise ValueError(f"BERT_FAST_PRODUCTS: expected cublaslt or nothing, got {SETTINGS.products!r}")
     return (
-        SETTINGS.products == "cublaslt"
+        SETTINGS.products is not None
         and _is_there()
         and not torch.backends.cuda.matmul.allow_fp16_accumulation
         and not _are_tuned()

@@ -1,8 +1,12 @@
 """What programs are made of."""
 
+import dataclasses
+
 import pytest
 import torch
 
+from bert_fast.env import SETTINGS
+from bert_fast.kernels import _products
 from bert_fast.kernels._products import with_products
 from bert_fast.kernels._program import (
     Argument,
@@ -81,3 +85,9 @@ def test_products_take_the_place_of_calls_and_of_views_for_them() -> None:
     assert made.steps[2].last_used == (9,)
     without = _program(_call(0, made=(4,)), outputs=(4,))
     assert with_products(without).steps == without.steps
+
+
+def test_an_unknown_maker_of_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_products, "SETTINGS", dataclasses.replace(SETTINGS, products="cublas"))
+    with pytest.raises(ValueError, match="BERT_FAST_PRODUCTS: expected cublaslt or nothing, got 'cublas'"):
+        _products.are_by_address()
