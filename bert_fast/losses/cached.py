@@ -1,4 +1,4 @@
-"""Backward by parts: the gradients of a large batch with the activations of a small one."""
+"""Losses of large batches with the activations of small ones."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,37 +9,39 @@ from torch import Tensor
 
 from bert_fast.checks import check_floating, check_shape
 
-__all__ = ["cached_backward"]
+__all__ = ["cached_loss"]
 
 _Part = TypeVar("_Part")
 
 
-def cached_backward(
+def cached_loss(
     encode: Callable[[_Part], Tensor],
     parts: Sequence[_Part],
     loss: Callable[[Tensor], Tensor],
     *,
     no_sync: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> Tensor:
-    """Backward of `loss` of the embeddings of all parts, with the activations of one part at a time.
+    """`loss` of the embeddings of all parts, whose backward pass keeps the activations of one part at a time.
 
-    Every part but the last is encoded twice: without a graph, for the loss and the gradient of its embeddings; then
-    once more, with the same dropout, and this gradient goes back through it. The last part goes back first, through the
+    Every part but the last is encoded twice: without a graph, for the loss; and once more in the backward pass, with
+    the same dropout, which takes the gradient of its embeddings through it. The last part goes back first, through the
     graph that it was encoded with. With backward twice as long as forward, a step of k parts costs (4k - 1) / 3k of one
     that keeps everything: 1.25 for 4 parts, 4/3 at most.
 
         parts = [pairs[i : i + 64] for i in range(0, 4096, 64)]   # encoded to [64, 2, D]
-        losses.cached_backward(encode, parts, lambda e: losses.in_batch_negatives(e[:, 0], e[:, 1]))
+        value = losses.cached_loss(encode, parts, lambda e: losses.in_batch_negatives(e[:, 0], e[:, 1]))
+        value.backward()
 
     encode: a part to its embeddings [n, ...], any n; what it draws, it draws from PyTorch's generators of the CPU and
         of the current GPU: these are set back for the second time. It may not depend on anything else that changes.
-    parts: at least one. loss: of the embeddings of all parts, one behind the other [B, ...], a Tensor []; parameters in
-        it get their gradients too. The activations of the last part are there while it is made.
+    parts: at least one. loss: of the embeddings of all parts, one behind the other [B, ...], a Tensor []. The
+        activations of the last part are there while it is made.
     no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all parts
         but the one that goes last, which is the first.
-    Returns: the loss, without a graph.
-    Raises: ValueError, TypeError naming the argument; RuntimeError if a part comes out with another shape the second
-        time.
+    Returns: the loss (Tensor []). Its gradients come by `backward()`, into `grad` of what `encode` uses: functions that
+        return gradients (`torch.autograd.grad`) do not see through it. Without gradients: `loss` of all embeddings.
+    Raises: ValueError, TypeError naming the argument; in backward RuntimeError if a part comes out with another shape
+        the second time.
     Parameters without a gradient get the one that `loss(torch.cat([encode(part) for part in parts])).backward()` gives
     them, to the last bit where `encode` uses a parameter once: parts go back from the last to the first, as autograd
     takes them. (Where it uses one twice, queries apart from documents, say, sums are taken in another order.)
@@ -61,31 +63,33 @@ def cached_backward(
     with exchange(last):
         kept = encode(parts[last])
     check_floating("encode(part)", kept)
-    shapes = [t.shape for t in made]
-    made.append(kept.detach())
-    sizes = [len(t) for t in made]
-    embeddings = torch.cat(made).requires_grad_()
+    sizes, shapes = [len(t) for t in (*made, kept)], [t.shape for t in made]
+    embeddings = torch.cat((*made, kept.detach()))
+    del made
+    if not torch.is_grad_enabled():
+        return loss(embeddings)
+
+    def go_back(gradient: Tensor) -> None:
+        pieces, now = gradient.split(sizes), _generators()
+        with torch.enable_grad():
+            with exchange(last):
+                kept.backward(pieces[last])
+            for index in reversed(range(last)):
+                _set_generators(states[index])
+                with exchange(index):
+                    again = encode(parts[index])
+                    if again.shape != shapes[index]:
+                        raise RuntimeError(
+                            f"encode: expected {list(shapes[index])} again from part {index}, got {list(again.shape)}"
+                        )
+                    again.backward(pieces[index])
+        _set_generators(now)
+
+    embeddings.requires_grad_().register_hook(go_back)
     value = loss(embeddings)
     check_shape("loss(embeddings)", value, ())
-    value.backward()
-    gradients = embeddings.grad
-    if gradients is None:
+    if not value.requires_grad:
         raise ValueError("loss: expected a loss that depends on the embeddings, got one that does not")
-    value, end, pieces = value.detach(), _generators(), gradients.split(sizes)
-    del made, embeddings
-    with exchange(last):
-        kept.backward(pieces[last])
-    del kept
-    for index in reversed(range(last)):
-        _set_generators(states[index])
-        with exchange(index):
-            again = encode(parts[index])
-            if again.shape != shapes[index]:
-                raise RuntimeError(
-                    f"encode: expected {list(shapes[index])} again from part {index}, got {list(again.shape)}"
-                )
-            again.backward(pieces[index])
-    _set_generators(end)
     return value
 
 

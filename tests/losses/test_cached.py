@@ -41,7 +41,8 @@ def step(model: torch.nn.Module, parts: list[Any], scale: Tensor, is_cached: boo
 
     torch.manual_seed(11)
     if is_cached:
-        value = losses.cached_backward(encode, parts, loss, no_sync=getattr(model, "no_sync", None))
+        value = losses.cached_loss(encode, parts, loss, no_sync=getattr(model, "no_sync", None))
+        value.backward()
     else:
         value = loss(torch.cat([encode(part) for part in parts]))
         value.backward()
@@ -140,21 +141,49 @@ def test_activations_of_one_part_at_a_time() -> None:
         return made
 
     parts = [part[:, side] for part in batch(4) for side in (0, 1)]
-    losses.cached_backward(encode, parts, lambda e: losses.in_batch_negatives(*e.chunk(2)))
+    losses.cached_loss(encode, parts, lambda e: losses.in_batch_negatives(*e.chunk(2))).backward()
     kept = seen[-1][2]
     assert kept > 10 and not alive
     assert seen == [(False, 0, 0)] * 7 + [(True, 0, kept)] * 8
 
 
+def test_gradients_are_scaled_and_without_gradients_there_is_a_value() -> None:
+    model, parts = encoder(0.0), batch(3)
+
+    def gradients(scale: float) -> list[Tensor]:
+        model.zero_grad()
+        value = losses.cached_loss(lambda part: model(part[:, 0]).last_hidden_state.mean(1), parts, lambda e: e.sum())
+        (value * scale).backward()
+        return [one.grad for one in model.parameters() if one.grad is not None]
+
+    for one, doubled in zip(gradients(1.0), gradients(2.0), strict=True):
+        torch.testing.assert_close(doubled, 2 * one)
+    with torch.no_grad():
+        value = losses.cached_loss(lambda part: part[:, 0].sum(1).float(), parts, lambda e: e.sum())
+    assert value == sum(part[:, 0].sum() for part in parts)
+
+
+def test_what_is_drawn_between_the_passes_goes_on() -> None:
+    model, drawn = encoder(0.1), []
+    for _ in range(2):
+        torch.manual_seed(5)
+        value = losses.cached_loss(lambda part: model(part[:, 0]).last_hidden_state.mean(1), batch(3), torch.sum)
+        drawn.append(torch.rand(2))
+        value.backward()
+        drawn.append(torch.rand(2))
+    assert torch.equal(drawn[0], drawn[2]) and torch.equal(drawn[1], drawn[3]) and not torch.equal(*drawn[:2])
+
+
 def test_bad_parts() -> None:
     with pytest.raises(ValueError, match="parts: expected at least one, got none"):
-        losses.cached_backward(lambda part: part, [], lambda e: e.sum())
+        losses.cached_loss(lambda part: part, [], lambda e: e.sum())
     weight = torch.ones(3, requires_grad=True)
     parts = [torch.ones(2, 3), torch.ones(2, 3)]
     with pytest.raises(ValueError, match=r"loss\(embeddings\): expected shape"):
-        losses.cached_backward(lambda part: part * weight, parts, lambda e: e.sum(1))
+        losses.cached_loss(lambda part: part * weight, parts, lambda e: e.sum(1))
     with pytest.raises(ValueError, match="expected a loss that depends on the embeddings"):
-        losses.cached_backward(lambda part: part * weight, parts, lambda e: (weight**2).sum())
+        losses.cached_loss(lambda part: part * weight, parts, lambda e: torch.zeros(()))
     sizes = iter((2, 2, 1))
+    value = losses.cached_loss(lambda part: part[: next(sizes)] * weight, parts, lambda e: e.sum())
     with pytest.raises(RuntimeError, match=r"expected \[2, 3\] again from part 0, got \[1, 3\]"):
-        losses.cached_backward(lambda part: part[: next(sizes)] * weight, parts, lambda e: e.sum())
+        value.backward()

@@ -1,0 +1,90 @@
+"""In-batch negatives as a module that sentence-transformers trains with."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_fast.losses.cached import cached_loss
+from bert_fast.losses.in_batch import in_batch_negatives
+
+__all__ = ["InBatchNegatives"]
+
+_Features = Mapping[str, Any]
+
+
+class InBatchNegatives(nn.Module):
+    """`in_batch_negatives` of a `SentenceTransformer`, in place of its `MultipleNegativesRankingLoss`.
+
+        trainer = SentenceTransformerTrainer(model, arguments, dataset, loss=bert_fast.losses.InBatchNegatives(model))
+
+    Value and gradient are those of that loss. The matrix of scores, [B, N], never exists. With `mini_batch_size` the
+    activations of so many rows of the batch are in memory at a time (`cached_loss`), as they are in
+    `CachedMultipleNegativesRankingLoss`, and gradients are those of the whole batch under dropout, too.
+
+    model: makes "sentence_embedding" [B, D] of the features of a column of the dataset.
+    scale, similarity, symmetric: see `in_batch_negatives`.
+    gather_across_devices: documents of all processes are negatives.
+    mini_batch_size: rows that are encoded at a time; None: all.
+    Columns of the dataset: queries, documents that answer them, and any number of columns of hard negatives.
+    Raises: ValueError naming the argument.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scale: float = 20.0,
+        similarity: str = "cosine",
+        *,
+        symmetric: bool = False,
+        gather_across_devices: bool = False,
+        mini_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size: expected at least 1 or None, got {mini_batch_size}")
+        self.model = model
+        self.scale, self.similarity, self.symmetric = scale, similarity, symmetric
+        self.gather_across_devices, self.mini_batch_size = gather_across_devices, mini_batch_size
+
+    def forward(self, sentence_features: Iterable[_Features], labels: Tensor | None = None) -> Tensor:
+        """The loss (Tensor [], fp32) of a batch.
+
+        sentence_features: of each column, "input_ids" [B, L] and what else the model takes. labels: not looked at.
+        """
+        columns = [dict(one) for one in sentence_features]
+        if len(columns) < 2:
+            raise ValueError(f"sentence_features: expected queries and documents, got {len(columns)} columns")
+        if self.mini_batch_size is None:
+            return self._loss(self._encode(columns))
+        num_rows, size = len(columns[0]["input_ids"]), self.mini_batch_size
+        parts = [[_rows(one, slice(i, i + size), num_rows) for one in columns] for i in range(0, num_rows, size)]
+        return cached_loss(self._encode, parts, self._loss, no_sync=getattr(self.model, "no_sync", None))
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What a model card says of this loss."""
+        names = "scale", "similarity", "symmetric", "gather_across_devices", "mini_batch_size"
+        return {name: getattr(self, name) for name in names}
+
+    def _encode(self, columns: list[dict[str, Any]]) -> Tensor:
+        """Embeddings of rows and columns [B, C, D]."""
+        return torch.stack([self.model(dict(one))["sentence_embedding"] for one in columns], dim=1)
+
+    def _loss(self, embeddings: Tensor) -> Tensor:
+        queries, *documents = embeddings.unbind(1)
+        return in_batch_negatives(
+            queries, torch.cat(documents), scale=self.scale, similarity=self.similarity, symmetric=self.symmetric,
+            gather=self.gather_across_devices,
+        )  # fmt: skip
+
+
+def _rows(features: _Features, rows: slice, num_rows: int) -> dict[str, Any]:
+    """Rows of the features of a column; what is no tensor is of all rows."""
+    for name, value in features.items():
+        if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != num_rows):
+            raise ValueError(
+                f"sentence_features: expected {name} of {num_rows} rows with mini_batch_size, got {list(value.shape)}: "
+                f"texts that are flattened, or columns of other lengths"
+            )
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in features.items()}
