@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
 
+from bert_fast.huggingface.flattened import OFFSETS
 from bert_fast.huggingface.fused import Fused, FusedAround, runs
 from bert_fast.huggingface.heads import FusedForSequenceClassification
 from bert_fast.huggingface.models import encode_arguments, is_fused_model
@@ -196,6 +197,8 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
             yield f"the model is a {type(model).__name__}, no fused model of sequence classes"
         elif not is_fused_model(model.inner) or has_noticing_hooks(model.inner):
             yield f"{model.fused_family.inner}: it is replaced, or hooks are registered"
+        elif model.fused_family.unknown_arguments.issuperset(OFFSETS):
+            yield f"the head of a {type(model).__name__} does not pass the offsets of packed texts to its encoder"
 
 
 def _reasons_of_process() -> Iterator[str]:
