@@ -12,7 +12,7 @@ import torch.distributed  # noqa: F401
 
 import bert_fast.cli.main
 import bert_fast.data
-import bert_fast.training.recipes.embedding_files
+import bert_fast.training.recipes
 import bert_fast.training.trainer  # noqa: F401
 from tests.training import toy  # noqa: F401
 

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import datetime
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ __all__ = [
     "is_main_process",
     "loaded",
     "natural",
-    "number",
     "positive",
     "progress",
     "seconds",
@@ -48,17 +46,6 @@ def seed(text: str) -> int:
     value = _whole(text, 0)
     if value >= 2**32:
         raise argparse.ArgumentTypeError(f"expected a number in [0, 2**32), got {text}")
-    return value
-
-
-def number(text: str) -> float:
-    """A finite number."""
-    try:
-        value = parsed_number(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, got {text}")
     return value
 
 

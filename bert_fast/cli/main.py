@@ -24,12 +24,9 @@ COMMANDS = {
     "bench": "what bert_fast.fuse gives on this machine, beside transformers: a picture and a page",
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
     "pretrain": "a model that learns to fill in words from plain text",
-    "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice, embed, rerank",
+    "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice",
     "evaluate": "how good a trained model is on labelled examples",
     "predict": "what a trained model says about examples, of a file or as they come",
-    "embed": "one vector per text, of files of any size",
-    "search": "the texts nearest to queries, by the vectors that embed wrote",
-    "mine": "hard negatives for queries and what belongs to them, by the vectors of a model",
     "verify": "whether token stores and checkpoints are still as they were written",
     "report": "makes the page of a training run again from its metrics",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
@@ -37,7 +34,7 @@ COMMANDS = {
 
 
 _OVERVIEW = """\
-bert_fast {version}: trains and runs BERT-shaped encoders in less time. Five things it does:
+bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four things it does:
 
   compare    what bert_fast.fuse gives on this machine, beside transformers
              bert-fast bench
@@ -45,12 +42,9 @@ bert_fast {version}: trains and runs BERT-shaped encoders in less time. Five thi
   train      from files to a model that transformers opens; runs go on where they were interrupted
              bert-fast finetune classify --model DIR --train reviews.tsv --output-dir run
 
-  use        what a trained model says about new examples
+  use        what a trained model says about new examples, and how good it is
              bert-fast predict run new.tsv
-
-  search     texts as vectors, and the nearest to a query
-             bert-fast embed DIR texts.txt -o texts.npy
-             bert-fast search DIR texts.npy queries.txt
+             bert-fast evaluate run labelled.tsv
 
   tokenize   text of any size to token ids that are mapped into memory
              bert-fast tokenize books/*.txt -o corpus --tokenizer DIR

@@ -23,9 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `bert-fast predict`."""
     parser.description = (
         "Asks the model of a run about examples without labels: a file as those it was trained on, or lines of stdin, "
-        "answered as they come. A line is, for classify, a text (of pairs: two, with a tab between them); for rerank, "
-        "a query and a document with a tab between them; for ner, words with spaces between them; for qa and choice, "
-        "a JSON object."
+        "answered as they come. A line is, for classify, a text (of pairs: two, with a tab between them); for ner, "
+        "words with spaces between them; for qa and choice, a JSON object."
     )
     inference.add_arguments(parser)
     parser.add_argument("file", metavar="FILE", help="examples; - is stdin")

@@ -68,9 +68,8 @@ class _ShowsAll:
 
 # Settings that most runs set, by name: all that a task needs, and what decides how well and how long it learns.
 _SHORT = {
-    "model", "tokenizer", "train", "valid", "text", "text_pair", "label", "query", "negatives", "context",
-    "question", "choices", "output_dir", "epochs", "steps", "batch_size", "max_length", "learning_rate", "precision",
-    "positive", "loss", "seed", "eval_every",
+    "model", "tokenizer", "train", "valid", "text", "text_pair", "label", "output_dir",
+    "epochs", "steps", "batch_size", "max_length", "learning_rate", "precision", "seed", "eval_every",
 }  # fmt: skip
 
 

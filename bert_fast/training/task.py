@@ -105,7 +105,7 @@ class Task(ABC):
     """Examples to train on and to judge by, the parts of the loss, and the metrics.
 
     Attributes:
-        name: the word of the command line: "pretrain", "classify", "ner", "qa", "choice", "embed", "rerank".
+        name: the word of the command line: "pretrain", "classify", "ner", "qa", "choice".
         train: examples to learn from; None for a task that only judges or predicts.
         valid: labelled examples to judge by, or None.
         metric: the key of `score`'s result by which the best checkpoint is chosen; "loss" is always there.
@@ -139,14 +139,6 @@ class Task(ABC):
         """The names of the classes 0, 1, ... where the task has any, as `model_config` gives them."""
         names = self.model_config().get("id2label", {})
         return [names[number] for number in sorted(names)]
-
-    def fitted(self, model: Any) -> Any:
-        """The model, seen to be one that can learn the task, and set to what its files are to say.
-
-        Raises:
-            ValueError: it cannot; the message names the setting.
-        """
-        return model
 
     def notes(self, batches: Batches) -> list[str]:
         """What should be known of the examples to learn from before the first step, a line each; batches: of them.

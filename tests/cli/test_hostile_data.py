@@ -79,7 +79,7 @@ def test_settings_that_no_run_can_have(
 
 
 def test_tokenizers_whose_files_hold_something_else(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
@@ -88,7 +88,7 @@ def test_tokenizers_whose_files_hold_something_else(
     (model / "tokenizer_config.json").write_text(json.dumps(values))
     (tmp_path / "a.txt").write_text("the film\n")
     assert main(["tokenize", str(tmp_path / "a.txt"), "-o", str(tmp_path / "s"), "--tokenizer", str(model)]) == 1
-    assert main(["embed", str(model), str(tmp_path / "a.txt"), "-o", str(tmp_path / "a.npy")]) == 1
+    assert main(command(model, reviews / "train.tsv", tmp_path / "run")) == 1
     errors = capsys.readouterr().err.splitlines()
     assert all("tokenizer_config.json: added_tokens_decoder" in line for line in errors) and len(errors) == 2
 

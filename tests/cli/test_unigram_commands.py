@@ -1,4 +1,4 @@
-"""All commands with a BERT that has XLM-R's words, as multilingual MiniLM: from texts to vectors, without a message."""
+"""All commands with a BERT that has XLM-R's words, as multilingual MiniLM: from texts to answers, without a message."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_fast import BertForTextEmbedding, XLMRobertaTokenizer
+from bert_fast import XLMRobertaTokenizer
 from bert_fast.cli import main
 from bert_fast.data import TokenStore
 from bert_fast.tokenization import load_tokenizer
@@ -42,8 +42,6 @@ TASKS = {
     "ner": "John B-PER\nran O\nhome O\n\nthe O\nMary B-PER\n\n",
     "qa": [{"question": "who ran?", "context": "the fast Mary ran", "answers": [{"text": "Mary", "answer_start": 9}]}],
     "choice": [{"sent1": "John ran", "sent2": "to", "ending0": "home", "ending1": "hill", "label": 0}],
-    "embed": [{"query": "who ran home", "positive": "John ran home"}, {"query": "red", "positive": "the red house"}],
-    "rerank": [{"query": "who ran", "document": d, "label": n} for n, d in enumerate(["red house", "John ran home"])],
 }  # fmt: skip
 
 
@@ -100,23 +98,4 @@ def test_recipes(model: Path, task: str, tmp_path: Path, capsys: pytest.CaptureF
     )  # fmt: skip
     assert isinstance(load_tokenizer(tmp_path / "run" / "model"), XLMRobertaTokenizer)
     run("evaluate", tmp_path / "run", tmp_path / f"train.{suffix}")
-    if task != "embed":
-        run("predict", tmp_path / "run", tmp_path / f"train.{suffix}", "-o", tmp_path / "said")
-
-
-def test_vectors(model: Path, tmp_path: Path) -> None:
-    """embed, and mine, on the model alone."""
-    (tmp_path / "texts.txt").write_text("\n".join(["the red house", "Mary ran home", "a bad hill", "good"]) + "\n")
-    run("embed", model, tmp_path / "texts.txt", "-o", tmp_path / "vectors.npy", "--quiet")
-    vectors = np.load(tmp_path / "vectors.npy")
-    with pytest.warns(UserWarning, match="in the file, not used"):
-        ours = BertForTextEmbedding.from_pretrained(model).eval()
-    batch = load_tokenizer(model).pack(["the red house", "Mary ran home", "a bad hill", "good"])
-    assert np.abs(vectors - ours(**batch).embeddings.detach().numpy()).max() < 1e-5
-    rows = "".join(json.dumps(row) + "\n" for row in TASKS["embed"])
-    (tmp_path / "pairs.jsonl").write_text(rows)
-    run(
-        "mine", model, tmp_path / "pairs.jsonl", "--corpus", tmp_path / "texts.txt", "-o", tmp_path / "mined.jsonl",
-        "--count", 1,
-    )  # fmt: skip
-    assert "negative_1" in (tmp_path / "mined.jsonl").read_text()
+    run("predict", tmp_path / "run", tmp_path / f"train.{suffix}", "-o", tmp_path / "said")

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load
 
 from bert_fast import BertForMaskedLM, BertTokenizer
-from bert_fast.cli import embed, evaluate, finetune, main, predict, pretrain, report, tokenize
+from bert_fast.cli import evaluate, finetune, main, predict, pretrain, report, tokenize
 from bert_fast.training import Trainer, TrainingConfig
 from bert_fast.training.observers import Observer
 
@@ -237,7 +237,7 @@ _TASKS = {"classify": "train.tsv", "ner": "train.conll", "qa": "train.json", "ch
 @functools.lru_cache(8)
 def _flags(command: str, task: str = "") -> list[argparse.Action]:
     parser = argparse.ArgumentParser()
-    modules = {"embed": embed, "evaluate": evaluate, "predict": predict, "pretrain": pretrain, "report": report,
+    modules = {"evaluate": evaluate, "predict": predict, "pretrain": pretrain, "report": report,
                "tokenize": tokenize, "finetune": finetune}  # fmt: skip
     modules[command].add_arguments(parser)
     if task:
@@ -249,9 +249,7 @@ def _flags(command: str, task: str = "") -> list[argparse.Action]:
 def _command(case: Case) -> list[str]:
     """Arguments that would do, then some changed, added or left out."""
     rng = case.rng
-    command = rng.choice(
-        ("finetune", "finetune", "finetune", "pretrain", "evaluate", "predict", "embed", "report", "tokenize")
-    )
+    command = rng.choice(("finetune", "finetune", "finetune", "pretrain", "evaluate", "predict", "report", "tokenize"))
     task, steps = "", ["--steps", "1", "--batch-size", "2", "--quiet"]
     if case.chance(0.6):
         steps.append("--dry-run")
@@ -273,8 +271,6 @@ def _command(case: Case) -> list[str]:
         ]
     elif command in ("evaluate", "predict"):
         argv = [command, "run", rng.choice(("train.tsv", "text.txt", "-"))]
-    elif command == "embed":
-        argv = [command, "model", "text.txt", "-o", rng.choice(("out.npy", "out.jsonl", "out")), "--quiet"]
     elif command == "report":
         argv = [command, "run"]
     else:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from bert_fast.data import ClassificationSource
-from bert_fast.models import BertConfig, BertModel
 from bert_fast.training import Predictions, Trainer, TrainingConfig
 from bert_fast.training.optimization import learning_rate_schedule
-from bert_fast.training.recipes import Embedder, Settings, TrainedModel, embed_files, make_config, plan_text, run
+from bert_fast.training.recipes import Settings, TrainedModel, make_config, plan_text, run
 from bert_fast.training.recipes.settings import read_yaml
 from bert_fast.training.reporting import MetricsLog, RunDirectory, default_observers, read_metrics, write_report
 from bert_fast.training.tasks import (
@@ -61,18 +60,6 @@ def calls(folder: Path) -> Iterator[Call]:
     yield run, {"settings": Settings.of("classify", values), "resume": "no", "quiet": True}
     yield make_config, {"size": "tiny", "vocab_size": 30}
     yield TrainedModel.load, {"path": str(folder), "changes": {"task": "classify"}, "precision": "fp32"}
-    small = BertConfig(
-        vocab_size=99, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-        max_position_embeddings=16,
-    )  # fmt: skip
-    encoder = BertModel(small).eval()
-    shape = {"pooling": "mean", "normalize": False, "max_length": 8, "batch_tokens": 64}
-    yield Embedder, {"model": encoder, "tokenizer": make_tokenizer(), **shape}
-    yield Embedder.from_pretrained, {"path": str(folder), "device": "cpu", "dtype": torch.float32}
-    (folder / "a.txt").write_text("w1\n")
-    reading = {"format": "auto", "field": "text", "errors": "strict", "report": None}
-    output = {"files": [folder / "a.txt"], "output": folder / "a.npy"}
-    yield embed_files, {"embedder": Embedder(encoder, make_tokenizer()), **output, **reading}
     yield default_observers, {"output_dir": folder, "quiet": True}
     yield RunDirectory, {"output_dir": folder}
     yield MetricsLog, {"path": folder / "metrics.jsonl"}

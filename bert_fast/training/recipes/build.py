@@ -83,7 +83,7 @@ def build(
     with settings_at_fault():
         if os.path.isdir(model_name):
             data.model_class.read_config(model_name)  # of another family: said before examples are read
-        tokenizer = data.fitted(load_tokenizer(settings.model))
+        tokenizer = load_tokenizer(settings.model)
         torch.manual_seed(settings.training.seed)  # of random weights, the same in every process
         sources = data.sources(tokenizer, seed=settings.training.seed, tokens_dir=tokens_dir, on_main=on_main)
         task = data.make_task(*sources)
@@ -91,7 +91,7 @@ def build(
             model = new_model(data.model_class, model_name, tokenizer, longest)
         else:
             model = load_model(data.model_class, model_name, tokenizer, longest, task.model_config())
-        return Parts(dataclasses.replace(settings, data=data.completed(task)), tokenizer, task, task.fitted(model))
+        return Parts(dataclasses.replace(settings, data=data.completed(task)), tokenizer, task, model)
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ def _settings(directory: Path, changes: dict[str, Any], precision: str) -> Setti
     elif "task" not in changes:
         raise SettingsError(
             f"{directory}: holds no {TASK_FILE}, which a run leaves beside its model; say what the model's task is by "
-            "the setting task (classify, ner, qa, choice, rerank), and how examples are read by those of the task"
+            "the setting task (classify, ner, qa, choice), and how examples are read by those of the task"
         )
     else:
         # What only training needs.

@@ -2,21 +2,17 @@
 
 from bert_fast.training.tasks.base import TaskSettings
 from bert_fast.training.tasks.classification import ClassificationTask, ClassifySettings
-from bert_fast.training.tasks.embedding import EmbeddingTask, EmbedSettings
 from bert_fast.training.tasks.multiple_choice import ChoiceSettings, MultipleChoiceTask
 from bert_fast.training.tasks.pretraining import PretrainingTask, PretrainSettings
 from bert_fast.training.tasks.question_answering import QaSettings, QuestionAnsweringTask
-from bert_fast.training.tasks.reranking import RerankingTask, RerankSettings
 from bert_fast.training.tasks.token_classification import NerSettings, TokenClassificationTask
 
 __all__ = [
     "TASKS",
     "ClassificationTask",
-    "EmbeddingTask",
     "MultipleChoiceTask",
     "PretrainingTask",
     "QuestionAnsweringTask",
-    "RerankingTask",
     "TaskSettings",
     "TokenClassificationTask",
 ]
@@ -28,6 +24,4 @@ TASKS: dict[str, type[TaskSettings]] = {
     "ner": NerSettings,
     "qa": QaSettings,
     "choice": ChoiceSettings,
-    "embed": EmbedSettings,
-    "rerank": RerankSettings,
 }

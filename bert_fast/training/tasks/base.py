@@ -61,10 +61,6 @@ class TaskSettings(ABC):
     def model_class(self) -> type[BertPreTrainedModel]:
         """Of the model that the task trains."""
 
-    def fitted(self, tokenizer: Tokenizer) -> Tokenizer:
-        """The tokenizer, set to what its files are to say beside the model."""
-        return tokenizer
-
     @abstractmethod
     def make_task(self, train: Any, valid: Any) -> Task:
         """The task of some sources, or of None.

@@ -144,7 +144,7 @@ class PretrainSettings(TaskSettings):
         cache_dir: Path | None = None,
     ) -> Any:
         """Raises SettingsError: nobody asks such a model about examples."""
-        raise SettingsError("task: a pre-trained model says nothing of examples; fine-tune it, or use bert-fast embed")
+        raise SettingsError("task: a pre-trained model says nothing of examples; fine-tune it")
 
     @property
     def longest(self) -> int:
