@@ -40,6 +40,14 @@ def texts() -> list[str]:
     return [passage.text for passage in python_reference()]
 
 
+def pairs() -> list[tuple[str, str]]:
+    """(heading, first passage under it), in random order."""
+    found: dict[str, str] = {}
+    for passage in python_reference():
+        found.setdefault(passage.heading, passage.text)
+    return random.Random(0).sample(sorted(found.items()), len(found))
+
+
 def examples() -> tuple[list[Example], list[Example]]:
     """As many passages with code as without, in random order: to train on, and 64 to judge by.
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import material
 import numpy as np
+import torch
 
-from bert_fast.training import recipes
+import bert_fast
 
 Embed = Callable[[list[str]], np.ndarray]
 
@@ -72,9 +73,19 @@ class Packer:
         return taken
 
 
-def embedder() -> recipes.Embedder:
-    """MiniLM."""
-    return recipes.Embedder.from_pretrained(material.model_folder(), pooling="mean", normalize=True)
+def embedder() -> Embed:
+    """Returns a function from texts to MiniLM's vectors."""
+    folder = material.model_folder()
+    tokenizer = bert_fast.BertTokenizer.from_pretrained(folder)
+    model = bert_fast.BertForTextEmbedding.from_pretrained(
+        folder, text_embedding={"pooling": "mean", "normalize": True}
+    ).eval()
+
+    def embed(texts: list[str]) -> np.ndarray:
+        with torch.inference_mode():
+            return model(**tokenizer.pack(texts, max_length=256)).embeddings.numpy()
+
+    return embed
 
 
 def app() -> Any:
@@ -85,7 +96,7 @@ def app() -> Any:
     class Texts(pydantic.BaseModel):
         texts: list[str] = pydantic.Field(min_length=1, max_length=64)
 
-    packer, application = Packer(embedder().embed), fastapi.FastAPI()
+    packer, application = Packer(embedder()), fastapi.FastAPI()
 
     @application.post("/embed")
     async def embed(request: Texts) -> dict[str, list[list[float]]]:
@@ -108,7 +119,7 @@ def main() -> None:
     """Both, timed."""
     options = material.arguments(__doc__ or "", steps=200)  # steps: of requests
     texts = [text[:200] for text in material.texts()[: options.steps]]
-    embed = embedder().embed
+    embed = embedder()
     embed(texts[:2])
     answers = []
     for arrive in (one_by_one, at_once):

