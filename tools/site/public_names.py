@@ -34,15 +34,41 @@ PARTS = (
     ),
     Part("bert_fast.ops", "Operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
     Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
-    Part("bert_fast.losses", "Losses of embeddings and rerankers", NEW),
+    Part("bert_fast.losses", "Losses of embeddings, with the negatives of a batch", NEW),
     Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
     Part("bert_fast.training", "Training runs", NEW, ("Trainer", "TrainingConfig")),
-    Part("bert_fast.training.recipes", "Whole runs, embedding and search, from plain settings", NEW),
+    Part("bert_fast.training.recipes", "Whole runs from plain settings", NEW),
     Part("bert_fast.tokenization", "What tokenizers take and give", but=("XLMRobertaTokenizer",)),
     Part("bert_fast.huggingface", "transformers' models in place"),
     Part("bert_fast.graphs", "CUDA graphs of whole steps, and of layers", NEW),
     Part("bert_fast.errors", "Exceptions"),
 )  # fmt: skip
+
+# What was public and no longer is -> what to use instead.
+LEFT = {
+    "bert-fast embed": "`SentenceTransformer.encode` on a fused model",
+    "bert-fast search": "`sentence_transformers.util.semantic_search`",
+    "bert-fast mine": "`sentence_transformers.util.mine_hard_negatives`",
+    "bert-fast finetune embed": "`SentenceTransformerTrainer` on a fused model",
+    "bert-fast finetune rerank": "`CrossEncoderTrainer` on a fused model",
+    "recipes.CrossEncoder": "`bert_fast.fuse(sentence_transformers.CrossEncoder(...))`",
+    "recipes.Embedder": "`bert_fast.fuse(SentenceTransformer(...))`, or `bert_fast.BertForTextEmbedding`",
+    "recipes.embed_files": "`SentenceTransformer.encode` on a fused model, a part of the texts at a time",
+    "recipes.Index, recipes.search": "`sentence_transformers.util.semantic_search`",
+    "recipes.read_corpus": "reading the lines of the file",
+    "recipes.Limits, recipes.Mined, recipes.mine": "`sentence_transformers.util.mine_hard_negatives`",
+    "losses.cached_backward": "`losses.cached_loss`, with an ordinary `backward`",
+    "losses.contrastive": "`ContrastiveLoss`",
+    "losses.cosent": "`CoSENTLoss`",
+    "losses.cosine_mse": "`CosineSimilarityLoss`",
+    "losses.margin_mse": "`MarginMSELoss`",
+    "losses.matryoshka": "`MatryoshkaLoss`",
+    "losses.triplet": "`TripletLoss`",
+    "losses.list_margin_mse": "`MarginMSELoss` of cross-encoders",
+    "losses.list_softmax": "`ListNetLoss` of cross-encoders",
+    "losses.score_cross_entropy": "`BinaryCrossEntropyLoss` of cross-encoders",
+    "losses.score_mse": "`MSELoss` of cross-encoders",
+}
 
 
 @dataclass(frozen=True)
@@ -139,6 +165,14 @@ error names. Speeds, memory, and which back-end computes an operation are not. N
 between releases.
 """
 
+LEFT_HEAD = """\
+## What left
+Names that earlier versions had. Losses without a module are those of sentence-transformers, which train a fused model.
+
+| name | use instead |
+| --- | --- |
+"""
+
 
 def render() -> str:
     """The page."""
@@ -147,6 +181,8 @@ def render() -> str:
         rows = [f"| `{n.name}` | {n.says.replace('|', '&#124;')} | {n.stability} |" for n in public_names(part)]
         head = f"## {part.module}\n{part.title}.\n\n| name | what | stability |\n| --- | --- | --- |\n"
         parts.append(head + "\n".join(rows) + "\n")
+    rows = [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {use} |" for names, use in LEFT.items()]
+    parts.append(LEFT_HEAD + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
