@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks.kit.record import ROOT
-from bert_fast.training.recipes.build import build
 from bert_fast.training.recipes.runs import phases, run
 from bert_fast.training.recipes.settings import Settings
 from bert_fast.training.reporting import read_metrics
-from bert_fast.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Recipe:
     """One of `examples/`.
 
     name: of the file. task: as in the settings. metrics: those to compare, the main one first.
-    has_peer: whether transformers' Trainer, or sentence-transformers' for vectors and rerankers, runs it too.
+    has_peer: whether transformers' Trainer runs it, too.
     has_masked: whether transformers also runs it with padding kept out of the softmax over a window's positions.
     """
 
@@ -37,16 +35,6 @@ class Recipe:
     def sides(self) -> tuple[str, ...]:
         """Who runs it: "ours", "theirs", "masked"."""
         return ("ours", *(("theirs",) if self.has_peer else ()), *(("masked",) if self.has_masked else ()))
-
-    @property
-    def peer(self) -> str:
-        """The other side's name."""
-        return "sentence-transformers" if self.is_of_search else "transformers"
-
-    @property
-    def is_of_search(self) -> bool:
-        """Whether models are judged before the first step, too, and losses of batches of other sizes are no figures."""
-        return self.task in ("embed", "rerank")
 
     @property
     def command(self) -> str:
@@ -65,9 +53,6 @@ RECIPES = {
         Recipe("uner_zh", "ner", ("f1", "precision", "recall")),
         Recipe("xquad", "qa", ("f1", "exact_match"), has_masked=True),
         Recipe("swag", "choice", ("accuracy",)),
-        Recipe("search_en", "embed", ("recall@1", "mrr@10", "ndcg@10")),
-        Recipe("search_zh", "embed", ("recall@1", "mrr@10", "ndcg@10")),
-        Recipe("rerank_en", "rerank", ("mrr@10", "ndcg@10", "map")),
     )
 }
 
@@ -99,11 +84,6 @@ def our_run(settings: Settings) -> dict[str, Any]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         changed = Settings.load(settings.task, None, _values(settings) | {"output_dir": directory})
-        before = {}
-        if settings.task in ("embed", "rerank"):
-            parts = build(changed)
-            before = {"before": Trainer(parts.model, parts.task, changed.training).evaluate()}
-            del parts
         with clock.running():
             result = run(changed, quiet=True)
         if result.outcome.startswith("interrupted"):
@@ -111,7 +91,6 @@ def our_run(settings: Settings) -> dict[str, Any]:
         lines = [line for phase in phases(changed) for line in _steps(phase.training.output_dir)]
     return {
         "metrics": result.metrics,
-        **before,
         "steps": sum(line["num_steps"] for line in lines),
         "tokens": sum(line["tokens"] for line in lines),
         "seconds": round(clock.seconds, 1),

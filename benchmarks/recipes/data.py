@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import re
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -16,15 +14,12 @@ PREPARED = ROOT / "build" / "recipes" / "data"
 _EVERY = 10  # of so many messages one is kept to judge by
 _BOOKS_PIECES = 4096
 _TRAIN_ARTICLES = 40  # of 48
-_SEARCH_ARTICLES = 32  # of 48: more are kept to judge by
-_SENTENCE_ENDS = {"en": r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\u201c])", "zh": r"(?<=[\u3002\uff01\uff1f])"}
 
 
 def prepare(directory: Path = PREPARED) -> None:
     """Writes whatever is missing.
 
-    books_vocab.txt, sms_{train,valid}.tsv, xquad_{train,valid}.json,
-    {search_en,search_zh,rerank_en}_{train,valid}.jsonl, minilm, chinese_tiny.
+    books_vocab.txt, sms_{train,valid}.tsv, xquad_{train,valid}.json, minilm, chinese_tiny.
 
     Raises:
         FileNotFoundError: the data, or the package of MiniLM, is not there.
@@ -33,13 +28,8 @@ def prepare(directory: Path = PREPARED) -> None:
     books_vocabulary(directory)
     _split_messages(directory)
     _split_articles(directory)
-    for language in _SENTENCE_ENDS:
-        _questions_with_sentences(directory, language)
     if not (directory / "minilm").exists():
         (directory / "minilm").symlink_to(minilm(), target_is_directory=True)
-    for part in ("train", "valid"):
-        if not (directory / f"rerank_en_{part}.jsonl").exists():
-            _add_negatives(directory, part)
     if not (directory / "chinese_tiny").exists():
         _make_chinese_model(directory / "chinese_tiny")
 
@@ -96,40 +86,6 @@ def _split_articles(directory: Path) -> None:
     articles = squad["data"]
     for name, part in (("train", articles[:_TRAIN_ARTICLES]), ("valid", articles[_TRAIN_ARTICLES:])):
         _write(directory / f"xquad_{name}.json", json.dumps(squad | {"data": part}, ensure_ascii=False).encode())
-
-
-def _questions_with_sentences(directory: Path, language: str) -> None:
-    """Every question of XQuAD with the sentence in which its answer begins; whole articles are learned from, or not."""
-    file = DATA / "question_answering" / f"xquad.{language}.json"
-    articles = json.loads(file.read_text(encoding="utf-8"))["data"]
-    for name, part in (("train", articles[:_SEARCH_ARTICLES]), ("valid", articles[_SEARCH_ARTICLES:])):
-        lines = []
-        for paragraph in (paragraph for article in part for paragraph in article["paragraphs"]):
-            sentences = _sentences(paragraph["context"], language)
-            for asked in paragraph["qas"]:
-                place = asked["answers"][0]["answer_start"]
-                text = [text for start, text in sentences if start <= place][-1]
-                row = {"query": asked["question"].strip(), "positive": text}
-                lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        _write(directory / f"search_{language}_{name}.jsonl", "".join(lines).encode())
-
-
-def _sentences(text: str, language: str) -> list[tuple[int, str]]:
-    """(its first character, itself) of every sentence, as simple rules find them."""
-    ends = [match.end() for match in re.finditer(_SENTENCE_ENDS[language], text)]
-    bounds = [0, *(end for end in ends if end < len(text)), len(text)]
-    return [(start, text[start:end].strip()) for start, end in pairwise(bounds)]
-
-
-def _add_negatives(directory: Path, part: str) -> None:
-    """The sentences nearest to each English question but its own; to learn from, only where they are clearly others."""
-    from bert_fast.training.recipes import Embedder, Limits, mine
-
-    limits = Limits(relative_margin=0.05 if part == "train" else None)
-    embedder = Embedder.from_pretrained(directory / "minilm")
-    mined = mine(embedder, directory / f"search_en_{part}.jsonl", count=2, limits=limits)
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in mined.rows)
-    _write(directory / f"rerank_en_{part}.jsonl", lines.encode())
 
 
 def _make_chinese_model(directory: Path) -> None:

@@ -27,11 +27,6 @@ def columns(path: str, *names: str) -> list[tuple[str, ...]]:
     return [tuple(row[place] for place in places) for row in rows]
 
 
-def rows(path: str) -> list[dict[str, str]]:
-    """The objects of a file of JSON lines."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
-
-
 def sentences(path: str, label_column: int) -> list[tuple[list[str], list[str]]]:
     """(words, tags) of the sentences of a CoNLL file."""
     blocks = Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n\n")

@@ -17,9 +17,9 @@ SIDES = ("ours", "theirs")
 
 
 def stored(path: Path) -> Lines:
-    """The newest line of every recipe, side and seed; none where the file is not there."""
-    lines = read_lines(path) if path.exists() else ()
-    return {(line["case"], line["side"], line["seed"]): line for line in lines if line.get("kind") == "recipe"}
+    """The newest line of every side and seed of the recipes that there are; none where the file is not there."""
+    lines = [line for line in read_lines(path) if line.get("kind") == "recipe"] if path.exists() else ()
+    return {(line["case"], line["side"], line["seed"]): line for line in lines if line["case"] in RECIPES}
 
 
 def tables(lines: Lines) -> dict[str, str]:
@@ -49,13 +49,10 @@ def _all(lines: Lines) -> str:
 
 def _of_recipe(recipe: Recipe, lines: Lines) -> str:
     rows = []
-    columns = recipe.metrics if recipe.is_of_search else (*recipe.metrics, "loss")
-    names = {"ours": "bert_fast", "theirs": recipe.peer, "masked": f"{recipe.peer}, padding masked"}
+    columns = (*recipe.metrics, "loss")
+    names = {"ours": "bert_fast", "theirs": "transformers", "masked": "transformers, padding masked"}
     for side, name in names.items():
-        runs = runs_of(recipe, side, lines)
-        if runs and "before" in runs[0]:
-            rows.append((f"{name}, before", "", *(f"{runs[0]['before'][metric]:.4g}" for metric in columns), *[""] * 6))
-        for run in runs:
+        for run in runs_of(recipe, side, lines):
             figures = [f"{run['metrics'][metric]:.4g}" for metric in columns]
             padded = f"{run['padded_tokens']:,}" if "padded_tokens" in run else ""
             cost = (f"{run['tokens']:,}", padded, f"{run['cpu_seconds']:.0f}", f"{run['seconds']:.0f}")
@@ -66,7 +63,7 @@ def _of_recipe(recipe: Recipe, lines: Lines) -> str:
 
 def _taken(lines: Lines) -> str:
     """What the figures depend on."""
-    found = facts(lines.values(), ("processor", "python", "torch", "transformers", "sentence_transformers", "commit"))
+    found = facts(lines.values(), ("processor", "python", "torch", "transformers", "commit"))
     dates = sorted({line["time"][:10] for line in lines.values()})
     return f"Taken {', '.join(dates)}: {'; '.join(map(' '.join, found.items()))}." if dates else NOTHING
 

@@ -1,5 +1,4 @@
-"""The same recipes with transformers alone: its models, tokenizers, collators and Trainer. Vectors and rerankers, which
-it has no recipe for, are in `theirs_search`.
+"""The same recipes with transformers alone: its models, tokenizers, collators and Trainer.
 
 Both sides begin with the same weights, the new head's included: those that our side draws from the seed.
 """
@@ -47,10 +46,6 @@ def their_run(settings: Settings, masks_padding: bool = False) -> dict[str, Any]
     """
     if masks_padding and settings.task != "qa":
         raise ValueError(f"masks_padding: expected the task qa, got {settings.task}")
-    if settings.task in ("embed", "rerank"):
-        from benchmarks.recipes import theirs_search
-
-        return theirs_search.their_run(settings)
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start"
