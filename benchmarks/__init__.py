@@ -6,7 +6,7 @@ kernels/          one kernel case: right, repeatable, timed beside its contestan
 models/           whole models and training runs beside transformers', single pieces on a CPU
 tokenizers/       the tokenizer beside others
 serving/          encoders as they are served on a CPU, beside what people serve with
-embedding/        raw text to vectors, contrastive steps, memory of large batches, beside sentence-transformers
+embedding/        contrastive steps, memory of large batches and encoding on a GPU, beside sentence-transformers
 recipes/          the runs of `examples/` beside transformers' Trainer
 gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one; tables of what is stored
 smoke/            `make gpu-smoke`: every kernel once on a GPU, within 90 seconds

@@ -1,1 +1,1 @@
-"""Embedding models: raw text to vectors, contrastive steps, memory of large batches, beside sentence-transformers."""
+"""Embedding models: contrastive steps and memory of large batches, beside sentence-transformers."""

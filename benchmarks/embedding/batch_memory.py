@@ -1,6 +1,6 @@
 """Memory of a contrastive step of a large batch of short texts: how it grows with the batch.
 
-`losses.cached_backward` with `losses.in_batch_negatives` on pairs of texts of 8 tokens, 256 pairs at a time, dropout
+`losses.cached_loss` with `losses.in_batch_negatives` on pairs of texts of 8 tokens, 256 pairs at a time, dropout
 0.1: peak memory of a process of its own, beyond what it held after a step of 256 pairs. A whole matrix of scores would
 be 4 * B^2 bytes. A line through the last two sizes says what 65,536 pairs take.
 
@@ -42,7 +42,7 @@ def measure(shape: str, num_pairs: int) -> int:
 
     def step(count: int) -> None:
         parts = ids[:count].split(PART)
-        losses.cached_backward(encode, parts, lambda made: losses.in_batch_negatives(made[:, 0], made[:, 1]))
+        losses.cached_loss(encode, parts, lambda made: losses.in_batch_negatives(made[:, 0], made[:, 1])).backward()
 
     step(PART)
     before = _peak()

@@ -4,7 +4,7 @@ MiniLM's published weights in fp32, dropout 0.1, XQuAD's questions and the passa
 which costs all sides the same:
 
     whole    our model on packed batches, `losses.in_batch_negatives`, one backward of all pairs
-    cached   the same by `losses.cached_backward`, in parts
+    cached   the same by `losses.cached_loss`, in parts
     theirs   sentence-transformers' MultipleNegativesRankingLoss of the same pairs, padded
     theirs_cached   its CachedMultipleNegativesRankingLoss, mini-batches of as many pairs
 
@@ -67,7 +67,9 @@ class Ours:
     def cached(self) -> float:
         """The same by parts."""
         self.model.zero_grad(set_to_none=True)
-        return float(losses.cached_backward(self._encode, self.parts, self._loss))
+        loss = losses.cached_loss(self._encode, self.parts, self._loss)
+        loss.backward()
+        return float(loss.detach())
 
 
 class Theirs:

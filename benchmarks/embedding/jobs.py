@@ -5,16 +5,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.embedding.batch_memory import SIZES, run_memory
-from benchmarks.embedding.bulk import run_bulk
 from benchmarks.embedding.contrastive import run_contrastive
 
 # Name -> function of the number of rounds.
 EMBEDDING_JOBS: dict[str, Callable[[int], dict[str, Any]]] = {
-    **{
-        f"embed/minilm/{texts}/{threads}": partial(run_bulk, texts, threads)
-        for texts in ("sentences", "passages")
-        for threads in (1, 2)
-    },
     "contrastive/minilm/32x8/1": partial(run_contrastive, 32, 8, 1),
     **{f"batch_memory/{shape}": lambda rounds, shape=shape: run_memory(shape) for shape in SIZES},
 }

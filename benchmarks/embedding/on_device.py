@@ -4,7 +4,7 @@
              0.1, fp32 parameters under autocast to bf16, PyTorch's fused AdamW; tokenized beforehand
     encode   raw texts of 50 tokens on average (2 to 98) to vectors on the host, parameters in bf16, tokenizing and all
 
-    bert_fast   BertForTextEmbedding on packed tokens; `Embedder` of the recipes
+    bert_fast   step: BertForTextEmbedding on packed tokens; encode: the model of st after `bert_fast.fuse`
     st          sentence-transformers on padded batches with SDPA, its defaults
     st_packed   the same with its own packing: flash attention, inputs flattened; left out, with the reason, where the
                 machine has no flash attention that transformers takes
@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from benchmarks.kit.bert import BY_NAME, VOCAB_SIZE
 from benchmarks.kit.clock import Times, interleaved
 from benchmarks.kit.record import reason
-from bert_fast import BertConfig, BertForTextEmbedding, BertTokenizer, losses
-from bert_fast.training.recipes import Embedder
+from bert_fast import BertConfig, BertForTextEmbedding, BertTokenizer, fuse, losses
 
 PROVIDERS = ("bert_fast", "st", "st_packed")
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -79,19 +78,14 @@ class Contestant:
     """A model with its form of the texts. `run` does all of it once and returns the loss, or the vectors."""
 
     def __init__(self, provider: str, case: EmbeddingCase, folder: Path, device: torch.device) -> None:
-        self.device, self._case = device, case
+        self.provider, self.device, self._case = provider, device, case
         self._dtype = torch.bfloat16 if case.mode == "encode" else torch.float32
-        self.model: nn.Module = self._ours(folder) if provider == "bert_fast" else self._theirs(provider, folder)
+        is_own = provider == "bert_fast" and case.mode == "step"
+        self.model: nn.Module = self._own(folder) if is_own else self._sentence_transformer(provider, folder)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
 
-    def _ours(self, folder: Path) -> nn.Module:
+    def _own(self, folder: Path) -> nn.Module:
         columns, tokenizer = self._case.texts(), BertTokenizer.from_pretrained(folder)
-        if self._case.mode == "encode":
-            embedder = Embedder.from_pretrained(
-                folder, device=self.device, dtype=self._dtype, max_length=self._case.longest
-            )
-            self.encode: Callable[[], Any] = lambda: embedder.embed(columns[0])
-            return embedder.model
         model = BertForTextEmbedding.from_pretrained(folder).to(self.device)
         batch = tokenizer.pack([text for pair in zip(*columns, strict=True) for text in pair]).to(self.device)
         inputs = {name: batch[name] for name in ("input_ids", "cu_seqlens", "max_seqlen")}
@@ -100,7 +94,7 @@ class Contestant:
         self._loss = lambda: losses.in_batch_negatives(*self._embeddings())
         return model
 
-    def _theirs(self, provider: str, folder: Path) -> nn.Module:
+    def _sentence_transformer(self, provider: str, folder: Path) -> nn.Module:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
@@ -114,7 +108,9 @@ class Contestant:
             raise RuntimeError("sentence-transformers does not flatten inputs here")
         columns = self._case.texts()
         if self._case.mode == "encode":
-            self.encode = lambda: model.encode(columns[0], batch_size=256, show_progress_bar=False)
+            if provider == "bert_fast":
+                fuse(model)
+            self.encode: Callable[[], Any] = lambda: model.encode(columns[0], batch_size=256, show_progress_bar=False)
             return cast(nn.Module, model)
         features = [
             {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in one.items()}

@@ -12,14 +12,13 @@ from benchmarks.kit.markdown import NOTHING, page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 
 PAGE = ROOT / "docs" / "embeddings.md"
-BULK = tuple(f"embed/minilm/{texts}/{threads}" for texts in ("sentences", "passages") for threads in (1, 2))
 STEPS = ("contrastive/minilm/32x8/1",)
 MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
 
 
 def newest(lines: Sequence[Line]) -> dict[str, Line]:
     """Case -> its last line, of those that are about embedding models on a CPU."""
-    known = {*BULK, *STEPS, *MEMORY}
+    known = {*STEPS, *MEMORY}
     return {line["case"]: line for line in lines if line.get("case") in known}
 
 
@@ -37,8 +36,6 @@ def _goal(title: str, bound: float, figures: Figures, is_upper: bool = False) ->
 
 
 EMBEDDING_GOALS = (
-    _goal("raw text to vectors, of the model's rate", 0.9, _of(BULK, lambda r: r["share_of_model"])),
-    _goal("raw text to vectors, over sentence-transformers", 3.0, _of(BULK, lambda r: r["ratio"])),
     _goal("a cached step over one at once", 1.35, _of(STEPS, lambda r: r["cached_over_whole"]), is_upper=True),
     _goal(
         "a cached step over sentence-transformers', times fill", 0.9,
@@ -50,10 +47,7 @@ EMBEDDING_GOALS = (
 def tables(lines: Sequence[Line]) -> dict[str, str]:
     """Name -> Markdown of every table of the page; one whose results are not stored says so."""
     found = newest(lines)
-    rows: dict[str, list[tuple[str, ...]]] = {"bulk": [], "steps": [], "memory": []}
-    for case in BULK:
-        if case in found:
-            rows["bulk"].append(_bulk(found[case]))
+    rows: dict[str, list[tuple[str, ...]]] = {"steps": [], "memory": []}
     for case in STEPS:
         if case in found:
             rows["steps"] += _steps(found[case])
@@ -64,22 +58,9 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
 
 
 _HEADERS = {
-    "bulk": (
-        "texts, threads", "tokens a text", "`embed_files`", "the model alone", "of it", "sentence-transformers",
-        "over it",
-    ),
     "steps": ("pairs, 32 in parts of 8", "bert_fast, CPU s", "sentence-transformers, CPU s", "ratio (0.9 / fill)"),
     "memory": ("model", "pairs", "bytes beyond a part", "a matrix of scores"),
 }  # fmt: skip
-
-
-def _bulk(r: Line) -> tuple[str, ...]:
-    _, _, texts, threads = r["case"].split("/")
-    ours, alone, theirs = (
-        f"{r[f'{one}_tokens_per_s']:,.0f}" for one in ("bert_fast", "model", "sentence_transformers")
-    )
-    mean = f"{r['real_tokens'] / r['texts']:.0f}"
-    return f"{texts}, {threads}", mean, ours, alone, f"{r['share_of_model']:.0%}", theirs, f"**{r['ratio']:.2f}x**"
 
 
 def _steps(r: Line) -> Iterator[tuple[str, ...]]:
@@ -96,8 +77,8 @@ def _steps(r: Line) -> Iterator[tuple[str, ...]]:
 
 def _memory(r: Line) -> Iterator[tuple[str, ...]]:
     shape = r["case"].split("/")[1]
-    for pairs, size in zip(r["pairs"], r["bytes"], strict=True):
-        yield shape, f"{pairs:,}", _megabytes(size), _megabytes(4 * pairs**2)
+    pairs, size = r["pairs"][-1], r["bytes"][-1]
+    yield shape, f"{pairs:,}", _megabytes(size), _megabytes(4 * pairs**2)
     large = r["large_pairs"], r["large_bytes"], r["large_matrix_bytes"]
     yield shape, f"{large[0]:,}, by a line", _megabytes(large[1]), _megabytes(large[2])
 
