@@ -55,7 +55,6 @@ def test_commands_of_readme_run_as_written(
     monkeypatch.setattr("bert_fast.training.reporting.ReportPage.end", lambda *_: None)  # plots take seconds
     Path("vocab.txt").write_text("\n".join(WORDS) + "\n")
     Path("books.txt").write_text("a short text\nanother text\n\n" * 40)
-    Path("queries.txt").write_text("another\n")
     rows = [f"{('a short text', 'another text')[index % 2]}\t{('good', 'bad')[index % 2]}\n" for index in range(64)]
     Path("reviews.tsv").write_text("sentence\tlabel\n" + "".join(rows))
     Path("new.tsv").write_text("sentence\na text\n")
@@ -64,7 +63,7 @@ def test_commands_of_readme_run_as_written(
         program, *arguments = shlex.split(command)
         assert program == "bert-fast"
         assert main.main(arguments) == 0, capsys.readouterr().err
-    assert len(commands) >= 5 and Path("new/model/model.safetensors").is_file() and Path("books.npy").is_file()
+    assert len(commands) >= 4 and Path("new/model/model.safetensors").is_file()
 
 
 def test_readme_keeps_to_a_page() -> None:

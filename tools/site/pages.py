@@ -23,7 +23,7 @@ GUIDES = {
         "docs/training.md", "docs/finetuning.md", "docs/pretraining.md", "docs/pretraining_data.md", "docs/recipes.md",
         "docs/scaling.md",
     ],
-    "Embed and search": ["docs/embeddings.md"],
+    "Embed and rerank": ["docs/embeddings.md"],
     "Serve": ["docs/serving.md"],
     "Tokenize": ["docs/tokenizer.md", "docs/unigram.md", "docs/token_store.md"],
     "From C++": ["docs/cpp_api.md"],
