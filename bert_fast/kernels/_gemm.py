@@ -38,7 +38,6 @@ from bert_fast.kernels._column_sums import column_sums
 from bert_fast.kernels._gemm_launch import Epilogue, launch
 from bert_fast.kernels._gemm_tiles import INTERPRETER_TILE, Tile, choose, choose_for_weights
 from bert_fast.kernels._launch import assumed_architecture, unit_stride
-from bert_fast.kernels._products import are_by_address
 from bert_fast.kernels.bias_gelu import _ACTIVATIONS, bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.reference.bias_gelu import BiasGelu
 
@@ -66,14 +65,8 @@ def by_library() -> Iterator[None]:
 
 
 def settings() -> tuple[Any, ...]:
-    """What a program depends on beside the arguments of a call: what kernels, tiles and libraries are chosen by.
-
-    Within inference mode, memory that a program keeps is of tensors that nothing else may write to.
-    """
-    return (
-        _library_only.get(), ASKED.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32,
-        SETTINGS.products is not None and are_by_address(), torch.is_inference_mode_enabled(),
-    )  # fmt: skip
+    """What kernels and tiles are chosen by beside the arguments of a call."""
+    return _library_only.get(), ASKED.get(), assumed_architecture(), torch.backends.cuda.matmul.allow_tf32
 
 
 def narrowed(parameter: Tensor, x: Tensor) -> Tensor:

@@ -13,15 +13,17 @@ first run is PyTorch's.
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from bert_fast import native
 from bert_fast.env import SETTINGS
+from bert_fast.kernels import _gemm
 from bert_fast.kernels._program import Call, Empty, Program, What, steps_of
 from bert_fast.kernels._sizes import Expression
 
-__all__ = ["are_by_address", "with_products"]
+__all__ = ["are_by_address", "settings", "with_products"]
 
 # PyTorch for the CPU has no such function.
 _are_tuned: Callable[[], bool] = getattr(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
@@ -42,6 +44,16 @@ def are_by_address() -> bool:
         and not torch.backends.cuda.matmul.allow_fp16_accumulation
         and not _are_tuned()
     )
+
+
+def settings() -> tuple[Any, ...]:
+    """What a program with products depends on beside the arguments of a call.
+
+    Within inference mode, memory that a program keeps is of tensors that nothing else may write to.
+    """
+    return (
+        *_gemm.settings(), SETTINGS.products is not None and are_by_address(), torch.is_inference_mode_enabled(),
+    )  # fmt: skip
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bert_fast.addresses import lie_of
 from bert_fast.kernels._column_sums import launched_together
-from bert_fast.kernels._gemm import settings
 from bert_fast.kernels._norm_inputs import norm_inputs
+from bert_fast.kernels._products import settings
 from bert_fast.kernels._programs import Kind, Programs
 from bert_fast.kernels._tracing import Trace
 from bert_fast.kernels.attention import attention_bwd, attention_fwd

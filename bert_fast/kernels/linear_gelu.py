@@ -21,7 +21,8 @@ from collections.abc import Set
 
 from torch import Tensor
 
-from bert_fast.kernels._gemm import narrowed, product_activation, product_recomputed, settings
+from bert_fast.kernels._gemm import narrowed, product_activation, product_recomputed
+from bert_fast.kernels._products import settings
 from bert_fast.kernels._programs import by_programs
 from bert_fast.kernels.bias_gelu import bias_gelu_bwd
 from bert_fast.kernels.linear import linear_bwd

@@ -191,13 +191,13 @@ def _operand(rows: int, cols: int, dtype: torch.dtype, lies: str) -> Tensor:
 def products_are_right(driver: NullDriver) -> dict[str, Any]:
     """Products of random shapes that the library computes, and those that are not PyTorch's."""
     products = _by_address()
-    from bert_fast.kernels import _gemm
+    from bert_fast.kernels import _gemm, _products
     from bert_fast.kernels._programs import Programs
 
     torch.manual_seed(3)
     rng, wrong, counts = random.Random(4), list[str](), Counter[str]()
     programs = {
-        way: Programs(_function(way), sizes={0: "T_", 3: "T_"}, settings=_gemm.settings)
+        way: Programs(_function(way), sizes={0: "T_", 3: "T_"}, settings=_products.settings)
         for way in ("plain", "with bias", "in fp32", "added", "added in fp32")
     }
     products.compute()
@@ -239,7 +239,7 @@ def product_faults(driver: NullDriver) -> dict[str, Any]:
 
     def programs() -> Callable[[Tensor], str]:
         """Of one product; what a call tells: "by address", "by PyTorch", an error."""
-        made = Programs(_function("plain"), sizes={0: "T_", 3: "T_"}, settings=_gemm.settings)
+        made = Programs(_function("plain"), sizes={0: "T_", 3: "T_"}, settings=_products.settings)
 
         def call(a: Tensor) -> str:
             products.reset()
