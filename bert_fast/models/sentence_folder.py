@@ -2,7 +2,7 @@
 
 modules.json                     the modules, in their order: encoder, pooling, perhaps normalization
 1_Pooling/config.json            how tokens become a vector
-sentence_bert_config.json        greatest number of tokens
+sentence_bert_config.json        greatest number of tokens; else model_max_length in tokenizer_config.json
 config_sentence_transformers.json  how embeddings are compared
 """
 
@@ -152,12 +152,19 @@ def _pooling(file: Path) -> Pooling:
 
 def _max_length(directory: Path) -> int | None:
     file = directory / "sentence_bert_config.json"
-    if not file.is_file():
-        return None
-    values = read_json(file)
+    values = read_json(file) if file.is_file() else {}
     length = values.get("max_seq_length") if isinstance(values, dict) else values
-    if length is None and isinstance(values, dict):
-        return None
+    if length is None:
+        return _of_tokenizer(directory)
     if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length <= _MOST_TOKENS:
         raise CheckpointError(f"{file}: max_seq_length: expected a number of tokens from 2 on, got {length!r}")
     return length
+
+
+def _of_tokenizer(directory: Path) -> int | None:
+    """The tokenizer's greatest number of tokens, where sentence-transformers writes it since 6; None if it has none."""
+    file = directory / "tokenizer_config.json"
+    values = read_json(file) if file.is_file() else {}
+    length = values.get("model_max_length") if isinstance(values, dict) else None
+    # "None" of a tokenizer is a number of 31 digits.
+    return length if type(length) is int and 2 <= length <= _MOST_TOKENS else None

@@ -95,9 +95,8 @@ def test_sentence_transformers_opens_what_is_saved(pooling: str, normalize: bool
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the pooler that transformers adds
         other = BertForTextEmbedding.from_pretrained(tmp_path / "theirs").eval()
-    assert (other.text_embedding.pooling, other.text_embedding.normalize) == (pooling, normalize)
-    # Newer versions write the length into the tokenizer's files alone.
-    assert other.text_embedding.max_length in (None, 20) and load_tokenizer(tmp_path / "theirs").model_max_length == 20
+    assert other.text_embedding == TextEmbedding(pooling, normalize, 20)  # type: ignore[arg-type]
+    assert load_tokenizer(tmp_path / "theirs").model_max_length == 20
     with torch.no_grad():
         vectors = embed(other)
     assert (vectors - ours).abs().max() < ABSOLUTE["minilm_embeddings"] * max(1.0, ours.abs().max().item())
@@ -184,6 +183,20 @@ DAMAGES = {
         ('{"max_seq_length": "many"}', "max_seq_length: expected"), ('{"max_seq_length": 1}', "got 1"),
     ],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "of_tokenizer", "length"),
+    [(30, 20, 30), (None, 20, 20), (None, 10**30, None), (None, "many", None), (None, None, None)],
+)
+def test_the_length_is_the_tokenizers_where_the_folder_has_none(
+    own: int | None, of_tokenizer: Any, length: int | None, tmp_path: Path
+) -> None:
+    BertForTextEmbedding(make_config()).save_pretrained(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": own}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": of_tokenizer}))
+    folder = read_sentence_folder(tmp_path)
+    assert folder is not None and folder.max_length == length
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [(n, *case) for n, cases in DAMAGES.items() for case in cases])
