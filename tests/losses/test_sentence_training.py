@@ -16,7 +16,7 @@ theirs = pytest.importorskip("sentence_transformers.sentence_transformer.losses"
 
 QUERIES = ["who wrote it", "where is the house", "what colour", "how long is the longest road of them all", "when"]
 ANSWERS = ["a poet did", "on the hill behind the old mill, near the river", "red", "a mile", "in the last year"]
-WRONG = ["nobody", "it is a house", "the sky is high", "twelve", "a year has twelve months"]
+WRONG = ["a painter", "it is a house", "the sky is high", "twelve", "a year has twelve months"]
 COLUMNS = (QUERIES, ANSWERS, WRONG)
 
 

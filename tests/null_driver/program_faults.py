@@ -300,7 +300,7 @@ def programs_keep_nothing(driver: NullDriver) -> dict[str, Any]:
         identity, ("slot", made), ("slots", (0, 1)), ("number", one.stride), ("numbers", (one.n, one.zero)),
         ("constant", name), names=("text",), slots=(scalar, -1), last=(made,),
     )  # fmt: skip
-    # A tensor that nobody reads any more is given back before the next step.
+    # A step frees the tensors that it reads last, before the next step runs.
     freed, references, are_gone = one.slot(), list[Any](), list[bool]()
     one.call(torch.zeros, ("number", one.n), slots=(freed,))
     one.call(lambda tensor: references.append(weakref.ref(tensor)), ("slot", freed), last=(freed,))

@@ -118,7 +118,7 @@ def count(step: Step, driver: NullDriver) -> dict[str, Any]:
 
     found: dict[str, Any] = {part: {} for part in PARTS}
     programs = encoder_layer._of_model, encoder_layer._forward, encoder_layer._backward
-    # Encoded maps are kept by address, which nobody can foresee: here plans encode every one anew.
+    # Plans keep encoded maps by address, and addresses differ from run to run. Here plans encode every map anew.
     with mock.patch.object(_launch_plan, "_MAX_MAPS", 0):
         with mock.patch.object(_programs, "native_program", _none):
             _warm(step, programs)
