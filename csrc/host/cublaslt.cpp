@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "host/library.h"
+
 namespace bert_fast::host {
 
 namespace {
@@ -36,12 +38,6 @@ struct HeuristicResult {  // cublasLtMatmulHeuristicResult_t
   int reserved[4];
 };
 static_assert(sizeof(HeuristicResult) == 96, "as the library lays it out");
-
-template <class F>
-bool find_function(void* library, const char* name, F** function) {
-  *function = reinterpret_cast<F*>(dlsym(library, name));
-  return *function != nullptr;
-}
 
 // The layout of a matrix [rows, cols] as the library sees it, without its transposition.
 struct Layout {

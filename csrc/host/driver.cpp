@@ -2,24 +2,20 @@
 
 #include <dlfcn.h>
 
+#include "host/library.h"
+
 namespace bert_fast::host {
 namespace {
 
-template <class F>
-bool find(void* library, const char* name, F** function) {
-  *function = reinterpret_cast<F*>(dlsym(library, name));
-  return *function != nullptr;
-}
-
 bool find_all(void* library, Driver* driver) {
-  find(library, "cuTensorMapEncodeTiled", &driver->encode_tiled);
-  return find(library, "cuLaunchKernelEx", &driver->launch) &&
-         find(library, "cuStreamIsCapturing", &driver->is_capturing) &&
-         find(library, "cuGetErrorString", &driver->error_string) &&
-         find(library, "cuCtxGetCurrent", &driver->current_context) &&
-         find(library, "cuCtxSetCurrent", &driver->set_current_context) &&
-         find(library, "cuDeviceGet", &driver->device) &&
-         find(library, "cuDevicePrimaryCtxRetain", &driver->retain_primary_context);
+  find_function(library, "cuTensorMapEncodeTiled", &driver->encode_tiled);
+  return find_function(library, "cuLaunchKernelEx", &driver->launch) &&
+         find_function(library, "cuStreamIsCapturing", &driver->is_capturing) &&
+         find_function(library, "cuGetErrorString", &driver->error_string) &&
+         find_function(library, "cuCtxGetCurrent", &driver->current_context) &&
+         find_function(library, "cuCtxSetCurrent", &driver->set_current_context) &&
+         find_function(library, "cuDeviceGet", &driver->device) &&
+         find_function(library, "cuDevicePrimaryCtxRetain", &driver->retain_primary_context);
 }
 
 }  // namespace
