@@ -1,5 +1,6 @@
 """Losses of large batches with the activations of small ones."""
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -24,9 +25,9 @@ def cached_loss(
     """`loss` of the embeddings of all parts, whose backward pass keeps the activations of one part at a time.
 
     Every part but the last is encoded twice: without a graph, for the loss; and once more in the backward pass, with
-    the same dropout, which takes the gradient of its embeddings through it. The last part goes back first, through the
-    graph that it was encoded with. With backward twice as long as forward, a step of k parts costs (4k - 1) / 3k of one
-    that keeps everything: 1.25 for 4 parts, 4/3 at most.
+    the same dropout and autocast, which takes the gradient of its embeddings through it. The last part goes back first,
+    through the graph that it was encoded with. With backward twice as long as forward, a step of k parts costs
+    (4k - 1) / 3k of one that keeps everything: 1.25 for 4 parts, 4/3 at most.
 
         parts = [pairs[i : i + 64] for i in range(0, 4096, 64)]   # encoded to [64, 2, D]
         value = losses.cached_loss(encode, parts, lambda e: losses.in_batch_negatives(e[:, 0], e[:, 1]))
@@ -64,6 +65,12 @@ def cached_loss(
         kept = encode(parts[last])
     check_floating("encode(part)", kept)
     sizes, shapes = [len(t) for t in (*made, kept)], [t.shape for t in made]
+    device = kept.device.type
+    # Backward usually runs outside the forward pass's autocast.
+    autocast = functools.partial(
+        torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device),
+        torch.is_autocast_cache_enabled(),
+    )  # fmt: skip
     embeddings = torch.cat((*made, kept.detach()))
     del made
     if not torch.is_grad_enabled():
@@ -77,7 +84,8 @@ def cached_loss(
             for index in reversed(range(last)):
                 _set_generators(states[index])
                 with exchange(index):
-                    again = encode(parts[index])
+                    with autocast():
+                        again = encode(parts[index])
                     if again.shape != shapes[index]:
                         raise RuntimeError(
                             f"encode: expected {list(shapes[index])} again from part {index}, got {list(again.shape)}"

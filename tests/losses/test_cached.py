@@ -76,6 +76,31 @@ def test_under_autocast() -> None:
         assert_same(both(0.1, 3))
 
 
+def test_backward_outside_of_autocast_encodes_within_it() -> None:
+    """As a Trainer does it."""
+    model, parts, found = encoder(0.1), batch(3), []
+
+    def encode(part: Tensor) -> Tensor:
+        return model(part.flatten(0, 1)).last_hidden_state.mean(1).view(len(part), 2, -1)
+
+    def loss(embeddings: Tensor) -> Tensor:
+        return losses.in_batch_negatives(embeddings[:, 0], embeddings[:, 1])
+
+    for is_cached in (False, True):
+        torch.manual_seed(2)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            if is_cached:
+                value = losses.cached_loss(encode, parts, loss)
+            else:
+                value = loss(torch.cat([encode(part) for part in parts]))
+        value.backward()
+        found.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+    assert len(found[0]) > 30
+    for name, gradient in found[0].items():
+        assert torch.equal(gradient, found[1][name]), name
+
+
 def counted(exchanged: list[int], bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:
     exchanged.append(bucket.buffer().numel())
     return allreduce_hook(None, bucket)
