@@ -188,6 +188,7 @@ DAMAGES = {
 @pytest.mark.parametrize(
     ("own", "of_tokenizer", "length"),
     [(30, 20, 30), (None, 20, 20), (None, 10**30, None), (None, "many", None), (None, None, None)],
+    ids=["own", "tokenizer's", "no limit", "no number", "neither"],
 )
 def test_the_length_is_the_tokenizers_where_the_folder_has_none(
     own: int | None, of_tokenizer: Any, length: int | None, tmp_path: Path
