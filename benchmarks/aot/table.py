@@ -76,8 +76,8 @@ the table, all but one in 16.
 These figures say why a kernel should be limited by memory. That it is, only a GPU can show.
 
 - **registers**: of a thread; 255 is the most. Spills are 0 but where a line says otherwise: attention in fp32 with a
-  bias, a head mask or relative positions, where no tile is small enough. Another version of Triton may also spill in
-  fp32 with heads of more than 64 columns (3.6: 8 bytes).
+  bias or relative positions, where no tile is small enough. Another version of Triton may also spill in fp32 with heads
+  of more than 64 columns (3.6: 8 bytes).
 - **warps**: resident on a multiprocessor by registers, shared memory and warps per program, of
   {TARGETS["sm_90"].max_warps} (`gfx942`: waves, of {TARGETS["gfx942"].max_warps}).
 - **loads**, **stores**: of global memory, 128 bits wide / all. What is narrower is one number per row (statistics,

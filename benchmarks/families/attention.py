@@ -326,7 +326,7 @@ def aot_cases() -> Iterator[AotCase]:
                 yield from _aot_cases(head_dim, dtype, 0.1, feature)
 
 
-_FEATURES = ("bias", "head mask", "relative_key", "relative_key_query")
+_FEATURES = ("bias", "relative_key", "relative_key_query")
 
 
 def _aot_cases(
@@ -380,12 +380,11 @@ def _launch(
         site=SITE,
         causal=feature == "causal",
         bias=torch.zeros(1, 12, 512, 512, dtype=dtype) if feature == "bias" else None,
-        head_mask=torch.zeros(1, 12, 1, 1) if feature == "head mask" else None,
         distance_table=torch.zeros(1023, head_dim, dtype=dtype) if feature.startswith("relative") else None,
         key_term=feature == "relative_key_query",
         sequence_order=order,
     )  # fmt: skip
-    wants = {name for name in ("bias", "head_mask", "distance_table") if getattr(a, name) is not None}
+    wants = {name for name in ("bias", "distance_table") if getattr(a, name) is not None}
     out, lse = family.attention_fwd(a)
     dqkv = torch.zeros(512, 3, 12, head_dim, dtype=dtype) if is_packed else None
     family.attention_bwd(a, out, out, lse, wants, dqkv)

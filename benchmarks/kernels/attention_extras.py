@@ -1,4 +1,4 @@
-"""Cases of attention with all that may be added: a bias and a factor of each head, relative positions."""
+"""Cases of attention with all that may be added: a bias of each head, relative positions."""
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ def tolerances_of(device: torch.device) -> str:
 def with_extras(
     lengths: tuple[int, ...], num_heads: int, head_dim: int, dtype: torch.dtype, relative: str, dropout_p: float
 ) -> KernelCase:
-    """A case with gradients of the bias, of the factors and of the table of distances."""
-    attention = AttentionCase(
-        lengths, None, num_heads, head_dim, dropout_p, bias="AQK", head_mask="A", relative=relative
-    )  # fmt: skip
-    shape, variant = f"{sum(lengths)}x{num_heads}x{head_dim}", f"{relative} bias head_mask p{dropout_p}"
+    """A case with gradients of the bias and of the table of distances."""
+    attention = AttentionCase(lengths, None, num_heads, head_dim, dropout_p, bias="AQK", relative=relative)
+    shape, variant = f"{sum(lengths)}x{num_heads}x{head_dim}", f"{relative} bias p{dropout_p}"
     return KernelCase("attention", shape, dtype, variant, lambda device: make(attention, dtype, device))
 
 

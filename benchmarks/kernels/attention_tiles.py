@@ -121,7 +121,7 @@ def _launches(group: Group, device: torch.device, num_tokens: int, copies: int) 
         a = Attention(
             q, k, v, packing.cu_seqlens, packing.cu_seqlens, group.length, group.length, HEAD_DIM**-0.5,
             group.dropout_p, seed, coords_q=packing.coords if group.dropout_p else None, coords_k=None, site=SITE,
-            causal=False, bias=None, head_mask=None, distance_table=None, key_term=False, sequence_order=None,
+            causal=False, bias=None, distance_table=None, key_term=False, sequence_order=None,
         )  # fmt: skip
         out, lse = family.attention_fwd(a)
         for launches, candidate in zip(found, group.candidates, strict=True):

@@ -2,8 +2,8 @@
 
 Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again (5 matrix products instead of 4) from
 q and k, the C++ routine probabilities from them and lse. That routine keeps the scores of one block of queries
-in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. It knows no head mask or
-relative positions; with these, in other dtypes and on other devices sequences are worked on one by one, here.
+in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. It knows no relative
+positions; with these, in other dtypes and on other devices sequences are worked on one by one, here.
 Half precision: matrix products in it, everything between them in fp32.
 """
 
@@ -45,7 +45,7 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
         scores = _scores(a, q, k, sequence, lse.dtype)  # [A, Sq, Sk]
         lse[:, sequence.q] = torch.logsumexp(scores, dim=-1)  # -inf for a row without keys
         probs = _probabilities(scores)
-        weights = _times(probs, _kept(a, probs, sequence), _head_factors(a, probs, sequence))
+        weights = _times(probs, _kept(a, probs, sequence))
         out[sequence.q] = (weights.to(v.dtype) @ v).transpose(0, 1)
     return out, lse
 
@@ -79,12 +79,9 @@ def attention_bwd(
         q, k, v = _heads(a.q, sequence.q), _heads(a.k, sequence.k), _heads(a.v, sequence.k)
         dout_b = _heads(dout, sequence.q)
         probs = _probabilities(_scores(a, q, k, sequence, lse.dtype))
-        kept, factors = _kept(a, probs, sequence), _head_factors(a, probs, sequence)
-        dweights = (dout_b @ v.transpose(1, 2)).to(probs.dtype)
-        if "head_mask" in totals:
-            _add_block(totals["head_mask"], sequence, _times(probs, kept) * dweights)
-        dv[sequence.k] = (_times(probs, kept, factors).to(v.dtype).transpose(1, 2) @ dout_b).transpose(0, 1)
-        dprobs = _times(dweights, kept, factors)
+        kept = _kept(a, probs, sequence)
+        dv[sequence.k] = (_times(probs, kept).to(v.dtype).transpose(1, 2) @ dout_b).transpose(0, 1)
+        dprobs = _times((dout_b @ v.transpose(1, 2)).to(probs.dtype), kept)
         # From P and dP, not from dout and out: in half precision the rounding of out would not cancel.
         delta = (probs * dprobs).sum(-1, keepdim=True)
         dscores = probs * (dprobs - delta)
@@ -101,7 +98,7 @@ def attention_bwd(
 
 def _native(a: Attention) -> ModuleType | None:
     """The extension if its routine can run this call, else None."""
-    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.head_mask is not None or a.distance_table is not None:
+    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.distance_table is not None:
         return None
     return routines(a.q)
 
@@ -147,10 +144,8 @@ def _probabilities(scores: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
 
 
-def _times(x: Tensor, *factors: Tensor | None) -> Tensor:
-    for factor in factors:
-        x = x if factor is None else x * factor
-    return x
+def _times(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor
 
 
 def _zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -235,14 +230,6 @@ def _kept(a: Attention, x: Tensor, sequence: _Sequence) -> Tensor | None:
     assert a.seed is not None and a.coords_q is not None
     keep = attention_keep_mask(a.seed, a.site, a.coords_q[sequence.q], x.shape[-1], len(x), a.dropout_p)
     return keep.to(x.dtype) * dropout_scale(a.dropout_p)
-
-
-def _head_factors(a: Attention, x: Tensor, sequence: _Sequence) -> Tensor | None:
-    """What the head mask multiplies x [A, Sq, Sk] of one sequence by; None without one."""
-    if a.head_mask is None or not x.numel():
-        return None
-    block, index = _block_of(a.head_mask, sequence)
-    return block[index].to(x.dtype)
 
 
 def _positions(coords: Tensor, spans: list[slice]) -> list[slice | Tensor]:

@@ -58,12 +58,14 @@ def attend(
     kwargs: where a batch of one row comes without a mask, or with one that keeps all of it, the texts that lie in it
         are found as transformers' flash attention finds them: by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and
         `max_length_k`, or by `position_ids` that begin anew.
-    is_causal: default: what the module says; only where there is no mask. position_bias, head_mask (Tensor
-        broadcastable to [B, A, Sq, Sk]): added to the scores; factors of the probabilities.
+    is_causal: default: what the module says; only where there is no mask.
+    position_bias (Tensor broadcastable to [B, A, Sq, Sk]): added to the scores.
+    head_mask (Tensor of A elements): a factor of each head's probabilities, which is one of its values.
     Returns: (Tensor [B, Sq, A, D], None): no probabilities.
 
     Raises:
-        ValueError: scores are to be capped, or attention is to flow into sinks; offsets that do not fit the row.
+        ValueError: scores are to be capped, or attention is to flow into sinks; offsets that do not fit the row; a
+            head_mask of another size.
     """
     for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
@@ -71,6 +73,10 @@ def attend(
     q, k, v = (heads.transpose(1, 2) for heads in (query, key, value))  # [B, S, A, D]
     if k.shape[2] < q.shape[2]:
         k, v = (heads.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for heads in (k, v))
+    if head_mask is not None:
+        if head_mask.numel() != q.shape[2]:
+            raise ValueError(f"head_mask: expected {q.shape[2]} factors, one a head, got shape {list(head_mask.shape)}")
+        v = v * head_mask.reshape(-1, 1).to(v.dtype)
     num_queries, num_keys = q.shape[1], k.shape[1]
     keep_mask = keep_mask_k = None
     bias, causal = position_bias, False
@@ -83,9 +89,10 @@ def attend(
     if attention_mask is None:
         causal = num_queries > 1 and bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
         if texts is not None:
-            for name, extra in (("position_bias", position_bias), ("head_mask", head_mask)):
-                if extra is not None:
-                    raise ValueError(f"{name}: expected None beside flattened texts, got a {type(extra).__name__}")
+            if position_bias is not None:
+                raise ValueError(
+                    f"position_bias: expected None beside flattened texts, got a {type(position_bias).__name__}"
+                )
             return _attend_texts(q[0], k[0], v[0], texts, scaling, dropout, causal).unsqueeze(0), None
     elif attention_mask.dim() == 2:
         keep_mask_k = attention_mask
@@ -99,7 +106,7 @@ def attend(
     out = attention_padded(
         q, k, v, keep_mask=keep_mask, keep_mask_k=keep_mask_k, causal=causal,
         first_position=num_keys - num_queries if causal else 0, softmax_scale=scaling, dropout_p=dropout,
-        seed=draw_seed(q.device) if dropout > 0.0 else None, bias=bias, head_mask=head_mask,
+        seed=draw_seed(q.device) if dropout > 0.0 else None, bias=bias,
     )  # fmt: skip
     return out, None
 

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _ENCODE = (
-    "input_ids", "attention_mask", "token_type_ids", "position_ids", "head_mask", "inputs_embeds",
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds",
     "encoder_hidden_states", "encoder_attention_mask", "output_hidden_states", "cu_seqlens", "max_seqlen",
     "dropout_seed", "rows",
 )  # fmt: skip

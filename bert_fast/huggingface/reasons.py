@@ -39,7 +39,7 @@ ARGUMENTS = frozenset(
     (
         "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "use_cache", "cache_position",
         "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "cu_seqlens", "max_seqlen",
-        "dropout_seed", "rows", "head_mask", "encoder_hidden_states", "encoder_attention_mask",
+        "dropout_seed", "rows", "encoder_hidden_states", "encoder_attention_mask",
         *(() if IS_VERSION_4 else OFFSETS),
     )
 )  # fmt: skip

@@ -18,14 +18,13 @@ from bert_fast.kernels._math import philox4x32
 __all__ = [
     "LOG2E",
     "VARYING",
+    "Bias",
     "Drop",
     "Extras",
-    "Factor",
     "Keys",
     "Table",
+    "bias_at",
     "dropped",
-    "factor_at",
-    "factor_tile",
     "gradients_of_scores",
     "keep_tile",
     "load_lse",
@@ -43,7 +42,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # Arguments that change from batch to batch: specialized for, each would compile kernels again. For `do_not_specialize`.
 VARYING = [
     "num_tokens", "num_blocks", "drop_max", "site", "bias_row_stride", "bias_head_stride", "bias_q_stride",
-    "bias_extent", "head_mask_row_stride", "head_mask_head_stride", "head_mask_q_stride", "head_mask_extent",
+    "bias_extent",
 ]  # fmt: skip
 _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
 
@@ -51,8 +50,8 @@ _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: refere
 # What helpers are given together: structures of the compiler's, which the machine's code shows nothing of. Arguments of
 # kernels stay flat, as Triton specialises each by itself; and structures are made in kernels, since Triton 3.6 makes
 # tensors of what functions return, and there is none of None.
-class Factor(NamedTuple):
-    """A bias or head mask at one row of the batch and head; ptr is None where there is none."""
+class Bias(NamedTuple):
+    """A bias at one row of the batch and head; ptr is None where there is none."""
 
     ptr: Any
     q_stride: Any
@@ -69,10 +68,9 @@ class Table(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What enters scores and probabilities by the positions of queries and keys."""
+    """What enters scores by the positions of queries and keys."""
 
     bias: Any
-    head_mask: Any
     table: Any
 
 
@@ -231,32 +229,32 @@ def gradients_of_scores(p, w, dw, delta, DIFFER: tl.constexpr):
 
 
 @triton.jit
-def factor_at(factor, row_stride, head_stride, row, head):
-    """A bias or head mask moved on to one row of the batch and head.
+def bias_at(bias, row_stride, head_stride, row, head):
+    """A bias moved on to one row of the batch and head.
 
     Its extent is negative for a row past the end. Nothing beyond is read: where no one checks that a bias reaches all
     rows and positions, one that does not must not read foreign memory.
     """
     offset = row.to(tl.uint32).to(tl.int64) * row_stride + head * head_stride
-    return Factor(factor.ptr + offset, factor.q_stride, factor.k_stride, factor.extent - offset)
+    return Bias(bias.ptr + offset, bias.q_stride, bias.k_stride, bias.extent - offset)
 
 
 @triton.jit
-def factor_tile(factor, position_q, position_k, mask):
-    """Tile [M, N], fp32, of a bias or head mask at the tokens' positions; 0 where mask is False."""
-    offsets = position_q.to(tl.int64)[:, None] * factor.q_stride + position_k.to(tl.int64)[None, :] * factor.k_stride
-    return tl.load(factor.ptr + offsets, mask=mask & (offsets < factor.extent), other=0.0).to(tl.float32)
+def _bias_tile(bias, position_q, position_k, mask):
+    """Tile [M, N], fp32, of a bias at the tokens' positions; 0 where mask is False."""
+    offsets = position_q.to(tl.int64)[:, None] * bias.q_stride + position_k.to(tl.int64)[None, :] * bias.k_stride
+    return tl.load(bias.ptr + offsets, mask=mask & (offsets < bias.extent), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def mask_scores(scores, exists, position_q, position_k, bias, CAUSAL: tl.constexpr):
     """Scores in base 2 with the bias added and -inf where a score does not exist or causality hides the key.
 
-    exists (bool, broadcastable to the tile): both tokens exist. bias: a `Factor`. Positions may be None where
+    exists (bool, broadcastable to the tile): both tokens exist. bias: a `Bias`. Positions may be None where
     neither bias nor causality asks.
     """
     if bias.ptr is not None:
-        scores += factor_tile(bias, position_q, position_k, exists) * LOG2E
+        scores += _bias_tile(bias, position_q, position_k, exists) * LOG2E
     if CAUSAL:
         exists = exists & (position_k[None, :] <= position_q[:, None])
     return tl.where(exists, scores, float("-inf"))

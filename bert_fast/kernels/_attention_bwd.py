@@ -1,9 +1,9 @@
 """Backward kernels of attention over tiles: dq by blocks of queries, dk and dv by blocks of keys; no atomics.
 
 Both make P again from q, k and lse: 7 matrix products where one kernel with atomics on dq needs 5. With z = 1 / (1 - p)
-of dropout, K the keep mask and m the head mask,
+of dropout and K the keep mask,
 
-    dS = P * (z * (dout v^T * K * m) - delta) = z * (W * dout v^T - P * delta / z)        W = P * K * m
+    dS = P * (z * (dout v^T * K) - delta) = z * (W * dout v^T - P * delta / z)        W = P * K
 
 so the accumulators take the sums without z and softmax_scale, which multiply them once at the end.
 """
@@ -16,13 +16,12 @@ import triton.language as tl
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Bias,
     Drop,
     Extras,
-    Factor,
     Keys,
     Table,
-    factor_at,
-    factor_tile,
+    bias_at,
     gradients_of_scores,
     keep_tile,
     load_lse,
@@ -64,9 +63,7 @@ def probabilities_and_gradients(
     w = p
     if drop.k0 is not None:
         w = tl.where(keep, w, 0.0)
-    if extras.head_mask.ptr is not None:
-        w *= factor_tile(extras.head_mask, position_q, position_k, exists)
-    return w, gradients_of_scores(p, w, dw, delta, drop.k0 is not None or extras.head_mask.ptr is not None)
+    return w, gradients_of_scores(p, w, dw, delta, drop.k0 is not None)
 
 
 @triton.jit
@@ -81,8 +78,8 @@ def _add_keys(
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
     exists = (offs_m < num_queries)[:, None] & (offs_n < keys.num)[None, :]
     position_k = None
-    bias, head_mask, table = extras
-    if CAUSAL or bias.ptr is not None or head_mask.ptr is not None or table.ptr is not None:
+    bias, table = extras
+    if CAUSAL or bias.ptr is not None or table.ptr is not None:
         position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
     _, ds = probabilities_and_gradients(
         q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
@@ -96,11 +93,10 @@ def _add_keys(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
-    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
-    bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
-    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
-    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
+    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
+    bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale,
+    inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -132,21 +128,18 @@ def _attention_bwd_dq_kernel(
     lse = load_lse(lse_ptr + statistics, offs_m, num_queries, True)
 
     batch_row, position_q = None, None
-    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or table_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-    bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
-    head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
+    bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr)
         if bias_ptr is not None:
-            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-        if head_mask_ptr is not None:
-            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
-    extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+            bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+    extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
     keys = Keys(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
@@ -155,7 +148,7 @@ def _attention_bwd_dq_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     drop = Drop(k0, k1, site, drop_max, head)
-    plain = Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
+    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, False))
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -207,8 +200,8 @@ def _add_queries(
     else:
         delta = tl.load(queries.delta_ptr + offs_m, mask=offs_m < queries.num, other=0.0) * queries.inverse_scale
     batch_row, position_q = None, None
-    bias, head_mask, table = extras
-    if drop.k0 is not None or CAUSAL or bias.ptr is not None or head_mask.ptr is not None or table.ptr is not None:
+    bias, table = extras
+    if drop.k0 is not None or CAUSAL or bias.ptr is not None or table.ptr is not None:
         batch_row, position_q = load_names(queries.coords_ptr, offs_m, queries.num)
     exists = (offs_m < queries.num)[:, None] & (offs_n < num_keys)[None, :]
     w, ds = probabilities_and_gradients(
@@ -225,11 +218,10 @@ def _add_queries(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
-    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
-    bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride,
-    head_mask_k_stride, head_mask_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
-    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
+    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
+    bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale,
+    inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -252,21 +244,18 @@ def _attention_bwd_dkdv_kernel(
     statistics = wide_head * num_tokens + start_q
 
     position_k = None
-    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or table_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
         position_k = load_positions(coords_k_ptr, offs_n, num_keys)
-    bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
-    head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
+    bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr, mask=num_queries > 0, other=0)
         if bias_ptr is not None:
-            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-        if head_mask_ptr is not None:
-            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
-    extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+            bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+    extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
     queries = _Queries(
         q_ptr + start_q * q_stride + wide_head * q_head_stride,
         dout_ptr + start_q * dout_stride + wide_head * dout_head_stride, lse_ptr + statistics, delta_ptr + statistics,
@@ -276,7 +265,7 @@ def _attention_bwd_dkdv_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     drop = Drop(k0, k1, site, drop_max, head)
-    plain = Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
+    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, False))
 
     # Keys past the sequence's end are zeros here and nothing reads their dk and dv: only queries make a tile plain.
     begin, plain_begin = 0, 0

@@ -1,16 +1,15 @@
-"""Gradients of attention's bias, head mask and distance table. Every program owns a part of its result; no atomics.
+"""Gradients of attention's bias and distance table. Every program owns a part of its result; no atomics.
 
-    dbias = dS                    dhead_mask = P * z * K * (dout v^T)             dE[r] = sum of dS q over distance r
-                                                                                       (+ dS k with the key term)
+    dbias = dS                    dE[r] = sum of dS q over distance r (+ dS k with the key term)
 
-summed over what the tensor is broadcast along. P and dS are made again from q, k, v and lse, tile by tile, once more
-for each of these gradients: they are rare, and nothing of size [B, A, Sq, Sk] need be kept for them. Where programs
-would be few (a bias for all rows of the batch, a table), sequences are dealt out to several, which leave partial sums
-in fp32 for a second stage.
+dbias is summed over what the bias is broadcast along. P and dS are made again from q, k, v and lse, tile by tile, once
+more for each of the two gradients: they are rare, and nothing of size [B, A, Sq, Sk] need be kept for them. Where
+programs would be few (a bias for all rows of the batch, a table), sequences are dealt out to several, which leave
+partial sums in fp32 for a second stage.
 
-Bias and head mask are looked up by positions, so their gradients are made in the order of positions: a tile's rows and
-columns are neighbouring positions, `_ordinals_at` finds the tokens, and positions without one hold nothing. Along a
-broadcast dimension tokens are taken as they come.
+A bias is looked up by positions, so its gradient is made in the order of positions: a tile's rows and columns are
+neighbouring positions, `_ordinals_at` finds the tokens, and positions without one hold nothing. Along a broadcast
+dimension tokens are taken as they come.
 
 Precision: sums in fp32, rounded once. Determinism: the order of additions depends on the shapes and the number of
 multiprocessors alone.
@@ -26,12 +25,11 @@ from torch import Tensor
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Bias,
     Drop,
     Extras,
-    Factor,
     Table,
-    factor_at,
-    factor_tile,
+    bias_at,
     load_lse,
     load_names,
     load_positions,
@@ -114,9 +112,9 @@ def _keep_at(drop, batch_row, position, ordinal_k):
 @triton.jit
 def _tile_gradient(
     q, k, v, dout, lse, delta, exists, row, position_q, position_k, ordinal_k, scale_log2, drop, extras,
-    D: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_HEAD_MASK: tl.constexpr,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of bias or head mask by a tile of scores, divided by z, fp32 [M, N]; lse and delta as in dq."""
+    """The gradient of the bias by a tile of scores, divided by z, fp32 [M, N]; lse and delta as in dq."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if extras.table.ptr is not None:
         scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
@@ -125,29 +123,23 @@ def _tile_gradient(
     dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     if drop.k0 is not None:
         dw = tl.where(_keep_at(drop, row, position_q, ordinal_k), dw, 0.0)
-    if OF_HEAD_MASK:
-        return p * dw
-    else:
-        if extras.head_mask.ptr is not None:
-            dw *= factor_tile(extras.head_mask, position_q, position_k, exists)
-        return p * (dw - delta[:, None])
+    return p * (dw - delta[:, None])
 
 
 @triton.jit(
     do_not_specialize=[*VARYING, "num_sequences", "num_shares", "size_q", "size_k", "num_tiles_q", "num_tiles_k"]
 )
-def _attention_bwd_factor_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dfactor_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
-    coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
-    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
-    bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-    head_mask_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, size_q, size_k, num_tiles_q,
+def _attention_bwd_bias_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dbias_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
+    coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
+    v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride,
+    bias_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, size_q, size_k, num_tiles_q,
     num_tiles_k, softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, OF_HEAD_MASK: tl.constexpr, HAS_ROWS: tl.constexpr,
-    HAS_HEADS: tl.constexpr, HAS_QUERIES: tl.constexpr, HAS_KEYS: tl.constexpr, SEQUENCES: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_HEADS: tl.constexpr,
+    HAS_QUERIES: tl.constexpr, HAS_KEYS: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient of the bias or, OF_HEAD_MASK, head mask: dfactor [rows or shares, heads, size_q, size_k].
+    """A tile of the gradient of the bias: dbias [rows or shares, heads, size_q, size_k].
 
     HAS_ROWS, HAS_HEADS, HAS_QUERIES, HAS_KEYS: the tensor's dimensions that are not broadcast. With rows, `part` is
     this program's row, whose sequences it looks for, SEQUENCES at once; without, it sums every num_shares-th sequence.
@@ -187,13 +179,9 @@ def _attention_bwd_factor_kernel(
             steps_k = _num_steps(names_k, num_keys, tile_k * BLOCK_N, BLOCK_N, HAS_KEYS)
             for head in tl.range(first_head, end_head, num_stages=1):
                 wide_head = tl.cast(head, tl.int64)
-                bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
-                head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
-                if bias_ptr is not None:
-                    bias = factor_at(bias, bias_row_stride, bias_head_stride, row, wide_head)
-                if head_mask_ptr is not None:
-                    head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, row, wide_head)
-                extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+                bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
+                bias = bias_at(bias, bias_row_stride, bias_head_stride, row, wide_head)
+                extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
                 drop = Drop(k0, k1, site, drop_max, head)
                 q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
                 k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
@@ -213,7 +201,7 @@ def _attention_bwd_factor_kernel(
                         exists = (offs_q < num_queries)[:, None] & (offs_k < num_keys)[None, :]
                         acc += _tile_gradient(
                             q, k, v, dout, lse, delta * inverse_scale, exists, row, position_q, position_k, offs_k,
-                            softmax_scale * LOG2E, drop, extras, D, CAUSAL, PRECISION, OF_HEAD_MASK,
+                            softmax_scale * LOG2E, drop, extras, D, CAUSAL, PRECISION,
                         )  # fmt: skip
     acc *= dropout_scale
     if not HAS_QUERIES:
@@ -224,16 +212,15 @@ def _attention_bwd_factor_kernel(
     offs_n = tile_k * BLOCK_N + tl.arange(0, BLOCK_N)
     offsets = (plane.to(tl.int64) * size_q + offs_m[:, None]) * size_k + offs_n[None, :]
     mask = (offs_m < size_q)[:, None] & (offs_n < size_k)[None, :]
-    tl.store(dfactor_ptr + offsets, acc.to(dfactor_ptr.dtype.element_ty), mask=mask)
+    tl.store(dbias_ptr + offsets, acc.to(dbias_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=[*VARYING, "num_sequences", "num_shares", "num_windows"])
 def _attention_bwd_table_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dtable_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
-    coords_k_ptr, seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
-    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
-    bias_k_stride, bias_extent, head_mask_row_stride, head_mask_head_stride, head_mask_q_stride, head_mask_k_stride,
-    head_mask_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, num_windows, softmax_scale,
+    coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
+    v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride,
+    bias_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, num_windows, softmax_scale,
     dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -263,13 +250,10 @@ def _attention_bwd_table_kernel(
         first_key_position = tl.load(names_k + 1, mask=num_keys > 0, other=0)
         last_key_position = tl.load(names_k + (num_keys - 1) * 2 + 1, mask=num_keys > 0, other=0)
         sequence_row = tl.load(names_q, mask=num_queries > 0, other=0)
-        bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
-        head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
+        bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
         if bias_ptr is not None:
-            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-        if head_mask_ptr is not None:
-            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
-        extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+            bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+        extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
         drop = Drop(k0, k1, site, drop_max, head)
         q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
         k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
@@ -314,24 +298,22 @@ def _num_shares(num_programs: int, most: int, device: torch.device) -> int:
     return max(1, min(most, wanted // num_programs))
 
 
-def _factor_gradient(
-    arguments: dict[str, Any], factor: Tensor, tile: Tile, num_sequences: int, of_head_mask: bool
-) -> Tensor:
-    """The gradient of a bias or head mask."""
-    has_rows, has_heads, has_queries, has_keys = (size > 1 for size in factor.shape)
-    num_tiles_q, num_tiles_k = ceil_div(factor.shape[2], tile.block_m), ceil_div(factor.shape[3], tile.block_n)
-    num_programs = num_tiles_q * num_tiles_k * factor.shape[1]
-    num_shares = 1 if has_rows else _num_shares(num_programs, num_sequences, factor.device)
-    dtype = factor.dtype if num_shares == 1 else torch.float32
-    dfactor = torch.empty((factor.shape[0] * num_shares, *factor.shape[1:]), dtype=dtype, device=factor.device)
+def _bias_gradient(arguments: dict[str, Any], bias: Tensor, tile: Tile, num_sequences: int) -> Tensor:
+    """The gradient of the bias."""
+    has_rows, has_heads, has_queries, has_keys = (size > 1 for size in bias.shape)
+    num_tiles_q, num_tiles_k = ceil_div(bias.shape[2], tile.block_m), ceil_div(bias.shape[3], tile.block_n)
+    num_programs = num_tiles_q * num_tiles_k * bias.shape[1]
+    num_shares = 1 if has_rows else _num_shares(num_programs, num_sequences, bias.device)
+    dtype = bias.dtype if num_shares == 1 else torch.float32
+    dbias = torch.empty((bias.shape[0] * num_shares, *bias.shape[1:]), dtype=dtype, device=bias.device)
     arguments = arguments | {
-        "dfactor_ptr": dfactor, "num_sequences": num_sequences, "num_shares": num_shares, "size_q": factor.shape[2],
-        "size_k": factor.shape[3], "num_tiles_q": num_tiles_q, "num_tiles_k": num_tiles_k, "OF_HEAD_MASK": of_head_mask,
+        "dbias_ptr": dbias, "num_sequences": num_sequences, "num_shares": num_shares, "size_q": bias.shape[2],
+        "size_k": bias.shape[3], "num_tiles_q": num_tiles_q, "num_tiles_k": num_tiles_k,
         "HAS_ROWS": has_rows, "HAS_HEADS": has_heads, "HAS_QUERIES": has_queries, "HAS_KEYS": has_keys,
         "SEQUENCES": _SEQUENCES,
     }  # fmt: skip
-    kernel_by_names(_attention_bwd_factor_kernel, tile)((num_programs * dfactor.shape[0],), arguments)
-    return dfactor if num_shares == 1 else dfactor.sum(0, keepdim=True).to(factor.dtype)
+    kernel_by_names(_attention_bwd_bias_kernel, tile)((num_programs * dbias.shape[0],), arguments)
+    return dbias if num_shares == 1 else dbias.sum(0, keepdim=True).to(bias.dtype)
 
 
 def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Tile, num_sequences: int) -> Tensor:
@@ -351,14 +333,10 @@ def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Til
 def extras_gradients(
     arguments: dict[str, Any], tile: Tile, num_sequences: int, extras: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Gradients of bias, head_mask and distance_table, each in its tensor's shape and dtype, contiguous.
+    """Gradients of bias and distance_table, each in its tensor's shape and dtype, contiguous.
 
-    arguments: of the tiled backward kernels, by name. tile: of the launch. extras: those of the three whose gradients
+    arguments: of the tiled backward kernels, by name. tile: of the launch. extras: those of the two whose gradients
     are wanted, by name.
     """
-    return {
-        name: _table_gradient(arguments, x, tile, num_sequences)
-        if name == "distance_table"
-        else _factor_gradient(arguments, x, tile, num_sequences, name == "head_mask")
-        for name, x in extras.items()
-    }
+    made = {"bias": _bias_gradient, "distance_table": _table_gradient}
+    return {name: made[name](arguments, x, tile, num_sequences) for name, x in extras.items()}

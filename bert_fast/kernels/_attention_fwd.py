@@ -6,14 +6,13 @@ import triton.language as tl
 from bert_fast.kernels._attention import (
     LOG2E,
     VARYING,
+    Bias,
     Drop,
     Extras,
-    Factor,
     Keys,
     Table,
+    bias_at,
     dropped,
-    factor_at,
-    factor_tile,
     keep_tile,
     load_names,
     load_positions,
@@ -49,8 +48,8 @@ def _add_keys(
         p = tl.exp2(scores * scale_log2 - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
     else:
-        bias, head_mask, table = extras
-        if CAUSAL or bias.ptr is not None or head_mask.ptr is not None or table.ptr is not None:
+        bias, table = extras
+        if CAUSAL or bias.ptr is not None or table.ptr is not None:
             position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
         if table.ptr is not None:
             scores += relative_scores(q, k, position_q, position_k, table, D, PRECISION)
@@ -62,8 +61,6 @@ def _add_keys(
     l_i = l_i * alpha + tl.sum(p, 1)
     if drop.k0 is not None:
         p = dropped(p, keep, scale_log2)
-    if extras.head_mask.ptr is not None:
-        p *= factor_tile(extras.head_mask, position_q, position_k, exists)
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     return acc, m_new, l_i
@@ -72,10 +69,9 @@ def _add_keys(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr, coords_q_ptr, coords_k_ptr,
-    seed_ptr, bias_ptr, head_mask_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
-    v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, head_mask_row_stride,
-    head_mask_head_stride, head_mask_q_stride, head_mask_k_stride, head_mask_extent, num_distances, num_tokens,
-    num_blocks, num_heads, softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride,
+    bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks,
+    num_heads, softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -94,21 +90,18 @@ def _attention_fwd_kernel(
     q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)  # [M, D]
 
     batch_row, position_q = None, None
-    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or head_mask_ptr is not None or table_ptr is not None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or table_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
-    bias = Factor(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
-    head_mask = Factor(head_mask_ptr, head_mask_q_stride, head_mask_k_stride, head_mask_extent)
+    bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
     if HAS_EXTRAS:
         sequence_row = tl.load(coords_q_ptr)
         if bias_ptr is not None:
-            bias = factor_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-        if head_mask_ptr is not None:
-            head_mask = factor_at(head_mask, head_mask_row_stride, head_mask_head_stride, sequence_row, wide_head)
-    extras = Extras(bias, head_mask, Table(table_ptr, num_distances, KEY_TERM))
+            bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
+    extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
     keys = Keys(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
@@ -117,7 +110,7 @@ def _attention_fwd_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     drop = Drop(k0, k1, site, drop_max, head)
-    plain = Extras(Factor(None, 0, 0, 0), Factor(None, 0, 0, 0), Table(None, 0, False))
+    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, False))
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from bert_fast.kernels._attention import (
     LOG2E,
+    Bias,
     Drop,
-    Factor,
     dropped,
     gradients_of_scores,
     keep_tile,
@@ -58,7 +58,7 @@ def _attention_fwd_short_kernel(
         position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, Factor(None, 0, 0, 0), CAUSAL)
+    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, Bias(None, 0, 0, 0), CAUSAL)
     m = tl.max(scores, 1)
     m = tl.where(m == float("-inf"), 0.0, m)
     p = tl.exp2(scores - m[:, None])
@@ -124,9 +124,7 @@ def _attention_bwd_short_kernel(
         position_k = None
         if CAUSAL:
             position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
-        scores = mask_scores(
-            scores, (offs_n < num_keys)[None, :], position_q, position_k, Factor(None, 0, 0, 0), CAUSAL
-        )
+        scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, Bias(None, 0, 0, 0), CAUSAL)
         p = tl.exp2(scores - lse[:, None])  # 0 for queries past the end: their lse is +inf
         dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         w = p

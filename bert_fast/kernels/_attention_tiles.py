@@ -67,7 +67,7 @@ class LaunchConfig:
     """Tiles of the three kernels for sequences of any length.
 
     has_plain: whether tiles without bounds and biases have a loop of their own. precision: of products of fp32.
-    gradients: of the kernels for the gradients of bias, head mask and distance table.
+    gradients: of the kernels for the gradients of bias and distance table.
     """
 
     forward: Tile
@@ -132,7 +132,7 @@ def _extras(*tiles: tuple[int, ...], precision: str = "ieee") -> LaunchConfig:
 
 # Positions and addresses of scores take registers; windows of a distance table and what is picked out of them take
 # more. fp32 with a table is multiplied without tensor cores: TF32's three terms of every window would not fit.
-_FACTORS = {
+_BIAS = {
     # kind, dtype is fp32, at most this many columns
     ("sm", False, 64): _extras((64, 64, 8, 255), (64, 32, 8, 255), (64, 32, 8, 255), (32, 32, 8, 255)),
     ("sm_86", False, 64): _extras((64, 32, 8, 255), (32, 32, 8, 255), (64, 32, 8, 255), (32, 32, 8, 255)),
@@ -202,8 +202,8 @@ def launch_config(
 
 @functools.cache
 def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_table: bool) -> LaunchConfig:
-    """`launch_config` of calls with a bias or head mask or, has_table, relative positions."""
-    kind, tables = kind_of(architecture), _TABLE if has_table else _FACTORS
+    """`launch_config` of calls with a bias or, has_table, relative positions."""
+    kind, tables = kind_of(architecture), _TABLE if has_table else _BIAS
     is_fp32, columns = dtype == torch.float32, 64 if head_dim <= 64 else 128
     return tables.get((kind, is_fp32, columns)) or tables["gfx" if kind == "gfx" else "sm", is_fp32, columns]
 

@@ -2,16 +2,16 @@
 
     S   = softmax_scale * (q k^T + R) + bias        R: relative positions
     P   = exp(S - lse)                              0 where no key is left
-    out = (P * z * K * m) v                         K keep mask, z = 1 / (1 - p), m head mask
+    out = (P * z * K) v                             K keep mask, z = 1 / (1 - p)
 
     delta = rowsum(dout * out)
-    dS    = P * (z * K * m * dout v^T - delta)
-    dq    = softmax_scale * dS k    dk = softmax_scale * dS^T q    dv = (P * z * K * m)^T dout
+    dS    = P * (z * K * dout v^T - delta)
+    dq    = softmax_scale * dS k    dk = softmax_scale * dS^T q    dv = (P * z * K)^T dout
 
 Two regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once, softmax
-takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias, a head mask or relative
-positions, a program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward
-is two kernels and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
+takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias or relative positions, a
+program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward is two kernels
+and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
 `batch_invariant` every sequence is a long one.
 
 Bytes per head of a sequence with Sq queries and Sk keys, in elements of D and dtype size, caches left out; BM, BN the
@@ -164,7 +164,7 @@ class _Call:
             "num_distances": 0 if table is None else len(table),
             # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
             "HAS_PLAIN": self.config.has_plain and not a.has_extras and a.softmax_scale > 0.0,
-            **_factor("bias", a.bias), **_factor("head_mask", a.head_mask),
+            **_bias_arguments(a.bias),
         }  # fmt: skip
 
     def launch(self, kernel: object, tile: Tile, num_blocks: int, arguments: dict[str, Any]) -> None:
@@ -176,16 +176,16 @@ class _Call:
         kernel_by_names(kernel, tile)((num_programs,), arguments)
 
 
-def _factor(name: str, x: Tensor | None) -> dict[str, Any]:
-    """A tensor broadcast to [B, A, Sq, Sk] as kernels take it: pointer, strides (0 along size 1), and extent.
+def _bias_arguments(bias: Tensor | None) -> dict[str, Any]:
+    """A bias broadcast to [B, A, Sq, Sk] as kernels take it: pointer, strides (0 along size 1), and extent.
 
     extent: elements from the first to past the last, farther than which nothing is read.
     """
-    sizes, strides = ((), (0,) * 4) if x is None else (x.shape, x.stride())
+    sizes, strides = ((), (0,) * 4) if bias is None else (bias.shape, bias.stride())
     strides = tuple(0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=False)) or strides
     extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=False))
-    named = {f"{name}_{dim}_stride": stride for dim, stride in zip(("row", "head", "q", "k"), strides, strict=True)}
-    return {f"{name}_ptr": x, f"{name}_extent": extent, **named}
+    named = {f"bias_{dim}_stride": stride for dim, stride in zip(("row", "head", "q", "k"), strides, strict=True)}
+    return {"bias_ptr": bias, "bias_extent": extent, **named}
 
 
 def _dot_precision(dtype: torch.dtype, of_fp32: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bert_fast.checks import check_dtype, check_same_device, check_shape
 from bert_fast.models.argument_checks import check_beside_hidden, check_flags, check_pruned
-from bert_fast.models.masks import behind, read_head_mask
+from bert_fast.models.masks import read_head_mask
 from bert_fast.models.reading import Tokens, read_cache, read_memory, read_tokens, read_view
 from bert_fast.modules.cache import KeyValueCache
 from bert_fast.modules.call import Call, RowChoice, first_tokens
@@ -123,8 +123,15 @@ class PackedBertModel:
         if self.projection is not None:
             hidden = plain_linear(hidden, self.projection)
         chosen = None if rows is None else rows(row)
-        # What is shown or kept of the last layer is all of it.
-        is_whole = output_hidden_states or output_attentions or cache is not None or call.shows_padded or chosen is None
+        # What is shown, masked or kept of the last layer is all of it.
+        is_whole = (
+            output_hidden_states
+            or output_attentions
+            or call.head_mask is not None
+            or cache is not None
+            or call.shows_padded
+            or chosen is None
+        )
         if memory is not None:
             check_beside_hidden("encoder_hidden_states", memory.states, hidden)
         if isinstance(cache, KeyValueCache) and num_cached:
@@ -164,7 +171,7 @@ class PackedBertModel:
         return any(part.training and getattr(part, "dropout_p", 0.0) for part in parts)
 
     def _head_mask(self, head_mask: Tensor | None, packing: Packing, num_cached: int) -> Tensor | None:
-        """head_mask as `Call` wants it: by layer, original row and position."""
+        """head_mask as `Call` wants it: by layer, padded row and column."""
         if head_mask is None:
             return None
         config = self.config
@@ -173,7 +180,7 @@ class PackedBertModel:
         heads = config.num_attention_heads
         mask = read_head_mask(head_mask, config.num_hidden_layers, batch_size, heads, length, num_cached + length)
         check_same_device("head_mask", head_mask, "the tokens", packing.coords)
-        return behind(mask, num_cached)
+        return mask
 
     def _keeps_cache(self, use_cache: bool | None, packing: Packing) -> bool:
         """Whether the call returns a cache: only a decoder's, and not where its layers run again in backward."""

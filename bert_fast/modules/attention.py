@@ -51,16 +51,17 @@ class _PackedHeads(JoinedProjections):
         arguments: dict[str, Any] = dict(
             cu_seqlens_q=queries.cu_seqlens, max_seqlen_q=queries.max_seqlen, cu_seqlens_k=keys.cu_seqlens,
             max_seqlen_k=keys.max_seqlen, dropout_p=call.dropout_p(self), seed=call.seed, coords_q=queries.coords,
-            coords_k=keys.coords, site=self.site, head_mask=self._head_mask(call), **extras,
+            coords_k=keys.coords, site=self.site, **extras,
         )  # fmt: skip
-        if probabilities is None:
+        if probabilities is None and call.head_mask is None:
             return attention(q, k, v, sequence_order=queries.order, **arguments).flatten(1)
         _, per_sequence = attention_with_probabilities(q, k, v, **arguments)
-        probabilities.append(padded_probabilities(per_sequence, queries, keys, self.num_heads))
-        return weighted_values(probabilities[-1], v, queries, keys).flatten(1)
-
-    def _head_mask(self, call: Call) -> Tensor | None:
-        return None if call.head_mask is None else call.head_mask[self.layer_index]
+        padded = padded_probabilities(per_sequence, queries, keys, self.num_heads)
+        if call.head_mask is not None:
+            padded = padded * call.head_mask[self.layer_index].to(padded.dtype)
+        if probabilities is not None:
+            probabilities.append(padded)
+        return weighted_values(padded, v, queries, keys).flatten(1)
 
 
 class PackedSelfAttention(_PackedHeads):
@@ -76,26 +77,27 @@ class PackedSelfAttention(_PackedHeads):
 
     def forward_packed(self, x: Tensor, *, call: Call) -> Tensor:
         """x [T, H] to the heads' outputs side by side, [T, A * D], or [M, A * D] where the call names rows."""
-        if call.rows is not None or call.keys is not None or call.attentions is not None:
+        is_shown = call.attentions is not None or call.head_mask is not None
+        if is_shown or call.rows is not None or call.keys is not None:
             return self._forward_apart(x, call)
         packing = call.packing
         qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
         if call.cache is not None:
             extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
         table, key_term = self._relative(x.device)
-        if table is None and call.bias is None and call.head_mask is None:
+        if table is None and call.bias is None:
             return attention_of_packed(
                 qkv, packing, causal=call.causal, dropout_p=call.dropout_p(self), seed=call.seed, site=self.site
             ).flatten(1)
         out = attention_qkv(
             qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
             dropout_p=call.dropout_p(self), seed=call.seed, coords=packing.coords, site=self.site, bias=call.bias,
-            head_mask=self._head_mask(call), distance_table=table, key_term=key_term, sequence_order=packing.order,
+            distance_table=table, key_term=key_term, sequence_order=packing.order,
         )  # fmt: skip
         return out.flatten(1)
 
     def _forward_apart(self, x: Tensor, call: Call) -> Tensor:
-        """The same where queries and keys are different tokens, or probabilities are asked for."""
+        """The same where queries and keys are different tokens, or probabilities are asked for or masked."""
         keys = call.packing
         if call.rows is not None:
             q, (k, v) = self._query(call.of_rows(x)), self._key_and_value(x)

@@ -26,7 +26,8 @@ class Call:
     keys: with a cache, the layout of the cached tokens and this call's; None: the tokens themselves.
     causal: a token sees none behind it.
     bias (Tensor [B or 1, A or 1, S or 1, Sk or 1]): added to the scores, by original row and position.
-    head_mask (Tensor [L, B or 1, A, S or 1, Sk or 1]): factors of the probabilities.
+    head_mask (Tensor [L, B or 1, A, S or 1, Sk or 1]): factors of the probabilities, by padded row and column; layers
+        then compute all tokens, with PyTorch's operators.
     memory_packing, memory_bias: the same of what a decoder looks at; the memory [Tm, H] itself is an argument of the
         layers, so that gradient checkpointing sees it.
     cache: keys and values of earlier calls, which layers extend, see `modules/cache.py`.

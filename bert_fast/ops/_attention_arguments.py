@@ -49,7 +49,7 @@ def complete(a: Attention) -> Attention:
             raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
         check_cu_seqlens("cu_seqlens_k", a.cu_seqlens_k, num_sequences + 1, q)
         cu_seqlens_k, max_seqlen_k = a.cu_seqlens_k, as_length("max_seqlen_k", a.max_seqlen_k)
-    check_extras(q, a.bias, a.head_mask, distance_table, a.key_term, a.sequence_order, num_sequences)
+    check_extras(q, a.bias, distance_table, a.key_term, a.sequence_order, num_sequences)
     check_dropout_state(a.dropout_p, a.seed, coords_q, q, a.site, ("coords_q", "q"))
     dropout_p, seed = _effective_dropout(a)
     check_dropout_lengths("max_seqlen_k", max_seqlen_k, dropout_p)
@@ -63,7 +63,7 @@ def complete(a: Attention) -> Attention:
         coords_q, coords_k = None if seed is None else coords_q, None
     return Attention(
         q, k, v, a.cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, _scale(a.softmax_scale, q.shape[2]),
-        dropout_p, seed, coords_q, coords_k, int(a.site), a.causal, a.bias, a.head_mask, distance_table, a.key_term,
+        dropout_p, seed, coords_q, coords_k, int(a.site), a.causal, a.bias, distance_table, a.key_term,
         a.sequence_order,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def complete_qkv(a: AttentionQkv) -> AttentionQkv:
     check_cu_seqlens("cu_seqlens", a.cu_seqlens, "B + 1", qkv, "qkv")
     max_seqlen, coords = as_length("max_seqlen", a.max_seqlen), a.coords
     num_sequences = a.cu_seqlens.shape[0] - 1
-    check_extras(qkv, a.bias, a.head_mask, distance_table, a.key_term, a.sequence_order, num_sequences, "qkv")
+    check_extras(qkv, a.bias, distance_table, a.key_term, a.sequence_order, num_sequences, "qkv")
     check_dropout_state(a.dropout_p, a.seed, coords, qkv, a.site, ("coords", "qkv"))
     dropout_p, seed = _effective_dropout(a)
     check_dropout_lengths("max_seqlen", max_seqlen, dropout_p)
@@ -90,7 +90,7 @@ def complete_qkv(a: AttentionQkv) -> AttentionQkv:
         coords = None
     return AttentionQkv(
         qkv, a.cu_seqlens, max_seqlen, _scale(a.softmax_scale, qkv.shape[3]), dropout_p, seed, coords, int(a.site),
-        a.causal, a.bias, a.head_mask, distance_table, a.key_term, a.sequence_order,
+        a.causal, a.bias, distance_table, a.key_term, a.sequence_order,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def check_registered(a: Attention, suffixes: tuple[str, str] = ("_q", "_k")) -> 
 
     suffixes: how the caller's arguments are called.
     """
-    check_extras(a.q, a.bias, a.head_mask, a.distance_table, a.key_term, a.sequence_order, a.cu_seqlens_q.shape[0] - 1)
+    check_extras(a.q, a.bias, a.distance_table, a.key_term, a.sequence_order, a.cu_seqlens_q.shape[0] - 1)
     check_dropout_lengths(f"max_seqlen{suffixes[1]}", a.max_seqlen_k, a.dropout_p)
     if a.causal or a.has_extras:
         check_given(f"coords{suffixes[0]}", a.coords_q, is_needed=True)

@@ -30,7 +30,7 @@ __all__ = [
     "check_heads",
     "check_lookups",
     "check_num_tokens",
-    "check_padded_extras",
+    "check_padded_bias",
     "check_padded_mask",
     "check_qkv",
 ]
@@ -84,7 +84,6 @@ def check_cu_seqlens(name: str, cu_seqlens: Any, entries: int | str, q: Tensor, 
 def check_extras(
     q: Tensor,
     bias: Tensor | None,
-    head_mask: Tensor | None,
     distance_table: Tensor | None,
     key_term: bool,
     sequence_order: Tensor | None,
@@ -94,19 +93,19 @@ def check_extras(
     """Raises unless what attention is given beside q, k and v fits q [..., A, D] in rank, shape, dtype and device."""
     if type(key_term) is not bool:
         check_flag("key_term", key_term)
-    if bias is None and head_mask is None and distance_table is None and sequence_order is None and not key_term:
+    if bias is None and distance_table is None and sequence_order is None and not key_term:
         return
     num_heads, head_dim = q.shape[-2:]
-    for name, batched in (("bias", bias), ("head_mask", head_mask)):
-        if batched is None:
-            continue
-        check_shape(name, batched, ("B or 1", "A or 1", "Sq or 1", "Sk or 1"))
-        if not batched.is_floating_point():
-            hint = " (0 where a query sees a key, -inf where not)" if name == "bias" else ""
-            raise TypeError(f"{name}: expected a floating-point dtype{hint}, got {_short(batched.dtype)}")
-        check_same_device(name, batched, q_name, q)
-        if batched.shape[1] != 1 and batched.shape[1] != num_heads:
-            raise ValueError(f"{name}: expected 1 or {num_heads} heads in dimension 1, got {list(batched.shape)}")
+    if bias is not None:
+        check_shape("bias", bias, ("B or 1", "A or 1", "Sq or 1", "Sk or 1"))
+        if not bias.is_floating_point():
+            raise TypeError(
+                "bias: expected a floating-point dtype (0 where a query sees a key, -inf where not), "
+                f"got {_short(bias.dtype)}"
+            )
+        check_same_device("bias", bias, q_name, q)
+        if bias.shape[1] != 1 and bias.shape[1] != num_heads:
+            raise ValueError(f"bias: expected 1 or {num_heads} heads in dimension 1, got {list(bias.shape)}")
     if distance_table is not None:
         check_shape("distance_table", distance_table, ("2M - 1", head_dim))
         if distance_table.shape[0] % 2 == 0:
@@ -136,9 +135,7 @@ def check_coords_of_both(coords_q: Tensor | None, coords_k: Tensor | None, q: Te
     """Raises unless there are coords of all tokens of q and k, which causal order and all extras need."""
     if coords_q is None or coords_k is None:
         missing = "coords_q" if coords_q is None else "coords_k"
-        raise ValueError(
-            f"{missing}: expected a Tensor [T, 2] where causal, bias, head_mask or distance_table is given, got None"
-        )
+        raise ValueError(f"{missing}: expected a Tensor [T, 2] where causal, bias or distance_table is given, got None")
     check_coords("coords_q", coords_q, q, "q")
     check_coords("coords_k", coords_k, k, "k")
 
@@ -156,20 +153,18 @@ def check_padded_mask(name: str, mask: Tensor | None, batch_size: int, length: i
     check_host_or_same(name, mask, "q", q)
 
 
-def check_padded_extras(full: tuple[int, int, int, int], first_position: int, **extras: Tensor | None) -> int:
-    """first_position; raises unless it is an int of at least 0 and extras broadcast to full = [B, A, Sq, Sk]."""
+def check_padded_bias(bias: Tensor | None, full: tuple[int, int, int, int], first_position: int) -> int:
+    """first_position; raises unless it is an int of at least 0 and bias broadcasts to full = [B, A, Sq, Sk]."""
     first_position = check_integer("first_position", first_position)
     if first_position < 0:
         raise ValueError(f"first_position: expected at least 0, got {first_position}")
     if first_position + full[2] > MAX_TOKENS:
         raise ValueError(f"first_position: expected positions of at most {MAX_TOKENS}, got {first_position}")
-    for name, extra in extras.items():
-        if extra is None:
-            continue
-        check_tensor(name, extra)
-        sizes = zip(extra.shape, full, strict=False)
-        if extra.dim() != 4 or any(size != 1 and size != whole for size, whole in sizes):
-            raise ValueError(f"{name}: expected a shape broadcastable to {list(full)}, got {list(extra.shape)}")
+    if bias is not None:
+        check_tensor("bias", bias)
+        sizes = zip(bias.shape, full, strict=False)
+        if bias.dim() != 4 or any(size != 1 and size != whole for size, whole in sizes):
+            raise ValueError(f"bias: expected a shape broadcastable to {list(full)}, got {list(bias.shape)}")
     return first_position
 
 
@@ -187,14 +182,12 @@ def check_lookups(a: Attention, suffixes: tuple[str, str] = ("_q", "_k")) -> Non
     largest_k = largest_q
     if coords_k is not coords_q or a.cu_seqlens_k is not a.cu_seqlens_q:
         _, largest_k = _check_names(f"coords{suffixes[1]}", coords_k, a.cu_seqlens_k)
-    for name, batched in (("bias", a.bias), ("head_mask", a.head_mask)):
-        if batched is None:
-            continue
+    if a.bias is not None:
         least = (largest_row + 1, 1, largest_q + 1, largest_k + 1)
-        if any(size != 1 and size < needed for size, needed in zip(batched.shape, least, strict=True)):
+        if any(size != 1 and size < needed for size, needed in zip(a.bias.shape, least, strict=True)):
             wanted = f"[{least[0]} or 1, A or 1, {least[2]} or 1, {least[3]} or 1]"
             raise ValueError(
-                f"{name}: expected at least {wanted} for the rows and positions in coords, got {list(batched.shape)}"
+                f"bias: expected at least {wanted} for the rows and positions in coords, got {list(a.bias.shape)}"
             )
     if a.distance_table is not None:
         farthest, reach = (a.distance_table.shape[0] - 1) // 2, _reach(a, coords_q, coords_k)

@@ -1,4 +1,4 @@
-"""Padding-free attention, with dropout, bias, head mask and relative positions, as one differentiable op.
+"""Padding-free attention, with dropout, bias and relative positions, as one differentiable op.
 
 The arguments of the registered ops are those of every back-end, `reference.attention.Attention`.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from bert_fast.backend import requested
 from bert_fast.checks import check_shape
 from bert_fast.ops._attention_arguments import check_registered, check_values, complete, with_dense_heads
-from bert_fast.ops._attention_checks import check_heads, check_padded_extras, check_padded_mask
+from bert_fast.ops._attention_checks import check_heads, check_padded_bias, check_padded_mask
 from bert_fast.ops._define import define
 from bert_fast.ops.packing import Packing
 from bert_fast.reference import attention as reference
@@ -37,13 +37,12 @@ def attention(
     coords_k: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    head_mask: Tensor | None = None,
     distance_table: Tensor | None = None,
     key_term: bool = False,
     sequence_order: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """out = (dropout(softmax(scale * (q k^T + relative) + bias)) * head_mask) v, every sequence on its own.
+    """out = dropout(softmax(scale * (q k^T + relative) + bias)) v, every sequence on its own.
 
     q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; strides are free, and the
         parts of a fused buffer [T, 3, A, D] are not copied.
@@ -53,12 +52,11 @@ def attention(
     dropout_p, seed (Tensor [1], int64), coords_q, coords_k (Tensor [T, 2], int32), site: as in `ops.dropout`;
         `reference/dropout.py` says which bit belongs to which query and key. A token's coords are its row in the
         original batch and its position there; positions rise within a sequence, with holes where padding stood.
-        Dropout needs coords_q. causal, bias, head_mask and distance_table look tokens up by both; where k belongs to
-        the same sequences as q (no cu_seqlens_k) they default to q's, and these to sequence and index in it.
+        Dropout needs coords_q. causal, bias and distance_table look tokens up by both; where k belongs to the same
+        sequences as q (no cu_seqlens_k) they default to q's, and these to sequence and index in it.
     bias (Tensor [B or 1, A or 1, Sq or 1, Sk or 1], floating, any strides): added to the scaled scores by the row and
         positions of query and key; -inf removes a key from a query. B counts the rows of the original batch, Sq and Sk
         reach beyond the largest positions.
-    head_mask (Tensor, as bias): multiplies the probabilities after dropout.
     distance_table (Tensor [2M - 1, D], dtype of q or fp32): the vectors of relative positions -(M - 1) .. M - 1, which
         queries (relative_key) and, with key_term, keys (relative_key_query) are multiplied with; no tensor of all
         pairs is made for it.
@@ -70,20 +68,20 @@ def attention(
     Raises:
         ValueError, TypeError: shapes, dtypes or devices do not fit; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also
             offsets that do not rise from 0 to T, a sequence longer than its bound, coords that do not rise or that
-            bias, head_mask or distance_table do not reach.
+            bias or distance_table do not reach.
         BackendError: the forced back-end cannot run the call.
 
-    Differentiable once, in q, k, v, bias, head_mask and distance_table. Deterministic; no device sync on a GPU with
+    Differentiable once, in q, k, v, bias and distance_table. Deterministic; no device sync on a GPU with
     Triton. Precision: softmax and every sum in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements),
     and what was given beside them, no probabilities.
-    Autocast: q, k and v are cast to the autocast dtype; bias and head_mask keep theirs, distance_table too in fp32.
+    Autocast: q, k and v are cast to the autocast dtype; bias keeps its own, distance_table too in fp32.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et al. 2022
     (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155) and Huang et al. 2020
     (arXiv:2009.13658), method 4.
     """
     given = Attention(  # what is None is put in by `complete`
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
-        seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, sequence_order,
+        seed, coords_q, coords_k, site, causal, bias, distance_table, key_term, sequence_order,
     )  # fmt: skip
     return _op(*complete(given), requested(backend))[0]
 
@@ -105,11 +103,10 @@ def attention_with_probabilities(
     coords_k: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    head_mask: Tensor | None = None,
     distance_table: Tensor | None = None,
     key_term: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`attention`, and the probabilities that v was multiplied with: after dropout and head_mask.
+    """`attention`, and the probabilities that v was multiplied with: after dropout.
 
     It is for looking at them: the reference itself, sequence by sequence in plain tensor arithmetic, with every
     [A, Sq, Sk] kept for backward and one device sync or more. Not for `torch.compile`: the number of outputs depends on
@@ -119,7 +116,7 @@ def attention_with_probabilities(
     """
     given = Attention(  # what is None is put in by `complete`
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
-        seed, coords_q, coords_k, site, causal, bias, head_mask, distance_table, key_term, None,
+        seed, coords_q, coords_k, site, causal, bias, distance_table, key_term, None,
     )  # fmt: skip
     a = complete(given)
     if q.is_meta:
@@ -146,7 +143,6 @@ def attention_padded(
     seed: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    head_mask: Tensor | None = None,
     distance_table: Tensor | None = None,
     key_term: bool = False,
     backend: str | None = None,
@@ -159,7 +155,7 @@ def attention_padded(
         and hold anything, NaN too. keep_mask_k (Tensor [B, Sk]): the same of the keys; default: keep_mask where
         Sq = Sk, else nothing is padded.
     first_position (int): of the queries' first column among the keys, as in decoding with Sk - Sq cached keys.
-    bias, head_mask (Tensor broadcastable to [B, A, Sq, Sk], floating): by columns, whatever first_position is.
+    bias (Tensor broadcastable to [B, A, Sq, Sk], floating): by columns, whatever first_position is.
     The rest: as in `attention`.
     Returns: out (Tensor [B, Sq, A, D], dtype of q), exactly 0 on padding; gradients of padding are exactly 0.
     Costs one device sync for every mask, and none for one on the CPU, where it may be wherever q is. A batch with
@@ -171,8 +167,7 @@ def attention_padded(
     num_keys = k.shape[1]
     check_padded_mask("keep_mask", keep_mask, batch_size, num_queries, q)
     check_padded_mask("keep_mask_k", keep_mask_k, batch_size, num_keys, q)
-    full = (batch_size, num_heads, num_queries, num_keys)
-    first_position = check_padded_extras(full, first_position, bias=bias, head_mask=head_mask)
+    first_position = check_padded_bias(bias, (batch_size, num_heads, num_queries, num_keys), first_position)
     if keep_mask is not None and keep_mask_k is None and num_queries != num_keys:
         raise ValueError(
             f"keep_mask_k: expected a Tensor [B, Sk] beside keep_mask where Sk ({num_keys}) is not Sq ({num_queries}), "
@@ -186,13 +181,12 @@ def attention_padded(
     coords_q = queries.coords
     if first_position:
         coords_q = torch.stack((coords_q[:, 0], coords_q[:, 1] + first_position), dim=1)
-        bias, head_mask = _shifted(bias, first_position), _shifted(head_mask, first_position)
+        bias = _shifted(bias, first_position)
     out = attention(
         queries.pack(q), keys.pack(k), keys.pack(v), cu_seqlens_q=queries.cu_seqlens, max_seqlen_q=queries.max_seqlen,
         cu_seqlens_k=keys.cu_seqlens, max_seqlen_k=keys.max_seqlen, softmax_scale=softmax_scale, causal=causal,
         dropout_p=dropout_p, seed=seed, coords_q=coords_q, coords_k=keys.coords, site=site, bias=bias,
-        head_mask=head_mask, distance_table=distance_table, key_term=key_term, sequence_order=queries.order,
-        backend=backend,
+        distance_table=distance_table, key_term=key_term, sequence_order=queries.order, backend=backend,
     )  # fmt: skip
     return queries.unpack(out)
 
@@ -201,11 +195,11 @@ def _packing(keep_mask: Tensor | None, batch_size: int, length: int, device: tor
     return Packing.full(batch_size, length, device) if keep_mask is None else Packing.from_keep_mask(keep_mask, device)
 
 
-def _shifted(batched: Tensor | None, first_position: int) -> Tensor | None:
+def _shifted(bias: Tensor | None, first_position: int) -> Tensor | None:
     """[B, A, Sq, Sk] of columns as one of positions; what stands before the first query is never looked up."""
-    if batched is None or batched.shape[2] == 1:
-        return batched
-    return torch.nn.functional.pad(batched, (0, 0, first_position, 0))
+    if bias is None or bias.shape[2] == 1:
+        return bias
+    return torch.nn.functional.pad(bias, (0, 0, first_position, 0))
 
 
 def _forward(module: Any, a: Attention) -> tuple[Tensor, Tensor]:
@@ -218,7 +212,7 @@ _op = define(
     Attention,
     outputs={"out": "x Tq A D", "lse": "s A Tq"},
     backward="dout q k v out lse ...",
-    gradients="q k v bias? head_mask? distance_table?",
+    gradients="q k v bias? distance_table?",
     copies=("cu_seqlens_q", "cu_seqlens_k"),  # a loader may fill its buffer again
     last_dimension="head_dim",
     run=_forward,

@@ -5,15 +5,14 @@ For one sequence and head, with queries Q [Sq, D], keys K and values V [Sk, D]:
     S   = softmax_scale * (Q K^T + R) + bias        R: relative_positions.py; entries that a mask removes are -inf
     lse = log sum exp(S)                            over keys
     P   = exp(S - lse)                              softmax; 0 where no key is left
-    W   = P * Z * m                                 Z = keep * scale, dropout's mask; m, the head mask
+    W   = P * Z                                     Z = keep * scale, dropout's mask
     O   = W V
 
-Backward (Dao et al. 2022, arXiv:2205.14135, appendix B.2, which has no m; delta is unchanged by it):
+Backward (Dao et al. 2022, arXiv:2205.14135, appendix B.2):
 
     dV    = W^T dO
     dW    = dO V^T
-    dm    = P * Z * dW                              summed to the shape of m
-    dP    = dW * Z * m
+    dP    = dW * Z
     delta = rowsum(dO * O) = rowsum(P * dP)
     dS    = P * (dP - delta)
     dbias = dS                                      summed to the shape of bias
@@ -23,7 +22,7 @@ A query that no key is left for attends to nothing: O = 0, lse = -inf, and every
 adds a large negative number to such a row and so averages over the very keys that were masked.)
 
 A token is named by (row, position): its sequence's index in the original batch, its index in that sequence. Causal
-order, biases, head masks and distances are looked up under these names, so padding that was removed changes nothing.
+order, biases and distances are looked up under these names, so padding that was removed changes nothing.
 Dropout names queries alike, but keys by their ordinal in the kept sequence (dropout.py).
 
 Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2. Precision: fp32 throughout (fp64 for fp64 inputs).
@@ -56,7 +55,7 @@ class Attention(NamedTuple):
     dropout_p: float  # probability of dropping
     seed: Annotated[Tensor | None, "int64 1"]  # with site it names the mask; neither is needed without dropout
     # (row, position) of every token; positions rise within a sequence, with holes where padding stood. None counts the
-    # tokens of a sequence from 0; other back-ends want coords_q with dropout, and both with causal, bias, head_mask and
+    # tokens of a sequence from 0; other back-ends want coords_q with dropout, and both with causal, bias and
     # distance_table.
     coords_q: Annotated[Tensor | None, "int32 Tq 2"]
     coords_k: Annotated[Tensor | None, "int32 Tk 2"]
@@ -64,7 +63,6 @@ class Attention(NamedTuple):
     causal: bool  # a query sees the keys up to its own position only
     # Broadcastable to [B, A, Sq, Sk]; B counts the original batch's rows, Sq and Sk reach beyond the largest position.
     bias: Annotated[Tensor | None, "f _ _ _ _"]  # added to the scaled scores; -inf removes a key from a query
-    head_mask: Annotated[Tensor | None, "f _ _ _ _"]  # multiplies the probabilities after dropout
     distance_table: Annotated[Tensor | None, "f _ D"]  # [2M - 1, D], relative positions
     key_term: bool  # keys look at it too (relative_key_query)
     sequence_order: Annotated[Tensor | None, "int32 _"]  # [B], in which sequences are best worked on; changes no result
@@ -72,7 +70,7 @@ class Attention(NamedTuple):
     @property
     def has_extras(self) -> bool:
         """Whether something is looked up under the names of queries and keys."""
-        return self.bias is not None or self.head_mask is not None or self.distance_table is not None
+        return self.bias is not None or self.distance_table is not None
 
 
 class AttentionQkv(NamedTuple):
@@ -88,7 +86,6 @@ class AttentionQkv(NamedTuple):
     site: int
     causal: bool
     bias: Annotated[Tensor | None, "f _ _ _ _"]
-    head_mask: Annotated[Tensor | None, "f _ _ _ _"]
     distance_table: Annotated[Tensor | None, "f _ D"]
     key_term: bool
     sequence_order: Annotated[Tensor | None, "int32 _"]
@@ -96,7 +93,7 @@ class AttentionQkv(NamedTuple):
     @property
     def has_extras(self) -> bool:
         """As of `Attention`."""
-        return self.bias is not None or self.head_mask is not None or self.distance_table is not None
+        return self.bias is not None or self.distance_table is not None
 
     @property
     def of_three(self) -> Attention:
@@ -218,17 +215,8 @@ def _kept(p: Tensor, sequence: _Sequence, a: Attention) -> Tensor | None:
     return keep.to(p.dtype) * dropout_scale(a.dropout_p)
 
 
-def _head_mask(p: Tensor, sequence: _Sequence, a: Attention) -> Tensor | None:
-    """m of one sequence, broadcastable to [A, Sq, Sk], None without a head mask."""
-    if a.head_mask is None or not p.numel():
-        return None
-    return a.head_mask[_index_of(a.head_mask, sequence)].to(p.dtype)
-
-
-def _times(x: Tensor, *factors: Tensor | None) -> Tensor:
-    for factor in factors:
-        x = x if factor is None else x * factor
-    return x
+def _times(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor
 
 
 def _per_head(x: Tensor, tokens: slice) -> Tensor:
@@ -258,7 +246,7 @@ def attention_with_probabilities(a: Attention) -> tuple[Tensor, Tensor, list[Ten
     for sequence in _sequences(a):
         q, k, v = _per_head(a.q, sequence.queries), _per_head(a.k, sequence.keys), _per_head(a.v, sequence.keys)
         p, lse = _softmax(_scores(q, k, sequence, a))
-        w = _times(p, _kept(p, sequence, a), _head_mask(p, sequence, a))
+        w = _times(p, _kept(p, sequence, a))
         outs.append((w @ v).transpose(0, 1))
         lses.append(lse)
         probabilities.append(w.to(a.q.dtype))
@@ -268,7 +256,7 @@ def attention_with_probabilities(a: Attention) -> tuple[Tensor, Tensor, list[Ten
 def attention_bwd(
     a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Gradients of `attention_fwd` through out by name, of q, k, v and, where wanted, bias, head_mask, distance_table.
+    """Gradients of `attention_fwd` through out by name, of q, k, v and, where wanted, bias, distance_table.
 
     P is recomputed from q, k and lse.
     dout, out (Tensors [Tq, A, D]); lse (Tensor [A, Tq]).
@@ -279,7 +267,7 @@ def attention_bwd(
     work = wide_dtype(a.q.dtype)
     made = {
         name: torch.zeros(x.shape, dtype=work, device=x.device)
-        for name in ("q", "k", "v", "bias", "head_mask", "distance_table")
+        for name in ("q", "k", "v", "bias", "distance_table")
         if (x := getattr(a, name)) is not None and (name in "qkv" or name in wants)
     }
     for sequence in _sequences(a):
@@ -288,13 +276,10 @@ def attention_bwd(
         scores = _scores(q, k, sequence, a)
         lse_ = lse[:, sequence.queries, None].to(work)
         p = torch.exp(scores - lse_.masked_fill(lse_ == -torch.inf, 0.0))  # exp(-inf) = 0 where no key is left
-        z, m = _kept(p, sequence, a), _head_mask(p, sequence, a)
+        z = _kept(p, sequence, a)
 
-        made["v"][sequence.keys] = (_times(p, z, m).transpose(1, 2) @ dout_).transpose(0, 1)
-        dw = dout_ @ v.transpose(1, 2)
-        if "head_mask" in made:
-            _add_block(made["head_mask"], sequence, _times(p, z) * dw)
-        dp = _times(dw, z, m)
+        made["v"][sequence.keys] = (_times(p, z).transpose(1, 2) @ dout_).transpose(0, 1)
+        dp = _times(dout_ @ v.transpose(1, 2), z)
         delta = (dout_ * out_).sum(-1, keepdim=True)
         ds = p * (dp - delta)
         if "bias" in made:

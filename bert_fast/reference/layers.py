@@ -105,15 +105,22 @@ class SelfAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, keys: Packing, bias: Tensor | None, causal: bool,
         head_mask: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-        """Context [T, H] and the probabilities of every sequence."""
+        """Context [T, H] and the probabilities of every sequence; head_mask: [B or 1, A, Sq or 1, Sk or 1], or None."""
         table = None if self.position_embedding_type == "absolute" else self.distance_embedding.weight
         tokens, dropout_p = call.tokens, 0.0 if call.seed is None else self.dropout_p
         arguments = attention.Attention(
             q, k, v, tokens.cu_seqlens, keys.cu_seqlens, tokens.keep.shape[1], keys.keep.shape[1], self.head_dim**-0.5,
-            dropout_p, call.seed, tokens.coords, keys.coords, self.site, causal, bias, head_mask, table,
+            dropout_p, call.seed, tokens.coords, keys.coords, self.site, causal, bias, table,
             self.position_embedding_type == "relative_key_query", None,
         )  # fmt: skip
         out, _, probabilities = attention.attention_with_probabilities(arguments)
+        if head_mask is not None and probabilities:
+            factors = head_mask.to(out.dtype).expand(*head_mask.shape[:2], tokens.keep.shape[1], keys.keep.shape[1])
+            of_rows = zip(factors.expand(len(probabilities), -1, -1, -1), tokens.keep, keys.keep, strict=True)
+            of_pairs = [of_row[:, keep_q][:, :, keep_k] for of_row, keep_q, keep_k in of_rows]
+            probabilities = [w * factor for w, factor in zip(probabilities, of_pairs, strict=True)]
+            values = v.split(keys.cu_seqlens.diff().tolist())
+            out = torch.cat([torch.einsum("aqk,kad->qad", *pair) for pair in zip(probabilities, values, strict=True)])
         return out.flatten(1), probabilities
 
 

@@ -24,7 +24,7 @@ class AttentionCase:
     lengths (of queries), lengths_k (None: those of queries): one a sequence. holes: positions skip some columns, as
     where padding stood inside. cached: queries stand at the last positions of their keys, as in decoding. order:
     sequence i stands in row `order[i]` of the original batch, None: in row i. softmax_scale: None for 1 / sqrt(D).
-    bias, head_mask: None, or the letters of the dimensions that are not 1, out of "BAQK". removes: bias holds -inf for
+    bias: None, or the letters of the dimensions that are not 1, out of "BAQK". removes: bias holds -inf for
     some pairs, and for all keys of some queries. relative: "absolute", "relative_key" or "relative_key_query".
     """
 
@@ -36,7 +36,6 @@ class AttentionCase:
     causal: bool = False
     bias: str | None = None
     removes: bool = False
-    head_mask: str | None = None
     relative: str = "absolute"
     holes: bool = False
     cached: bool = False
@@ -95,9 +94,8 @@ class AttentionCase:
         if num_k:
             sizes[2] = int(coords_k[:, 1].max()) + 1
         full = dict(zip("BAQK", (sizes[0], self.num_heads, *sizes[1:]), strict=True))
-        for name, letters in (("bias", self.bias), ("head_mask", self.head_mask)):
-            if letters is not None:
-                tensors[name] = normal(*(full[letter] if letter in letters else 1 for letter in "BAQK"))
+        if self.bias is not None:
+            tensors["bias"] = normal(*(full[letter] if letter in self.bias else 1 for letter in "BAQK"))
         if self.removes:
             shape = tensors["bias"].shape
             gone = torch.rand(shape, generator=generator) < 0.3
@@ -152,8 +150,6 @@ class AttentionCase:
             if self.dropout_p:
                 keep = attention_keep_mask(SEED, SITE, names, len(places), self.num_heads, self.dropout_p)
                 probabilities = probabilities * keep * dropout_scale(self.dropout_p)
-            if "head_mask" in leaves and len(names):
-                probabilities = probabilities * _block(leaves["head_mask"], names.long(), places)
             outs.append((probabilities @ leaves["v"][of_k].transpose(0, 1)).transpose(0, 1))
         out = torch.cat(outs)
         return {"out": out.detach(), **_gradients(out, leaves, dout)}
@@ -186,10 +182,10 @@ def _leaves(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.requires_grad_() for name, t in inputs.items() if name != "dout"}
 
 
-def _block(batched: Tensor, names: Tensor, places: Tensor) -> Tensor:
+def _block(bias: Tensor, names: Tensor, places: Tensor) -> Tensor:
     """[A or 1, Sq or 1, Sk or 1] of one sequence."""
-    rows, _, queries, keys = batched.shape
-    block = batched[names[0, 0] if rows > 1 else 0]
+    rows, _, queries, keys = bias.shape
+    block = bias[names[0, 0] if rows > 1 else 0]
     block = block[:, names[:, 1]] if queries > 1 else block
     return block[:, :, places] if keys > 1 else block
 

@@ -115,7 +115,7 @@ def test_attention_with_extras(relative: str) -> None:
     case = attention_extras.with_extras((5, 0, 9), 2, 8, torch.float32, relative, 0.1)
     checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green", checked["error"]
-    names = ["out", "dq", "dk", "dv", "dbias", "dhead_mask", "ddistance_table"]
+    names = ["out", "dq", "dk", "dv", "dbias", "ddistance_table"]
     assert [one["output"] for one in checked["outputs"]] == names
 
 

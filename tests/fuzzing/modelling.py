@@ -240,7 +240,7 @@ def run_fused(case: Case) -> None:
     name, variant = case.rng.choice(_FUSED), case.rng.randrange(3)
     stock, fused = _pair(name, variant)
     arguments = _arguments(case, stock, name, 0)
-    for argument in ("cu_seqlens", "max_seqlen", "dropout_seed", "head_mask"):
+    for argument in ("cu_seqlens", "max_seqlen", "dropout_seed"):
         arguments.pop(argument, None)
     ids = arguments.get("input_ids", arguments.get("inputs_embeds"))
     if isinstance(ids, Tensor) and ids.dim() == (1 if "input_ids" in arguments else 2):

@@ -163,18 +163,12 @@ def _embedding(d: Tensors) -> Arguments:
 
 
 def _extras(d: Tensors, heads: int, dim: int, lengths: list[int], longest: int) -> Arguments:
-    """causal, bias, head_mask, relative positions; they reach as far as coords may."""
+    """causal, bias, relative positions; they reach as far as coords may."""
     extras: Arguments = {"causal": d.case.chance(0.3), "softmax_scale": d.rng.choice((None, 0.3, 1.0, 0.0))}
     reach = 2 * longest + 4
-
-    def broadcast() -> Tensor:
-        full = (len(lengths), heads, reach, reach)
-        return d.normal(*(size if d.case.chance(0.6) else 1 for size in full))
-
     if d.case.chance(0.25):
-        extras["bias"] = broadcast()
-    if d.case.chance(0.2):
-        extras["head_mask"] = broadcast()
+        full = (len(lengths), heads, reach, reach)
+        extras["bias"] = d.normal(*(size if d.case.chance(0.6) else 1 for size in full))
     if d.case.chance(0.2):
         extras |= {"distance_table": d.normal(2 * reach - 1, dim), "key_term": d.case.chance(0.5)}
     return extras
@@ -235,10 +229,9 @@ def _attention_padded(d: Tensors) -> Arguments:
         if num_keys != num_queries and arguments["keep_mask_k"] is None:
             arguments["keep_mask_k"] = d.integers(2, batch, num_keys)
     extras = _extras(d, heads, dim, [1] * batch, num_keys)
-    full = (batch, heads, num_queries, num_keys)
-    for name in ("bias", "head_mask"):
-        if name in extras:
-            extras[name] = d.normal(*(size if d.case.chance(0.6) else 1 for size in full))
+    if "bias" in extras:
+        full = (batch, heads, num_queries, num_keys)
+        extras["bias"] = d.normal(*(size if d.case.chance(0.6) else 1 for size in full))
     if d.case.chance(0.4):
         extras |= {"dropout_p": 0.2, "seed": d.seed(), "site": d.rng.randrange(100)}
     return arguments | extras

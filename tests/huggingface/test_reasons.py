@@ -141,6 +141,14 @@ def test_reasons_in_calls(make, batch, reason) -> None:
     _equal(model, untouched, inputs)
 
 
+def test_head_masks_are_dropped_as_transformers_drops_them(make, batch) -> None:
+    model, untouched = make(), make()
+    untouched.load_state_dict(model.state_dict())
+    inputs = {**batch, "head_mask": torch.zeros(model.config.num_attention_heads)}
+    assert why_not(fuse(model), **inputs) == []
+    _equal(model, untouched, inputs)
+
+
 def test_reasons_in_the_configuration(make, batch) -> None:
     decoder = fuse(make(is_decoder=True))
     assert why_not(decoder, **batch) == ["use_cache: a cache is asked for"]

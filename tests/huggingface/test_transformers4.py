@@ -26,4 +26,5 @@ def test_everything_that_version_4_is_asked(tmp_path: Path) -> None:
     failed = {name: message for name, message in results.items() if message not in ("packed", "slow")}
     assert not failed, "\n\n".join(f"{name}\n{message}" for name, message in failed.items())
     slow = {name for name, path in results.items() if path == "slow"}
+    assert {name for name in results if "head mask" in name} <= slow
     assert len(results) - len(slow) > 15, f"few calls are packed: {slow}"

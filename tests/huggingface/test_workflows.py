@@ -238,6 +238,20 @@ def test_attention_implementation_refuses_what_it_lacks() -> None:
     assert torch.equal(grouped, spread)
 
 
+def test_attention_implementation_takes_a_factor_of_each_head() -> None:
+    from bert_fast.huggingface.attention import attend
+
+    q, factors = torch.randn(2, 4, 3, 8), torch.randn(4)
+    mask = torch.ones(2, 3)
+    mask[1, 2] = 0
+    plain, _ = attend(nn.Module(), q, q, q, mask)
+    for given in (factors, factors.view(1, 4, 1, 1)):  # as BART and as ViT of transformers 4 hand it on
+        masked, _ = attend(nn.Module(), q, q, q, mask, head_mask=given)
+        torch.testing.assert_close(masked, plain * factors[:, None])
+    with pytest.raises(ValueError, match=r"head_mask: expected 4 factors, one a head, got shape \[3\]"):
+        attend(nn.Module(), q, q, q, mask, head_mask=factors[:3])
+
+
 def test_states_and_optimizers_carry_over(make, batch) -> None:
     """Fusing within a training run: parameters are the same objects, so an optimizer goes on."""
     models = make(), make()

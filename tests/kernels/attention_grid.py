@@ -28,7 +28,7 @@ __all__ = [
 
 OP = "attention"
 TOLERANCES = "triton_attention"
-EXTRAS = ("bias", "head_mask", "distance_table")
+EXTRAS = ("bias", "distance_table")
 
 
 def arguments_of(case: AttentionCase, inputs: dict[str, Tensor]) -> Attention:

@@ -1,6 +1,6 @@
 """The Triton kernels of attention, in the interpreter, against the fp64 reference: packed, causal, with dropout.
 
-Bias, head mask and relative positions: test_attention_extras.py.
+Bias and relative positions: test_attention_extras.py.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Bias, head mask and relative positions in the Triton kernels of attention, in the interpreter: forward, gradients."""
+"""Bias and relative positions in the Triton kernels of attention, in the interpreter: forward, gradients."""
 
 import itertools
 from typing import Any
@@ -30,31 +30,29 @@ def kernels():  # type: ignore[no-untyped-def]
     return attention
 
 
-# Bias and head mask
+# Bias
 
 
-@pytest.mark.parametrize("forms", list(zip(FORMS, FORMS[5:] + FORMS[:5], strict=True)), ids="-".join)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_broadcast_forms(kernels, forms: tuple[str, str], dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    """All forms of both, in rows that are not in the order of the sequences."""
-    bias, head_mask = forms
-    order = (2, 0, 1)
-    case = AttentionCase((3, 0, 6), head_dim=16, dropout_p=0.1, holes=True, order=order, bias=bias, head_mask=head_mask)
+def test_broadcast_forms(kernels, form: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """All forms, in rows that are not in the order of the sequences."""
+    case = AttentionCase((3, 0, 6), head_dim=16, dropout_p=0.1, holes=True, order=(2, 0, 1), bias=form)
     check(kernels, case, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths_k", [None, (40, 3, 66)])
-def test_both_over_several_tiles(kernels, dtype: torch.dtype, lengths_k: tuple[int, ...] | None) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, AttentionCase((70, 5, 33), lengths_k, head_dim=16, bias="AQK", head_mask="BQ"), dtype)
+def test_over_several_tiles(kernels, dtype: torch.dtype, lengths_k: tuple[int, ...] | None) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, AttentionCase((70, 5, 33), lengths_k, head_dim=16, bias="AQK"), dtype)
 
 
 @pytest.mark.parametrize("form", ["BAQK", "QK", "BQ", "K"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bias_that_removes_keys(kernels, form: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     """Some keys of a query, and all keys of some queries."""
-    case = AttentionCase((9, 35), head_dim=16, bias=form, removes=True, head_mask="A", dropout_p=0.1)
+    case = AttentionCase((9, 35), head_dim=16, bias=form, removes=True, dropout_p=0.1)
     bias = case.inputs(dtype)["bias"]
     assert (bias == -torch.inf).any() and ("Q" not in form or (bias == -torch.inf).all(-1).any())
     results = check(kernels, case, dtype)
@@ -64,7 +62,7 @@ def test_bias_that_removes_keys(kernels, form: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("features", pairwise(
     lengths=[((7, 0, 35), None), ((33, 4, 0), (5, 40, 3)), ((2, 34), (34, 2))],
     dtype=DTYPES, dropout_p=[0.0, 0.1, 1.0], causal=[False, True], holes=[False, True], cached=[False, True],
-    bias=[None, "BAQK", "K"], head_mask=[None, "A", "BAQK"], relative=["absolute", *RELATIVE], head_dim=[16, 24],
+    bias=[None, "BAQK", "K"], relative=["absolute", *RELATIVE], head_dim=[16, 24],
 ), ids=lambda features: "-".join(str(value).replace(" ", "") for value in features.values()))  # fmt: skip
 def test_pairs_of_features(kernels, features: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
     others = {name: value for name, value in features.items() if name not in ("lengths", "dtype")}
@@ -73,72 +71,68 @@ def test_pairs_of_features(kernels, features: dict[str, Any]) -> None:  # type: 
 
 def test_rows_of_two_sequences(kernels) -> None:  # type: ignore[no-untyped-def]
     """Two documents that share a row add to the same gradient."""
-    case = AttentionCase((5, 33, 4), head_dim=16, bias="BAQK", head_mask="BQ", order=(1, 0, 1), dropout_p=0.1)
+    case = AttentionCase((5, 33, 4), head_dim=16, bias="BAQK", order=(1, 0, 1), dropout_p=0.1)
     check(kernels, case, torch.float32)
 
 
 @pytest.mark.slow
 def test_many_sequences(kernels) -> None:  # type: ignore[no-untyped-def]
     """More than are looked through at once."""
-    case = AttentionCase((1,) * 131 + (2, 0, 3), num_heads=1, head_dim=16, bias="QK", head_mask="BK")
+    case = AttentionCase((1,) * 131 + (2, 0, 3), num_heads=1, head_dim=16, bias="BQK")
     check(kernels, case, torch.float32)
 
 
 @pytest.mark.parametrize("offset", [1, 100])
 def test_positions_far_from_zero(kernels, offset: int) -> None:  # type: ignore[no-untyped-def]
     """As padding on the left makes them; the bias reaches farther than any token."""
-    case = AttentionCase((5, 36), head_dim=16, bias="QK", head_mask="K", relative="relative_key", causal=True)
+    case = AttentionCase((5, 36), head_dim=16, bias="QK", relative="relative_key", causal=True)
     inputs = case.inputs(torch.float32)
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
     size, reach = 36, slice(offset, offset + 36)
-    moved = {
-        "bias": torch.nn.functional.pad(inputs["bias"], (offset, 40, offset, 40), value=5.0),
-        "head_mask": torch.nn.functional.pad(inputs["head_mask"], (offset, 40), value=5.0),
-    }
-    a = arguments_of(case, inputs | moved)
+    moved = torch.nn.functional.pad(inputs["bias"], (offset, 40, offset, 40), value=5.0)
+    a = arguments_of(case, inputs | {"bias": moved})
     coords = a.coords_q + torch.tensor([0, offset]).int()
     results = run(kernels, a._replace(coords_q=coords, coords_k=coords), inputs["dout"])
     for name in ("out", "lse", "dq", "dk", "dv", "ddistance_table"):
         torch.testing.assert_close(results[name], expected[name])
     assert expected["dbias"].shape[2:] == (size, size)
     torch.testing.assert_close(results["dbias"][:, :, reach, reach], expected["dbias"])
-    torch.testing.assert_close(results["dhead_mask"][..., reach], expected["dhead_mask"])
-    for name in moved:
-        outside = results[f"d{name}"].clone()
-        outside[..., reach] = 0.0
-        assert not outside.any(), f"d{name} is 0 where no token stands"
+    outside = results["dbias"].clone()
+    outside[..., reach] = 0.0
+    assert not outside.any(), "dbias is 0 where no token stands"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layouts(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    """Transposed and expanded factors, heads that stand first: the same bits."""
-    case = AttentionCase((7, 34), head_dim=16, bias="BAQK", head_mask="AK", dropout_p=0.1)
+    """Transposed and expanded biases, heads that stand first: the same bits."""
+    case = AttentionCase((7, 34), head_dim=16, bias="BAQK", dropout_p=0.1)
     inputs = case.inputs(dtype)
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
-    relaid = heads_first(inputs) | {
-        "bias": inputs["bias"].permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
-        "head_mask": inputs["head_mask"].repeat_interleave(2, dim=3)[..., ::2],
-    }
-    results = run(kernels, arguments_of(case, relaid), relaid["dout"])
-    assert all(torch.equal(results[name], expected[name]) for name in expected)
+    bias = inputs["bias"]
+    for moved in (
+        bias.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
+        bias.repeat_interleave(2, dim=3)[..., ::2],
+    ):
+        relaid = heads_first(inputs) | {"bias": moved}
+        results = run(kernels, arguments_of(case, relaid), relaid["dout"])
+        assert all(torch.equal(results[name], expected[name]) for name in expected)
     expanded = inputs | {"bias": inputs["bias"][:1, :, :1].expand_as(inputs["bias"])}
     check(kernels, case, dtype, expanded)
 
 
 @pytest.mark.parametrize("missing", ["queries", "keys", "rows"])
 def test_nothing_is_read_past_the_end(kernels, missing: str) -> None:  # type: ignore[no-untyped-def]
-    """Factors that do not reach all tokens, which no one checks on a GPU: foreign memory (here NaN) must not count."""
-    case = AttentionCase((9, 12), head_dim=16, bias="BAQK", head_mask="BAQK", relative="relative_key_query")
+    """A bias that does not reach all tokens, which no one checks on a GPU: foreign memory (here NaN) must not count."""
+    case = AttentionCase((9, 12), head_dim=16, bias="BAQK", relative="relative_key_query")
     inputs = case.inputs(torch.float32)
     rows, heads, queries, keys = inputs["bias"].shape
     shape = {"queries": (rows, heads, 3, keys), "keys": (rows, heads, queries, 3), "rows": (1, heads, queries, keys)}
-    for name in ("bias", "head_mask"):
-        size = torch.Size(shape[missing]).numel()
-        memory = torch.full((rows * heads * queries * keys * 8,), torch.nan)
-        memory[:size] = 1.0
-        strides = torch.empty(shape[missing]).stride()
-        # A size of 1 would be broadcast: stride and size as if there were a second row.
-        inputs[name] = memory[:size].as_strided(shape[missing], strides)
+    size = torch.Size(shape[missing]).numel()
+    memory = torch.full((rows * heads * queries * keys * 8,), torch.nan)
+    memory[:size] = 1.0
+    strides = torch.empty(shape[missing]).stride()
+    # A size of 1 would be broadcast: stride and size as if there were a second row.
+    inputs["bias"] = memory[:size].as_strided(shape[missing], strides)
     inputs["distance_table"] = torch.full((400, 16), torch.nan)[100:111].fill_(1.0)
     results = run(kernels, arguments_of(case, inputs), inputs["dout"])
     assert all(torch.isfinite(result).all() for result in results.values())
@@ -193,7 +187,7 @@ def test_table_in_fp32_beside_fp16(kernels, relative: str) -> None:  # type: ign
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_runs_repeat_and_the_order_of_sequences_changes_no_bit(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase((7, 33, 0, 5), head_dim=16, bias="AQK", head_mask="A", relative=RELATIVE[1], dropout_p=0.1)
+    case = AttentionCase((7, 33, 0, 5), head_dim=16, bias="AQK", relative=RELATIVE[1], dropout_p=0.1)
     inputs = case.inputs(dtype)
     a = arguments_of(case, inputs)
     first = run(kernels, a, inputs["dout"])
@@ -204,13 +198,13 @@ def test_runs_repeat_and_the_order_of_sequences_changes_no_bit(kernels, dtype: t
 
 @pytest.mark.parametrize("lengths", [((), None), ((0, 0), None), ((3, 2), (0, 0)), ((0, 0), (3, 2))], ids=str)
 def test_nothing_to_attend_to_or_with(kernels, lengths: Any) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase(*lengths, head_dim=16, bias="A", head_mask="A", relative="relative_key_query", dropout_p=0.1)
+    case = AttentionCase(*lengths, head_dim=16, bias="A", relative="relative_key_query", dropout_p=0.1)
     results = check(kernels, case, torch.float32)
     assert not any(t.any() for name, t in results.items() if name != "lse")
 
 
 def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase((5,), head_dim=16, bias="A", head_mask="A", relative="relative_key")
+    case = AttentionCase((5,), head_dim=16, bias="A", relative="relative_key")
     inputs = case.inputs(torch.float32)
     a = arguments_of(case, inputs)
     out, lse = kernels.attention_fwd(a)
@@ -219,19 +213,19 @@ def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-un
         assert made.keys() == {"q", "k", "v", wanted}
 
 
-def test_factors_are_read_once_a_pass(kernels) -> None:  # type: ignore[no-untyped-def]
-    """Forward, dq, and dk with dv: each reads every pair's bias and factor once, and writes nothing of their size."""
-    case = AttentionCase((40,), num_heads=2, head_dim=16, bias="BAQK", head_mask="BAQK")
+def test_a_bias_is_read_once_a_pass(kernels) -> None:  # type: ignore[no-untyped-def]
+    """Forward, dq, and dk with dv: each reads every pair's bias once, and writes nothing of its size."""
+    case = AttentionCase((40,), num_heads=2, head_dim=16, bias="BAQK")
     inputs = case.inputs(torch.float16)
     a = arguments_of(case, inputs)
     # One row of the batch would be broadcast all the same; its other dimensions are full.
-    assert inputs["bias"].shape == inputs["head_mask"].shape == (1, 2, 40, 40)
+    assert inputs["bias"].shape == (1, 2, 40, 40)
     with traffic() as forward:
         out, lse = kernels.attention_fwd(a)
     with traffic() as backward:
         kernels.attention_bwd(a, inputs["dout"], out, lse, set())
-    for factor in (*inputs["bias"][0], *inputs["head_mask"][0]):
+    for bias in inputs["bias"][0]:
         # In forward, queries past the end of a tile read the first one's, from the cache.
-        assert forward.times_loaded(factor[1:]) == {1} and backward.times_loaded(factor) == {2}
+        assert forward.times_loaded(bias[1:]) == {1} and backward.times_loaded(bias) == {2}
     assert forward.stored_bytes == out.nbytes + lse.nbytes
     assert backward.stored_bytes == 3 * out.nbytes + lse.nbytes  # and delta

@@ -81,17 +81,17 @@ def test_other_keys(kernels, lengths, lengths_k, cached, causal, dtype):
 EXTRAS = {
     "padding mask": dict(bias="BK", removes=True),
     "mask of all pairs": dict(bias="BQK", removes=True, causal=True),
-    "bias of every head": dict(bias="AQK", head_mask="A"),
-    "everything full": dict(bias="BAQK", head_mask="BAQK", relative="relative_key_query", holes=True),
+    "bias of every head": dict(bias="AQK"),
+    "everything full": dict(bias="BAQK", relative="relative_key_query", holes=True),
     "relative_key": dict(relative="relative_key"),
-    "relative_key_query": dict(relative="relative_key_query", causal=True, head_mask="A"),
+    "relative_key_query": dict(relative="relative_key_query", causal=True),
 }
 
 
 @pytest.mark.parametrize("extras", EXTRAS.values(), ids=EXTRAS)
 @pytest.mark.parametrize("lengths_k", [None, (33, 5, 90, 300)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_biases_head_masks_and_relative_positions(kernels, extras, lengths_k, dtype):
+def test_biases_and_relative_positions(kernels, extras, lengths_k, dtype):
     compare(kernels, AttentionCase((130, 0, 64, 270), lengths_k, 4, 64, dropout_p=0.1, **extras), dtype)
 
 
@@ -116,7 +116,7 @@ def test_both_regimes_agree(kernels, monkeypatch, length, dropout_p, dtype):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_runs_repeat_bit_for_bit(kernels, lengths, causal, dtype):
-    extras = dict(bias="AQK", head_mask="A", relative="relative_key_query") if max(lengths) == 512 else {}
+    extras = dict(bias="AQK", relative="relative_key_query") if max(lengths) == 512 else {}
     case = AttentionCase(lengths, None, 12, 64, dropout_p=0.1, causal=causal, **extras)
     a, dout = on_gpu(case, dtype)
     first = run(kernels, a, dout)

@@ -71,9 +71,7 @@ def inputs(lengths: list[int], heads: int = 3, head_dim: int = 8) -> tuple[list[
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_gradcheck_in_fp64_through_the_registered_op(backend: str) -> None:
-    case = AttentionCase(
-        (3, 0, 2), head_dim=3, bias="BQK", head_mask="A", relative="relative_key_query", holes=True, dropout_p=0.3
-    )
+    case = AttentionCase((3, 0, 2), head_dim=3, bias="BQK", relative="relative_key_query", holes=True, dropout_p=0.3)
     leaves = {name: t.requires_grad_() for name, t in case.inputs(torch.float64).items() if name != "dout"}
 
     def function(*tensors: Tensor) -> Tensor:
@@ -121,7 +119,7 @@ def test_masks_follow_original_positions_when_padding_stands_inside() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_p_one_drops_everything(backend: str) -> None:
-    case = AttentionCase((4,), dropout_p=1.0, head_mask="A", bias="BAQK", relative="relative_key")
+    case = AttentionCase((4,), dropout_p=1.0, bias="BAQK", relative="relative_key")
     for name, tensor in case.run(backend, torch.float32).items():
         assert not tensor.any(), name
 
@@ -188,7 +186,7 @@ def test_parts_of_a_fused_buffer_are_not_copied(monkeypatch: pytest.MonkeyPatch)
 def test_runs_repeat_bit_for_bit() -> None:
     for case in (
         AttentionCase((33, 12), dropout_p=0.1),
-        AttentionCase((33, 12), dropout_p=0.1, bias="A", relative="relative_key_query", head_mask="A"),
+        AttentionCase((33, 12), dropout_p=0.1, bias="A", relative="relative_key_query"),
     ):
         first, second = (case.run("torch", torch.float32) for _ in range(2))
         assert all(torch.equal(first[name], second[name]) for name in first)
@@ -227,9 +225,9 @@ class _Calls(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "head_mask", "distance_table"])
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "distance_table"])
 def test_only_wanted_gradients_are_made(wanted: str) -> None:
-    case = AttentionCase((3, 4), bias="K", head_mask="A", relative="relative_key")
+    case = AttentionCase((3, 4), bias="K", relative="relative_key")
     given = {name: t for name, t in case.inputs(torch.float32).items() if name != "dout"}
     given[wanted].requires_grad_()
     with _Calls() as calls:
@@ -239,7 +237,7 @@ def test_only_wanted_gradients_are_made(wanted: str) -> None:
     assert [name for name, t in given.items() if t.grad is not None] == [wanted]
     torch.testing.assert_close(given[wanted].grad.shape, given[wanted].shape)
     (made,) = calls.results
-    for name, gradient in zip(("bias", "head_mask", "distance_table"), made[3:], strict=True):
+    for name, gradient in zip(("bias", "distance_table"), made[3:], strict=True):
         assert gradient.numel() == (given[name].numel() if name == wanted else 0)
 
 
@@ -254,8 +252,8 @@ def test_no_gradients_without_leaves_and_none_of_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
-    """q, k and v are cast; bias, head_mask and an fp32 table keep their dtypes, and so do gradients."""
-    case = AttentionCase((5, 3), bias="BAQK", head_mask="A", relative="relative_key_query", causal=True)
+    """q, k and v are cast; bias and an fp32 table keep their dtypes, and so do gradients."""
+    case = AttentionCase((5, 3), bias="BAQK", relative="relative_key_query", causal=True)
     leaves = {name: t.requires_grad_() for name, t in case.inputs(torch.float32).items() if name != "dout"}
     arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=5, causal=True, key_term=True)
     with torch.autocast("cpu", dtype):

@@ -1,4 +1,4 @@
-"""Attention with bias, head mask and relative positions: every combination, on every back-end that has no GPU."""
+"""Attention with bias and relative positions: every combination, on every back-end that has no GPU."""
 
 import itertools
 from typing import Any
@@ -20,9 +20,9 @@ LAYOUTS = [
     dict(lengths=(5, 2, 0, 7), lengths_k=(3, 0, 4, 9), holes=True),
 ]
 COMBINATIONS = [
-    dict(bias=bias, head_mask=head_mask, relative=relative, causal=causal)
-    for bias, head_mask, relative, causal in itertools.product(
-        (None, "BAQK"), (None, "A"), ("absolute", "relative_key", "relative_key_query"), (False, True)
+    dict(bias=bias, relative=relative, causal=causal)
+    for bias, relative, causal in itertools.product(
+        (None, "BAQK"), ("absolute", "relative_key", "relative_key_query"), (False, True)
     )
 ]
 
@@ -53,8 +53,7 @@ def test_combinations(features: dict, dropout_p: float, backend: str, dtype: tor
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_broadcast_shapes(letters: str, backend: str) -> None:
     for layout in LAYOUTS:
-        check(AttentionCase(**layout, bias=letters, head_mask="BAQK", dropout_p=0.1), backend, torch.float32)
-        check(AttentionCase(**layout, bias="K", head_mask=letters, dropout_p=0.1), backend, torch.float32)
+        check(AttentionCase(**layout, bias=letters, dropout_p=0.1), backend, torch.float32)
 
 
 @pytest.mark.parametrize("letters", ["K", "BK", "QK", "BAQK"])
@@ -69,22 +68,20 @@ def test_removed_keys_and_queries(letters: str, causal: bool, backend: str) -> N
         assert removed.any() and not case.run(backend, torch.float32)["dbias"][removed].any()
 
 
-def test_any_strides_and_dtypes_of_bias_and_head_mask() -> None:
-    case = AttentionCase((5, 7), bias="BAQK", head_mask="BAQK")
+def test_any_strides_and_dtypes_of_bias() -> None:
+    case = AttentionCase((5, 7), bias="BAQK")
     given = case.inputs(torch.float32)
     given.pop("dout")
     arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=7)
     for backend in ("torch", "reference"):
         expected = ops.attention(**given, **arguments, backend=backend)
-        moved = {
-            name: given[name].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0) for name in ("bias", "head_mask")
-        }
-        assert torch.equal(ops.attention(**given | moved, **arguments, backend=backend), expected)
-        double = {name: given[name].double().requires_grad_() for name in ("bias", "head_mask")}
-        out = ops.attention(**given | double, **arguments, backend=backend)
+        moved = given["bias"].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+        assert torch.equal(ops.attention(**given | {"bias": moved}, **arguments, backend=backend), expected)
+        double = given["bias"].double().requires_grad_()
+        out = ops.attention(**given | {"bias": double}, **arguments, backend=backend)
         torch.testing.assert_close(out, expected)
         out.sum().backward()
-        assert {t.grad.dtype for t in double.values()} == {torch.float64}
+        assert double.grad is not None and double.grad.dtype == torch.float64
         shared = given["bias"][:1].expand(2, -1, -1, -1)
         assert torch.equal(
             ops.attention(**given | {"bias": shared}, **arguments, backend=backend),
@@ -93,7 +90,7 @@ def test_any_strides_and_dtypes_of_bias_and_head_mask() -> None:
 
 
 def test_names_of_tokens_default_to_sequence_and_index() -> None:
-    case = AttentionCase((5, 0, 7), bias="BQK", head_mask="B", relative="relative_key_query", causal=True)
+    case = AttentionCase((5, 0, 7), bias="BQK", relative="relative_key_query", causal=True)
     given = case.inputs(torch.float32)
     given.pop("dout")
     arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=7, causal=True, key_term=True)

@@ -86,7 +86,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         OTHER_KEYS | {"causal": True},
         ValueError,
-        r"coords_k: expected a Tensor \[T, 2\] where causal, bias, head_mask or distance_table is given, got None",
+        r"coords_k: expected a Tensor \[T, 2\] where causal, bias or distance_table is given, got None",
     ),
     (
         {"causal": True, "coords_q": COORDS - 1},
@@ -98,19 +98,17 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"coords_q: expected one row and rising positions within a sequence, got \[1, 1\], \[1, 0\]",
     ),
-    # bias and head mask
+    # bias
     ({"bias": torch.zeros(3, 3)}, ValueError, r"bias: expected shape \[B or 1, A or 1, .*\], got \[3, 3\]"),
     (
         {"bias": torch.zeros(2, 1, 3, 3, dtype=torch.bool)},
         TypeError,
         r"bias: expected a floating-point dtype \(0 where a query sees a key, -inf where not\), got bool",
     ),
-    ({"head_mask": torch.ones(1, 4, 1, 1).int()}, TypeError, "head_mask: expected a floating-point dtype, got int32"),
-    ({"head_mask": torch.ones(4)}, ValueError, r"head_mask: expected shape .*, got \[4\]"),
     (
-        {"head_mask": torch.ones(1, 2, 1, 1)},
+        {"bias": torch.ones(1, 2, 1, 1)},
         ValueError,
-        r"head_mask: expected 1 or 4 heads in dimension 1, got \[1, 2, 1, 1\]",
+        r"bias: expected 1 or 4 heads in dimension 1, got \[1, 2, 1, 1\]",
     ),
     ({"bias": torch.zeros(1, 1, 3, 3, device=META)}, ValueError, r"bias: expected device cpu \(that of q\), got meta"),
     (
@@ -119,7 +117,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"bias: expected at least \[2 or 1, A or 1, 3 or 1, 3 or 1\] for the rows and positions in coords, "
         r"got \[2, 1, 3, 2\]",
     ),
-    ({"head_mask": torch.ones(2, 1, 2, 1)}, ValueError, r"head_mask: expected at least .*, got \[2, 1, 2, 1\]"),
+    ({"bias": torch.ones(2, 1, 2, 1)}, ValueError, r"bias: expected at least .*, got \[2, 1, 2, 1\]"),
     ({"bias": torch.zeros(2, 1, 1, 3), "coords_q": COORDS + 1}, ValueError, "bias: expected at least .3 or 1, A or 1"),
     # relative positions
     ({"distance_table": TABLE[:, :4]}, ValueError, r"distance_table: expected shape \[2M - 1, 8\], got \[5, 4\]"),
@@ -156,7 +154,7 @@ def test_the_good_call_is_good() -> None:
     call()
     call(**DROPOUT)
     call(**OTHER_KEYS)
-    extras = dict(bias=torch.zeros(2, 1, 3, 3), head_mask=torch.ones(1, 4, 1, 1), distance_table=TABLE)
+    extras = dict(bias=torch.zeros(2, 4, 3, 3), distance_table=TABLE)
     call(**extras, causal=True, key_term=True, sequence_order=torch.tensor([0, 1], dtype=torch.int32))
 
 
@@ -219,7 +217,7 @@ MASK = torch.ones(2, 3, dtype=torch.bool)
             ValueError,
             r"bias: .* broadcastable to \[2, 4, 3, 3\], got \[2, 4, 3, 4\]",
         ),
-        ({"head_mask": torch.zeros(3, 1, 1, 1)}, ValueError, r"head_mask: expected .*, got \[3, 1, 1, 1\]"),
+        ({"bias": torch.zeros(3, 1, 1, 1)}, ValueError, r"bias: expected .*, got \[3, 1, 1, 1\]"),
         ({"first_position": -1}, ValueError, "first_position: expected at least 0, got -1"),
         ({"first_position": 1.0}, TypeError, "first_position: expected an int, got float"),
     ],

@@ -22,7 +22,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "causal": dict(causal=True),
     "bias": dict(bias=torch.randn(5, HEADS, 5, 5)),
     "bias of keys": dict(bias=torch.randn(5, 1, 1, 5)),
-    "head_mask": dict(head_mask=torch.randn(1, HEADS, 1, 1)),
     "relative": dict(distance_table=torch.randn(9, HEAD_DIM), key_term=True),
 }
 
@@ -50,8 +49,7 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, **features: Any) -> 
         scores = scores.masked_fill(position > position[:, None], -torch.inf)
     scores = scores.masked_fill(~keep[:, None, None, :], -torch.inf)
     scores = scores.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)  # else NaN; is padding, see below
-    probabilities = scores.softmax(-1) * features.get("head_mask", torch.ones(()))
-    return (probabilities @ v).transpose(1, 2) * keep[..., None, None]
+    return (scores.softmax(-1) @ v).transpose(1, 2) * keep[..., None, None]
 
 
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "dropout"])
@@ -173,7 +171,7 @@ def test_everything_masked_gives_zero() -> None:
 @pytest.mark.parametrize("lengths", [(1,), (5, 1, 3), (4, 0, 7), (17, 31)], ids=str)
 def test_right_padding_of_packed_cases(lengths: tuple[int, ...]) -> None:
     """The cases of the packed tests, padded: same output and gradients."""
-    case = AttentionCase(lengths, bias="BAQK", head_mask="A", relative="relative_key_query", dropout_p=0.2)
+    case = AttentionCase(lengths, bias="BAQK", relative="relative_key_query", dropout_p=0.2)
     packed, inputs = case.run("torch", torch.float32), case.inputs(torch.float32)
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     extras = {name: t.requires_grad_() for name, t in inputs.items() if t.dim() != 3}

@@ -13,7 +13,7 @@ SEED = torch.tensor([12])
 CASES = {
     "plain": AttentionCase((3, 0, 5)),
     "everything": AttentionCase(
-        (3, 0, 5), bias="BAQK", head_mask="A", relative="relative_key_query", holes=True, causal=True, dropout_p=0.3
+        (3, 0, 5), bias="BAQK", relative="relative_key_query", holes=True, causal=True, dropout_p=0.3
     ),
     "other keys": AttentionCase((3, 2, 0), (5, 0, 4), bias="K", dropout_p=0.3),
     "no sequences": AttentionCase(()),

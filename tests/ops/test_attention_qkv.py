@@ -20,7 +20,7 @@ CASES = {
     "dropout": AttentionCase((0, 9, 33), num_heads=3, dropout_p=0.3),
     "causal": AttentionCase((7, 12), causal=True, holes=True, dropout_p=0.1),
     "bias": AttentionCase((7, 0, 12), bias="BAQK", removes=True),
-    "head mask": AttentionCase((7, 12), head_mask="A", dropout_p=0.2, order=(1, 0)),
+    "bias of rows": AttentionCase((7, 12), bias="BA", dropout_p=0.2, order=(1, 0)),
     "relative positions": AttentionCase((7, 12), relative="relative_key_query", bias="BK", holes=True),
     "a scale": AttentionCase((4, 3), softmax_scale=0.3, head_dim=1, num_heads=1),
     "wide heads": AttentionCase((4, 3), head_dim=264, num_heads=1),
@@ -33,7 +33,7 @@ LAYOUTS = {
     "a part of more": lambda t: torch.cat((t, t), dim=1)[:, :3],
     "expanded": lambda t: t[:1].expand_as(t),
 }
-EXTRAS = ("bias", "head_mask", "distance_table")
+EXTRAS = ("bias", "distance_table")
 
 
 def call(case: AttentionCase, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Tensor]]:
@@ -83,7 +83,7 @@ def test_any_strides(layout: str, backend: str) -> None:
 
 
 def test_gradcheck() -> None:
-    case = AttentionCase((3, 0, 2), bias="BQK", head_mask="A", relative="relative_key", holes=True, dropout_p=0.3)
+    case = AttentionCase((3, 0, 2), bias="BQK", relative="relative_key", holes=True, dropout_p=0.3)
     qkv, _, common, extras = call(case, torch.float64)
     rest = {name: value for name, value in common.items() if name not in extras}
 

@@ -21,7 +21,7 @@ HEADS, HEAD_DIM = 2, 3
 SCALE = 1 / math.sqrt(HEAD_DIM)
 ROWS = 4  # rows of the batch that the ragged sequences below come from
 LENGTH = 6  # and its padded length
-EXTRAS = ("bias", "head_mask", "distance_table")
+EXTRAS = ("bias", "distance_table")
 GRADIENTS = ("q", "k", "v", *EXTRAS)
 
 
@@ -49,7 +49,6 @@ BIAS = {
     "shared by rows": (1, HEADS, LENGTH, LENGTH),
     "one number": (1, 1, 1, 1),
 }
-HEAD_MASKS = {"per head": (1, HEADS, 1, 1), "per pair": (ROWS, HEADS, LENGTH, LENGTH)}
 
 
 def _attention(
@@ -62,7 +61,7 @@ def _attention(
     )
 
 
-def _gradcheck(packing=RAGGED, keys=None, bias=None, head_mask=None, table=None, **others) -> None:
+def _gradcheck(packing=RAGGED, keys=None, bias=None, table=None, **others) -> None:
     def forward(*tensors):
         q, k, v, *extras = (None if t is None else t.detach() for t in tensors)
         a = _attention(q, k, v, packing, keys, **dict(zip(EXTRAS, extras, strict=True)), **others)
@@ -77,7 +76,7 @@ def _gradcheck(packing=RAGGED, keys=None, bias=None, head_mask=None, table=None,
 
     num_queries, num_keys = int(packing[0][-1]), int((keys or packing)[0][-1])
     q, k, v = _rand(num_queries, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM)
-    assert torch.autograd.gradcheck(explicit_function(forward, backward), (q, k, v, bias, head_mask, table))
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), (q, k, v, bias, table))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -97,31 +96,21 @@ def test_gradcheck_bias(shape: tuple[int, ...]) -> None:
     _gradcheck(bias=_rand(*shape))
 
 
-@pytest.mark.parametrize("shape", HEAD_MASKS.values(), ids=HEAD_MASKS)
-def test_gradcheck_head_mask(shape: tuple[int, ...]) -> None:
-    _gradcheck(head_mask=_rand(*shape))
-
-
 @pytest.mark.parametrize("key_term", [False, True])
 def test_gradcheck_relative_positions(key_term: bool) -> None:
     _gradcheck(table=_rand(2 * LENGTH - 1, HEAD_DIM), key_term=key_term)
 
 
 def test_gradcheck_everything_at_once() -> None:
-    extras = {"bias": _rand(ROWS, HEADS, LENGTH, LENGTH), "head_mask": _rand(1, HEADS, 1, 1)}
-    _gradcheck(
-        keys=RAGGED_KEYS, dropout_p=0.3, causal=True, key_term=True, table=_rand(2 * LENGTH - 1, HEAD_DIM), **extras
-    )
+    bias, table = _rand(ROWS, HEADS, LENGTH, LENGTH), _rand(2 * LENGTH - 1, HEAD_DIM)
+    _gradcheck(keys=RAGGED_KEYS, dropout_p=0.3, causal=True, key_term=True, bias=bias, table=table)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("has_head_mask", [False, True])
 @pytest.mark.parametrize("relative", [None, "relative_key", "relative_key_query"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-def test_gradcheck_of_all_combinations(
-    has_bias: bool, has_head_mask: bool, relative: str | None, causal: bool, dropout_p: float
-) -> None:
+def test_gradcheck_of_all_combinations(has_bias: bool, relative: str | None, causal: bool, dropout_p: float) -> None:
     """Small ones, dropout among them; those above are larger."""
     _gradcheck(
         _pack([[0], [1, 2]]),
@@ -130,15 +119,14 @@ def test_gradcheck_of_all_combinations(
         causal=causal,
         key_term=relative == "relative_key_query",
         bias=_rand(2, 1, 3, 3) if has_bias else None,
-        head_mask=_rand(1, HEADS, 1, 3) if has_head_mask else None,
         table=_rand(5, HEAD_DIM) if relative else None,
     )
 
 
 def test_no_gradient_is_made_that_is_not_wanted() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
-    bias, head_mask, table = torch.randn(1, 1, 1, 1), torch.randn(1, 1, 1, 1), torch.randn(2 * LENGTH - 1, HEAD_DIM)
-    a = _attention(q, k, v, bias=bias, head_mask=head_mask, distance_table=table, key_term=True)
+    bias, table = torch.randn(1, 1, 1, 1), torch.randn(2 * LENGTH - 1, HEAD_DIM)
+    a = _attention(q, k, v, bias=bias, distance_table=table, key_term=True)
     out, lse = attention_fwd(a)
     for size in range(len(EXTRAS) + 1):
         for wants in itertools.combinations(EXTRAS, size):
@@ -229,28 +217,26 @@ def test_sequences_do_not_see_each_other() -> None:
 
 
 def test_rows_are_those_of_the_coords() -> None:
-    """Some sequences of a batch, in another order, find their own biases and masks by the rows in their coords."""
+    """Some sequences of a batch, in another order, find their own biases by the rows in their coords."""
     coords = RAGGED[1]
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM, dtype=torch.float64).unbind()
-    looked_up = dict(bias=torch.randn(ROWS, 1, LENGTH, LENGTH), head_mask=torch.randn(ROWS, HEADS, 1, 1))
-    whole, whole_lse = attention_fwd(_attention(q, k, v, dropout_p=0.3, **looked_up))
+    bias = torch.randn(ROWS, HEADS, LENGTH, LENGTH)
+    whole, whole_lse = attention_fwd(_attention(q, k, v, dropout_p=0.3, bias=bias))
     chosen = torch.tensor([9, 10, 11, 0, 1, 2])  # the last sequence, then the first
     some = torch.tensor([0, 3, 6], dtype=torch.int32), coords[chosen]
-    part, lse = attention_fwd(_attention(q[chosen], k[chosen], v[chosen], some, dropout_p=0.3, **looked_up))
+    part, lse = attention_fwd(_attention(q[chosen], k[chosen], v[chosen], some, dropout_p=0.3, bias=bias))
     torch.testing.assert_close(part, whole[chosen])
     torch.testing.assert_close(lse, whole_lse[:, chosen])
 
 
 def test_probabilities_are_those_multiplied_with_v() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
-    head_mask = torch.tensor([1.0, 0.0]).view(1, HEADS, 1, 1)
-    a = _attention(q, k, v, dropout_p=0.3, head_mask=head_mask)
+    a = _attention(q, k, v, dropout_p=0.3)
     out, lse, probabilities = attention_with_probabilities(a)
     same_out, same_lse = attention_fwd(a)
     assert torch.equal(out, same_out) and torch.equal(lse, same_lse)
     assert [tuple(p.shape) for p in probabilities] == [(2, 3, 3), (2, 6, 6), (2, 0, 0), (2, 3, 3)]
     torch.testing.assert_close(out[3:9], (probabilities[1] @ v[3:9].transpose(0, 1)).transpose(0, 1))
-    assert not probabilities[1][1].any() and not out[:, 1].any()
 
 
 def test_gradcheck_through_probabilities() -> None:
@@ -268,9 +254,9 @@ def test_nothing_to_attend(num_queries: int, num_keys: int) -> None:
     q, k, v = (torch.randn(n, HEADS, HEAD_DIM) for n in (num_queries, num_keys, num_keys))
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (num_queries, num_keys))
     coords_q, coords_k = (torch.stack([torch.zeros(n), torch.arange(n)], 1).int() for n in (num_queries, num_keys))
-    bias, head_mask, table = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 4, 4), torch.randn(7, HEAD_DIM)
+    bias, table = torch.randn(1, 1, 4, 4), torch.randn(7, HEAD_DIM)
     a = _attention(q, k, v, (cu_q, coords_q), (cu_k, coords_k), dropout_p=0.1)
-    a = a._replace(bias=bias, head_mask=head_mask, distance_table=table)
+    a = a._replace(bias=bias, distance_table=table)
     out, lse = attention_fwd(a)
     made = attention_bwd(a, torch.ones_like(out), out, lse, {*EXTRAS})
     if num_keys == 0 or num_queries == 0:
@@ -291,8 +277,7 @@ def test_no_sequences() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_dtypes(dtype: torch.dtype) -> None:
     q, k, v, dout = torch.randn(4, 12, HEADS, HEAD_DIM).to(dtype).unbind()
-    bias, head_mask = torch.randn(ROWS, 1, LENGTH, LENGTH), torch.randn(1, HEADS, 1, 1)
-    a = _attention(q, k, v, dropout_p=0.1, bias=bias, head_mask=head_mask, key_term=True)
+    a = _attention(q, k, v, dropout_p=0.1, bias=torch.randn(ROWS, 1, LENGTH, LENGTH), key_term=True)
     a = a._replace(distance_table=torch.randn(2 * LENGTH - 1, HEAD_DIM))
     out, lse = attention_fwd(a)
     truth, _ = attention_fwd(a._replace(q=q.double(), k=k.double(), v=v.double()))

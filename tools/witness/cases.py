@@ -15,9 +15,7 @@ __all__ = ["cases"]
 _ATTENTION = {
     "S130 causal D128 p0.1": AttentionCase((130,), num_heads=1, head_dim=128, causal=True, dropout_p=0.1),
     "S100 causal": AttentionCase((100, 3), num_heads=1, head_dim=64, causal=True),
-    "S140 bias head_mask p0.1": AttentionCase(
-        (140, 3), num_heads=1, head_dim=64, bias="BAQK", head_mask="A", dropout_p=0.1
-    ),
+    "S140 bias p0.1": AttentionCase((140, 3), num_heads=1, head_dim=64, bias="BAQK", dropout_p=0.1),
     # Holes make several windows of distances for a tile of scores.
     "S70 relative_key holes": AttentionCase((70, 3), num_heads=1, head_dim=64, relative="relative_key", holes=True),
     "S70 relative_key_query holes p0.1": AttentionCase(
