@@ -78,7 +78,7 @@ def warm_up(
     training: forward with dropout, backward. inference: forward alone, without gradients.
     progress: whether to say on stderr how far it is; None: where that is a terminal.
 
-    Not compiled: what other arguments than token ids, padding and labels need (`head_mask`, `output_attentions`, ...).
+    Not compiled: what other arguments than token ids, padding and labels need, such as masks of 3 or 4 dimensions.
 
     Raises: TypeError, ValueError naming the argument.
     """
