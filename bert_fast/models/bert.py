@@ -295,7 +295,7 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
         token_type_ids, position_ids (Tensor like input_ids, or one that broadcasts to [B, S]): defaults 0 and the
             column, cached ones counted.
         head_mask (Tensor [A], [L, A] or [L, B or 1, A, S or 1, Sk or 1]): factors of the attention probabilities, also
-            of those of cross-attention; slow, and keeps them for backward.
+            of those of cross-attention; slow, keeps them for backward, and breaks graphs of `torch.compile`.
         encoder_hidden_states (Tensor [B, Sm, H]), encoder_attention_mask (as attention_mask, with Sm): a decoder's
             memory.
         past_key_values: keys and values of earlier calls: what a call returned, a cache of transformers, or a tuple of
