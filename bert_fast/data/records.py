@@ -1,0 +1,98 @@
+"""Records of text files, each with its line: TSV, CSV and JSON lines in UTF-8."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from bert_fast.errors import SourceError
+from bert_fast.files import open_regular, path_name
+
+__all__ = ["JSON_LINES", "TABLES", "ending_of", "read_bytes", "read_text", "records"]
+
+TABLES, JSON_LINES = (".tsv", ".txt", ".csv"), (".json", ".jsonl", ".ndjson")
+_MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a file. Raises OSError, or SourceError for a directory."""
+    name = path_name("data", path)
+    if os.path.isdir(name):
+        raise SourceError(f"{name}: expected a file, got a directory")
+    with open_regular(name) as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Returns the text of a UTF-8 file, its line ends as they stand, without a byte order mark.
+
+    Raises OSError if it cannot be read, SourceError if it is a directory, empty, or not UTF-8 (with the line).
+    """
+    name, content = os.fspath(path), read_bytes(path).removeprefix(b"\xef\xbb\xbf")
+    if not content:
+        raise SourceError(f"{name}: is empty")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SourceError(f"{name}: line {line}: expected UTF-8, got byte 0x{content[error.start]:02x}") from None
+
+
+def ending_of(name: str) -> str:
+    """Returns the ending of a file's name with its dot, in small letters."""
+    return os.path.splitext(name)[1].lower()
+
+
+def records(name: str, is_named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line, values by column) of every row.
+
+    Args:
+        name: of the file; its ending is one of `TABLES` or `JSON_LINES`.
+        is_named: whether the first row of a table holds the names of the columns; otherwise they are "0", "1", ...
+
+    Raises:
+        OSError: the file cannot be read.
+        SourceError: see `read_text`; a line is no JSON object, or has other columns than the first.
+    """
+    lines = io.StringIO(read_text(name), newline="\n")  # a CR stays what it is: before LF, or in quotes
+    return _table(name, lines, is_named) if ending_of(name) in TABLES else _json_objects(name, lines)
+
+
+def _json_objects(name: str, lines: io.StringIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            record = json.loads(text)
+            if not isinstance(record, dict):
+                raise ValueError(f"this is a {type(record).__name__}")
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{name}: line {number}: expected a JSON object, got {text[:60]!r}: {error}") from None
+        yield number, record
+
+
+def _table(name: str, lines: io.StringIO, is_named: bool) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of as many fields as the first. Empty lines do not count, unless there is one column only."""
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD_CHARS))  # of the process: 131,072 unless told otherwise
+    options: dict[str, Any] = {} if ending_of(name) == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    reader = csv.reader(lines, strict=True, **options)
+    header, line = list[str](), 1
+    try:
+        for fields in reader:
+            if line == 1:
+                header = (fields or [""]) if is_named else [str(number) for number in range(max(1, len(fields)))]
+                if len(set(header)) < len(header):
+                    raise SourceError(f"{name}: line 1: expected every column once, got {', '.join(map(repr, header))}")
+            if fields and len(fields) != len(header):
+                raise SourceError(
+                    f"{name}: line {line}: expected {len(header)} columns as in line 1, got {len(fields)}"
+                )
+            if (line > 1 or not is_named) and (fields or len(header) == 1):
+                yield line, dict(zip(header, fields or [""], strict=True))
+            line = reader.line_num + 1  # a field in quotes may hold line ends
+    except csv.Error as error:
+        problem = str(error).partition(" - ")[0]  # behind it is advice for programmers
+        raise SourceError(f"{name}: line {line}: expected fields of a table: {problem}") from None
