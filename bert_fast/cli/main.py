@@ -1,6 +1,7 @@
 """The command `bert-fast`: one table of subcommands, each a module of this folder that is imported when it is called.
 
-A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> exit status`, and a line in `COMMANDS`.
+A subcommand is a line in `COMMANDS` and a module with `add_arguments(parser)` and `run(arguments) -> exit status`; in
+`TRAINING`, with `run(argv)` alone: flags are made of transformers' dataclasses there.
 """
 
 import argparse
@@ -32,6 +33,7 @@ COMMANDS = {
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
 }
 
+TRAINING = ("pretrain", "finetune", "predict")
 
 _OVERVIEW = """\
 bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four things it does:
@@ -66,17 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the module that is asked for is imported: `--help` and `--version` stay instant.
-        if argv[:1] == [name]:
+        if argv[:1] == [name] and name not in TRAINING:
             module = importlib.import_module(f"bert_fast.cli.{name}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
-    arguments = parser.parse_args(argv)
     try:
+        if argv[0] in TRAINING:
+            return int(importlib.import_module(f"bert_fast.cli.{argv[0]}").run(argv[1:]))
+        arguments = parser.parse_args(argv)
         return int(arguments.run(arguments))
     except (BackendError, CheckpointError, SourceError, StoreError, TrainingError) as error:
         # Wrong files are wrong for all processes of a run: one says so. What fails in another one only, says it itself.
         if is_main_process() or not isinstance(error, SourceError | StoreError):
-            print(printable(f"bert-fast {arguments.command}: {error}"), file=sys.stderr)
+            print(printable(f"bert-fast {argv[0]}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,90 +1,106 @@
-"""`bert-fast predict`: what a trained model says about examples, of a file or as they come."""
+"""`bert-fast predict`: what a trained model says about examples."""
 
-import argparse
+import contextlib
 import json
-import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from bert_fast.cli import inference
+from bert_fast.cli.training import one_line
 from bert_fast.errors import SourceError
 from bert_fast.terminal import printable
 
-if TYPE_CHECKING:
-    from bert_fast.training.recipes.inference import TrainedModel
+__all__ = ["PredictArguments", "run"]
 
-__all__ = ["add_arguments", "run"]
+_USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
+_ARCHITECTURES = {
+    "BertForSequenceClassification": "classify",
+    "BertForTokenClassification": "ner",
+    "BertForQuestionAnswering": "qa",
+    "BertForMultipleChoice": "choice",
+}
 
-_CHUNK_BYTES = 1 << 18  # read from stdin at a time, if so much is there
 
+@dataclass
+class PredictArguments:
+    """How examples are asked about."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `bert-fast predict`."""
-    parser.description = (
-        "Asks the model of a run about examples without labels: a file as those it was trained on, or lines of stdin, "
-        "answered as they come. A line is, for classify, a text (of pairs: two, with a tab between them); for ner, "
-        "words with spaces between them; for qa and choice, a JSON object."
+    output_file: str | None = field(default=None, metadata={"help": "JSON lines; default: standard output."})
+    evaluate: bool = field(
+        default=False, metadata={"help": "Print loss and metrics over labelled examples in place of what is said."}
     )
-    inference.add_arguments(parser)
-    parser.add_argument("file", metavar="FILE", help="examples; - is stdin")
-    parser.add_argument(
-        "-o", "--output", metavar="PATH",
-        help="without an ending: files in the form that the task has for predictions; default: JSON lines on stdout",
-    )  # fmt: skip
+    per_device_eval_batch_tokens: int = field(default=16384, metadata={"help": "Tokens of a batch."})
+    bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Predicts; returns 0, or 1 where a file or a line is wrong."""
-    with inference.problems("predict") as problems:
-        model = inference.load(arguments)
-        if arguments.output is not None:
-            if arguments.file == "-":
-                examples: Any = [row for rows in _stdin(model) for row in rows]
-            else:
-                examples = arguments.file
-            for path in model.write_answers(model.read(examples), arguments.output):
-                if model.processes.is_main:
-                    print(printable(str(path)))
-        elif arguments.file == "-":
-            done = 0
-            for rows in _stdin(model):
-                _print(model, rows, done)
-                done += len(rows)
-        else:
-            _print(model, arguments.file)
-    return 1 if problems else 0
+def run(argv: Sequence[str]) -> int:
+    """Predicts; returns 0, 1 where a file or an example is wrong."""
+    if len(argv) < 2 or argv[0].startswith("-") or (argv[1].startswith("-") and argv[1] != "-"):
+        print(
+            f"{_USAGE}\n\nRUN: folder of a fine-tuned model. FILE: examples as those it was trained on; -: JSON lines "
+            "of standard input. Flags are those of the task: bert-fast predict RUN FILE --help"
+        )
+        return 0 if "-h" in argv or "--help" in argv else 2
+    return one_line("predict", lambda: _run(argv[0], argv[1], argv[2:]))
 
 
-def _print(model: "TrainedModel", examples: Any, done: int = 0) -> None:
-    """Prints what the model says; `done` examples came before these."""
-    for answer in model.answers(model.read(examples)):
-        if "index" in answer:
-            answer["index"] += done
-        if model.processes.is_main:
-            sys.stdout.write(printable(json.dumps(answer, ensure_ascii=False)) + "\n")
-    sys.stdout.flush()
+def _run(folder: str, file: str, argv: Sequence[str]) -> int:
+    from bert_fast.cli.arguments import make_parser, parsed
+    from bert_fast.training import Trainer, TrainingArguments
+    from bert_fast.training.tasks import task_named
+
+    kind = task_named(_task_of(folder))
+    parser = make_parser("predict RUN FILE", str(kind.__doc__), (PredictArguments, kind.Arguments))
+    arguments, data = parsed(parser, argv)
+    model = kind.model_class.from_pretrained(folder)
+    from bert_fast.tokenization import load_tokenizer
+
+    names = [model.config.id2label[number] for number in range(len(model.config.id2label))]
+    task = kind(data, load_tokenizer(folder), labels=names)
+    examples = task.read(_stdin() if file == "-" else file, is_labelled=arguments.evaluate)
+    with tempfile.TemporaryDirectory() as nowhere:
+        settings = TrainingArguments(
+            nowhere, per_device_eval_batch_tokens=arguments.per_device_eval_batch_tokens, bf16=arguments.bf16,
+            report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(model, settings, compute_metrics=lambda said: task.metrics(examples, *said[:2]))
+        found = trainer.predict(examples, metric_key_prefix="eval")
+    rows: Any = task.rows(examples, found.predictions)
+    if arguments.evaluate:
+        rows = [{name: value for name, value in found.metrics.items() if "per_second" not in name}]
+    with contextlib.ExitStack() as stack:
+        output: Any = sys.stdout
+        if arguments.output_file is not None:
+            output = stack.enter_context(open(arguments.output_file, "w", encoding="utf-8"))
+        for row in rows:
+            output.write(printable(json.dumps(row, ensure_ascii=False)) + "\n")
+    return 0
 
 
-def _stdin(model: "TrainedModel") -> Iterator[list[dict[str, Any]]]:
-    """Examples from the lines of stdin: all that are there, then all that have come meanwhile, and so on."""
-    number, rest = 0, b""
-    while chunk := os.read(0, _CHUNK_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if lines:
-            yield [_example(model, line, number + index) for index, line in enumerate(lines, 1)]
-            number += len(lines)
-    if rest:
-        yield [_example(model, rest, number + 1)]  # the last line need not have an end
-
-
-def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
-    place = f"-: line {number}"
+def _task_of(folder: str) -> str:
     try:
-        text = line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{place}: not UTF-8: byte {error.start} of the line is 0x{line[error.start]:02x}") from None
-    try:
-        return model.settings.data.parse_line(text, number)
-    except ValueError as error:
-        raise SourceError(f"{place}: {error}") from None
+        names = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder}: expected the folder of a model, got one without config.json") from None
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{folder}/config.json: is damaged: {error}") from None
+    for name in names:
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+    raise ValueError(f"{folder}: expected a model of {', '.join(_ARCHITECTURES)}, got {', '.join(names) or 'none'}")
+
+
+def _stdin() -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"-: line {number}: expected a JSON object: {error}") from None
+        if not isinstance(row, dict):
+            raise SourceError(f"-: line {number}: expected a JSON object, got {type(row).__name__}")
+        rows.append(row)
+    return rows

@@ -9,7 +9,7 @@ packed into a budget of tokens.
 Everything is a pure function of (seed, epoch): batch m is the same whatever process, worker or thread makes it.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -150,6 +150,7 @@ class Batches:
         self.seed = check_integer("seed", seed)
         self.source = check_source("source", source)
         self._planned: tuple[int, BatchPlan] | None = None
+        self._ends = [0]  # batches up to the end of each epoch that was counted
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_planned": None}
@@ -164,6 +165,21 @@ class Batches:
     def batch(self, epoch: int, number: int) -> PackedBatch:
         """Batch `number` of an epoch, made by the source. Raises IndexError for a number that is none."""
         return self.source.batch(epoch, self.plan(epoch).indices(number))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(epoch, number in it) of batch `index` of all epochs, one behind the other.
+
+        Plans the epochs up to that one, once. Raises ValueError for an epoch without examples.
+        """
+        index = check_count("index", index, 0)
+        while index >= self._ends[-1]:
+            epoch = len(self._ends) - 1
+            count = len(self.plan(epoch))
+            if not count:
+                raise ValueError(f"source: expected examples in every epoch, epoch {epoch} has none")
+            self._ends.append(self._ends[-1] + count)
+        epoch = bisect_right(self._ends, index) - 1
+        return epoch, index - self._ends[epoch]
 
     def epoch(self, epoch: int) -> "EpochBatches":
         """The batches of one epoch as a dataset."""

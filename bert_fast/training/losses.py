@@ -1,0 +1,43 @@
+"""A step's loss: for each of its parts the mean over all labels of the step, however the step is cut into batches."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bert_fast.models.losses import class_loss
+
+__all__ = ["label_counts", "loss_parts"]
+
+_IGNORED = -100
+
+
+def label_counts(batch: Mapping[str, Any]) -> dict[str, int]:
+    """How many labels each part of a batch's loss is the mean of: {part: number}; {} of a batch without labels.
+
+    The part is "loss"; of pre-training on pairs of texts there are two, "masked_lm" and "next_sentence". Labels of
+    -100 do not count. Look at batches on the host: a device would be waited for.
+    """
+    labels = batch.get("labels", batch.get("start_positions"))
+    if labels is None:
+        return {}
+    count = len(labels) if labels.is_floating_point() else int((labels != _IGNORED).sum())
+    if "next_sentence_label" in batch:
+        return {"masked_lm": count, "next_sentence": len(batch["next_sentence_label"])}
+    return {"loss": count}
+
+
+def loss_parts(outputs: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The parts of a batch's loss as `label_counts` names them, each a mean (Tensor []).
+
+    A model for pre-training returns their sum; the loss of the pairs is taken off it.
+
+    Raises: ValueError: the model returned no loss.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
+    if loss is None:
+        raise ValueError(f"model: expected a loss, got {', '.join(outputs)} for a batch of {', '.join(batch)}")
+    if "next_sentence_label" not in batch:
+        return {"loss": loss}
+    pairs = class_loss(outputs["seq_relationship_logits"], batch["next_sentence_label"], "next_sentence_label")
+    return {"masked_lm": loss - pairs, "next_sentence": pairs}
