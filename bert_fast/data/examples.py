@@ -25,7 +25,7 @@ class Examples:
             sequences ([N]). Batches have them as int64 or fp32. Empty: the examples have no labels.
         num_choices: sequences of one example. Batches have it where it is not 1.
         rows: what the examples were made of, as `read_rows` returned it; several examples may be of one row.
-        row_of (int64 [n]): the row of each example; None: example i is of row i.
+        row_of (int64 [n]): the row of each example; where none is given, example i is of row i.
         details: further arrays, as `labels`, which no batch has: what answers are made from.
         per_token: the names of those labels and details that have an entry per token.
 
@@ -37,16 +37,15 @@ class Examples:
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
     num_choices: int = 1
     rows: Any = None
-    row_of: np.ndarray | None = None
+    row_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     details: Mapping[str, np.ndarray] = field(default_factory=dict)
     per_token: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sequences) % check_count("num_choices", self.num_choices, 1):
             raise ValueError(f"num_choices: expected a divisor of {len(self.sequences)}, got {self.num_choices}")
-        if self.row_of is None:
+        if not len(self.row_of):
             object.__setattr__(self, "row_of", np.arange(len(self)))
-        assert self.row_of is not None
         for name, array in {"row_of": self.row_of, **self.labels, **self.details}.items():
             expected = len(self.sequences.ids) if name in self.per_token else len(self)
             if len(array) != expected:
@@ -75,7 +74,6 @@ class Examples:
     def take(self, indices: np.ndarray) -> "Examples":
         """Returns some of the examples (int [m]), in this order; `rows` stay, and `row_of` says which are theirs."""
         indices = row_indices(indices, len(self))
-        assert self.row_of is not None
         return replace(
             self,
             sequences=self.sequences.take(self._sequences_of(indices)),

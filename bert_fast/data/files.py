@@ -100,7 +100,7 @@ def _name(data: Any) -> str:
 
 def _is_named(columns: Sequence[str]) -> bool:
     """Whether a header names the columns of a table."""
-    return not all(column.isdecimal() for column in columns)
+    return not columns or not all(column.isdecimal() for column in columns)
 
 
 def _read(data: Any, is_named: bool) -> "list[Mapping[str, Any]] | datasets.Dataset":
