@@ -21,15 +21,11 @@ __all__ = ["COMMANDS", "command", "main"]
 
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
-    "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
     "bench": "what bert_fast.fuse gives on this machine, beside transformers: a picture and a page",
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
     "pretrain": "a model that learns to fill in words from plain text",
     "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice",
-    "evaluate": "how good a trained model is on labelled examples",
     "predict": "what a trained model says about examples, of a file or as they come",
-    "verify": "whether token stores and checkpoints are still as they were written",
-    "report": "makes the page of a training run again from its metrics",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
 }
 
@@ -42,11 +38,11 @@ bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four thi
              bert-fast bench
 
   train      from files to a model that transformers opens; runs go on where they were interrupted
-             bert-fast finetune classify --model DIR --train reviews.tsv --output-dir run
+             bert-fast finetune classify --model_name_or_path DIR --train_file reviews.tsv --output_dir run
 
-  use        what a trained model says about new examples, and how good it is
+  use        what a trained model says about new examples, and how good it is on labelled ones
              bert-fast predict run new.tsv
-             bert-fast evaluate run labelled.tsv
+             bert-fast predict run labelled.tsv --evaluate
 
   tokenize   text of any size to token ids that are mapped into memory
              bert-fast tokenize books/*.txt -o corpus --tokenizer DIR
