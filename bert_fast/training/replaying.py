@@ -70,7 +70,7 @@ class Replayed:
         finally:
             torch.clear_autocast_cache()
         is_new = [none and p.grad is not None for none, p in zip(had_none, self._parameters, strict=True)]
-        if any(is_new) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if any(is_new) and _is_capturing():
             raise BackendError("a parameter has its first gradient in a capture, whose replays would not add it up")
         return loss
 
@@ -99,3 +99,7 @@ def run_budgets(batches: Batches, epochs: int, max_seqlen: int) -> list[Budget]:
             break
     sizes = [(max(tokens, 1), *others) for tokens, *others in sizes]
     return budgets_for(sizes, min(max_seqlen, batches.budget().max_seqlen))
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
