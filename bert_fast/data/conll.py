@@ -48,20 +48,19 @@ def read_conll(
     name = os.fspath(path)
     chosen = {"tokens": word_column} | ({} if label_column is None else {"labels": label_column})
     sentences: list[dict[str, list[Any]]] = []
-    first_line, width, is_inside = 0, 0, False
+    width, is_inside = 0, False
     for line, columns in _rows(read_text(path)):
         if not columns:
             is_inside = False
             continue
         if not width:
-            first_line, width = line, len(columns)
+            width = len(columns)
             places = {column % width for column in chosen.values() if -width <= column < width}
             if len(places) < len(chosen):
                 expected = " and ".join(f"column {column} of {kind}" for kind, column in chosen.items())
                 raise SourceError(f"{name}: line {line}: expected {expected}, got {width} columns")
         if len(columns) != width:
-            problem = f"expected {width} columns as in line {first_line}, got {len(columns)}"
-            raise SourceError(f"{name}: line {line}: {problem}")
+            raise SourceError(f"{name}: line {line}: expected {width} columns as before, got {len(columns)}")
         if not is_inside:
             sentences.append({kind: [] for kind in (*chosen, "lines")})
             is_inside = True

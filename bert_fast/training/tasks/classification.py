@@ -1,5 +1,6 @@
 """A class, or a number, for a text or a pair of texts."""
 
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +11,11 @@ import torch
 from bert_fast.data.examples import Examples
 from bert_fast.data.files import column_texts, column_values, read_rows, value_error
 from bert_fast.data.sequences import Sequences
-from bert_fast.errors import SourceError
 from bert_fast.models import BertForSequenceClassification
 from bert_fast.numerals import table_number
 from bert_fast.tokenization import Tokenizer
 
 __all__ = ["Classification", "ClassificationArguments"]
-
-_SHOWN_LABELS = 20  # in a message
 
 
 @dataclass
@@ -134,14 +132,14 @@ class Classification:
         if self.labels is None:
             found = set(labels)
             if len(found) < 2:
-                raise SourceError(f"column {column!r}: expected at least two labels, got only {labels[0]!r}")
+                raise value_error(data, 0, column, f"expected at least two labels, got {labels[0]!r} in all rows")
             are_numbers = all(name.isascii() and name.removeprefix("-").isdecimal() for name in found)
             self.labels = sorted(found, key=(lambda name: (int(name), name)) if are_numbers else None)
         numbers = {name: number for number, name in enumerate(self.labels)}
         for row, name in enumerate(labels):
             if name not in numbers:
-                known = ", ".join(map(repr, self.labels[:_SHOWN_LABELS]))
-                raise value_error(data, row, column, f"expected one of the labels {known}, got {name!r}")
+                expected = f"expected one of the labels {reprlib.repr(self.labels)}"
+                raise value_error(data, row, column, f"{expected}, got {name!r}")
         return np.array([numbers[name] for name in labels], dtype=np.int64)
 
     def _numbers(self, data: Any, values: list[Any]) -> np.ndarray:

@@ -101,12 +101,12 @@ class MultipleChoice:
     def rows(self, examples: Examples, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
         """Yields label (the number of the choice), gold (where it is known), probabilities, and the row's texts."""
         shares = torch.from_numpy(predictions).double().softmax(dim=-1).tolist()
-        texts = examples.rows.remove_columns([self.arguments.label_column_name] if examples.labels else [])
+        label = self.arguments.label_column_name
         for index, row in enumerate(examples.row_of.tolist()):
-            answer = {"label": int(predictions[index].argmax())}
+            answer: dict[str, Any] = {"label": int(predictions[index].argmax()), "probabilities": shares[index]}
             if examples.labels:
                 answer["gold"] = int(examples.labels["labels"][index])
-            yield answer | {"probabilities": shares[index]} | texts[row]
+            yield answer | {name: text for name, text in examples.rows[row].items() if name != label}
 
     def _numbers(self, data: Any, values: list[Any], columns: list[str]) -> np.ndarray:
         """The right choices: int64 [n]."""

@@ -71,7 +71,7 @@ class TokenClassification:
     @property
     def metric_for_best_model(self) -> str:
         """f1 of entities, accuracy of other labels."""
-        return "f1" if self._are_of_entities() else "accuracy"
+        return "f1" if all(map(_ENTITY_LABEL.fullmatch, self.labels or [])) else "accuracy"
 
     def read(self, data: Any, is_labelled: bool = True) -> Examples:
         """Returns the examples of a file, a `datasets.Dataset` or a list of mappings.
@@ -108,16 +108,15 @@ class TokenClassification:
 
     def metrics(self, examples: Examples, predictions: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
         """Returns the metrics of logits [T, C], those of all tokens. Raises ImportError without seqeval."""
-        rows = [*self.rows(examples, predictions)]
-        gold, found = [row["gold"] for row in rows], [row["labels"] for row in rows]
-        right = [one == other for one, other in zip(chain(*gold), chain(*found), strict=True)]
-        metrics = {"accuracy": sum(right) / max(1, len(right))}
-        if not self._are_of_entities():
-            return metrics
         try:
-            from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+            from seqeval.metrics.sequence_labeling import accuracy_score, precision_recall_fscore_support
         except ImportError as error:
-            raise ImportError(f"metrics of entities need seqeval: pip install bert_fast[train] ({error})") from None
+            raise ImportError(f"metrics of words need seqeval: pip install bert_fast[train] ({error})") from None
+        pairs = [(row["gold"], row["labels"]) for row in self.rows(examples, predictions)]
+        gold, found = map(list, zip(*pairs, strict=True))
+        metrics = {"accuracy": float(accuracy_score(gold, found))}
+        if self.metric_for_best_model == "accuracy":
+            return metrics
         precision, recall, f1, _ = precision_recall_fscore_support(gold, found, average="micro", zero_division=0)
         return metrics | {"precision": float(precision), "recall": float(recall), "f1": float(f1)}
 
@@ -132,9 +131,6 @@ class TokenClassification:
             labels = [names[answer] for answer in answers[ends[index] : ends[index + 1]].tolist()]
             yield {"tokens": row["tokens"], "labels": labels} | ({"gold": row["labels"]} if examples.labels else {})
 
-    def _are_of_entities(self) -> bool:
-        return all(_ENTITY_LABEL.fullmatch(name) for name in self.labels or [])
-
     def _rows(self, data: Any, is_labelled: bool) -> list[dict[str, list[Any]]]:
         """Tokens, labels where there are any, and lines of a CoNLL file, sentence by sentence."""
         if isinstance(data, str | os.PathLike) and ending_of(os.fspath(data)) not in (*JSON_LINES, ".parquet"):
@@ -145,10 +141,8 @@ class TokenClassification:
         lists = [column_values(found, name) for name in names]
         for name, values in zip(names, lists, strict=True):
             for row, value in enumerate(values):
-                if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-                    raise value_error(data, row, name, f"expected a list of strings, got {reprlib.repr(value)}")
-                if len(value) != len(lists[0][row]):
-                    problem = f"expected one for each of {len(lists[0][row])} words, got {len(value)}"
+                if not (isinstance(value, list) and len(value) == len(lists[0][row]) and {*map(type, value)} <= {str}):
+                    problem = f"expected a list of strings, one for each word, got {reprlib.repr(value)}"
                     raise value_error(data, row, name, problem)
         return [dict(zip(("tokens", "labels"), row, strict=False)) for row in zip(*lists, strict=True)]
 
@@ -156,23 +150,18 @@ class TokenClassification:
         """The number of every word's label: int64 [W]."""
         labels = [*chain.from_iterable(row["labels"] for row in rows)]
         if self.labels is None:
-            self.labels = sorted(set(labels), key=_by_type)
+            self.labels = sorted(set(labels), key=lambda name: (name != "O", re.sub("^.-", "", name), name))
         numbers = {name: number for number, name in enumerate(self.labels)}
         if unknown := set(labels) - numbers.keys():
             row, label = next(
                 (row, label) for row, one in enumerate(rows) for label in one["labels"] if label in unknown
             )
-            problem = f"expected one of {', '.join(self.labels)}, got {label!r}"
+            problem = f"expected one of {', '.join(map(repr, self.labels))}, got {label!r}"
             if "lines" not in rows[row]:
                 raise value_error(data, row, self.arguments.label_column_name, problem)
             line = rows[row]["lines"][rows[row]["labels"].index(label)]
             raise SourceError(f"{os.fspath(data)}: line {line}: {problem}")
         return np.array([numbers[label] for label in labels], dtype=np.int64)
-
-
-def _by_type(label: str) -> tuple[bool, str, str]:
-    """Sorts "O" first, then the labels of a type together: B-LOC, I-LOC, B-PER, ..."""
-    return label != "O", label[2:] if label[1:2] == "-" else label, label
 
 
 def _divide(sizes: list[int], counts: list[int], room: int) -> tuple[np.ndarray, np.ndarray]:
