@@ -213,7 +213,7 @@ def _qa(data: Any, tokenizer: Any, model: Any) -> Parts:
             if owner not in best or score > best[owner][0]:
                 best[owner] = (score, text)
         said = [{"id": str(number), "prediction_text": best[number][1]} for number in range(len(valid))]
-        right = [
+        right: list[Any] = [
             {"id": str(number), "answers": {"text": list(question.answers)}} for number, question in enumerate(valid)
         ]
         return {name: float(value) / 100 for name, value in squad(said, right).items()}
@@ -263,7 +263,7 @@ def _best_span(
                 continue
             score = float(start[first] + end[last])
             if score > best[0]:
-                best = (score, context[spans[first][0] : spans[last][1]])  # type: ignore[index]
+                best = (score, context[spans[first][0] : spans[last][1]])
     return best
 
 
