@@ -43,7 +43,8 @@ class Source(Protocol):
     So any process, worker or thread may make any batch, in any order, and a run can go on in the middle of an epoch.
     An example is one sequence, but where a task joins several to one (the choices of a question): then all of them.
 
-    A source may have `digest() -> str`, too, which differs where its examples do: see `source_digest`.
+    A source may have `digest() -> str`, too, which differs where its examples do: see `source_digest`; and a length, the
+    examples of the first epoch, without which transformers' Trainer trains by max_steps only.
     """
 
     def lengths(self, epoch: int) -> np.ndarray:

@@ -106,6 +106,10 @@ class PretrainingSource:
         arguments = {name: getattr(self, name) for name in _OPTIONS}
         return partial(PretrainingSource, **arguments), (self.store, self.tokenizer)
 
+    def __len__(self) -> int:
+        """Examples of the first epoch."""
+        return len(self.lengths(0))
+
     def lengths(self, epoch: int) -> np.ndarray:
         """Tokens of every example of this epoch: int32 [n]. With pairs, n differs a little between epochs."""
         return self._examples(epoch).lengths

@@ -17,6 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify
 
 from bert_fast.data.batches import Batches, Source
 from bert_fast.data.packed_collator import PackedCollator
+from bert_fast.env import bound_kernel_cache
 from bert_fast.errors import CheckpointError, TrainingError
 from bert_fast.models import BertPreTrainedModel
 from bert_fast.models.checkpoint import load_checkpoint, load_into
@@ -74,6 +75,8 @@ class Trainer(transformers.Trainer):
             raise ValueError(f"label_smoothing_factor: expected 0, got {args.label_smoothing_factor}")
         if options.get("compute_loss_func") is not None:
             raise ValueError("compute_loss_func: expected None, as batches are weighted by their labels here")
+        if args.device.type == "cpu":
+            bound_kernel_cache()
         super().__init__(model, args, data_collator or PackedCollator(), **options)
         self.model_accepts_loss_kwargs = True  # losses come weighted: nobody divides them by the batches of a step
         self._clips_in_step = False
@@ -185,6 +188,12 @@ class Trainer(transformers.Trainer):
             loss = self.compute_loss(self.model_wrapped, {**batch, _WEIGHTS: weights})
         self.accelerator.backward(loss)
         return loss.detach()
+
+    def _run_epoch(self, *positional: Any, **named: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*positional, **named)
+        else:  # a run that was over: transformers would make one step more
+            self.control.should_training_stop = True
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW or LAMB of this library, with weight decay on matrices only; or what the arguments ask for."""
@@ -300,11 +309,23 @@ class Trainer(transformers.Trainer):
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise CheckpointError(f"{self.args.output_dir}: expected a checkpoint to go on from, got none")
+        if self.args.process_index:  # or processes would drop the same; a checkpoint has the state of each
+            torch.manual_seed(self.args.seed + self.args.process_index)
         self._replayed = None
         try:
             return super().train(resume_from_checkpoint, *rest, **options)
         finally:
             self._replayed = None  # graphs give their memory back
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        if self.args.should_save:  # what is written over is no checkpoint meanwhile
+            path = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}", _STATE)
+            path.unlink(missing_ok=True)
+        super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()  # the state, which ends a checkpoint, is written next
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
