@@ -15,24 +15,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from bert_fast.checks import check_count, check_flag, check_integer
 from bert_fast.data.arguments import whole_numbers
 from bert_fast.data.counter_random import CounterRandom
-from bert_fast.data.digests import data_digest
 from bert_fast.graphs import Budget
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "check_source", "only", "source_digest"]
+__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "check_source", "only"]
 
 _GOOD_FILL = 0.98  # below, examples of like lengths are put together,
 _WORTH_SORTING = 0.995  # if that leaves no more than this share of the batches
 _MAX_OPEN = 512  # batches that wait for examples
 _WINDOW = 1024  # examples that are sorted by length where that is needed
 _CHUNK = 1 << 16  # examples whose lengths are Python integers at a time
-_SAMPLE = 1000  # examples that stand for all of a source that has no digest of its own
 _NUMBER_BITS = 40  # of a batch's number, below the room that it has
 
 
@@ -43,8 +40,7 @@ class Source(Protocol):
     So any process, worker or thread may make any batch, in any order, and a run can go on in the middle of an epoch.
     An example is one sequence, but where a task joins several to one (the choices of a question): then all of them.
 
-    A source may have `digest() -> str`, too, which differs where its examples do: see `source_digest`; and a length, the
-    examples of the first epoch, without which transformers' Trainer trains by max_steps only.
+    A source may have a length, too, the examples of the first epoch; without one a Trainer trains by max_steps only.
     """
 
     def lengths(self, epoch: int) -> np.ndarray:
@@ -65,27 +61,6 @@ def check_source(name: str, source: Any) -> Source:
     if isinstance(source, type) or not isinstance(source, Source):
         raise TypeError(f"{name}: expected a source of examples (lengths, batch), got {type(source).__name__}")
     return source
-
-
-def source_digest(source: Source) -> str:
-    """What tells the examples of a source from others: two sources of other tokens, labels or order have another one.
-
-    That is what its `digest` says. Of a source without one it is made of the lengths in epoch 0, and of up to 1,000
-    examples, evenly distributed: changes to others are not seen.
-    """
-    own = getattr(check_source("source", source), "digest", None)
-    if own is not None:
-        return str(own())
-    lengths = source.lengths(0)
-    indices = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLE)).astype(np.int64))
-    return data_digest(lengths, *(part for item in source.batch(0, indices).items() for part in _parts(*item)))
-
-
-def _parts(name: str, value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        return [name, str(plain.dtype), list(plain.shape), plain.reshape(-1).view(torch.uint8).numpy()]
-    return [name, value] if isinstance(value, int | float | str | np.ndarray) else [name]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import numpy as np
 
 from bert_fast.checks import check_count
 from bert_fast.data.arguments import row_indices
-from bert_fast.data.digests import data_digest
 from bert_fast.data.sequences import Sequences
 from bert_fast.tokenization.pack import PackedBatch
 
@@ -65,11 +64,6 @@ class Examples:
         if self.num_choices > 1:
             labels["num_choices"] = self.num_choices
         return self.sequences.gather(self._sequences_of(indices), **labels)
-
-    def digest(self) -> str:
-        """See `source_digest`."""
-        labels = [part for item in sorted(self.labels.items()) for part in item]
-        return data_digest(self.num_choices, *self.sequences.arrays().values(), *labels)
 
     def take(self, indices: np.ndarray) -> "Examples":
         """Returns some of the examples (int [m]), in this order; `rows` stay, and `row_of` says which are theirs."""

@@ -7,7 +7,6 @@ Two examples, a pair of texts and a single one:
     boundaries      [0, 6, 9]
 """
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 
 from bert_fast.checks import check_choice
 from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_index, row_indices
-from bert_fast.data.feature_cache import cached_arrays, feature_key
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.arguments import members
 from bert_fast.tokenization.form import Joined
@@ -110,25 +108,6 @@ class Sequences:
         """What `SequenceForm.join` made, with ids of int32."""
         types = None if joined.type_ids is None else joined.type_ids.astype(np.uint8)
         return cls(joined.ids, joined.boundaries, types, joined.has_positions)
-
-    @classmethod
-    def cached(
-        cls,
-        cache_dir: str | os.PathLike[str] | None,
-        tokenizer: Tokenizer,
-        texts: list[str],
-        pairs: list[str] | None,
-        max_length: int | None,
-    ) -> "Sequences":
-        """`joined`; with `cache_dir`, what it gave for the same arguments before. Raises OSError as `cached_arrays`."""
-        if cache_dir is None:
-            return cls.joined(tokenizer, texts, pairs, max_length=max_length)
-
-        def make() -> dict[str, np.ndarray]:
-            return cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays()
-
-        made = cached_arrays(cache_dir, feature_key(tokenizer, texts, pairs, max_length=max_length), make)
-        return cls(**made, has_positions=tokenizer.form.has_positions)
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1

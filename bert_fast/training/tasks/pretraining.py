@@ -92,7 +92,7 @@ class Pretraining:
             if len(files) > 1:
                 raise ValueError(f"train_file: expected text files, or one token store, got {', '.join(files)}")
             return TokenStore.open(files[0], self.tokenizer)
-        options = {"format": self.arguments.text_format, "field": self.arguments.text_column_name}
+        options: Any = {"format": self.arguments.text_format, "field": self.arguments.text_column_name}
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
             return tokenize_files(files, place, self.tokenizer, **options)
