@@ -16,9 +16,13 @@ def label_counts(batch: Mapping[str, Any]) -> dict[str, int]:
     """How many labels each part of a batch's loss is the mean of: {part: number}; {} of a batch without labels.
 
     The part is "loss"; of pre-training on pairs of texts there are two, "masked_lm" and "next_sentence". Labels of
-    -100 do not count. Look at batches on the host: a device would be waited for.
+    -100 do not count, nor do answers that begin behind the end of their sequence. Look at batches on the host: a device
+    would be waited for.
     """
-    labels = batch.get("labels", batch.get("start_positions"))
+    starts, labels = batch.get("start_positions"), batch.get("labels")
+    if starts is not None:
+        ends = batch["cu_seqlens"].diff() if "cu_seqlens" in batch else batch["input_ids"].shape[1]
+        return {"loss": int((starts < ends).sum())}
     if labels is None:
         return {}
     count = len(labels) if labels.is_floating_point() else int((labels != _IGNORED).sum())

@@ -27,6 +27,10 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
+def are_close(found: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.abs(found - expected).max() <= RELATIVE["two_processes"] * max(1.0, np.abs(expected).max()))
+
+
 def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     before = toy_model().state_dict()
     for name, value in ours.items():
@@ -226,7 +230,7 @@ def toy_predictions(trainer: Trainer) -> np.ndarray:
 def test_evaluation_does_not_depend_on_batches(tmp_path: Path, tokens: int) -> None:
     trainer = toy_trainer(tmp_path, per_device_eval_batch_tokens=tokens)
     found = trainer.predict(ToySource(30, seed=1))
-    assert np.allclose(found.predictions, toy_trainer(tmp_path).predict(ToySource(30, seed=1)).predictions, atol=1e-5)
+    assert are_close(found.predictions, toy_trainer(tmp_path).predict(ToySource(30, seed=1)).predictions)
     assert np.array_equal(found.label_ids, ToySource(30, seed=1).labels)
     loss = torch.nn.functional.cross_entropy(torch.from_numpy(found.predictions), torch.from_numpy(found.label_ids))
     assert abs(found.metrics["test_loss"] - loss.item()) <= RELATIVE["two_processes"]
@@ -250,7 +254,7 @@ def test_evaluation_of_tokens_and_of_several_outputs(tmp_path: Path) -> None:
     assert all(np.array_equal(labels, Spans(9).labels) for labels in found.label_ids)
     with torch.no_grad():
         whole = model(**Spans(9).batch(0, np.arange(9)))
-    assert np.allclose(start, whole.start_logits.numpy(), atol=1e-5)
+    assert are_close(start, whole.start_logits.numpy())
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
