@@ -2,11 +2,11 @@
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
+from bert_fast.data.text_files import json_records, read_text_file
 from bert_fast.errors import SourceError
 from bert_fast.files import open_regular, path_name
 
@@ -19,25 +19,15 @@ _MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Returns the content of a file. Raises OSError, or SourceError for a directory."""
     name = path_name("data", path)
-    if os.path.isdir(name):
-        raise SourceError(f"{name}: expected a file, got a directory")
+    _check_file(name)
     with open_regular(name) as file:
         return file.read()
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Returns the text of a UTF-8 file, its line ends as they stand, without a byte order mark.
-
-    Raises OSError if it cannot be read, SourceError if it is a directory, empty, or not UTF-8 (with the line).
-    """
-    name, content = os.fspath(path), read_bytes(path).removeprefix(b"\xef\xbb\xbf")
-    if not content:
-        raise SourceError(f"{name}: is empty")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise SourceError(f"{name}: line {line}: expected UTF-8, got byte 0x{content[error.start]:02x}") from None
+    """Returns `read_text_file(path)`; raises SourceError for a directory, too."""
+    _check_file(path_name("data", path))
+    return read_text_file(path)
 
 
 def ending_of(name: str) -> str:
@@ -56,22 +46,19 @@ def records(name: str, is_named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         OSError: the file cannot be read.
         SourceError: see `read_text`; a line is no JSON object, or has other columns than the first.
     """
-    lines = io.StringIO(read_text(name), newline="\n")  # a CR stays what it is: before LF, or in quotes
-    return _table(name, lines, is_named) if ending_of(name) in TABLES else _json_objects(name, lines)
+    content = read_text(name)
+    if ending_of(name) in TABLES:
+        yield from _table(name, io.StringIO(content, newline="\n"), is_named)  # a CR stays: before LF, or in quotes
+        return
+    for line, record in json_records(name, content):
+        if not isinstance(record, dict):
+            raise SourceError(f"{name}: line {line}: expected a JSON object, got {type(record).__name__}")
+        yield line, record
 
 
-def _json_objects(name: str, lines: io.StringIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text:
-            continue
-        try:
-            record = json.loads(text)
-            if not isinstance(record, dict):
-                raise ValueError(f"this is a {type(record).__name__}")
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{name}: line {number}: expected a JSON object, got {text[:60]!r}: {error}") from None
-        yield number, record
+def _check_file(name: str) -> None:
+    if os.path.isdir(name):
+        raise SourceError(f"{name}: expected a file, got a directory")
 
 
 def _table(name: str, lines: io.StringIO, is_named: bool) -> Iterator[tuple[int, dict[str, str]]]:

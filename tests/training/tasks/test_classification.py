@@ -112,7 +112,9 @@ def test_formats_agree(tmp_path: Path) -> None:
     datasets.Dataset.from_list(given).to_parquet(tmp_path / "a.parquet")
     ends = ("tsv", "csv", "jsonl", "parquet")
     for data in (*(tmp_path / f"a.{end}" for end in ends), str(tmp_path / "a.tsv"), given, named):
-        assert task_of().read(data).digest() == task_of().read(given).digest(), data
+        examples = task_of().read(data)
+        assert examples.sequences.ids.tolist() == [2, 5, 7, 3, 2, 6, 7, 9, 8, 3], data
+        assert examples.labels["labels"].tolist() == [1, 0], data
 
 
 def test_two_classes_by_hand() -> None:
