@@ -1,4 +1,4 @@
-"""What docs/finetuning.md shows runs as it stands there: every snippet, and the commands as far as their flags go."""
+"""What docs/finetuning.md shows runs: the snippet for all tasks, and commands as far as their flags go."""
 
 import json
 import re
@@ -31,8 +31,9 @@ WORDS = [
 
 
 @pytest.mark.filterwarnings("ignore")  # heads that a masked-LM checkpoint lacks
-def test_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each section reads its files and makes the model; a step of it has a loss."""
+@pytest.mark.parametrize("name", ["classify", "choice", "ner", "qa"])
+def test_python(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snippet with the word of each task, and a file of its kind; the model has a loss."""
     pytest.importorskip("datasets")
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
@@ -42,22 +43,21 @@ def test_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     BertForMaskedLM(config).save_pretrained("path/to/model")
     Path("path/to/model/vocab.txt").write_text("\n".join(WORDS) + "\n")
-    Path("train.tsv").write_text("sentence\tlabel\n" + "good film\tpos\nbad film\tneg\n" * 2)
-    Path("train.csv").write_text("sent1,sent2,ending0,ending1,label\n" + "good film,film,good,bad,0\n" * 4)
     answers = [{"text": "a city", "answer_start": 8}]
-    qas = [{"id": str(n), "question": "What is Oslo?", "answers": answers if n else []} for n in range(4)]
+    qas = [{"id": str(n), "question": "What is Oslo?", "answers": answers} for n in range(4)]
     content = {"data": [{"paragraphs": [{"context": "Oslo is a city.", "qas": qas}]}]}
     for part in ("train", "dev"):
+        Path(f"{part}.tsv").write_text("text\tlabel\n" + "good film\tpos\nbad film\tneg\n" * 2)
+        Path(f"{part}.csv").write_text("sent1,sent2,ending0,ending1,label\n" + "good film,film,good,bad,0\n" * 4)
         Path(f"{part}.conll").write_text("John B-PER\nlives O\nin O\nOslo B-LOC\n\n" * 4)
         Path(f"{part}.json").write_text(json.dumps(content))
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    ending = {"classify": "tsv", "choice": "csv", "ner": "conll", "qa": "json"}[name]
     given: dict[str, Any] = {}
-    snippets = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(snippets) == 4
-    for snippet in snippets:
-        exec(snippet, given)
-        train = given["train"]
-        assert len(train) == 4
-        assert torch.isfinite(given["model"](**train.batch(0, torch.arange(4).numpy())).loss)
+    exec(snippet.replace('"ner"', repr(name)).replace(".conll", f".{ending}"), given)
+    train = given["train"]
+    assert len(train) == 4 and given["task"].model_class is type(given["model"])
+    assert torch.isfinite(given["model"](**train.batch(0, torch.arange(4).numpy())).loss)
 
 
 def test_flags_of_the_commands_are_there() -> None:
