@@ -24,7 +24,7 @@ from bert_fast.data.text_files import (
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["FORMATS", "find_sources", "is_dataset", "open_parquet", "read_blocks"]
+__all__ = ["FORMATS", "find_sources", "read_blocks"]
 
 # name -> what is a document
 FORMATS = {
@@ -60,7 +60,7 @@ def find_sources(names: Any, format: str = "auto", field: str = "text") -> list[
         raise ValueError(f"format: expected 'auto', {', '.join(map(repr, FORMATS))}, got {got}")
     check_field(field)
     sources = [
-        _find_dataset(name, field) if is_dataset(name) else _find_file(path_name("files", name), format)
+        _find_dataset(name, field) if _is_dataset(name) else _find_file(path_name("files", name), format)
         for name in names
     ]
     if sum(source.name == "-" for source in sources) > 1:
@@ -178,7 +178,7 @@ def _is_text(found: Any) -> bool:
     return any(check(found) for check in checks)
 
 
-def is_dataset(found: Any) -> bool:
+def _is_dataset(found: Any) -> bool:
     """Whether it is a `datasets.Dataset`: nobody has one who has not imported the package."""
     modules = {base.__module__.split(".")[0] for base in type(found).__mro__}
     return "datasets" in modules and hasattr(found, "with_format")
@@ -199,7 +199,7 @@ def _find_dataset(dataset: Any, field: str) -> TextSource:
     return TextSource(name, "dataset", dataset.data.nbytes, dataset=dataset)
 
 
-def open_parquet(name: str) -> Any:
+def _open_parquet(name: str) -> Any:
     """A `pyarrow.parquet.ParquetFile`, whose `schema_arrow` and `metadata` can be read.
 
     Raises:
@@ -223,7 +223,7 @@ def open_parquet(name: str) -> Any:
 
 def _open_column(name: str, field: str) -> Any:
     """Likewise; raises SourceError unless it has this one column of strings."""
-    file = open_parquet(name)
+    file = _open_parquet(name)
     schema = file.schema_arrow
     found = schema.field(field).type if schema.names.count(field) == 1 else None
     if found is None:

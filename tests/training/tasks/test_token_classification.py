@@ -75,8 +75,8 @@ def test_words_longer_than_an_example_keep_their_beginning() -> None:
     examples = task_of(max_seq_length=3).read(ROWS)
     assert tokens(examples) == [["john"], ["lives"], ["in"], ["os"], ["."], [], [], ["os"]]
     assert examples.labels["labels"].reshape(-1)[9:12].tolist() == [-100, 1, -100]
-    with pytest.raises(ValueError, match="max_seq_length: expected room for one token, got 2"):
-        task_of(max_seq_length=2).read(ROWS)
+    with pytest.raises(ValueError, match="max_seq_length: expected at least 3, got 2"):
+        task_of(max_seq_length=2)
 
 
 def test_labels_come_from_training(tmp_path: Path) -> None:
