@@ -14,6 +14,7 @@ from bert_fast.terminal import printable
 __all__ = ["check_output", "one_line", "train"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_TORCH = ("PytorchStreamWriter", "inline_container.cc")  # what torch.save names in its errors
 
 
 def one_line(command: str, work: Callable[[], int]) -> int:
@@ -98,7 +99,7 @@ def _is_of_writing(error: Exception) -> bool:
     """Whether a file could not be written to its end: PyTorch and safetensors have errors of their own for that."""
     if isinstance(error, OSError):
         return error.errno in _FULL
-    return type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in str(error)
+    return type(error).__name__ == "SafetensorError" or any(name in str(error) for name in _OF_TORCH)
 
 
 def _is_figure(name: str) -> bool:
