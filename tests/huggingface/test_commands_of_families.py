@@ -82,6 +82,7 @@ def test_finetuning_names_what_to_use(prefix: str, tmp_path: Path, capsys: pytes
     (tmp_path / "train.csv").write_text("text,label\na small house,1\nred,0\n")
     arguments: list[Any] = ["finetune", "classify", "--model_name_or_path", tmp_path / "model"]
     arguments += ["--train_file", tmp_path / "train.csv", "--output_dir", tmp_path / "run"]
+    capsys.readouterr()
     assert main.main([str(each) for each in arguments]) == 1
     said = capsys.readouterr().err
     assert "model_type" in said and "bert_fast.fuse" in said and said.count("\n") == 1
