@@ -100,7 +100,7 @@ TASKS = {
     "pretrain": lambda folder: pretraining(folder, next_sentence=True),
     "pretrain, words": lambda folder: pretraining(folder, next_sentence=False),
     "classify": lambda folder: classification(list("xyz") * 13),
-    "classify, numbers": lambda folder: classification([k / 7 for k in range(40)], regression=True),
+    "classify, numbers": lambda folder: classification([k / 7 for k in range(40)], do_regression=True),
     "ner": lambda folder: entities(),
     "qa": lambda folder: questions(),
     "choice": lambda folder: choices(),
