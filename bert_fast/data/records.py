@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bert_fast.errors import SourceError
 from bert_fast.files import open_regular, path_name
 
-__all__ = ["JSON_LINES", "TABLES", "ending_of", "read_bytes", "read_text", "records"]
+__all__ = ["JSON_LINES", "TABLES", "ending_of", "json_objects", "read_bytes", "read_text", "records"]
 
 TABLES, JSON_LINES = (".tsv", ".txt", ".csv"), (".json", ".jsonl", ".ndjson")
 _MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
@@ -57,11 +57,12 @@ def records(name: str, is_named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         SourceError: see `read_text`; a line is no JSON object, or has other columns than the first.
     """
     lines = io.StringIO(read_text(name), newline="\n")  # a CR stays what it is: before LF, or in quotes
-    return _table(name, lines, is_named) if ending_of(name) in TABLES else _json_objects(name, lines)
+    return _table(name, lines, is_named) if ending_of(name) in TABLES else json_objects(name, lines)
 
 
-def _json_objects(name: str, lines: io.StringIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, 1):
+def json_objects(name: str, lines: Iterable[str], first_line: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line, object) of every line that is not blank; raises SourceError where a line is no JSON object."""
+    for number, line in enumerate(lines, first_line):
         text = line.strip()
         if not text:
             continue
@@ -70,7 +71,8 @@ def _json_objects(name: str, lines: io.StringIO) -> Iterator[tuple[int, dict[str
             if not isinstance(record, dict):
                 raise ValueError(f"this is a {type(record).__name__}")
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{name}: line {number}: expected a JSON object, got {text[:60]!r}: {error}") from None
+            problem = getattr(error, "msg", error)  # without the place in this line alone, "line 1 column 13"
+            raise SourceError(f"{name}: line {number}: expected a JSON object, got {text[:60]!r}: {problem}") from None
         yield number, record
 
 
