@@ -37,22 +37,18 @@ _MAX_LINE_BYTES = 1 << 31  # a line has to fit into memory several times
 _PIECE_BYTES = 1 << 20  # searched for line ends at a time: fits into the processor's cache
 _LF = ord("\n")
 _UTF8_BOM = b"\xef\xbb\xbf"
-_CONVERT, _UNPACK = "convert it to UTF-8, with iconv for example", "unpack it into a pipe and read '-'"
-# first bytes -> what the file is, and what to do
+# first bytes -> what the file is
 _FOREIGN = {
-    b"\xff\xfe": ("UTF-16 or UTF-32", _CONVERT),
-    b"\xfe\xff": ("UTF-16", _CONVERT),
-    b"\x1f\x8b": ("gzip", _UNPACK),
-    b"\x28\xb5\x2f\xfd": ("Zstandard", _UNPACK),
-    b"\xfd7zXZ\x00": ("xz", _UNPACK),
-    b"BZh91AY&SY": ("bzip2", _UNPACK),
-    b"PK\x03\x04": ("a zip archive", _UNPACK),
-    b"PAR1": ("Parquet", "read it with format 'parquet'"),
+    b"\xff\xfe": "UTF-16 or UTF-32",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh91AY&SY": "bzip2",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet (read it with format 'parquet')",
 }
 _STRINGS = ("string", "large_string", "string_view", "binary", "large_binary")  # types of Arrow
-
-# Texts of one call: strings, or bytes (uint8) with boundaries (int64 [n + 1]): text i is bytes[b[i]:b[i + 1]].
-Texts = Sequence[str] | tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -105,14 +101,15 @@ class Block:
     """Some texts of a source, as many as one call of the tokenizer takes.
 
     Args:
-        texts: see `Texts`.
+        texts: as `Tokenizer.encode_ragged` takes them: of lines (bytes as uint8, boundaries), of records a list of
+            strings, of columns an Arrow array.
         position: where the source is read on behind this block.
         num_bytes: of text.
         bytes_on_disk: of the source, up to here.
         ends_source: whether nothing follows; every source ends with such a block, which may be without texts.
     """
 
-    texts: Texts
+    texts: Any
     position: list[int]
     num_bytes: int
     bytes_on_disk: int
@@ -235,16 +232,14 @@ def _line_blocks(source: TextSource, options: ReadOptions, position: Sequence[in
 
 def _texts_of_lines(
     lines: np.ndarray, source: TextSource, options: ReadOptions, bytes_before: int, lines_before: int
-) -> Texts:
+) -> Any:
     if options.errors == "strict" or source.format == "jsonl":
         try:
             content = codecs.utf_8_decode(lines.data, options.errors, True)[0]
         except UnicodeDecodeError as error:
             line = lines_before + int(np.count_nonzero(lines[: error.start] == _LF)) + 1
-            raise SourceError(
-                f"{source.name}: not UTF-8: byte {bytes_before + error.start} (line {line}) is "
-                f"0x{lines[error.start]:02x}; errors='replace' reads on"
-            ) from None
+            place = f"byte {bytes_before + error.start} (line {line}) is 0x{lines[error.start]:02x}"
+            raise SourceError(f"{source.name}: not UTF-8: {place}; errors='replace' reads on") from None
     if source.format == "jsonl":
         return list(_json_texts(content, options.field, source.name, lines_before))
     pieces = range(0, len(lines), _PIECE_BYTES)
@@ -255,9 +250,9 @@ def _texts_of_lines(
 
 def _check_start(name: str, first_bytes: bytes) -> int:
     """Refuses what is not UTF-8 text by its first bytes; returns the length of the byte order mark, if any."""
-    for magic, (what, advice) in _FOREIGN.items():
+    for magic, what in _FOREIGN.items():
         if first_bytes.startswith(magic):
-            raise SourceError(f"{name}: is {what}, expected UTF-8 text; {advice}")
+            raise SourceError(f"{name}: is {what}, expected UTF-8 text; convert or unpack it into a pipe and read '-'")
     if first_bytes.count(0) > len(first_bytes) // 4:
         raise SourceError(
             f"{name}: expected UTF-8 text, got many zero bytes: UTF-16 without a byte order mark, or no text at all"
@@ -268,12 +263,9 @@ def _check_start(name: str, first_bytes: bytes) -> int:
 def _json_texts(content: str, field: str, name: str, lines_before: int) -> Iterator[str]:
     for line, record in json_objects(name, content.split("\n"), lines_before + 1):
         value = record.get(field, record)  # the record itself stands for a field that is not there
-        if value is record:
-            fields = ", ".join(map(repr, record)) or "an empty object"
-            raise SourceError(f"{name}: line {line}: expected a field {field!r}, got {fields}")
         if value is not None and type(value) is not str:
-            found = type(value).__name__
-            raise SourceError(f"{name}: line {line}: expected a string in the field {field!r}, got {found}")
+            got = reprlib.repr(record)
+            raise SourceError(f"{name}: line {line}: expected a string in the field {field!r}, got {got}")
         yield value or ""
 
 
@@ -326,20 +318,18 @@ def _column_block(
         try:
             texts.cast(pyarrow.large_string())
         except pyarrow.ArrowInvalid:
-            _check_rows(name, texts.to_pylist(), first_row)
+            _refuse_broken(name, texts.to_pylist(), first_row)
     num_bytes = compute.sum(compute.binary_length(texts)).as_py()
     return Block(texts, position, num_bytes, bytes_on_disk, False)
 
 
-def _check_rows(name: str, texts: list[bytes], first_row: int) -> None:
+def _refuse_broken(name: str, texts: list[bytes], first_row: int) -> None:
     for row, text in enumerate(texts, first_row):
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            raise SourceError(
-                f"{name}: not UTF-8: byte {error.start} of row {row} is 0x{text[error.start]:02x}; "
-                "errors='replace' reads on"
-            ) from None
+            place = f"byte {error.start} of row {row} is 0x{text[error.start]:02x}"
+            raise SourceError(f"{name}: not UTF-8: {place}; errors='replace' reads on") from None
 
 
 def _open_parquet(name: str, field: str) -> Any:

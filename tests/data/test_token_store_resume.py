@@ -293,7 +293,7 @@ def test_a_block_counts_whole_or_not_at_all(
     for block, batch in zip(blocks[:3], batches[:3], strict=True):
         writer.add(0, block, batch.ids, batch.cu_seqlens)
     before = writer.progress
-    write, written = os.write, []
+    write, written = os.write, list[int]()
 
     def full(descriptor: int, data: Any) -> int:
         if written:
