@@ -3,11 +3,13 @@
 import warnings
 from collections.abc import Sequence
 
-from bert_fast.cli.training import one_line, train
+from bert_fast.cli.training import check_output, one_line, train
 
 __all__ = ["run"]
 
 _TASKS = "classify, ner, qa, choice"
+_LEARNED_BEFORE = ("bert.embeddings.", "bert.encoder.")  # the rest is learned from the examples
+_OF_TASK = "of the task"  # metric_for_best_model, unless a flag names one
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,7 +30,11 @@ def _run(name: str, argv: Sequence[str]) -> int:
 
     kind = task_named(name)
     parser = make_parser(f"finetune {name}", str(kind.__doc__), (ModelArguments, kind.Arguments, TrainingArguments))
+    parser.set_defaults(metric_for_best_model=_OF_TASK)
     model_arguments, data, arguments = parsed(parser, argv)
+    if data.train_file is None:
+        parser.error("the following arguments are required: --train_file")
+    check_output(arguments.output_dir)
     kind.model_class.read_config(model_arguments.model_name_or_path)  # of another family: said before examples are read
     transformers.set_seed(arguments.seed)
     tokenizer = model_arguments.tokenizer()
@@ -36,12 +42,19 @@ def _run(name: str, argv: Sequence[str]) -> int:
     examples, valid = task.read(data.train_file), None
     if data.validation_file is not None:
         valid = task.read(data.validation_file)
+    source = model_arguments.model_name_or_path
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*left at their initial values")  # the head, which is to be learned
-        model = kind.model_class.from_pretrained(
-            model_arguments.model_name_or_path, dtype=torch.float32, ignore_mismatched_sizes=True, **task.config()
+        warnings.simplefilter("ignore")  # of the head, which is to be learned
+        model, report = kind.model_class.from_pretrained(
+            source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
         )
+    for name in sorted(report["missing_keys"]):
+        if name.startswith(_LEARNED_BEFORE):
+            raise ValueError(f"{source}: expected the weights of a model, got none of {name}")
     check_fit(model.config, tokenizer, data.max_seq_length)
+    if arguments.metric_for_best_model == _OF_TASK:
+        arguments.metric_for_best_model = task.metric_for_best_model
     return train(
-        model, arguments, examples, valid, tokenizer, lambda said: task.metrics(valid, said.predictions, said.label_ids)
-    )
+        "finetune", model, arguments, examples, valid, tokenizer,
+        lambda said: task.metrics(valid, said.predictions, said.label_ids),
+    )  # fmt: skip

@@ -1,21 +1,23 @@
 """`bert-fast predict`: what a trained model says about examples."""
 
-import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bert_fast.cli.training import one_line
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name, write_atomically
 from bert_fast.terminal import printable
 
 __all__ = ["PredictArguments", "run"]
 
 _USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
+_TIMES = ("_runtime", "_per_second", "_preparation_time")  # of metrics
 _ARCHITECTURES = {
     "BertForSequenceClassification": "classify",
     "BertForTokenClassification": "ner",
@@ -48,36 +50,61 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(folder: str, file: str, argv: Sequence[str]) -> int:
-    from bert_fast.cli.arguments import make_parser, parsed
+    from bert_fast.cli.arguments import check_fit, make_parser, parsed
+    from bert_fast.tokenization import load_tokenizer
     from bert_fast.training import Trainer, TrainingArguments
     from bert_fast.training.tasks import task_named
 
     kind = task_named(_task_of(folder))
-    parser = make_parser("predict RUN FILE", str(kind.__doc__), (PredictArguments, kind.Arguments))
+    parser = make_parser(
+        "predict RUN FILE", str(kind.__doc__), (PredictArguments, kind.Arguments), ("train_file", "validation_file")
+    )
     arguments, data = parsed(parser, argv)
-    model = kind.model_class.from_pretrained(folder)
-    from bert_fast.tokenization import load_tokenizer
-
-    names = [model.config.id2label[number] for number in range(len(model.config.id2label))]
-    task = kind(data, load_tokenizer(folder), labels=names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is missing is an error
+        model, report = kind.model_class.from_pretrained(folder, output_loading_info=True)
+    if report["missing_keys"]:
+        raise ValueError(f"{folder}: expected a fine-tuned model, got none of {min(report['missing_keys'])}")
+    tokenizer, labels = load_tokenizer(folder), model.config.id2label
+    check_fit(model.config, tokenizer, data.max_seq_length)
+    if sorted(labels) != [*range(len(labels))]:
+        raise ValueError(f"{folder}/config.json: id2label: expected names of 0 to {len(labels) - 1}, got {labels}")
+    names = [labels[number] for number in range(len(labels))]
+    task = kind(data, tokenizer, labels=names)
     examples = task.read(_stdin() if file == "-" else file, is_labelled=arguments.evaluate)
     with tempfile.TemporaryDirectory() as nowhere:
         settings = TrainingArguments(
             nowhere, per_device_eval_batch_tokens=arguments.per_device_eval_batch_tokens, bf16=arguments.bf16,
             report_to="none", disable_tqdm=True,
         )  # fmt: skip
-        trainer = Trainer(model, settings, compute_metrics=lambda said: task.metrics(examples, *said[:2]))
+        trainer = Trainer(
+            model, settings, compute_metrics=lambda said: task.metrics(examples, said.predictions, said.label_ids)
+        )
         found = trainer.predict(examples, metric_key_prefix="eval")
-    rows: Any = task.rows(examples, found.predictions)
+    rows: Iterable[dict[str, Any]] = task.rows(examples, found.predictions)
     if arguments.evaluate:
-        rows = [{name: value for name, value in found.metrics.items() if "per_second" not in name}]
-    with contextlib.ExitStack() as stack:
-        output: Any = sys.stdout
-        if arguments.output_file is not None:
-            output = stack.enter_context(open(arguments.output_file, "w", encoding="utf-8"))
-        for row in rows:
-            output.write(printable(json.dumps(row, ensure_ascii=False)) + "\n")
+        rows = [{name: value for name, value in found.metrics.items() if not name.endswith(_TIMES)}]
+    lines = (printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    if arguments.output_file is None:
+        sys.stdout.writelines(lines)
+        sys.stdout.flush()  # a reader that has left is known here
+    else:
+        _write(arguments.output_file, lines)
     return 0
+
+
+def _write(file: str, lines: Iterable[str]) -> None:
+    """Writes a file as a whole, or not at all; a pipe or a device as it comes."""
+
+    def write(path: Path) -> None:
+        with open(path, "w", encoding="utf-8") as output:
+            output.writelines(lines)
+
+    path = Path(path_name("output_file", file))
+    try:
+        write(path) if path.exists() and not path.is_file() else write_atomically(path, write)
+    except OSError as error:
+        raise OSError(f"output_file: {file} cannot be written: {error.strerror}") from None
 
 
 def _task_of(folder: str) -> str:
@@ -85,7 +112,7 @@ def _task_of(folder: str) -> str:
         names = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: expected the folder of a model, got one without config.json") from None
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json: is damaged: {error}") from None
     for name in names:
         if name in _ARCHITECTURES:

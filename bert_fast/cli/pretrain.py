@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_fast.cli.training import one_line, train
+from bert_fast.cli.training import check_output, one_line, train
 
 __all__ = ["SIZES", "make_config", "run"]
 
@@ -62,6 +62,7 @@ def _run(argv: Sequence[str]) -> int:
         "pretrain", str(Pretraining.__doc__), (ModelArguments, PretrainingArguments, TrainingArguments)
     )
     model_arguments, data, arguments = parsed(parser, argv)
+    check_output(arguments.output_dir)
     transformers.set_seed(arguments.seed)
     tokenizer = model_arguments.tokenizer()
     task = Pretraining(data, tokenizer)
@@ -79,7 +80,7 @@ def _run(argv: Sequence[str]) -> int:
         found: dict[str, float] = task.metrics(examples, valid, said.predictions, said.label_ids)
         return found
 
-    return train(model, arguments, examples, valid, tokenizer, metrics, task.answers)
+    return train("pretrain", model, arguments, examples, valid, tokenizer, metrics, task.answers)
 
 
 def _model(cls: Any, name: str, tokenizer: Any, max_seq_length: int) -> Any:

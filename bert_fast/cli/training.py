@@ -1,55 +1,104 @@
 """What `finetune` and `pretrain` share: a run from its parts, and what it leaves."""
 
+import errno
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bert_fast.cli.common import is_main_process
 from bert_fast.terminal import printable
 
-__all__ = ["one_line", "train"]
+__all__ = ["check_output", "one_line", "train"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def one_line(command: str, work: Callable[[], int]) -> int:
-    """Runs a command; what is wrong with files and arguments is one line and status 1."""
+    """Runs a command; what is wrong with files and arguments is one line and status 1, and so is each warning."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _say(command, str(message))
+        if not is_main_process():
+            warnings.simplefilter("ignore")  # the main process says the same
+        try:
+            return work()
+        except BrokenPipeError:
+            raise
+        except (OSError, ImportError, TypeError, ValueError) as error:
+            if is_main_process():
+                _say(command, str(error))
+            return 1
+
+
+def check_output(folder: str) -> None:
+    """Raises OSError where a folder cannot be made or written. Makes nothing."""
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
     try:
-        return work()
-    except (OSError, ImportError, TypeError, ValueError) as error:
-        if is_main_process():
-            print(printable(f"bert-fast {command}: {error}"), file=sys.stderr)
-        return 1
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise OSError(f"output_dir: {folder} cannot be made or written: {place}: {error.strerror}") from None
 
 
 def train(
-    model: Any, arguments: Any, train: Any, valid: Any, tokenizer: Any, compute_metrics: Any, answers: Any = None
-) -> int:
+    command: str, model: Any, arguments: Any, train: Any, valid: Any, tokenizer: Any, compute_metrics: Any,
+    answers: Any = None,
+) -> int:  # fmt: skip
     """Trains, or goes on from the last checkpoint in output_dir; leaves the model, its state and its metrics there."""
     from bert_fast.training import Trainer, last_checkpoint
     from bert_fast.training.curves import CurvesCallback
 
-    if not is_main_process():
-        warnings.simplefilter("ignore")  # the main process says the same
-    trainer = Trainer(
-        model,
-        arguments,
-        train_dataset=train,
-        eval_dataset=valid,
-        processing_class=tokenizer,
-        compute_metrics=None if valid is None else compute_metrics,
-        preprocess_logits_for_metrics=answers,
-        callbacks=[CurvesCallback()],
-    )
-    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint or last_checkpoint(arguments.output_dir))
-    trainer.save_model()
-    trainer.save_state()
-    metrics = {} if valid is None else trainer.evaluate()
-    if valid is not None:
-        trainer.save_metrics("eval", metrics)
+    if not sys.stderr.isatty():
+        arguments.disable_tqdm = True
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(line_buffering=True)  # each line of the log as it comes
+    start = arguments.resume_from_checkpoint or last_checkpoint(arguments.output_dir)
+    if start is not None and is_main_process():
+        _say(command, f"going on from {start}")
+    try:
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=train,
+            eval_dataset=valid,
+            processing_class=tokenizer,
+            compute_metrics=None if valid is None else compute_metrics,
+            preprocess_logits_for_metrics=answers,
+            callbacks=[CurvesCallback()],
+        )
+        trainer.train(resume_from_checkpoint=start)
+        trainer.save_model()
+        trainer.save_state()
+        metrics = {} if valid is None else trainer.evaluate()
+        if valid is not None:
+            trainer.save_metrics("eval", metrics)
+    except KeyboardInterrupt:
+        if is_main_process():
+            place = last_checkpoint(arguments.output_dir) or "its start, as no checkpoint was written yet"
+            _say(command, f"interrupted; the same command goes on from {place}")
+        return 130
+    except Exception as error:
+        if not _is_of_writing(error):
+            raise
+        raise OSError(f"{arguments.output_dir}: cannot be written, the disk may be full: {error}") from error
     if is_main_process():
         said = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if _is_figure(name))
         print(printable(f"{arguments.output_dir}: {trainer.state.global_step:,} steps; {said}".rstrip("; ")))
     return 0
+
+
+def _say(command: str, text: str) -> None:
+    print(printable(f"bert-fast {command}: {' '.join(text.split())}"), file=sys.stderr)
+
+
+def _is_of_writing(error: Exception) -> bool:
+    """Whether a file could not be written to its end: PyTorch and safetensors have errors of their own for that."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in str(error)
 
 
 def _is_figure(name: str) -> bool:

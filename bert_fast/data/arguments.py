@@ -6,14 +6,12 @@ import numpy as np
 
 from bert_fast.checks import check_count, check_integer
 from bert_fast.tokenization import Tokenizer
-from bert_fast.tokenization.arguments import strings
 
 __all__ = [
     "check_tokenizer_kind",
     "optional_length",
     "row_index",
     "row_indices",
-    "texts_of",
     "whole_numbers",
 ]
 
@@ -22,13 +20,6 @@ def check_tokenizer_kind(tokenizer: Any) -> None:
     """Raises TypeError unless it is a tokenizer of this library."""
     if not isinstance(tokenizer, Tokenizer):
         raise TypeError(f"tokenizer: expected a BertTokenizer or XLMRobertaTokenizer, got {type(tokenizer).__name__}")
-
-
-def texts_of(name: str, texts: Any) -> list[str]:
-    """The strings of a list or other iterable; raises TypeError where it holds something else, or is a string."""
-    if texts is None or isinstance(texts, str | bytes):
-        raise TypeError(f"{name}: expected a list of strings, got {type(texts).__name__}")
-    return strings(name, texts)
 
 
 def optional_length(name: str, length: Any) -> int | None:

@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from bert_fast.checks import check_integer
 from bert_fast.data.records import read_text
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name
 
 __all__ = ["read_conll"]
 
@@ -45,11 +47,13 @@ def read_conll(
         OSError, SourceError: see `read_text`; there is no word, a row has another number of columns than the first, a
             column is missing, or a cell is empty; the message names file and line.
     """
-    name = os.fspath(path)
-    chosen = {"tokens": word_column} | ({} if label_column is None else {"labels": label_column})
+    name = path_name("data", path)
+    chosen = {"tokens": check_integer("word_column", word_column)}
+    if label_column is not None:
+        chosen["labels"] = check_integer("label_column", label_column)
     sentences: list[dict[str, list[Any]]] = []
     width, is_inside = 0, False
-    for line, columns in _rows(read_text(path)):
+    for line, columns in _rows(read_text(name)):
         if not columns:
             is_inside = False
             continue

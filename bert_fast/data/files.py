@@ -40,13 +40,16 @@ def read_rows(data: Any, columns: Sequence[str], *, optional: Sequence[str] = ()
         OSError: the file is not there or cannot be read.
         SourceError: the file is not what its ending says, not UTF-8, or has no row; a column is missing, or holds
             values of several types. The message names the file, and the line where there is one.
-        TypeError: `data` is of another kind.
+        TypeError: `data`, or the name of a column, is of another kind.
     """
     try:
         import datasets
         import pyarrow
     except ImportError as error:
         raise ImportError(f"reading examples needs datasets: pip install bert_fast[train] ({error})") from None
+    for column in (*columns, *optional):
+        if not isinstance(column, str):
+            raise TypeError(f"columns: expected names of columns, got {type(column).__name__}")
     name, is_named = _name(data), _is_named(columns)
     rows = data.with_format(None) if isinstance(data, datasets.Dataset) else _read(data, is_named)
     if not len(rows):
@@ -126,7 +129,9 @@ def _read_parquet(name: str) -> "datasets.Dataset":
 
     content = pyarrow.BufferReader(read_bytes(name))
     try:
-        return datasets.Dataset(parquet.read_table(content))
+        table = parquet.read_table(content)
+        table.validate(full=True)  # strings are UTF-8
+        return datasets.Dataset(table)
     except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         raise SourceError(f"{name}: cannot be read as Parquet: {error}") from None
 

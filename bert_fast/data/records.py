@@ -10,10 +10,22 @@ from typing import Any
 from bert_fast.errors import SourceError
 from bert_fast.files import open_regular, path_name
 
-__all__ = ["JSON_LINES", "TABLES", "ending_of", "json_objects", "read_bytes", "read_text", "records"]
+__all__ = ["JSON_LINES", "TABLES", "check_start", "ending_of", "json_objects", "read_bytes", "read_text", "records"]
 
 TABLES, JSON_LINES = (".tsv", ".txt", ".csv"), (".json", ".jsonl", ".ndjson")
 _MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
+_UTF8_BOM = b"\xef\xbb\xbf"
+# first bytes -> what the file is
+_FOREIGN = {
+    b"\xff\xfe": "UTF-16 or UTF-32",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh91AY&SY": "bzip2",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet (read it with format 'parquet')",
+}
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -28,16 +40,34 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def read_text(path: str | os.PathLike[str]) -> str:
     """Returns the text of a UTF-8 file, its line ends as they stand, without a byte order mark.
 
-    Raises OSError if it cannot be read, SourceError if it is a directory, empty, or not UTF-8 (with the line).
+    Raises OSError if it cannot be read; SourceError if it is a directory, empty, not UTF-8 (with line and byte), or of
+    another kind: UTF-16, gzip, Parquet, ...
     """
-    name, content = os.fspath(path), read_bytes(path).removeprefix(b"\xef\xbb\xbf")
-    if not content:
+    name, content = os.fspath(path), read_bytes(path)
+    start = check_start(name, content)
+    if len(content) == start:
         raise SourceError(f"{name}: is empty")
     try:
-        return content.decode()
+        return content[start:].decode()
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise SourceError(f"{name}: line {line}: expected UTF-8, got byte 0x{content[error.start]:02x}") from None
+        place = start + error.start
+        line = content.count(b"\n", 0, place) + 1
+        raise SourceError(
+            f"{name}: line {line}: expected UTF-8, got byte 0x{content[place]:02x} (byte {place} of the file)"
+        ) from None
+
+
+def check_start(name: str, content: bytes) -> int:
+    """Refuses what is not UTF-8 text by its first bytes; returns the length of the byte order mark, if any."""
+    first_bytes = content[:4096]
+    for magic, what in _FOREIGN.items():
+        if first_bytes.startswith(magic):
+            raise SourceError(f"{name}: is {what}, expected UTF-8 text; convert or unpack it into a pipe and read '-'")
+    if first_bytes.count(0) > len(first_bytes) // 4:
+        raise SourceError(
+            f"{name}: expected UTF-8 text, got many zero bytes: UTF-16 without a byte order mark, or no text at all"
+        )
+    return len(_UTF8_BOM) if first_bytes.startswith(_UTF8_BOM) else 0
 
 
 def ending_of(name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bert_fast.checks import check_count
-from bert_fast.data.records import json_objects
+from bert_fast.data.records import check_start, json_objects
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
@@ -36,18 +36,6 @@ _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq"
 _MAX_LINE_BYTES = 1 << 31  # a line has to fit into memory several times
 _PIECE_BYTES = 1 << 20  # searched for line ends at a time: fits into the processor's cache
 _LF = ord("\n")
-_UTF8_BOM = b"\xef\xbb\xbf"
-# first bytes -> what the file is
-_FOREIGN = {
-    b"\xff\xfe": "UTF-16 or UTF-32",
-    b"\xfe\xff": "UTF-16",
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "Zstandard",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh91AY&SY": "bzip2",
-    b"PK\x03\x04": "a zip archive",
-    b"PAR1": "Parquet (read it with format 'parquet')",
-}
 _STRINGS = ("string", "large_string", "string_view", "binary", "large_binary")  # types of Arrow
 
 
@@ -216,7 +204,7 @@ def _line_blocks(source: TextSource, options: ReadOptions, position: Sequence[in
             wanted = max(options.block_bytes, len(rest))
             piece = file.read(wanted)
             ends_source, data = len(piece) < wanted, rest + piece
-            start = 0 if num_bytes else _check_start(source.name, data[:4096])
+            start = 0 if num_bytes else check_start(source.name, data)
             stop = len(data) if ends_source else data.rfind(b"\n") + 1
             if stop <= start and not ends_source:
                 if len(data) > _MAX_LINE_BYTES:
@@ -246,18 +234,6 @@ def _texts_of_lines(
     stops = [np.flatnonzero(lines[first : first + _PIECE_BYTES] == _LF) + (first + 1) for first in pieces]
     boundaries = np.concatenate([np.zeros(1, np.int64), *stops])
     return lines, boundaries if boundaries[-1] == len(lines) else np.append(boundaries, len(lines))
-
-
-def _check_start(name: str, first_bytes: bytes) -> int:
-    """Refuses what is not UTF-8 text by its first bytes; returns the length of the byte order mark, if any."""
-    for magic, what in _FOREIGN.items():
-        if first_bytes.startswith(magic):
-            raise SourceError(f"{name}: is {what}, expected UTF-8 text; convert or unpack it into a pipe and read '-'")
-    if first_bytes.count(0) > len(first_bytes) // 4:
-        raise SourceError(
-            f"{name}: expected UTF-8 text, got many zero bytes: UTF-16 without a byte order mark, or no text at all"
-        )
-    return len(_UTF8_BOM) if first_bytes.startswith(_UTF8_BOM) else 0
 
 
 def _json_texts(content: str, field: str, name: str, lines_before: int) -> Iterator[str]:

@@ -309,6 +309,8 @@ class Trainer(transformers.Trainer):
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise CheckpointError(f"{self.args.output_dir}: expected a checkpoint to go on from, got none")
+        if resume_from_checkpoint and not self.args.save_only_model:
+            self._check_parts(Path(resume_from_checkpoint))
         if self.args.process_index:  # or processes would drop the same; a checkpoint has the state of each
             torch.manual_seed(self.args.seed + self.args.process_index)
         self._replayed = None
@@ -316,6 +318,12 @@ class Trainer(transformers.Trainer):
             return super().train(resume_from_checkpoint, *rest, **options)
         finally:
             self._replayed = None  # graphs give their memory back
+
+    def _check_parts(self, folder: Path) -> None:
+        """Raises CheckpointError where a part of a checkpoint is missing: transformers would go on without it."""
+        for pattern in ("scheduler.pt", "rng_state*.pth", *(() if self.is_fsdp_enabled else ("optimizer.pt",))):
+            if not any(folder.glob(pattern)):
+                raise CheckpointError(f"{folder}: expected a whole checkpoint, got none of {pattern}")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:  # what is written over is no checkpoint meanwhile

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.kit.markdown import page_with
 from benchmarks.kit.record import RESULTS, ROOT
@@ -19,11 +21,18 @@ pytest.importorskip("seqeval")
 pytest.importorskip("yaml")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two wait for each other longer than models of this size take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer of 32 with large random weights, so that what it says differs from example to example."""
-    import torch
-
     from bert_fast import BertModel, BertTokenizer
     from bert_fast.cli.pretrain import make_config
 
@@ -97,7 +106,6 @@ def test_both_sides_read_and_judge_alike(name: str, shared_data: Path, checkpoin
 
 
 def test_a_loss_without_padding_is_that_of_windows_alone() -> None:
-    import torch
     import transformers
 
     from benchmarks.recipes.theirs import _watch_padding

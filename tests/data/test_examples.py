@@ -1,13 +1,12 @@
-"""Examples: batches, subsets and digests of what was tokenized."""
+"""Examples: batches and subsets of what was tokenized."""
 
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bert_fast.data.batches import Batches, Source, source_digest
+from bert_fast.data.batches import Batches, Source
 from bert_fast.data.examples import Examples
 from bert_fast.data.sequences import Sequences
 from bert_fast.tokenization import BertTokenizer
@@ -58,17 +57,6 @@ def test_take_keeps_labels_details_and_rows(sequences: Sequences) -> None:
     choices = Examples(sequences, {}, num_choices=3).take(np.array([1]))
     assert len(choices) == 1 and choices.row_of.tolist() == [1]
     assert choices.batch(0, np.array([0])).cu_seqlens.diff().tolist() == [5, 4, 3]
-
-
-def test_digests_differ_where_examples_do(sequences: Sequences) -> None:
-    labels = {"labels": np.arange(6)}
-    made: list[Any] = [
-        Examples(sequences, labels), Examples(sequences), Examples(sequences, {"labels": np.arange(6)[::-1]}),
-        Examples(sequences, {"other": np.arange(6)}), Examples(sequences, num_choices=2),
-        Examples(sequences, labels).take(np.array([0, 1, 2, 3, 5, 4])),
-    ]  # fmt: skip
-    assert len({source_digest(examples) for examples in made}) == len(made)
-    assert source_digest(made[0]) == source_digest(Examples(sequences, labels, rows=["x"], details={"x": np.arange(6)}))
 
 
 def test_what_does_not_fit(sequences: Sequences) -> None:

@@ -13,6 +13,7 @@ from bert_fast.data.examples import Examples
 from bert_fast.data.question_answering import read_questions, split_into_windows
 from bert_fast.errors import SourceError
 from bert_fast.tokenization import BertTokenizer, Tokenizer, XLMRobertaTokenizer
+from tests.data.corpora import rows_of
 from tests.tokenization.native_core import needs_native
 from tests.tokenization.unigram_core import forms, make_state, trained_pieces
 
@@ -121,8 +122,8 @@ def asked(identifier: str, context: str, answer: str | None, text: str = "Who ra
 def shown(examples: Examples, tokenizer: Tokenizer) -> list[str]:
     """Windows as text, the answer in angle brackets."""
     found, labels = [], examples.labels
-    for index in range(len(examples)):
-        tokens = tokenizer.convert_ids_to_tokens(examples.sequences[index]["input_ids"].tolist())
+    for index, row in enumerate(rows_of(examples.sequences)):
+        tokens = tokenizer.convert_ids_to_tokens(row)
         start, end = labels["start_positions"][index], labels["end_positions"][index]
         if start:
             tokens[start], tokens[end] = f"<{tokens[start]}", f"{tokens[end]}>" if end > start else f"<{tokens[end]}>"
@@ -205,14 +206,13 @@ def test_real_windows_are_those_of_the_definition(
     questions = read_questions(shared_data / "question_answering" / f"xquad.{language}.json")
     assert len(questions) == 1190
     examples = split_into_windows(questions, tokenizer, max_length, stride)
-    assert examples.row_of is not None
+    found_ids, found_types = rows_of(examples.sequences), rows_of(examples.sequences, "token_type_ids")
     for index in range(0, len(questions), 9):
         windows = np.flatnonzero(examples.row_of == index)
         expected = list(by_definition(tokenizer, questions[index], max_length=max_length, stride=stride))
         assert len(expected) == len(windows)
         for window, (ids, types, *answer) in zip(windows.tolist(), expected, strict=True):
-            sequence = examples.sequences[window]
-            assert sequence["input_ids"].tolist() == ids and sequence["token_type_ids"].tolist() == types
+            assert (found_ids[window], found_types[window]) == (ids, types)
             assert [examples.labels[name][window] for name in ("start_positions", "end_positions")] == answer
 
 
@@ -245,9 +245,8 @@ def test_windows_of_a_unigram_tokenizer(shared_data: Path) -> None:
         [one["question"] for one in questions], [one["context"] for one in questions], truncation="only_second",
         max_length=96, stride=16, return_overflowing_tokens=True,
     )["input_ids"]  # fmt: skip
-    assert [examples.sequences[index]["input_ids"].tolist() for index in range(len(examples))] == wanted
+    assert rows_of(examples.sequences) == wanted
     labels, found = examples.labels, set()
-    assert examples.row_of is not None
     for window in np.flatnonzero(labels["start_positions"]).tolist():
         question = questions[examples.row_of[window]]
         characters = examples.take(np.array([window])).details["characters"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bert_fast.data.files import column_values, read_rows
 from bert_fast.data.text_sources import Block, ReadOptions, find_sources, read_blocks
 from bert_fast.errors import SourceError
 
@@ -99,9 +100,11 @@ def test_a_count_of_rows_that_is_wrong_and_a_name_that_is_no_text(tmp_path: Path
     path.write_bytes(content[:count] + b"\x16\x00" + content[count + 2 :])
     assert parquet.ParquetFile(path).metadata.num_rows == 0
     assert len(read(path)) == 60
+    assert column_values(read_rows(path, ["text"]), "text") == [f"some text {n}" for n in range(60)]
     path.write_bytes(content[:footer] + content[footer:].replace(b"text", b"te\xe5t"))
-    with pytest.raises(SourceError, match=r"x\.parquet: cannot be read as Parquet"):
-        find_sources([path])
+    for open_file in (lambda: find_sources([path]), lambda: read_rows(path, ["text"])):
+        with pytest.raises(SourceError, match=r"x\.parquet: cannot be read as Parquet"):
+            open_file()
 
 
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert_fast.checks import check_count, check_flag
 from bert_fast.data.examples import Examples
 from bert_fast.data.files import column_texts, column_values, read_rows, value_error
 from bert_fast.data.sequences import Sequences
@@ -31,6 +32,10 @@ class ClassificationArguments:
     label_column_name: str = field(default="label", metadata={"help": "Column of the labels."})
     do_regression: bool = field(default=False, metadata={"help": "Labels are numbers to come close to, no classes."})
     max_seq_length: int = field(default=128, metadata={"help": "Most tokens of an example; longer texts are cut."})
+
+    def __post_init__(self) -> None:
+        check_flag("do_regression", self.do_regression)
+        check_count("max_seq_length", self.max_seq_length, 5)  # XLM-R's pairs have four special tokens
 
 
 class Classification:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert_fast.checks import check_count
 from bert_fast.data.examples import Examples
 from bert_fast.data.files import column_texts, column_values, read_rows, value_error
 from bert_fast.data.sequences import Sequences
@@ -37,6 +38,9 @@ class MultipleChoiceArguments:
     validation_file: str | None = field(default=None, metadata={"help": "Examples to judge by."})
     label_column_name: str = field(default="label", metadata={"help": "Column of the right choices."})
     max_seq_length: int = field(default=128, metadata={"help": "Most tokens of a choice with its context."})
+
+    def __post_init__(self) -> None:
+        check_count("max_seq_length", self.max_seq_length, 5)  # XLM-R's pairs have four special tokens
 
 
 class MultipleChoice:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_fast.checks import check_count, check_number
+from bert_fast.checks import check_count, check_flag, check_number
 from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.examples import Examples
 from bert_fast.data.question_answering import read_questions, split_into_windows
@@ -37,6 +37,7 @@ class QuestionAnsweringArguments:
     def __post_init__(self) -> None:
         for name, least in (("max_seq_length", 8), ("doc_stride", 0), ("n_best_size", 1), ("max_answer_length", 1)):
             check_count(name, getattr(self, name), least)
+        check_flag("version_2_with_negative", self.version_2_with_negative)
         check_number("null_score_diff_threshold", self.null_score_diff_threshold)
 
 

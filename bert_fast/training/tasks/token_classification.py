@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_fast.checks import check_count
 from bert_fast.data.conll import read_conll
 from bert_fast.data.examples import Examples
 from bert_fast.data.files import column_values, read_rows, value_error
@@ -44,6 +45,9 @@ class TokenClassificationArguments:
     max_seq_length: int = field(
         default=256, metadata={"help": "Most tokens; longer sentences become several examples."}
     )
+
+    def __post_init__(self) -> None:
+        check_count("max_seq_length", self.max_seq_length, 3)  # two are special
 
 
 class TokenClassification:
@@ -85,8 +89,6 @@ class TokenClassification:
         """
         rows, form = self._rows(data, is_labelled), self.tokenizer.form
         room = self.arguments.max_seq_length - form.num_special(False)
-        if room < 1:
-            raise ValueError(f"max_seq_length: expected room for one token, got {self.arguments.max_seq_length}")
         words = [*chain.from_iterable(row["tokens"] for row in rows)]
         tokens = self.tokenizer.encode_ragged(words, add_special_tokens=False)
         ends = tokens.cu_seqlens

@@ -15,6 +15,7 @@ from bert_fast.errors import SourceError
 from bert_fast.models import BertConfig, BertForMultipleChoice
 from bert_fast.tokenization import BertTokenizer
 from bert_fast.training.tasks.multiple_choice import MultipleChoice, MultipleChoiceArguments
+from tests.data.corpora import rows_of
 
 pytest.importorskip("datasets")
 
@@ -34,11 +35,8 @@ def task_of(**arguments: Any) -> MultipleChoice:
 
 
 def texts(examples: Examples) -> list[str]:
-    sequences = examples.sequences
-    return [
-        " ".join(BertTokenizer(WORDS).convert_ids_to_tokens(sequences[place]["input_ids"].tolist()))
-        for place in range(len(sequences))
-    ]
+    tokenizer = BertTokenizer(WORDS)
+    return [" ".join(tokenizer.convert_ids_to_tokens(row)) for row in rows_of(examples.sequences)]
 
 
 def test_endings_follow_the_second_sentence() -> None:
