@@ -1,7 +1,7 @@
 """`tokenize_files`: from texts of any size to a token store.
 
-One thread reads ahead, the tokenizer's threads work on a block of some MB, one thread writes behind. A handful of
-blocks is in memory at a time, whatever the size of the sources.
+The caller's thread reads, the tokenizer's threads work on the block before, one thread writes behind. Four blocks of
+some MB are in memory at a time, whatever the size of the sources.
 """
 
 import math
