@@ -112,8 +112,9 @@ def _sms(rounds: int) -> dict[str, Any]:
 
 def _features(examples: Examples) -> list[dict[str, Any]]:
     """Single examples, as transformers' Trainer takes them."""
+    texts = np.split(examples.sequences.ids, examples.sequences.boundaries[1:-1])
     labels = examples.labels["labels"].tolist()
-    return [{**examples.sequences[index], "labels": label} for index, label in enumerate(labels)]
+    return [{"input_ids": ids.tolist(), "labels": label} for ids, label in zip(texts, labels, strict=True)]
 
 
 def masked_words(lengths: str, rounds: int, size: bert.Size = bert.MINILM) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from bert_fast.terminal import printable
 __all__ = ["check_output", "one_line", "train"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_TORCH = ("PytorchStreamWriter", "inline_container.cc")  # what torch.save names in its errors
 
 
 def one_line(command: str, work: Callable[[], int]) -> int:
@@ -72,7 +73,7 @@ def train(
         trainer.train(resume_from_checkpoint=start)
         trainer.save_model()
         trainer.save_state()
-        metrics = {} if valid is None else trainer.evaluate()
+        metrics = {} if valid is None else _last_evaluation(trainer) or trainer.evaluate()
         if valid is not None:
             trainer.save_metrics("eval", metrics)
     except KeyboardInterrupt:
@@ -81,6 +82,8 @@ def train(
             _say(command, f"interrupted; the same command goes on from {place}")
         return 130
     except Exception as error:
+        if isinstance(error, KeyError) and "metric_for_best_model" in str(error):
+            raise ValueError(error.args[0]) from None
         if not _is_of_writing(error):
             raise
         raise OSError(f"{arguments.output_dir}: cannot be written, the disk may be full: {error}") from error
@@ -88,6 +91,14 @@ def train(
         said = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if _is_figure(name))
         print(printable(f"{arguments.output_dir}: {trainer.state.global_step:,} steps; {said}".rstrip("; ")))
     return 0
+
+
+def _last_evaluation(trainer: Any) -> dict[str, float]:
+    """That of the last step, where there was one of the model as it is now."""
+    state = trainer.state
+    if trainer.args.load_best_model_at_end:
+        return {}
+    return next((one for one in state.log_history if one["step"] == state.global_step and "eval_loss" in one), {})
 
 
 def _say(command: str, text: str) -> None:
@@ -98,7 +109,7 @@ def _is_of_writing(error: Exception) -> bool:
     """Whether a file could not be written to its end: PyTorch and safetensors have errors of their own for that."""
     if isinstance(error, OSError):
         return error.errno in _FULL
-    return type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in str(error)
+    return type(error).__name__ == "SafetensorError" or any(name in str(error) for name in _OF_TORCH)
 
 
 def _is_figure(name: str) -> bool:

@@ -57,6 +57,8 @@ class TrainingArguments(transformers.TrainingArguments):
         # Of several processes without accelerators each would take itself for a run of its own.
         if not torch.accelerator.is_available():
             self.use_cpu = True
+        if getattr(self, "ddp_find_unused_parameters") is None:  # noqa: B009
+            self.ddp_find_unused_parameters = False  # as for transformers' own models
         super().__post_init__()
         if self.graphs:
             for name in _GRAPHS_WITHOUT:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert_fast import BertConfig, BertForMaskedLM, BertTokenizer
+from bert_fast import BertConfig, BertForPreTraining, BertTokenizer
 from bert_fast.cli import main
 
 TEXT = "a the film was good bad very not red blue is house who lives in Oslo Paris John Mary ran . ?"
@@ -54,7 +54,7 @@ def no_pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a masked-LM model, two layers of 16, and its tokenizer."""
+    """A folder with a pre-trained model, two layers of 16, and its tokenizer."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
@@ -62,14 +62,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=len(VOCABULARY), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    BertForMaskedLM(config).save_pretrained(path)
+    BertForPreTraining(config).save_pretrained(path)
     BertTokenizer(VOCABULARY, do_lower_case=False).save_pretrained(path)
     return path
 
 
 @pytest.fixture
 def damaged(tiny_model: Path, tmp_path: Path) -> Any:
-    """damaged(name, **fields): a copy of `tiny_model` whose config.json has other fields."""
+    """Makes copies of `tiny_model` under a name, whose config.json has other fields."""
 
     def make(name: str, **fields: Any) -> Path:
         path = shutil.copytree(tiny_model, tmp_path / name)
@@ -127,7 +127,10 @@ def runs(tiny_model: Path, task_files: dict[str, Path], tmp_path_factory: pytest
     """Finished runs by task: folders of models that know their examples."""
     folders = tmp_path_factory.mktemp("runs")
     for task, file in task_files.items():
-        command = finetune(task, tiny_model, file, folders / task, max_steps=40, logging_steps=20, validation_file=file)
+        command = finetune(
+            task, tiny_model, file, folders / task, validation_file=file, max_steps=60, logging_steps=60,
+            learning_rate=5e-3, warmup_steps=5,
+        )  # fmt: skip
         assert main.main(command) == 0
     return {task: folders / task for task in task_files}
 

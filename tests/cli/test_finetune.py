@@ -40,9 +40,7 @@ def test_the_model_knows_its_labels_and_words(runs: dict[str, Path], tiny_model:
     assert theirs.config.id2label == {0: "negative", 1: "positive"}
 
 
-def test_what_is_shown(
-    tiny_model: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_shown(tiny_model: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where stderr is no terminal: lines of the log and the last line, no bars, no notes."""
     output = tmp_path / "run"
     command = finetune("classify", tiny_model, reviews / "train.tsv", output, validation_file=reviews / "valid.tsv")
@@ -84,17 +82,19 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
         changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5}
         return finetune("classify", tiny_model, reviews / "train.tsv", output, **changes)
 
-    step, made = Trainer.training_step, []
+    step = Trainer.training_step
+    made: list[int] = []
+    interrupted_at: list[int] = []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         made.append(1)
-        if len(made) == places[0]:
+        if [len(made)] == interrupted_at:
             raise KeyboardInterrupt
         return step(*arguments, **options)
 
     monkeypatch.setattr(Trainer, "training_step", interrupted)
-    for places, goes_on in (([1], "its start, as no checkpoint was written yet"), ([4], tmp_path / "run/checkpoint-3")):
-        made.clear()
+    for place, goes_on in ((1, "its start, as no checkpoint was written yet"), (4, tmp_path / "run/checkpoint-3")):
+        made[:], interrupted_at[:] = [], [place]
         assert main.main(command(tmp_path / "run")) == 130
         expected = f"bert-fast finetune: interrupted; the same command goes on from {goes_on}\n"
         assert capsys.readouterr().err == expected

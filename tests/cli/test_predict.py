@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ import pytest
 from bert_fast.cli import main
 from bert_fast.training.tasks import TASKS
 from tests.cli.conftest import error_of, finetune
-from tests.patience import PATIENCE_S
+from tests.cli.processes import without_reader
+from tests.process_server import run
 
 LENGTH = ["--max_seq_length", "40"]
 
@@ -128,12 +127,7 @@ def test_its_help(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> 
     assert "--text_column_name" in shown and "--output_file" in shown and "--train_file" not in shown
 
 
-def test_a_reader_that_leaves(runs: dict[str, Path], reviews: Path) -> None:
-    command = [sys.executable, "-m", "bert_fast", "predict", str(runs["classify"]), str(reviews / "valid.tsv"), *LENGTH]
-    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        assert process.wait(timeout=PATIENCE_S) == 141
-        assert process.stderr.read() == b""
+def test_a_reader_that_leaves(runs: dict[str, Path], reviews: Path, tmp_path: Path) -> None:
+    command = ["predict", str(runs["classify"]), str(reviews / "valid.tsv"), *LENGTH]
+    done = run(without_reader, command, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -165,6 +165,18 @@ def test_nothing_to_go_on_from(tmp_path: Path) -> None:
         toy_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    """transformers would go on without it, to other weights."""
+    toy_trainer(tmp_path, max_steps=3).train()
+    folder = tmp_path / "checkpoint-3"
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        with pytest.raises(CheckpointError, match=f"checkpoint-3: expected a whole .*{name[:9]}"):
+            toy_trainer(tmp_path, max_steps=6).train(resume_from_checkpoint=True)
+        (folder / name).write_bytes(content)
+
+
 def test_weights_of_another_model(tmp_path: Path) -> None:
     toy_trainer(tmp_path).train()
     with pytest.raises(CheckpointError, match=r"checkpoint-12.*expected all weights of the model"):

@@ -1,6 +1,7 @@
 """The task pretrain: masked words, and whether one text follows another."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ class Pretraining:
         arguments = self.arguments
         store = self._store(list(files), place)
         if not len(store.tokens):
+            if place is not None:
+                shutil.rmtree(place, ignore_errors=True)  # or it would be in the way of other files
             raise SourceError(f"{', '.join(files)}: expected text, got none that makes tokens")
         return PretrainingSource(
             store,
