@@ -23,7 +23,7 @@ from bert_fast.data.masking import Masking
 from bert_fast.data.pretraining import unigram_entropy
 from bert_fast.data.question_answering import read_questions
 from bert_fast.data.sequences import Sequences
-from bert_fast.data.text_files import ReadOptions
+from bert_fast.data.text_sources import ReadOptions
 from bert_fast.errors import SourceError
 from bert_fast.training.tasks import TASKS, task_named
 

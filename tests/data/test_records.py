@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_fast.data.text_files import read_text_file
+from bert_fast.data.records import read_text
 from bert_fast.errors import SourceError
 
 
@@ -12,9 +12,9 @@ from bert_fast.errors import SourceError
 def test_the_text_as_it_stands(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(content.encode())
-    assert read_text_file(path) == content
+    assert read_text(path) == content
     path.write_bytes(b"\xef\xbb\xbf" + content.encode())
-    assert read_text_file(str(path)) == content
+    assert read_text(str(path)) == content
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_what_is_no_utf8_text(tmp_path: Path, content: bytes, message: str) -> N
     path = tmp_path / "a.txt"
     path.write_bytes(content)
     with pytest.raises(SourceError, match=message):
-        read_text_file(path)
+        read_text(path)
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        read_text_file(tmp_path / "missing.txt")
-    with pytest.raises(IsADirectoryError):
-        read_text_file(tmp_path)
+        read_text(tmp_path / "missing.txt")
+    with pytest.raises(SourceError, match="expected a file, got a directory"):
+        read_text(tmp_path)
