@@ -36,7 +36,7 @@ PARTS = (
     Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
     Part("bert_fast.losses", "Losses of embeddings, with the negatives of a batch", NEW),
     Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
-    Part("bert_fast.training", "Training runs", NEW, ("Trainer", "TrainingArguments")),
+    Part("bert_fast.training", "Training runs", NEW),
     Part("bert_fast.tokenization", "What tokenizers take and give", but=("XLMRobertaTokenizer",)),
     Part("bert_fast.huggingface", "transformers' models in place"),
     Part("bert_fast.graphs", "CUDA graphs of whole steps, and of layers", NEW),
