@@ -1,7 +1,9 @@
 """`bert-fast finetune`: a pre-trained model that learns a task from examples."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from bert_fast.cli.training import check_output, one_line, train
 
@@ -46,15 +48,23 @@ def _run(name: str, argv: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the head, which is to be learned
         model, report = kind.model_class.from_pretrained(
-            source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
-        )
-    for name in sorted(report["missing_keys"]):
-        if name.startswith(_LEARNED_BEFORE):
-            raise ValueError(f"{source}: expected the weights of a model, got none of {name}")
+            source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            task_specific_params={name: _of_examples(data)}, **task.config(),
+        )  # fmt: skip
+    for key in sorted(report["missing_keys"]):
+        if key.startswith(_LEARNED_BEFORE):
+            raise ValueError(f"{source}: expected the weights of a model, got none of {key}")
     check_fit(model.config, tokenizer, data.max_seq_length)
     if arguments.metric_for_best_model == _OF_TASK:
         arguments.metric_for_best_model = task.metric_for_best_model
+    elif arguments.metric_for_best_model.endswith("mse"):
+        arguments.greater_is_better = False  # transformers knows of losses only
     return train(
         "finetune", model, arguments, examples, valid, tokenizer,
         lambda said: task.metrics(valid, said.predictions, said.label_ids),
     )  # fmt: skip
+
+
+def _of_examples(data: Any) -> dict[str, Any]:
+    """How examples are read, for `bert-fast predict`, which finds it in the model's configuration."""
+    return {name: value for name, value in dataclasses.asdict(data).items() if not name.endswith("_file")}

@@ -1,5 +1,6 @@
 """`bert-fast predict`: what a trained model says about examples."""
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -55,10 +56,13 @@ def _run(folder: str, file: str, argv: Sequence[str]) -> int:
     from bert_fast.training import Trainer, TrainingArguments
     from bert_fast.training.tasks import task_named
 
-    kind = task_named(_task_of(folder))
+    name, of_training = _task_of(folder)
+    kind = task_named(name)
     parser = make_parser(
         "predict RUN FILE", str(kind.__doc__), (PredictArguments, kind.Arguments), ("train_file", "validation_file")
     )
+    known = {field.name for field in dataclasses.fields(kind.Arguments)}
+    parser.set_defaults(**{name: value for name, value in of_training.items() if name in known})
     arguments, data = parsed(parser, argv)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is missing is an error
@@ -107,22 +111,32 @@ def _write(file: str, lines: Iterable[str]) -> None:
         raise OSError(f"output_file: {file} cannot be written: {error.strerror}") from None
 
 
-def _task_of(folder: str) -> str:
+def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
+    """(the task of a model, how `bert-fast finetune` read its examples)."""
     try:
-        names = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        names, of_training = config.get("architectures") or [], config.get("task_specific_params") or {}
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: expected the folder of a model, got one without config.json") from None
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json: is damaged: {error}") from None
+    if config.get("problem_type") == "multi_label_classification":
+        raise ValueError(
+            f"{folder}: expected a model of one class a text, got one of several (multi_label_classification)"
+        )
     for name in names:
         if name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
+            task = _ARCHITECTURES[name]
+            found = of_training.get(task) if isinstance(of_training, dict) else None
+            return task, found if isinstance(found, dict) else {}
     raise ValueError(f"{folder}: expected a model of {', '.join(_ARCHITECTURES)}, got {', '.join(names) or 'none'}")
 
 
 def _stdin() -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(sys.stdin.buffer, start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

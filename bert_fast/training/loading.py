@@ -9,6 +9,8 @@ nothing.
     process 1                 1          (2)
 """
 
+import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +47,10 @@ class Features:
         self, dataset: Any, collate: Callable[[list[Any]], Mapping[str, Any]], lengths: Sequence[int] | None = None
     ) -> None:
         self.dataset, self.collate = dataset, collate
-        if lengths is None:
+        self.original = dataset
+        if lengths is None and "input_ids" in (getattr(dataset, "column_names", None) or ()):
+            lengths = [len(ids) for ids in dataset["input_ids"]]
+        elif lengths is None:
             lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
         self._lengths = np.asarray(lengths, dtype=np.int32)
 
@@ -104,9 +109,28 @@ class _Made(Dataset[Any]):
         return len(self.batches.source.lengths(0))
 
     def __getitem__(self, place: Place) -> Any:
-        batch = self.batches.batch(place.epoch, place.number)
+        if isinstance(self.batches.source, Features):
+            with _chance((self.batches.seed * 1_000_003 + place.epoch) * 1_000_003 + place.number):
+                batch = self.batches.batch(place.epoch, place.number)
+        else:
+            batch = self.batches.batch(place.epoch, place.number)
         batch[PLACE] = place
         return batch
+
+
+@contextlib.contextmanager
+def _chance(seed: int) -> Iterator[None]:
+    """What a collator draws in here follows from the seed, in any process, and nobody else notices."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 class _Loader(DataLoader[Any]):

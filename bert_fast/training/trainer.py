@@ -1,9 +1,6 @@
 """`Trainer`: transformers' Trainer on batches without padding, whose size is a number of tokens."""
 
-import json
 import math
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,16 +20,23 @@ from bert_fast.models import BertPreTrainedModel
 from bert_fast.models.checkpoint import load_checkpoint, load_into
 from bert_fast.optim import AdamW, make_lamb, weight_decay_groups
 from bert_fast.tokenization.pack import PackedBatch
+from bert_fast.training.answers import alone, joined, means, on_host
 from bert_fast.training.arguments import TrainingArguments
+from bert_fast.training.checkpoints import RUN, STATE, check_checkpoint, examples_digest, last_checkpoint
 from bert_fast.training.loading import PLACE, Features, batch_loader
 from bert_fast.training.losses import label_counts, loss_parts
 from bert_fast.training.replaying import Replayed, check_replayable, run_budgets
 
-__all__ = ["Trainer", "last_checkpoint"]
+__all__ = ["Trainer"]
 
 _WEIGHTS = "loss_weights"  # the entry of a batch that says what its loss counts in its step
-_STATE = "trainer_state.json"
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")  # what `AdamW` computes
+# Arguments of transformers that its own loaders and loops look at.
+_ONLY: dict[str, Any] = {
+    "dataloader_drop_last": False, "auto_find_batch_size": False, "batch_eval_metrics": False,
+    "eval_do_concat_batches": True, "bf16_full_eval": False, "fp16_full_eval": False, "include_for_metrics": None,
+    "average_tokens_across_devices": True, "neftune_noise_alpha": None, "deepspeed": None, "parallelism_config": None,
+}  # fmt: skip
 
 
 class Trainer(transformers.Trainer):
@@ -75,6 +79,14 @@ class Trainer(transformers.Trainer):
             raise ValueError(f"label_smoothing_factor: expected 0, got {args.label_smoothing_factor}")
         if options.get("compute_loss_func") is not None:
             raise ValueError("compute_loss_func: expected None, as batches are weighted by their labels here")
+        for name, expected in _ONLY.items():
+            if getattr(args, name, expected) not in (expected, [] if expected is None else expected):
+                raise ValueError(
+                    f"{name}: expected {expected!r}, as nothing else is done here, got {getattr(args, name)!r}"
+                )
+        if args.train_sampling_strategy not in ("random", "sequential"):
+            got = args.train_sampling_strategy
+            raise ValueError(f"train_sampling_strategy: expected 'random' or 'sequential', got {got!r}")
         if args.device.type == "cpu":
             bound_kernel_cache()
         super().__init__(model, args, data_collator or PackedCollator(), **options)
@@ -82,6 +94,9 @@ class Trainer(transformers.Trainer):
         self._clips_in_step = False
         self._replayed: Replayed | None = None
         self._batches: Batches | None = None
+        self._features: dict[int, Features] = {}  # by the id of the data set that each holds
+        names = " ".join(cls.__name__ for cls in type(self.model).__mro__)
+        self._predicts_next = "LMHead" in names or "CausalLM" in names
         if args.graphs:
             check_replayable(self.model)
 
@@ -103,8 +118,8 @@ class Trainer(transformers.Trainer):
             raise ValueError(f"{description.lower()}: expected examples, got none")
         if not is_training and "max_tokens" in limits:  # an example that is longer is a batch of its own
             limits["max_tokens"] = max(limits["max_tokens"], int(source.lengths(0).max()))
-        seed = args.seed if args.data_seed is None else args.data_seed
-        batches = Batches(source, shuffle=is_training, seed=seed, **limits)
+        is_shuffled = is_training and args.train_sampling_strategy != "sequential"
+        batches = Batches(source, shuffle=is_shuffled, seed=self._data_seed, **limits)
         if is_training:
             self._batches = batches
         return batch_loader(
@@ -116,7 +131,12 @@ class Trainer(transformers.Trainer):
             persistent_workers=is_training and args.dataloader_persistent_workers,
             multiprocessing_context=args.dataloader_multiprocessing_context,
             prefetch_factor=args.dataloader_prefetch_factor,
+            in_order=args.dataloader_in_order,
         )
+
+    @property
+    def _data_seed(self) -> int:
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
     def _source(self, dataset: Any, description: str) -> Source:
         if isinstance(dataset, Source):
@@ -126,11 +146,14 @@ class Trainer(transformers.Trainer):
                 f"{description.lower()}: expected a Source, or a data set with a length and indices, got "
                 f"{type(dataset).__name__}"
             )
-        columns = getattr(dataset, "column_names", None) or ()
-        lengths = dataset["length"] if "length" in columns else None
-        if columns:
-            dataset = self._remove_unused_columns(dataset, description=description)
-        return Features(dataset, self.data_collator, lengths)
+        key = id(dataset)
+        if key not in self._features:
+            columns = getattr(dataset, "column_names", None) or ()
+            lengths = dataset["length"] if "length" in columns else None
+            kept = self._remove_unused_columns(dataset, description=description) if columns else dataset
+            self._features[key] = Features(kept, self.data_collator, lengths)
+            self._features[key].original = dataset  # so that its id stays its own
+        return self._features[key]
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -139,7 +162,7 @@ class Trainer(transformers.Trainer):
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         counts = []
         for batch in batches:
-            found, place = label_counts(batch), batch.pop(PLACE)
+            found, place = label_counts(batch, self._predicts_next), batch.pop(PLACE)
             if not found:
                 raise ValueError(f"train_dataset: expected batches with labels, got {', '.join(batch)}")
             counts.append(dict.fromkeys(found, 0) if place.is_spare else found)
@@ -175,6 +198,8 @@ class Trainer(transformers.Trainer):
         if not self.args.graphs:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
         if self._replayed is None:
             assert self._batches is not None
             positions = self.model.config.max_position_embeddings
@@ -198,7 +223,9 @@ class Trainer(transformers.Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW or LAMB of this library, with weight decay on matrices only; or what the arguments ask for."""
         args = self.args
-        is_ours = args.lamb or str(getattr(args.optim, "value", args.optim)) in _OPTIMIZERS
+        is_ours = str(getattr(args.optim, "value", args.optim)) in _OPTIMIZERS
+        if args.lamb and not is_ours:
+            raise ValueError(f"lamb: expected False with optim={args.optim}, got True")
         if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None or not is_ours:
             return super().create_optimizer(model)
         make: Any = make_lamb if args.lamb else AdamW
@@ -229,13 +256,17 @@ class Trainer(transformers.Trainer):
         Raises: TrainingError: with the step, and where the last checkpoint is.
         """
         super().log(logs, start_time)
-        loss = logs.get("loss", 0.0)
-        if not math.isfinite(loss) and not self.args.logging_nan_inf_filter:
-            kept = last_checkpoint(self.args.output_dir) or "no checkpoint was written yet"
-            raise TrainingError(
-                f"loss: expected a number, got {loss} up to step {self.state.global_step}; a smaller learning_rate "
-                f"than {self.args.learning_rate:g}, or more warm-up, may help. Last checkpoint: {kept}"
-            )
+        self._check_finite(loss=logs.get("loss", 0.0), train_loss=logs.get("train_loss", 0.0))
+
+    def _check_finite(self, **values: float) -> None:
+        for name, value in values.items():
+            if not math.isfinite(value) and not self.args.logging_nan_inf_filter:
+                kept = last_checkpoint(self.args.output_dir) or "no checkpoint was written yet"
+                raise TrainingError(
+                    f"{name}: expected a number, got {value} up to step {self.state.global_step}; a smaller "
+                    f"learning_rate than {self.args.learning_rate:g}, or more warm-up, may help. Last checkpoint: "
+                    f"{kept}"
+                )
 
     # Evaluation
 
@@ -257,8 +288,8 @@ class Trainer(transformers.Trainer):
         found: list[tuple[int, list[np.ndarray], list[np.ndarray]]] = []
         sums: dict[str, Any] = {}
         for batch in dataloader:
-            place, counts = batch.pop(PLACE), label_counts(batch)
-            parts, said, labels = self._asked(model, self._prepare_inputs(batch), ignore_keys)
+            place, counts = batch.pop(PLACE), label_counts(batch, self._predicts_next)
+            parts, said, labels = self._asked(model, self._prepare_inputs(batch), counts, ignore_keys)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
             if place.is_spare:
                 continue
@@ -266,14 +297,14 @@ class Trainer(transformers.Trainer):
                 total, count = sums.get(part, (0.0, 0))
                 sums[part] = total + value * counts[part], count + counts[part]
             if not prediction_loss_only:
-                found.append((place.turn, [_on_host(one) for one in said], [_on_host(one) for one in labels]))
+                found.append((place.turn, [on_host(one) for one in said], [on_host(one) for one in labels]))
         sums = {part: (float(total), count) for part, (total, count) in sums.items()}
         found, everyone = gather_object(found), gather_object([sums])
-        predictions, label_ids = _joined(found, 1), _joined(found, 2)
+        predictions, label_ids = joined(found, 1), joined(found, 2)
         metrics = {}
         if label_ids is not None and self.compute_metrics is not None:
             metrics = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=label_ids))
-        metrics = _means(everyone) | denumpify_detensorize(metrics)
+        metrics = means(everyone) | denumpify_detensorize(metrics)
         metrics = {_prefixed(name, metric_key_prefix): value for name, value in metrics.items()}
         return EvalLoopOutput(predictions, label_ids, metrics, len(dataloader.dataset))
 
@@ -283,21 +314,28 @@ class Trainer(transformers.Trainer):
         if not self.accelerator._models:
             model = self.accelerator.prepare_model(model, evaluation_mode=not self.is_fsdp_enabled)
             self.model_wrapped = model
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
         return model.eval()
 
     def _asked(
-        self, model: nn.Module, batch: Any, ignore_keys: Iterable[str]
+        self, model: nn.Module, batch: Any, counts: Mapping[str, int], ignore_keys: Iterable[str]
     ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-        """(parts of the loss, what the model says, the labels) of a batch."""
+        """(parts of the loss that have labels, what the model says, the labels) of a batch."""
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**batch)
-            parts = loss_parts(outputs, batch) if outputs.get("loss") is not None else {}
+            if not isinstance(outputs, Mapping):
+                outputs = dict(zip((("loss",) if counts else ()) + tuple(range(len(outputs))), outputs, strict=False))
+            parts = loss_parts(outputs, batch) if counts and outputs.get("loss") is not None else {}
+        parts = {name: part for name, part in parts.items() if counts.get(name)}
         said: Any = [
-            value for name, value in outputs.items() if name != "loss" and name not in ignore_keys and value is not None
+            value
+            for name, value in outputs.items()
+            if name != "loss" and name not in ignore_keys and isinstance(value, Tensor)
         ]
         labels = [batch[name] for name in self.label_names if batch.get(name) is not None]
         if self.preprocess_logits_for_metrics is not None:
-            said = self.preprocess_logits_for_metrics(_alone(said), _alone(labels))
+            said = self.preprocess_logits_for_metrics(alone(said), alone(labels) if labels else None)
             said = [said] if isinstance(said, Tensor) else list(said)
         return {name: part.detach().double() for name, part in parts.items()}, said, labels
 
@@ -309,25 +347,38 @@ class Trainer(transformers.Trainer):
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise CheckpointError(f"{self.args.output_dir}: expected a checkpoint to go on from, got none")
-        if resume_from_checkpoint and not self.args.save_only_model:
-            self._check_parts(Path(resume_from_checkpoint))
-        if self.args.process_index:  # or processes would drop the same; a checkpoint has the state of each
-            torch.manual_seed(self.args.seed + self.args.process_index)
+        if resume_from_checkpoint:
+            check_checkpoint(Path(resume_from_checkpoint), self._run(), self.is_fsdp_enabled)
         self._replayed = None
         try:
             return super().train(resume_from_checkpoint, *rest, **options)
         finally:
             self._replayed = None  # graphs give their memory back
 
-    def _check_parts(self, folder: Path) -> None:
-        """Raises CheckpointError where a part of a checkpoint is missing: transformers would go on without it."""
-        for pattern in ("scheduler.pt", "rng_state*.pth", *(() if self.is_fsdp_enabled else ("optimizer.pt",))):
-            if not any(folder.glob(pattern)):
-                raise CheckpointError(f"{folder}: expected a whole checkpoint, got none of {pattern}")
+    def _inner_training_loop(self, *positional: Any, **named: Any) -> Any:
+        if self.args.process_index:  # or processes would drop the same; a checkpoint has the state of each
+            torch.manual_seed(self.args.seed + self.args.process_index)
+        return super()._inner_training_loop(*positional, **named)
+
+    def _run(self) -> dict[str, Any]:
+        """What decides the bits of a run beside its model: another one must not go on from its checkpoints."""
+        args, source = self.args, self._source(self.train_dataset, "Training")
+        labels = getattr(self.model.config, "id2label", None) or {}
+        return {
+            "train_dataset": examples_digest(source),
+            "labels": [str(labels[number]) for number in sorted(labels)],
+            "batches": args.batch_limits(is_training=True),
+            "batches of a step": args.gradient_accumulation_steps * self.accelerator.num_processes,
+            "data_seed": self._data_seed,
+            "learning_rate": args.learning_rate,
+        }
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        are_finite = [parameter.isfinite().all() for parameter in self.model.parameters()]
+        self._check_finite(weights=0.0 if bool(torch.stack(are_finite).all()) else math.nan)
+        self.state.stateful_callbacks[RUN] = self._run()
         if self.args.should_save:  # what is written over is no checkpoint meanwhile
-            path = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}", _STATE)
+            path = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}", STATE)
             path.unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
@@ -365,29 +416,6 @@ class Trainer(transformers.Trainer):
             raise CheckpointError(f"{folder}: expected all weights of the model, got none of {report.missing[0]}")
 
 
-def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint of a run that was written to its end; None where there is none.
-
-    transformers writes a checkpoint's state last: one that a killed run left unfinished has none that can be read.
-    """
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return None
-    steps = sorted(
-        (int(found[1]) for name in names if (found := re.fullmatch(r"checkpoint-(\d+)", name))), reverse=True
-    )
-    for step in steps:
-        path = os.path.join(folder, f"checkpoint-{step}")
-        try:
-            with open(os.path.join(path, _STATE), encoding="utf-8") as file:
-                json.load(file)
-        except (OSError, ValueError):
-            continue
-        return path
-    return None
-
-
 def _total(values: Iterable[Tensor]) -> Tensor:
     first, *others = values
     for value in others:
@@ -397,34 +425,6 @@ def _total(values: Iterable[Tensor]) -> Tensor:
 
 def _times(part: Tensor, weight: Any) -> Tensor:
     return part if isinstance(weight, float | int) and weight == 1 else part * weight
-
-
-def _on_host(value: Tensor) -> np.ndarray:
-    value = value.detach()
-    return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).cpu().numpy()
-
-
-def _joined(found: list[tuple[int, list[np.ndarray], list[np.ndarray]]], which: int) -> Any:
-    """Arrays over all batches in their order: one, a tuple of several, or None."""
-    ordered: list[Any] = [one[which] for one in sorted(found, key=lambda one: one[0])]
-    if not ordered or not ordered[0]:
-        return None
-    return _alone([np.concatenate(arrays) for arrays in zip(*ordered, strict=True)])
-
-
-def _alone(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-def _means(everyone: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
-    """The parts of the loss over all labels of all processes, and their sum, "loss"."""
-    names = sorted({name for one in everyone for name in one})
-    sums = [[one[name] for one in everyone if name in one] for name in names]
-    parts = {
-        name: sum(total for total, _ in several) / max(sum(count for _, count in several), 1)
-        for name, several in zip(names, sums, strict=True)
-    }
-    return parts and {"loss": sum(parts.values())} | parts
 
 
 def _prefixed(name: str, prefix: str) -> str:
