@@ -48,13 +48,13 @@ def _run(name: str, argv: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the head, which is to be learned
         model, report = kind.model_class.from_pretrained(
-            source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            task_specific_params={name: _of_examples(data)}, **task.config(),
-        )  # fmt: skip
+            source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
+        )
     for key in sorted(report["missing_keys"]):
         if key.startswith(_LEARNED_BEFORE):
             raise ValueError(f"{source}: expected the weights of a model, got none of {key}")
     check_fit(model.config, tokenizer, data.max_seq_length)
+    model.config.task_specific_params = {name: _of_examples(data)}
     if arguments.metric_for_best_model == _OF_TASK:
         arguments.metric_for_best_model = task.metric_for_best_model
     elif arguments.metric_for_best_model.endswith("mse"):

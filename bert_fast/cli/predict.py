@@ -121,9 +121,7 @@ def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json: is damaged: {error}") from None
     if config.get("problem_type") == "multi_label_classification":
-        raise ValueError(
-            f"{folder}: expected a model of one class a text, got one of several (multi_label_classification)"
-        )
+        raise ValueError(f"{folder}: expected a model that gives a text one class, got multi_label_classification")
     for name in names:
         if name in _ARCHITECTURES:
             task = _ARCHITECTURES[name]

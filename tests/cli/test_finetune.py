@@ -222,3 +222,33 @@ def test_checkpoints_of_a_killed_run(
     assert main.main(command) == 0
     assert capsys.readouterr().err == f"bert-fast finetune: going on from {tmp_path / 'run' / 'checkpoint-2'}\n"
     assert weights(tmp_path / "run") == expected
+
+
+def test_another_run_does_not_go_on(
+    tiny_model: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other data in the folder of a run: no model of the one with labels of the other is left."""
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    assert main.main(finetune("classify", tiny_model, reviews / "train.tsv", tmp_path / "run", **saving)) == 0
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    other = tmp_path / "other.tsv"
+    other.write_text((reviews / "train.tsv").read_text().replace("positive", "a").replace("negative", "b"))
+    capsys.readouterr()
+    assert main.main(finetune("classify", tiny_model, other, tmp_path / "run", **saving)) == 1
+    assert "is of another run: train_dataset: " in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_a_metric_that_is_better_when_lower(tiny_model: Path, tmp_path: Path) -> None:
+    """transformers takes all but losses for better when they are higher."""
+    rows = "".join(f"{'a ' * (1 + index % 7)}\t{index % 7}.5\n" for index in range(40))
+    (tmp_path / "x.tsv").write_text("text\tlabel\n" + rows)
+    command = finetune(
+        "classify", tiny_model, tmp_path / "x.tsv", tmp_path / "run", do_regression=True,
+        validation_file=tmp_path / "x.tsv", eval_strategy="epoch", save_strategy="epoch", num_train_epochs=3,
+        max_steps=-1, learning_rate=1e-3, load_best_model_at_end=True, metric_for_best_model="mse",
+    )  # fmt: skip
+    assert main.main(command) == 0
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    found = [entry["eval_mse"] for entry in state["log_history"] if "eval_mse" in entry]
+    assert state["best_metric"] == min(found[:3]) < max(found[:3])

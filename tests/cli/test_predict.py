@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,11 +88,23 @@ def test_pairs_of_texts(tiny_model: Path, tmp_path: Path, capsys: pytest.Capture
     columns = {"text_column_name": "first", "text_pair_column_name": "second"}
     assert main.main(finetune("classify", tiny_model, tmp_path / "x.tsv", tmp_path / "run", **columns)) == 0
     capsys.readouterr()
-    command = ["predict", str(tmp_path / "run"), str(tmp_path / "x.tsv"), *LENGTH]
-    error = error_of(command, capsys)
+    command = ["predict", str(tmp_path / "run"), str(tmp_path / "x.tsv")]
+    error = error_of([*command, "--text_column_name", "text"], capsys)
     assert error == f"{tmp_path / 'x.tsv'}: expected a column 'text', got 'first', 'second', 'label'"
-    assert main.main([*command, *(f"--{name}={value}" for name, value in columns.items())]) == 0
+    assert main.main(command) == 0  # columns and length are those of training
     assert [(row["first"], row["second"]) for row in answers(capsys.readouterr().out)] == [("a", "b"), ("b", "a")]
+
+
+def test_a_model_of_several_classes_a_text(
+    runs: dict[str, Path], reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(runs["classify"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"problem_type": "multi_label_classification"}))
+    assert "expected a model that gives a text one class" in error_of(
+        ["predict", str(folder), str(reviews / "valid.tsv")], capsys
+    )
 
 
 def test_what_cannot_be_answered_is_one_line(
