@@ -50,7 +50,7 @@ setup-demo: python
 	@$(PYTHON) tools/setup_environment.py demo --venv $(VENV)
 
 demo: setup-demo
-	@$(VENV_PYTHON) -m bert_fast.cli.main demo
+	@$(VENV_PYTHON) examples/demo.py
 
 test: setup
 	@$(VENV_PYTHON) tools/check.py
@@ -95,7 +95,7 @@ witness: setup
 outer: setup
 	@$(VENV_PYTHON) -m tools.outer_tests $(TESTS) $(OUTER_ARGS)
 
-plots: setup-demo
+plots: setup
 	@$(VENV_PYTHON) -m benchmarks.plot
 
 results: setup

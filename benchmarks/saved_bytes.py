@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.kit.bert import BY_NAME, VOCAB_SIZE
 from benchmarks.kit.record import ROOT
+from benchmarks.kit.saved_bytes import SavedStorage, saved_storages
 from benchmarks.models.forward_backward import make_models
-from bert_fast.demo.saved_bytes import SavedStorage, saved_storages
 
 GOAL = 0.35  # of what the eager layer keeps, at 512 tokens
 PAGE = ROOT / "docs" / "saved_bytes.md"

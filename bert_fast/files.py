@@ -25,7 +25,6 @@ __all__ = [
     "path_string",
     "replace_file",
     "sync_directory",
-    "sync_tree",
     "write_atomically",
 ]
 
@@ -104,16 +103,6 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_tree(directory: Path) -> None:
-    """Makes all files and directories within a directory durable, and their names in it."""
-    for entry in directory.rglob("*"):
-        if entry.is_dir():
-            sync_directory(entry)
-        else:
-            _sync_file(entry)
-    sync_directory(directory)
 
 
 def _sync_file(path: Path) -> None:

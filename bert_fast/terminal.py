@@ -35,7 +35,6 @@ class Part:
 
     text: str
     rank: int
-    style: str = ""
 
 
 class StatusLine:
@@ -55,11 +54,6 @@ class StatusLine:
         self._live: Live | None = None
         self._last_line = float("-inf")
 
-    @property
-    def lacks_rich(self) -> bool:
-        """Whether this is a terminal where rich would draw, were it installed."""
-        return self._stream.isatty() and not _is_installed("rich")
-
     def open(self, text: str = "", is_patient: bool = False) -> None:
         """Draws from now on, if the terminal can be drawn over. is_patient: elsewhere the first line comes late."""
         self._last_line = self._clock() if is_patient else float("-inf")
@@ -73,31 +67,19 @@ class StatusLine:
             self._live.start()
             self._live.update(text, refresh=True)
 
-    def show(self, parts: Sequence[Part], share: float | None, plain: str = "", is_last: bool = False) -> None:
+    def show(self, parts: Sequence[Part], share: float | None, plain: str = "") -> None:
         """Draws the line anew.
 
         Args:
             parts: from left to right.
             share: of all that there is to do, for the bar; None: it is not known.
             plain: what stands in a line that stays; default: the parts.
-            is_last: whether that is written however short ago the one before was.
         """
         if self._live is not None:
             self._live.update(_drawn(parts, share, self._live.console.width), refresh=True)
-        elif is_last or self._clock() - self._last_line >= LINE_SECONDS:
+        elif self._clock() - self._last_line >= LINE_SECONDS:
             self._last_line = self._clock()
             self._write(plain or _BETWEEN.join(part.text for part in parts))
-
-    def say(self, text: str, style: str = "") -> None:
-        """A line that stays, above the one that is drawn over."""
-        if self._live is None and not (style and self._can_draw()):
-            self._write(text)
-            return
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(file=self._stream) if self._live is None else self._live.console
-        console.print(Text(printable(text), style))
 
     def close(self) -> None:
         """Draws no more."""
@@ -129,9 +111,7 @@ def _drawn(parts: Sequence[Part], share: float | None, width: int) -> "Text":
         line.append("━" * full, "green")
         line.append("─" * (_BAR - full), "bright_black")
         line.append(_BETWEEN)
-    for place, part in enumerate(kept):
-        line.append((_BETWEEN if place else "") + part.text, part.style)
-    return line
+    return line.append(_BETWEEN.join(part.text for part in kept))
 
 
 def _is_installed(package: str) -> bool:

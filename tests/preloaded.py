@@ -12,8 +12,7 @@ import torch.distributed  # noqa: F401
 
 import bert_fast.cli.main
 import bert_fast.data
-import bert_fast.training.recipes
-import bert_fast.training.trainer  # noqa: F401
+import bert_fast.training  # noqa: F401
 from tests.training import toy  # noqa: F401
 
 with contextlib.suppress(ImportError):

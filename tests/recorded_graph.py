@@ -21,7 +21,7 @@ from bert_fast.graphs import encoders, steps
 from bert_fast.models.packed import PackedBertModel
 from bert_fast.modules import call
 from bert_fast.ops.packing import Packing
-from bert_fast.training import distributed, gradients
+from bert_fast.training import arguments, replaying
 
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -149,9 +149,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """`CapturedStep` and `EncoderGraphs` work on a CPU from here on."""
     monkeypatch.setattr(RecordedGraph, "all", [])
     monkeypatch.setattr(RecordedGraph, "num_replays", 0)
-    for module in (graphs, encoders, steps, distributed):
+    for module in (graphs, encoders, steps, arguments):
         monkeypatch.setattr(module, "check_device", lambda name, device: None)
-    monkeypatch.setattr(gradients, "_is_capturing", lambda: bool(_capturing))
+    monkeypatch.setattr(replaying, "_is_capturing", lambda: bool(_capturing))
     monkeypatch.setattr(call, "_layout", _layout)
     # As one operator: on a CPU it looks which rows are labelled.
     monkeypatch.setattr(sys.modules["bert_fast.ops.linear_cross_entropy"], "_is_eager", lambda *tensors: False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_fast.files import create_temporary, is_temporary, only_writer, open_regular, sync_tree, write_atomically
+from bert_fast.files import create_temporary, is_temporary, only_writer, open_regular, write_atomically
 from bert_fast.tokenization import BertTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
@@ -36,15 +36,6 @@ def test_temporary_files_are_known(tmp_path: Path) -> None:
     assert is_temporary(create_temporary(path).name, path)
     others = (create_temporary(tmp_path / "file1.txt").name, path.name, f".{path.name}.mine.tmp")
     assert not any(is_temporary(name, path) for name in others)
-
-
-def test_trees_are_synced_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "c").write_bytes(b"c")
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    sync_tree(tmp_path)
-    assert sorted(synced) == sorted(path.stat().st_ino for path in (tmp_path, *tmp_path.rglob("*")))
 
 
 def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,16 @@ class Size:
         """Forward flops of the matrix products of one token, without attention scores: 2 per parameter."""
         return 2 * self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.intermediate)
 
+    def training_flops(self, lengths: list[int], num_labels: int, vocab_size: int) -> int:
+        """Flops of the matrix products of masked words on sequences without padding: forward, and twice that backward.
+
+        num_labels: words to predict, on which alone the head runs.
+        """
+        encoder = sum(lengths) * self.encoder_flops_per_token
+        scores = sum(length**2 for length in lengths) * 4 * self.hidden * self.layers
+        words = num_labels * 2 * self.hidden * (self.hidden + vocab_size)
+        return 3 * (encoder + scores + words)
+
     def config(self, kind: Any, **options: Any) -> Any:
         """Configuration of a model, ours or transformers'."""
         sizes = dict(

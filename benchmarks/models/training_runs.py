@@ -13,9 +13,9 @@ peak memory, and the share of time for which the loop waited for a batch.
 """
 
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,11 @@ from benchmarks.models.build import draw_lengths
 from benchmarks.recipes.data import minilm
 from benchmarks.registry import Case
 from bert_fast import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
+from bert_fast.data.batches import Source
+from bert_fast.data.examples import Examples
 from bert_fast.data.masking import Masking
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training import Step, Task, Trainer, TrainingConfig
-from bert_fast.training.reporting import model_flops
+from bert_fast.training import Trainer, TrainingArguments
 
 MLM_LENGTHS = ("single_books", "squad_windows_384_stride128", "packed_nsp_512")
 BATCH_SIZE = 32
@@ -49,6 +50,9 @@ class DrawnSource:
         tokenizer = BertTokenizer([*special, *(f"w{number}" for number in range(vocab_size - len(special)))])
         self._masking = Masking(tokenizer)
         self._vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return len(self._lengths)
 
     def lengths(self, epoch: int) -> np.ndarray:
         return self._lengths
@@ -73,47 +77,14 @@ class DrawnSource:
         )
 
 
-class MaskedWords(Task):
-    """Masked words, nothing to judge by."""
+def _trainer(kind: type[Trainer], model: Any, source: Source, folder: str, **settings: Any) -> Trainer:
+    """A Trainer that leaves nothing behind and says nothing."""
+    import transformers
 
-    name = "pretrain"
-
-    def __init__(self, train: DrawnSource) -> None:
-        self.train, self.valid = train, None
-
-    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
-        return {"loss": len(batch["labels"])}
-
-    def predict(self, model: Any, batch: Any) -> Any:
-        return {"loss": model(**batch).loss}, {}
-
-    def score(self, source: Any, predictions: Any) -> dict[str, float]:
-        return {}
-
-    def write_predictions(self, path: Path, source: Any, predictions: Any) -> list[Path]:
-        return []
-
-
-class _Steps:
-    """An observer that keeps the steps it is told of."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
-    def step(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
-
-
-def _train(model: Any, task: Task, **settings: Any) -> list[Step]:
-    """Trains from the start in a directory that is thrown away; the steps as they were told."""
-    observer = _Steps()
-    with tempfile.TemporaryDirectory() as folder:
-        config = TrainingConfig(output_dir=Path(folder) / "run", **settings)
-        Trainer(model, task, config, observers=[observer]).train()
-    return observer.steps
+    arguments = TrainingArguments(folder, save_strategy="no", report_to="none", disable_tqdm=True, **settings)
+    trainer = kind(model, arguments, train_dataset=source)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 # On a CPU, beside transformers
@@ -123,21 +94,27 @@ def _sms(rounds: int) -> dict[str, Any]:
     """One epoch over the SMS collection, by slices; `rounds` is how many slices."""
     import transformers
 
-    from bert_fast.data.classification import ClassificationSource
-    from bert_fast.training.tasks import ClassificationTask
+    from bert_fast.training.tasks.classification import Classification, ClassificationArguments
 
-    tokenizer = BertTokenizer.from_pretrained(minilm())
-    path = DATA / "classification" / "sms_spam" / "SMSSpamCollection.tsv"
-    source = ClassificationSource.read(path, tokenizer, text="1", label="0", max_length=128)
+    arguments = ClassificationArguments(text_column_name="1", label_column_name="0")
+    task = Classification(arguments, BertTokenizer.from_pretrained(minilm()))
+    source = task.read(str(DATA / "classification" / "sms_spam" / "SMSSpamCollection.tsv"))
     order = np.random.default_rng(0).permutation(len(source))
     models = [
         kind.from_pretrained(minilm(), num_labels=2)
         for kind in (BertForSequenceClassification, transformers.BertForSequenceClassification)
     ]
-    parts = (np.sort(part) for part in np.array_split(order, SLICES)[:rounds])
-    examples = ((ClassificationTask(source.take(part)), [source[i] for i in part]) for part in parts)
+    parts = (source.take(np.sort(part)) for part in np.array_split(order, SLICES)[:rounds])
+    examples = ((part, _features(part)) for part in parts)
     collator = transformers.DataCollatorWithPadding(_plain_tokenizer())
     return _in_turn("run/minilm/sms", models, examples, collator)
+
+
+def _features(examples: Examples) -> list[dict[str, Any]]:
+    """Single examples, as transformers' Trainer takes them."""
+    texts = np.split(examples.sequences.ids, examples.sequences.boundaries[1:-1])
+    labels = examples.labels["labels"].tolist()
+    return [{"input_ids": ids.tolist(), "labels": label} for ids, label in zip(texts, labels, strict=True)]
 
 
 def masked_words(lengths: str, rounds: int, size: bert.Size = bert.MINILM) -> dict[str, Any]:
@@ -151,25 +128,28 @@ def masked_words(lengths: str, rounds: int, size: bert.Size = bert.MINILM) -> di
         transformers.BertForMaskedLM(size.config(transformers.BertConfig)),
     ]
     examples = (
-        (MaskedWords(source), [{"input_ids": source.tokens(i).tolist()} for i in range(case.batch_size)])
-        for source in sources
+        (source, [{"input_ids": source.tokens(i).tolist()} for i in range(case.batch_size)]) for source in sources
     )
     collator = transformers.DataCollatorForLanguageModeling(_plain_tokenizer(), mlm_probability=0.15)
     return _in_turn(f"run/{size.name}/mlm/{lengths}", models, examples, collator)
 
 
-_SAME = {"learning_rate": 5e-5, "weight_decay": 0.01, "log_every": 10_000}
+_SAME: dict[str, Any] = {
+    "num_train_epochs": 1, "per_device_train_batch_size": BATCH_SIZE, "learning_rate": 5e-5, "weight_decay": 0.01,
+    "logging_strategy": "no", "use_cpu": True,
+}  # fmt: skip
 
 
-def _in_turn(name: str, models: Any, examples: Iterable[tuple[Task, list[Any]]], collator: Any) -> dict[str, Any]:
+def _in_turn(name: str, models: Any, examples: Iterable[tuple[Source, list[Any]]], collator: Any) -> dict[str, Any]:
     """Trains (ours, transformers') in turn, each on the same examples; tokens a second, and the ratio aimed at."""
     seconds: list[tuple[float, float]] = []
     real = padded = 0
-    for task, features in examples:
-        steps = _train(models[0], task, epochs=1, batch_size=BATCH_SIZE, keep_checkpoints=0, **_SAME)
+    for source, features in examples:
+        with tempfile.TemporaryDirectory() as folder:
+            trained = _trainer(Trainer, models[0], source, folder, **_SAME).train()
         taken, computed = _theirs(models[1], features, collator)
-        seconds.append((sum(step.seconds for step in steps), taken))
-        real += sum(step.tokens for step in steps)
+        seconds.append((trained.metrics["train_runtime"], taken))
+        real += int(source.lengths(0).sum())
         padded += computed
     ours, theirs = map(Times, zip(*seconds, strict=True))
     fill = real / padded
@@ -200,9 +180,8 @@ def _theirs(model: Any, features: list[dict[str, Any]], collator: Any) -> tuple[
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
-            output_dir=folder, num_train_epochs=1, per_device_train_batch_size=BATCH_SIZE, learning_rate=5e-5,
-            weight_decay=0.01, save_strategy="no", report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=True,
-        )  # fmt: skip
+            output_dir=folder, save_strategy="no", report_to="none", disable_tqdm=True, **_SAME
+        )
         trainer = transformers.Trainer(model=model, args=arguments, train_dataset=features, data_collator=collate)
         return trainer.train().metrics["train_runtime"], padded
 
@@ -261,32 +240,74 @@ CASES = (
 SMALL_CASES = (RunCase("tiny", "even", 16, 64, steps=4, vocab_size=100),)
 
 
+class _Watched(Trainer):
+    """Counts what the steps after the first `warm_up` are of: lengths of sequences, labels, seconds waited for batches.
+
+    began: when the first of them began, with the device idle.
+    """
+
+    warm_up = 0
+    began = waited = 0.0
+    num_labels = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.lengths: list[int] = []
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """See `Trainer.get_batch_samples`."""
+        if self.state.global_step == self.warm_up:
+            _wait_for_device()
+            self.began = time.perf_counter()
+        before = time.perf_counter()
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.state.global_step >= self.warm_up:
+            self.waited += time.perf_counter() - before
+            for batch in batches:
+                self.lengths += batch["cu_seqlens"].diff().tolist()
+                self.num_labels += len(batch["labels"])
+        return batches, count
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def time_run(case: RunCase, matmul_tflop_s: float | None = None) -> Iterator[dict[str, Any]]:
     """One run of our Trainer in bf16; the first third of its steps warms up and is not counted.
 
     matmul_tflop_s: what the device reaches in a large matrix product, for MFU; None: not measured.
     """
-    model = BertForMaskedLM(bert.BY_NAME[case.shape].config(BertConfig, vocab_size=case.vocab_size))
-    steps = _train(
-        model, MaskedWords(case.source()), steps=case.steps, batch_size=None, batch_tokens=case.batch_tokens,
-        optimizer="lamb", learning_rate=1e-3, precision="bf16", log_every=max(1, case.steps // 3), keep_checkpoints=0,
-    )  # fmt: skip
-    counted = steps[1:]
-    seconds, tokens = sum(step.seconds for step in counted), sum(step.tokens for step in counted)
-    per_token, per_square = model_flops(model.config, type(model).__name__)
-    flops = tokens * per_token + sum(step.squares for step in counted) * per_square
+    is_on_gpu = torch.cuda.is_available()
+    if is_on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    size, warm_up = bert.BY_NAME[case.shape], max(1, case.steps // 3)
+    model = BertForMaskedLM(size.config(BertConfig, vocab_size=case.vocab_size))
+    with tempfile.TemporaryDirectory() as folder:
+        run: Any = _trainer(
+            _Watched, model, case.source(), folder, max_steps=case.steps,
+            per_device_train_batch_tokens=case.batch_tokens, lamb=True, learning_rate=1e-3, weight_decay=0.01,
+            bf16=True, logging_steps=warm_up, dataloader_num_workers=1 if is_on_gpu else 0,
+        )  # fmt: skip
+        run.warm_up = warm_up
+        run.train()
+        _wait_for_device()
+        seconds = time.perf_counter() - run.began
+    steps, tokens = case.steps - warm_up, sum(run.lengths)
+    flops = size.training_flops(run.lengths, run.num_labels, case.vocab_size)
     tflop_s = round(flops / seconds / 1e12, 3)
     yield {
         "case": case.name,
         "provider": "bert_fast",
         "tokens_per_s": round(tokens / seconds, 1),
-        "sequences_per_s": round(sum(step.sequences for step in counted) / seconds, 1),
+        "sequences_per_s": round(len(run.lengths) / seconds, 1),
         "tflop_s": tflop_s,
         "mfu": round(tflop_s / matmul_tflop_s, 4) if matmul_tflop_s else None,
         "matmul_ceiling_tflop_s": matmul_tflop_s,
-        "wait_share": round(sum(step.wait_seconds for step in counted) / seconds, 4),
-        "fill": round(tokens / sum(step.capacity_tokens for step in counted), 4),
-        "peak_bytes": max(step.memory_bytes for step in counted),
-        "steps": sum(step.num_steps for step in counted),
-        "last_loss": round(counted[-1].losses["loss"], 4),
+        "wait_share": round(run.waited / seconds, 4),
+        "fill": round(tokens / (steps * case.batch_tokens), 4),
+        "peak_bytes": torch.cuda.max_memory_allocated() if is_on_gpu else None,
+        "steps": steps,
+        "last_loss": round([entry["loss"] for entry in run.state.log_history if "loss" in entry][-1], 4),
     }

@@ -58,12 +58,9 @@ class Batch:
 
 def model_flops(case: StepCase, lengths: list[int], num_labels: int) -> int:
     """Floating-point operations of a step's matrix products on real tokens: forward, and twice that backward."""
-    size, hidden = case.size, case.size.hidden
-    encoder = sum(lengths) * size.encoder_flops_per_token
-    scores = sum(length**2 for length in lengths) * 4 * hidden * size.layers
-    words = num_labels * 2 * hidden * (hidden + case.vocab_size)
+    hidden = case.size.hidden
     sentences = len(lengths) * 2 * hidden * (hidden + 2) if case.is_bert else 0
-    return 3 * (encoder + scores + words + sentences)
+    return case.size.training_flops(lengths, num_labels, case.vocab_size) + 3 * sentences
 
 
 def make_batch(case: StepCase, device: torch.device) -> Batch:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.plot [--results FOLDER] [--output FOLDER]
 
-Reads benchmarks/results/*.jsonl and writes to build/benchmarks. Needs matplotlib (extra `demo`) and no GPU.
+Reads benchmarks/results/*.jsonl and writes to build/benchmarks. Needs matplotlib (extra `train`) and no GPU.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kit.drawing import styled
 from benchmarks.kit.record import RESULTS, ROOT, slug
 from benchmarks.plot.figures import family_figure, models_figure, pieces_figure, products_figure
 from benchmarks.plot.page import render_page
 from benchmarks.plot.stored import Machine, load
-from bert_fast.training.reporting.drawing import styled
 
 
 def draw(results: Path, output: Path) -> Path:

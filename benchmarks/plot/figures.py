@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.kit.drawing import INK, MAIN, bars
 from benchmarks.plot.stored import Row
-from bert_fast.training.reporting.drawing import INK, MAIN, bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

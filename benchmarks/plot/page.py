@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.gemm_tuning.table import best
 from benchmarks.plot.stored import Machine, Row
 from benchmarks.tokenizers.report import shown
-from bert_fast.training.reporting.page import Html, inline, joined, page, section, table, tagged
+from bert_fast.bench.page import Html, inline, joined, page, section, table, tagged
 
 
 def render_page(machines: Sequence[Machine], pictures: dict[str, list[tuple[str, Path]]]) -> str:
@@ -26,7 +26,7 @@ def render_page(machines: Sequence[Machine], pictures: dict[str, list[tuple[str,
 def _parts(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> Iterator[str]:
     yield tagged("p", "; ".join(f"{key} {value}" for key, value in machine.facts.items()))
     if machine.ceilings:
-        yield _table(("ceiling", "rate", "us"), [_ceiling(line) for line in machine.ceilings], numeric=(1, 2))
+        yield table(("ceiling", "rate", "us"), [_ceiling(line) for line in machine.ceilings], numeric=(1, 2))
     for line in machine.red:
         yield tagged("p", f"{line['case']} is wrong and was not timed: {line['error']}"[:400], "failed")
     families = machine.families()
@@ -40,15 +40,15 @@ def _parts(machine: Machine, pictures: Sequence[tuple[str, Path]]) -> Iterator[s
             yield _products(machine.products)
     if machine.simple:
         yield tagged("h3", "All figures")
-        yield _table(("case", "figures"), map(_simple, machine.simple.values()))
+        yield table(("case", "figures"), map(_simple, machine.simple.values()))
     if machine.tokenizers:
         figures = (shown(line).partition(": ")[2] for line in machine.tokenizers.values())
         yield tagged("h3", "Tokenizers")
-        yield _table(("case", "figures"), zip(machine.tokenizers, figures, strict=True))
+        yield table(("case", "figures"), zip(machine.tokenizers, figures, strict=True))
     if machine.sanitizer:
         cells = [(s["tool"], s["outcome"], s["said"][:120]) for s in machine.sanitizer]
         yield tagged("h3", "compute-sanitizer")
-        yield _table(("tool", "outcome", "said"), cells)
+        yield table(("tool", "outcome", "said"), cells)
 
 
 def _ceiling(line: dict[str, Any]) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _rows(rows: Iterable[Row]) -> Html:
             f"{r['host_us']:,.1f}", str(r.get("commit"))[:7],
             *(f"{row.speedups[name]:.2f}x" if name in row.speedups else "" for name in others),
         ))  # fmt: skip
-    return _table(header, cells, numeric=range(2, len(header)))
+    return table(header, cells, numeric=range(2, len(header)))
 
 
 def _products(products: dict[str, list[dict[str, Any]]]) -> Html:
@@ -87,14 +87,10 @@ def _products(products: dict[str, list[dict[str, Any]]]) -> Html:
         times = [f"{line['us']:,.1f}" if line is not None else "" for line in (library, ours)]
         found = (f"{ours['speedup_over_library']:.2f}x", ours["candidate"]) if ours is not None else ("", "")
         cells.append((name, *times, *found))
-    return _table(("product", "library us", "ours us", "speed-up", "our best tile"), cells, numeric=(1, 2, 3))
+    return table(("product", "library us", "ours us", "speed-up", "our best tile"), cells, numeric=(1, 2, 3))
 
 
 def _simple(line: dict[str, Any]) -> tuple[str, str]:
     hidden = {"case", "kind", "time", "processor", "threads", "python", "torch", "transformers"}
     shown = {key: value for key, value in line.items() if key not in hidden and not isinstance(value, list)}
     return line["case"], ", ".join(f"{key} {value}" for key, value in shown.items())
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int] = ()) -> Html:
-    return tagged("div", table(head, rows, numeric), "scroll")

@@ -4,6 +4,8 @@ Without dropout nothing is left to chance: the losses of the two are to be follo
 allows, and to be of one distribution after that.
 """
 
+import contextlib
+import io
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,31 +18,38 @@ from torch import Tensor
 from bert_fast import BertConfig, BertForPreTraining
 from bert_fast.data.batches import Batches
 from bert_fast.data.pretraining import PretrainingSource
-from bert_fast.training import Trainer, TrainingConfig
-from bert_fast.training.observers import Observer, Step
-from bert_fast.training.tasks.pretraining import PretrainingTask
+from bert_fast.training import Trainer, TrainingArguments
+from bert_fast.training.losses import loss_parts
+
+_LEARNING_RATE, _WARMUP, _WEIGHT_DECAY = 2e-3, 0.1, 0.01
 
 
-class _Losses(Observer):
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
+class _Watched(Trainer):
+    """A Trainer that keeps the parts of the loss of every step."""
 
-    def step(self, step: Step) -> None:
-        self.steps.append(step)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parts: list[dict[str, float]] = []
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """See `Trainer.compute_loss`."""
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.parts.append({name: float(part.detach()) for name, part in loss_parts(outputs, inputs).items()})
+        return (loss, outputs) if return_outputs else loss
 
 
 def beside(
-    config: BertConfig, train: PretrainingSource, steps: int, learning_rate: float, batch_tokens: int, warmup: float
+    config: BertConfig, train: PretrainingSource, steps: int, batch_tokens: int = 2048
 ) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
     """(what we report of a step, what they do): masked_lm, next_sentence and the norm of the gradients.
 
     Args:
         config: of the model, without dropout.
         train: examples.
-        steps: of AdamW, with linear decay and clipping to 1.
-        learning_rate: the highest.
+        steps: of AdamW, with a tenth of them warm-up, linear decay and clipping to 1.
         batch_tokens: of a step.
-        warmup: share of the steps.
 
     Raises:
         ValueError: the model has dropout.
@@ -53,19 +62,19 @@ def beside(
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         theirs = _theirs(Path(folder))
-        settings = TrainingConfig(
-            Path(folder) / "run", steps=steps, learning_rate=learning_rate, batch_size=None, batch_tokens=batch_tokens,
-            warmup=warmup, log_every=1, keep_checkpoints=0,
+        arguments = TrainingArguments(
+            folder, max_steps=steps, learning_rate=_LEARNING_RATE, warmup_steps=_WARMUP, weight_decay=_WEIGHT_DECAY,
+            per_device_train_batch_tokens=batch_tokens, logging_steps=1, save_strategy="no", report_to="none",
+            disable_tqdm=True, use_cpu=True,
         )  # fmt: skip
-        watched = _Losses()
-        Trainer(model, PretrainingTask(train), settings, observers=[watched]).train()
-    batches = Batches(train, max_tokens=batch_tokens, seed=settings.seed)
-    peer = _steps(theirs, batches, steps, learning_rate, settings.weight_decay, round(warmup * steps))
-    for step, found in zip(watched.steps, peer, strict=True):
-        yield (
-            {**{name: step.losses[name] for name in found if name != "grad_norm"}, "grad_norm": step.grad_norm or 0.0},
-            found,
-        )
+        trainer = _Watched(model, arguments, train_dataset=train)
+        with contextlib.redirect_stdout(io.StringIO()):  # a line for every step
+            trainer.train()
+    norms = [{"grad_norm": entry["grad_norm"]} for entry in trainer.state.log_history if "grad_norm" in entry]
+    batches = Batches(train, max_tokens=batch_tokens, seed=arguments.seed)
+    peer = _steps(theirs, batches, steps, arguments.get_warmup_steps(steps))
+    for parts, norm, found in zip(trainer.parts, norms, peer, strict=True):
+        yield parts | norm, found
 
 
 def _theirs(folder: Path) -> Any:
@@ -74,15 +83,13 @@ def _theirs(folder: Path) -> Any:
     return Theirs.from_pretrained(folder, attn_implementation="eager").train()
 
 
-def _steps(
-    model: Any, batches: Batches, steps: int, learning_rate: float, weight_decay: float, warmup: int
-) -> Iterator[dict[str, float]]:
+def _steps(model: Any, batches: Batches, steps: int, warmup: int) -> Iterator[dict[str, float]]:
     from transformers import get_linear_schedule_with_warmup
 
     decays = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decays, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate)
+    groups = [{"params": decays, "weight_decay": _WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=_LEARNING_RATE)
     schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
     step = epoch = 0
     while step < steps:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.kit.drawing import BAD, INK, MAIN, SECOND, SOFT, svg
 from benchmarks.kit.record import ROOT, read_lines
 from bert_fast.files import write_atomically
-from bert_fast.training.reporting.drawing import BAD, INK, MAIN, SECOND, SOFT, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.kit.markdown import NOTHING, facts, table
 from benchmarks.kit.record import ROOT, read_lines
-from benchmarks.pretraining.cases import CASES
 
 PAGE = ROOT / "docs" / "pretraining.md"
 _KINDS = {
@@ -17,6 +16,16 @@ _KINDS = {
     "repeated": "repeated: to be seen elsewhere in the example",
     "other": "other words",
     "name": "names",
+}
+# Of fine-tuning: words for the examples, and the models that it began from.
+_STARTS = ("random", "pre-trained")
+_WITH_TEXTS = (*_STARTS, "pre-trained, task's texts", "random, task's texts")
+_CASES = {
+    "few": ("film snippets, 960", _WITH_TEXTS),
+    "all": ("film snippets, 9,596", _WITH_TEXTS),
+    "tags-few": ("parts of speech, 201 sentences", _STARTS),
+    "tags": ("parts of speech, 2,001 sentences", _STARTS),
+    "pairs": ("does a sentence answer a question, 1,833 pairs", _STARTS),
 }
 _POINTS = (100, 500, 1000, 2000, 3000, 4000, 5000)
 
@@ -100,8 +109,8 @@ def _ablations(lines: list[dict[str, Any]]) -> str:
 def _finetuned(lines: list[dict[str, Any]]) -> str:
     """Runs whose learning rate was searched; where there are none of a start, those with one that was given."""
     rows = []
-    for name, case in CASES.items():
-        for start in case.starts:
+    for name, (words, starts) in _CASES.items():
+        for start in starts:
             of_start = [line for line in lines if (line.get("case"), line["start"]) == (name, start)]
             searched = [line for line in of_start if "learning_rate" in line]
             newest = {line["seed"]: line for line in searched or of_start}
@@ -110,7 +119,7 @@ def _finetuned(lines: list[dict[str, Any]]) -> str:
             if len(found) > 1:
                 mean = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
                 rate = f"{runs[-1]['learning_rate']:g}" if searched else "given"
-                rows.append([case.words, start, rate, ", ".join(f"{value:.3f}" for value in found), mean])
+                rows.append([words, start, rate, ", ".join(f"{value:.3f}" for value in found), mean])
     return table(["examples", "start", "rate", "accuracy of each seed", "mean"], rows) if rows else NOTHING
 
 

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         show_tables(report.tables(lines), report.PAGE, options.write)
         return 0
 
-    from benchmarks.recipes.cases import RECIPES, our_run, settings_of
+    from benchmarks.recipes.cases import RECIPES, flags_of, our_run
     from benchmarks.recipes.data import prepare
 
     if options.only is not None and options.only not in RECIPES:
@@ -62,13 +62,13 @@ def main(arguments: list[str] | None = None) -> int:
             for side in recipe.sides:
                 if options.side not in (None, side):
                     continue
-                settings = settings_of(recipe, seed)
+                flags = flags_of(recipe, seed)
                 if side == "ours":
-                    found = our_run(settings)
+                    found = our_run(recipe, flags)
                 else:
                     from benchmarks.recipes.theirs import their_run
 
-                    found = their_run(settings, masks_padding=side == "masked")
+                    found = their_run(recipe, flags, masks_padding=side == "masked")
                 line = recorder.write("recipe", case=recipe.name, side=side, seed=seed, **found)
                 print(json.dumps({"case": recipe.name, "side": side, "seed": seed} | line["metrics"]), flush=True)
     return 0

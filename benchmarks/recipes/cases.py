@@ -1,5 +1,8 @@
-"""The recipes: settings of `examples/`, and our run of them."""
+"""The recipes: flags of `examples/`, and our run of them."""
 
+import contextlib
+import io
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -9,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from benchmarks.kit.record import ROOT
-from bert_fast.training.recipes.runs import phases, run
-from bert_fast.training.recipes.settings import Settings
-from bert_fast.training.reporting import read_metrics
+from bert_fast.cli import main
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One of `examples/`.
 
-    name: of the file. task: as in the settings. metrics: those to compare, the main one first.
+    name: of the file. task: as the command names it. metrics: those to compare, the main one first.
     has_peer: whether transformers' Trainer runs it, too.
     has_masked: whether transformers also runs it with padding kept out of the softmax over a window's positions.
     """
@@ -37,10 +39,14 @@ class Recipe:
         return ("ours", *(("theirs",) if self.has_peer else ()), *(("masked",) if self.has_masked else ()))
 
     @property
+    def words(self) -> list[str]:
+        """The command, without its flags."""
+        return ["pretrain"] if self.task == "pretrain" else ["finetune", self.task]
+
+    @property
     def command(self) -> str:
         """What a reader types."""
-        verb = "pretrain" if self.task == "pretrain" else f"finetune {self.task}"
-        return f"bert-fast {verb} --config examples/{self.name}.yaml"
+        return f"bert-fast {' '.join(self.words)} --config examples/{self.name}.yaml"
 
 
 RECIPES = {
@@ -70,38 +76,52 @@ class Clock:
         self.seconds, self.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
 
 
-def settings_of(recipe: Recipe, seed: int, **changes: Any) -> Settings:
-    """The settings of the file, paths and all, with another seed; `changes` replace others (as flags would)."""
-    return Settings.load(recipe.task, ROOT / "examples" / f"{recipe.name}.yaml", {"seed": seed, **changes})
+def flags_of(recipe: Recipe, seed: int, **changes: Any) -> dict[str, Any]:
+    """The flags of the file by name, with another seed; `changes` replace others, as the command line does."""
+    values = yaml.safe_load((ROOT / "examples" / f"{recipe.name}.yaml").read_text(encoding="utf-8"))
+    return dict(values) | {"seed": seed} | changes
 
 
-def our_run(settings: Settings) -> dict[str, Any]:
+def as_words(flags: dict[str, Any]) -> list[str]:
+    """Flags as the command line takes them."""
+    words: list[str] = []
+    for name, value in flags.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def our_run(recipe: Recipe, flags: dict[str, Any]) -> dict[str, Any]:
     """What the command does, in a directory that is forgotten: figures of the last evaluation, time and tokens.
 
     Raises:
-        KeyboardInterrupt: a signal ended it early.
+        RuntimeError: the command failed; it has said why.
     """
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
-        changed = Settings.load(settings.task, None, _values(settings) | {"output_dir": directory})
-        with clock.running():
-            result = run(changed, quiet=True)
-        if result.outcome.startswith("interrupted"):
-            raise KeyboardInterrupt(result.outcome)
-        lines = [line for phase in phases(changed) for line in _steps(phase.training.output_dir)]
+        ours = {"output_dir": directory, "include_num_input_tokens_seen": True, "disable_tqdm": True, "use_cpu": True}
+        with clock.running(), contextlib.redirect_stdout(io.StringIO()):
+            status = main.main([*recipe.words, *as_words(flags | ours)])
+        if status:
+            raise RuntimeError(f"{recipe.name}: the command ended with status {status}")
+        found, state = (
+            json.loads((Path(directory) / name).read_text(encoding="utf-8"))
+            for name in ("eval_results.json", "trainer_state.json")
+        )
     return {
-        "metrics": result.metrics,
-        "steps": sum(line["num_steps"] for line in lines),
-        "tokens": sum(line["tokens"] for line in lines),
+        "metrics": figures(found),
+        "steps": state["global_step"],
+        "tokens": state["num_input_tokens_seen"],
         "seconds": round(clock.seconds, 1),
         "cpu_seconds": round(clock.cpu_seconds, 1),
         "threads": torch.get_num_threads(),
     }
 
 
-def _values(settings: Settings) -> dict[str, Any]:
-    return {name: value for name, value in settings.as_dict().items() if name != "task" and value is not None}
-
-
-def _steps(directory: Path) -> list[dict[str, Any]]:
-    return [line for line in read_metrics(directory / "metrics.jsonl") if line["kind"] == "step"]
+def figures(evaluation: dict[str, float]) -> dict[str, float]:
+    """Loss and metrics of an evaluation by their bare names; what it took is left out."""
+    of_time = ("_runtime", "_per_second", "_time")
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in evaluation.items()
+        if name.startswith("eval_") and not name.endswith(of_time)
+    }

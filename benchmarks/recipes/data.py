@@ -91,7 +91,7 @@ def _split_articles(directory: Path) -> None:
 def _make_chinese_model(directory: Path) -> None:
     """2 layers of 128 with random weights, and the vocabulary of bert-base-chinese."""
     from bert_fast import BertModel, BertTokenizer
-    from bert_fast.training.recipes import make_config
+    from bert_fast.cli.pretrain import make_config
 
     tokenizer = BertTokenizer.from_pretrained(DATA / "vocab" / "bert-base-chinese" / "vocab.txt")
     torch.manual_seed(0)

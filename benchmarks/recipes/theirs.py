@@ -4,8 +4,9 @@ Both sides begin with the same weights, the new head's included: those that our 
 """
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 import transformers
 
 from benchmarks.recipes import examples
-from benchmarks.recipes.cases import Clock
-from bert_fast.data.answers import exact_match, f1
-from bert_fast.training.recipes.build import build
-from bert_fast.training.recipes.settings import Settings
+from benchmarks.recipes.cases import Clock, Recipe, as_words, figures
+from bert_fast.cli.arguments import ModelArguments, make_parser, parsed
+from bert_fast.training import TrainingArguments
+from bert_fast.training.tasks import task_named
 
 _SHARE_EVERY = 10  # steps
 
@@ -35,7 +36,7 @@ class Parts:
     scores: Callable[[Any], Scores]
 
 
-def their_run(settings: Settings, masks_padding: bool = False) -> dict[str, Any]:
+def their_run(recipe: Recipe, flags: dict[str, Any], masks_padding: bool = False) -> dict[str, Any]:
     """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted.
 
     Of the task qa also `padding_share`: the probability that the softmax over a window's positions has on padding, mean
@@ -44,24 +45,20 @@ def their_run(settings: Settings, masks_padding: bool = False) -> dict[str, Any]
     Raises:
         ValueError: masks_padding with another task than qa.
     """
-    if masks_padding and settings.task != "qa":
-        raise ValueError(f"masks_padding: expected the task qa, got {settings.task}")
+    if masks_padding and recipe.task != "qa":
+        raise ValueError(f"masks_padding: expected the task qa, got {recipe.task}")
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start"
-        ours = build(settings)
-        ours.model.save_pretrained(start)
-        ours.tokenizer.save_pretrained(start)
-        name = type(ours.model).__name__
-        del ours
+        name, data = _save_start(recipe.task, flags, start)
         with clock.running():
             tokenizer = transformers.AutoTokenizer.from_pretrained(start)
             model = getattr(transformers, name).from_pretrained(start, attn_implementation="sdpa")
-            shares = _watch_padding(model, masks_padding) if settings.task == "qa" else []
-            parts = _PARTS[settings.task](settings, tokenizer, model)
+            shares = _watch_padding(model, masks_padding) if recipe.task == "qa" else []
+            parts = _PARTS[recipe.task](data, tokenizer, model)
             trainer = _CountingTrainer(
                 model,
-                _arguments(settings, Path(directory)),
+                _arguments(flags, Path(directory)),
                 data_collator=parts.collator,
                 train_dataset=parts.train,
                 eval_dataset=parts.valid,
@@ -70,11 +67,8 @@ def their_run(settings: Settings, masks_padding: bool = False) -> dict[str, Any]
             )
             trainer.train()
         log = trainer.state.log_history
-    found = next(line for line in reversed(log) if "eval_loss" in line)
-    hidden = ("runtime", "samples_per_second", "steps_per_second")
-    metrics = {key.removeprefix("eval_"): value for key, value in found.items() if key.startswith("eval_")}
     return {
-        "metrics": {key: value for key, value in metrics.items() if key not in hidden},
+        "metrics": figures(next(line for line in reversed(log) if "eval_loss" in line)),
         "steps": trainer.state.global_step,
         "tokens": trainer.tokens,
         "padded_tokens": trainer.padded_tokens,
@@ -107,32 +101,32 @@ def _watch_padding(model: Any, masks: bool) -> list[float]:
     return shares
 
 
-def _arguments(settings: Settings, directory: Path) -> transformers.TrainingArguments:
-    config = settings.training
-    return transformers.TrainingArguments(
-        output_dir=str(directory / "run"),
-        num_train_epochs=config.epochs or 1.0,
-        max_steps=config.steps or -1,
-        per_device_train_batch_size=config.batch_size,
-        per_device_eval_batch_size=64,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        adam_beta1=config.betas[0],
-        adam_beta2=config.betas[1],
-        adam_epsilon=config.eps,
-        max_grad_norm=config.max_grad_norm,
-        lr_scheduler_type=config.schedule,
-        warmup_steps=config.warmup,
-        seed=config.seed,
-        logging_steps=config.log_every,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=config.keep_checkpoints,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-    )
+def _save_start(task: str, flags: dict[str, Any], folder: Path) -> tuple[str, Any]:
+    """Saves the model and the tokenizer that the command begins with; (the model's class, arguments of the task)."""
+    kind = task_named(task)
+    parser = make_parser(f"finetune {task}", "", (ModelArguments, kind.Arguments, TrainingArguments))
+    arguments, data, _ = parsed(parser, as_words(flags))
+    transformers.set_seed(flags["seed"])
+    tokenizer = arguments.tokenizer()
+    ours = kind(data, tokenizer)
+    ours.read(data.train_file)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*left at their initial values")  # the head
+        model = kind.model_class.from_pretrained(arguments.model_name_or_path, dtype=torch.float32, **ours.config())
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return kind.model_class.__name__, data
+
+
+def _arguments(flags: dict[str, Any], directory: Path) -> transformers.TrainingArguments:
+    known = {field.name for field in fields(transformers.TrainingArguments)}
+    same = {name: value for name, value in flags.items() if name in known}
+    own = {
+        "output_dir": str(directory / "run"), "per_device_eval_batch_size": 64, "eval_strategy": "epoch",
+        "save_strategy": "epoch", "save_total_limit": 2, "disable_tqdm": True, "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }  # fmt: skip
+    return transformers.TrainingArguments(**same | own)
 
 
 class _CountingTrainer(transformers.Trainer):
@@ -146,15 +140,14 @@ class _CountingTrainer(transformers.Trainer):
         return super().training_step(model, inputs, *arguments, **options)
 
 
-def _classify(settings: Settings, tokenizer: Any, model: Any) -> Parts:
+def _classify(data: Any, tokenizer: Any, model: Any) -> Parts:
     from sklearn import metrics
 
-    data: Any = settings.data
     numbers = {label: number for number, label in model.config.id2label.items()}
 
     def rows(path: str) -> Rows:
-        found = examples.columns(path, data.text, data.label)
-        tokens = tokenizer([text for text, _ in found], truncation=True, max_length=data.max_length)
+        found = examples.columns(path, data.text_column_name, data.label_column_name)
+        tokens = tokenizer([text for text, _ in found], truncation=True, max_length=data.max_seq_length)
         return _rows(tokens, labels=[numbers[label] for _, label in found])
 
     def scores(said: Any) -> Scores:
@@ -166,20 +159,19 @@ def _classify(settings: Settings, tokenizer: Any, model: Any) -> Parts:
         }
 
     collator = transformers.DataCollatorWithPadding(tokenizer)
-    return Parts(rows(data.train), rows(data.valid), collator, scores)
+    return Parts(rows(data.train_file), rows(data.validation_file), collator, scores)
 
 
-def _ner(settings: Settings, tokenizer: Any, model: Any) -> Parts:
+def _ner(data: Any, tokenizer: Any, model: Any) -> Parts:
     from seqeval import metrics
 
-    data: Any = settings.data
     names = model.config.id2label
     numbers = {label: number for number, label in names.items()}
 
     def rows(path: str) -> Rows:
         found = examples.sentences(path, data.label_column)
         words, tags = ([row[part] for row in found] for part in (0, 1))
-        tokens = tokenizer(words, is_split_into_words=True, truncation=True, max_length=data.max_length)
+        tokens = tokenizer(words, is_split_into_words=True, truncation=True, max_length=data.max_seq_length)
         labels = []
         for sentence, its_tags in enumerate(tags):
             origins = tokens.word_ids(sentence)
@@ -204,12 +196,13 @@ def _ner(settings: Settings, tokenizer: Any, model: Any) -> Parts:
         }
 
     collator = transformers.DataCollatorForTokenClassification(tokenizer)
-    return Parts(rows(data.train), rows(data.valid), collator, scores)
+    return Parts(rows(data.train_file), rows(data.validation_file), collator, scores)
 
 
-def _qa(settings: Settings, tokenizer: Any, model: Any) -> Parts:
-    data: Any = settings.data
-    train, valid = examples.questions(data.train), examples.questions(data.valid)
+def _qa(data: Any, tokenizer: Any, model: Any) -> Parts:
+    from torchmetrics.functional.text import squad
+
+    train, valid = examples.questions(data.train_file), examples.questions(data.validation_file)
     train_rows, _, _ = _windows(train, data, tokenizer)
     valid_rows, spans, owners = _windows(valid, data, tokenizer)
 
@@ -219,12 +212,11 @@ def _qa(settings: Settings, tokenizer: Any, model: Any) -> Parts:
             score, text = _best_span(start, end, its_spans, valid[owner].context, data.max_answer_length)
             if owner not in best or score > best[owner][0]:
                 best[owner] = (score, text)
-        pairs = [(best[number][1], question.answers) for number, question in enumerate(valid)]
-        count = len(pairs)
-        return {
-            "exact_match": sum(exact_match(text, answers) for text, answers in pairs) / count,
-            "f1": sum(f1(text, answers) for text, answers in pairs) / count,
-        }
+        said = [{"id": str(number), "prediction_text": best[number][1]} for number in range(len(valid))]
+        right: list[Any] = [
+            {"id": str(number), "answers": {"text": list(question.answers)}} for number, question in enumerate(valid)
+        ]
+        return {name: float(value) / 100 for name, value in squad(said, right).items()}
 
     collator = transformers.DataCollatorWithPadding(tokenizer)
     return Parts(train_rows, valid_rows, collator, scores)
@@ -238,8 +230,8 @@ def _windows(
         [question.question for question in questions],
         [question.context for question in questions],
         truncation="only_second",
-        max_length=data.max_length,
-        stride=data.stride,
+        max_length=data.max_seq_length,
+        stride=data.doc_stride,
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
     )
@@ -271,17 +263,15 @@ def _best_span(
                 continue
             score = float(start[first] + end[last])
             if score > best[0]:
-                best = (score, context[spans[first][0] : spans[last][1]])  # type: ignore[index]
+                best = (score, context[spans[first][0] : spans[last][1]])
     return best
 
 
-def _choice(settings: Settings, tokenizer: Any, model: Any) -> Parts:
-    data: Any = settings.data
-
+def _choice(data: Any, tokenizer: Any, model: Any) -> Parts:
     def rows(path: str) -> Rows:
         made = []
         for context, endings, label in examples.choices(path):
-            tokens = tokenizer([context] * len(endings), endings, truncation=True, max_length=data.max_length)
+            tokens = tokenizer([context] * len(endings), endings, truncation=True, max_length=data.max_seq_length)
             made.append({**tokens, "labels": label})
         return made
 
@@ -289,7 +279,7 @@ def _choice(settings: Settings, tokenizer: Any, model: Any) -> Parts:
         return {"accuracy": float((said.predictions.argmax(axis=1) == said.label_ids).mean())}
 
     collator = transformers.DataCollatorForMultipleChoice(tokenizer)
-    return Parts(rows(data.train), rows(data.valid), collator, scores)
+    return Parts(rows(data.train_file), rows(data.validation_file), collator, scores)
 
 
 def _rows(tokens: Any, **labels: Iterable[Any]) -> Rows:
@@ -297,7 +287,7 @@ def _rows(tokens: Any, **labels: Iterable[Any]) -> Rows:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-_PARTS: dict[str, Callable[[Settings, Any, Any], Parts]] = {
+_PARTS: dict[str, Callable[[Any, Any, Any], Parts]] = {
     "classify": _classify,
     "ner": _ner,
     "qa": _qa,

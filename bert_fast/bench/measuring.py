@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,16 +11,45 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast.bench.cases import Case, Size
-from bert_fast.demo.peer import quiet_transformers
-from bert_fast.demo.timing import Timing, timed
 from bert_fast.huggingface import fuse
 
-__all__ = ["MOST_DIFFERENCE", "Result", "compare"]
+__all__ = ["MOST_DIFFERENCE", "Result", "Timing", "compare", "timed"]
 
 # Of the hidden states of one model computed in two ways, whose elements are about 1 in size: rounding of 12 layers, in
 # fp32, and in bf16 under autocast.
 MOST_DIFFERENCE = {"cpu": 1e-3, "cuda": 0.15}
 _MOST_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Rounds of one contestant: how many real tokens (padding does not count) it got through, in how many seconds."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(count / s for count, s in zip(self.tokens, self.seconds, strict=True))
+
+    def speedup_over(self, other: "Timing") -> float:
+        """Median over the rounds that both took part in of (other's time / my time in the same round)."""
+        return statistics.median(theirs / mine for mine, theirs in zip(self.seconds, other.seconds, strict=False))
+
+
+def timed(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, until the device is done."""
+    _synchronize(device)
+    start = time.perf_counter()
+    run()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -61,9 +91,8 @@ def _models(size: Size, device: torch.device) -> dict[str, nn.Module]:
     import transformers
 
     torch.manual_seed(0)
-    with quiet_transformers():
-        untouched = transformers.BertModel(transformers.BertConfig(**size.config), add_pooling_layer=False)
-    untouched = untouched.to(device)
+    config = transformers.BertConfig(**size.config)
+    untouched = transformers.BertModel(config, add_pooling_layer=False).to(device)
     return {"fused": fuse(copy.deepcopy(untouched)), "untouched": untouched}
 
 

@@ -45,8 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from bert_fast.bench.cases import CASES, TINY, cases_of
     from bert_fast.bench.measuring import MOST_DIFFERENCE, Result, compare
     from bert_fast.bench.picture import as_text
-    from bert_fast.bench.report import picture_of, render_page
-    from bert_fast.demo.environment import describe_environment
+    from bert_fast.bench.report import device_name, picture_of, render_page
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -56,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"bert-fast bench: {error}", file=sys.stderr)
         return 1
     cases = cases_of((TINY,)) if arguments.quick else CASES
-    environment = describe_environment(device)
     results: list[Result] = []
     with contextlib.closing(StatusLine(is_transient=True)) as line:
         line.open()
@@ -65,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
             words = f"{len(results)} of {len(cases)}: {result.case.size.name}, {result.case.label}: {result.ratio:.1f}x"
             line.show([Part(words, 0)], len(results) / len(cases), f"bert-fast bench: {words}")
     wrong = [result for result in results if not result.difference <= MOST_DIFFERENCE[device.type]]
-    threads = f", {environment.threads} threads, fp32" if device.type == "cpu" else ", bf16"
-    picture = picture_of(results, environment.device + threads, arguments.quick)
-    page = render_page(results, picture, environment, wrong)
+    precision = "fp32" if device.type == "cpu" else "bf16"
+    picture = picture_of(results, f"{device_name(device)}, {precision}", arguments.quick)
+    page = render_page(results, picture, device, wrong)
     write_atomically(arguments.output, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     print(as_text(picture, is_ascii=not _writes_blocks()))
     print(f"The page: {arguments.output}")

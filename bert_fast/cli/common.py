@@ -23,7 +23,6 @@ __all__ = [
     "positive",
     "progress",
     "seconds",
-    "seed",
 ]
 
 _Loaded = TypeVar("_Loaded")
@@ -39,14 +38,6 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """A whole number from 0 on."""
     return _whole(text, 0)
-
-
-def seed(text: str) -> int:
-    """A whole number that PyTorch, NumPy and Python all take as a seed."""
-    value = _whole(text, 0)
-    if value >= 2**32:
-        raise argparse.ArgumentTypeError(f"expected a number in [0, 2**32), got {text}")
-    return value
 
 
 def seconds(text: str) -> float:

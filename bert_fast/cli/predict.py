@@ -1,90 +1,145 @@
-"""`bert-fast predict`: what a trained model says about examples, of a file or as they come."""
+"""`bert-fast predict`: what a trained model says about examples."""
 
-import argparse
+import dataclasses
 import json
-import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import tempfile
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from bert_fast.cli import inference
+from bert_fast.cli.training import one_line
 from bert_fast.errors import SourceError
+from bert_fast.files import path_name, write_atomically
 from bert_fast.terminal import printable
 
-if TYPE_CHECKING:
-    from bert_fast.training.recipes.inference import TrainedModel
+__all__ = ["PredictArguments", "run"]
 
-__all__ = ["add_arguments", "run"]
+_USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
+_TIMES = ("_runtime", "_per_second", "_preparation_time")  # of metrics
+_ARCHITECTURES = {
+    "BertForSequenceClassification": "classify",
+    "BertForTokenClassification": "ner",
+    "BertForQuestionAnswering": "qa",
+    "BertForMultipleChoice": "choice",
+}
 
-_CHUNK_BYTES = 1 << 18  # read from stdin at a time, if so much is there
 
+@dataclass
+class PredictArguments:
+    """How examples are asked about."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `bert-fast predict`."""
-    parser.description = (
-        "Asks the model of a run about examples without labels: a file as those it was trained on, or lines of stdin, "
-        "answered as they come. A line is, for classify, a text (of pairs: two, with a tab between them); for ner, "
-        "words with spaces between them; for qa and choice, a JSON object."
+    output_file: str | None = field(default=None, metadata={"help": "JSON lines; default: standard output."})
+    evaluate: bool = field(
+        default=False, metadata={"help": "Print loss and metrics over labelled examples in place of what is said."}
     )
-    inference.add_arguments(parser)
-    parser.add_argument("file", metavar="FILE", help="examples; - is stdin")
-    parser.add_argument(
-        "-o", "--output", metavar="PATH",
-        help="without an ending: files in the form that the task has for predictions; default: JSON lines on stdout",
-    )  # fmt: skip
+    per_device_eval_batch_tokens: int = field(default=16384, metadata={"help": "Tokens of a batch."})
+    bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Predicts; returns 0, or 1 where a file or a line is wrong."""
-    with inference.problems("predict") as problems:
-        model = inference.load(arguments)
-        if arguments.output is not None:
-            if arguments.file == "-":
-                examples: Any = [row for rows in _stdin(model) for row in rows]
-            else:
-                examples = arguments.file
-            for path in model.write_answers(model.read(examples), arguments.output):
-                if model.processes.is_main:
-                    print(printable(str(path)))
-        elif arguments.file == "-":
-            done = 0
-            for rows in _stdin(model):
-                _print(model, rows, done)
-                done += len(rows)
-        else:
-            _print(model, arguments.file)
-    return 1 if problems else 0
+def run(argv: Sequence[str]) -> int:
+    """Predicts; returns 0, 1 where a file or an example is wrong."""
+    if len(argv) < 2 or argv[0].startswith("-") or (argv[1].startswith("-") and argv[1] != "-"):
+        print(
+            f"{_USAGE}\n\nRUN: folder of a fine-tuned model. FILE: examples as those it was trained on; -: JSON lines "
+            "of standard input. Flags are those of the task: bert-fast predict RUN FILE --help"
+        )
+        return 0 if "-h" in argv or "--help" in argv else 2
+    return one_line("predict", lambda: _run(argv[0], argv[1], argv[2:]))
 
 
-def _print(model: "TrainedModel", examples: Any, done: int = 0) -> None:
-    """Prints what the model says; `done` examples came before these."""
-    for answer in model.answers(model.read(examples)):
-        if "index" in answer:
-            answer["index"] += done
-        if model.processes.is_main:
-            sys.stdout.write(printable(json.dumps(answer, ensure_ascii=False)) + "\n")
-    sys.stdout.flush()
+def _run(folder: str, file: str, argv: Sequence[str]) -> int:
+    from bert_fast.cli.arguments import check_fit, make_parser, parsed
+    from bert_fast.tokenization import load_tokenizer
+    from bert_fast.training import Trainer, TrainingArguments
+    from bert_fast.training.tasks import task_named
+
+    name, of_training = _task_of(folder)
+    kind = task_named(name)
+    parser = make_parser(
+        "predict RUN FILE", str(kind.__doc__), (PredictArguments, kind.Arguments), ("train_file", "validation_file")
+    )
+    known = {field.name for field in dataclasses.fields(kind.Arguments)}
+    parser.set_defaults(**{name: value for name, value in of_training.items() if name in known})
+    arguments, data = parsed(parser, argv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is missing is an error
+        model, report = kind.model_class.from_pretrained(folder, output_loading_info=True)
+    if report["missing_keys"]:
+        raise ValueError(f"{folder}: expected a fine-tuned model, got none of {min(report['missing_keys'])}")
+    tokenizer, labels = load_tokenizer(folder), model.config.id2label
+    check_fit(model.config, tokenizer, data.max_seq_length)
+    if sorted(labels) != [*range(len(labels))]:
+        raise ValueError(f"{folder}/config.json: id2label: expected names of 0 to {len(labels) - 1}, got {labels}")
+    names = [labels[number] for number in range(len(labels))]
+    task = kind(data, tokenizer, labels=names)
+    examples = task.read(_stdin() if file == "-" else file, is_labelled=arguments.evaluate)
+    with tempfile.TemporaryDirectory() as nowhere:
+        settings = TrainingArguments(
+            nowhere, per_device_eval_batch_tokens=arguments.per_device_eval_batch_tokens, bf16=arguments.bf16,
+            report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(
+            model, settings, compute_metrics=lambda said: task.metrics(examples, said.predictions, said.label_ids)
+        )
+        found = trainer.predict(examples, metric_key_prefix="eval")
+    rows: Iterable[dict[str, Any]] = task.rows(examples, found.predictions)
+    if arguments.evaluate:
+        rows = [{name: value for name, value in found.metrics.items() if not name.endswith(_TIMES)}]
+    lines = (printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    if arguments.output_file is None:
+        sys.stdout.writelines(lines)
+        sys.stdout.flush()  # a reader that has left is known here
+    else:
+        _write(arguments.output_file, lines)
+    return 0
 
 
-def _stdin(model: "TrainedModel") -> Iterator[list[dict[str, Any]]]:
-    """Examples from the lines of stdin: all that are there, then all that have come meanwhile, and so on."""
-    number, rest = 0, b""
-    while chunk := os.read(0, _CHUNK_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if lines:
-            yield [_example(model, line, number + index) for index, line in enumerate(lines, 1)]
-            number += len(lines)
-    if rest:
-        yield [_example(model, rest, number + 1)]  # the last line need not have an end
+def _write(file: str, lines: Iterable[str]) -> None:
+    """Writes a file as a whole, or not at all; a pipe or a device as it comes."""
 
+    def write(path: Path) -> None:
+        with open(path, "w", encoding="utf-8") as output:
+            output.writelines(lines)
 
-def _example(model: "TrainedModel", line: bytes, number: int) -> dict[str, Any]:
-    place = f"-: line {number}"
+    path = Path(path_name("output_file", file))
     try:
-        text = line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{place}: not UTF-8: byte {error.start} of the line is 0x{line[error.start]:02x}") from None
+        write(path) if path.exists() and not path.is_file() else write_atomically(path, write)
+    except OSError as error:
+        raise OSError(f"output_file: {file} cannot be written: {error.strerror}") from None
+
+
+def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
+    """(the task of a model, how `bert-fast finetune` read its examples)."""
     try:
-        return model.settings.data.parse_line(text, number)
-    except ValueError as error:
-        raise SourceError(f"{place}: {error}") from None
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        names, of_training = config.get("architectures") or [], config.get("task_specific_params") or {}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder}: expected the folder of a model, got one without config.json") from None
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{folder}/config.json: is damaged: {error}") from None
+    if config.get("problem_type") == "multi_label_classification":
+        raise ValueError(f"{folder}: expected a model that gives a text one class, got multi_label_classification")
+    for name in names:
+        if name in _ARCHITECTURES:
+            task = _ARCHITECTURES[name]
+            found = of_training.get(task) if isinstance(of_training, dict) else None
+            return task, found if isinstance(found, dict) else {}
+    raise ValueError(f"{folder}: expected a model of {', '.join(_ARCHITECTURES)}, got {', '.join(names) or 'none'}")
+
+
+def _stdin() -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"-: line {number}: expected a JSON object: {error}") from None
+        if not isinstance(row, dict):
+            raise SourceError(f"-: line {number}: expected a JSON object, got {type(row).__name__}")
+        rows.append(row)
+    return rows

@@ -1,145 +1,116 @@
-"""What `pretrain` and `finetune` share: flags made from the settings, and a run from them."""
+"""What `finetune` and `pretrain` share: a run from its parts, and what it leaves."""
 
-import argparse
+import errno
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_fast.cli.common import is_main_process
 from bert_fast.terminal import printable
 
-if TYPE_CHECKING:
-    from bert_fast.training.recipes.settings import Field
+__all__ = ["check_output", "one_line", "train"]
 
-__all__ = ["add_arguments", "run"]
-
-_INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}  # as shells have it: 128 + the number of the signal
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_TORCH = ("PytorchStreamWriter", "inline_container.cc")  # what torch.save names in its errors
 
 
-def add_arguments(parser: argparse.ArgumentParser, task: str) -> None:
-    """Adds a flag for every setting of a task, and those that say how to run it."""
-    from bert_fast.training.config import TrainingConfig
-    from bert_fast.training.recipes.settings import TASKS, ModelSettings, fields_of, settings_fields
-
-    fields = settings_fields(task)
-    shows_all = _ShowsAll(parser)
-    parser.usage = "%(prog)s [--config FILE] --model MODEL --train FILE --output-dir DIR [option ...]"
-    run_group = parser.add_argument_group("run")
-    run_group.add_argument("--config", metavar="FILE", help="settings in YAML, under the names of the flags; flags win")
-    run_group.add_argument(
-        "--resume", choices=["auto", "never", "must"], default="auto",
-        help="go on with the run in --output-dir: if there is one (auto, the default), never, or always (must)",
-    )  # fmt: skip
-    run_group.add_argument(
-        "--dry-run", action="store_true", help="show the plan and a batch; train nothing, write nothing"
-    )
-    run_group.add_argument("--quiet", action="store_true", help="no progress, only how it ended")
-    for name, part in (("model", ModelSettings), ("data", TASKS[task]), ("training", TrainingConfig)):
-        group = parser.add_argument_group(name)
-        for entry in fields_of(part):
-            shows_all.add(_add_flag(group, task, fields[entry]), entry in _SHORT)
-
-
-class _ShowsAll:
-    """`--help-all`, beside a `--help` that shows what most runs set, so that it fits a screen."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        hidden: list[tuple[argparse.Action, str | None]] = []
-
-        class Show(argparse.Action):
-            def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-                for action, text in hidden:
-                    action.help = text
-                parser.print_help()
-                parser.exit()
-
-        text = "show every option and exit; here are the usual ones"
-        parser.add_argument("--help-all", action=Show, nargs=0, help=text)
-        self._hidden = hidden
-
-    def add(self, action: argparse.Action, is_usual: bool) -> None:
-        """An option that `--help` shows only where it is usual."""
-        if not is_usual:
-            self._hidden.append((action, action.help))
-            action.help = argparse.SUPPRESS
-
-
-# Settings that most runs set, by name: all that a task needs, and what decides how well and how long it learns.
-_SHORT = {
-    "model", "tokenizer", "train", "valid", "text", "text_pair", "label", "output_dir",
-    "epochs", "steps", "batch_size", "max_length", "learning_rate", "precision", "seed", "eval_every",
-}  # fmt: skip
-
-
-def _add_flag(group: Any, task: str, field: "Field") -> argparse.Action:
-    from bert_fast.training.recipes.settings import MISSING, default_of
-
-    default = default_of(task, field)
-    says = [field.help] if field.help else []
-    if default is MISSING:
-        says.append("needed")
-    elif isinstance(default, bool):
-        says.append(f"default: {'yes' if default else 'no'}")
-    elif default is not None:
-        says.append(f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}")
-    # What is not on the command line is not in the namespace: then the file or the default counts.
-    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": "; ".join(says).replace("%", "%%")}
-    if field.kind is bool:
-        return group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options)
-    options["metavar"] = "{" + ",".join(field.choices) + "}" if field.choices else _METAVARS.get(field.kind, "TEXT")
-    if field.is_list:
-        options["nargs"] = field.count or "+"
-    return group.add_argument(field.flag, type=_reader(field), **options)
-
-
-_METAVARS: dict[type, str] = {int: "N", float: "X", Path: "DIR"}
-
-
-def _reader(field: "Field") -> Callable[[str], Any]:
-    """Text of the flag to one value; argparse puts several together."""
-
-    def read(text: str) -> Any:
+def one_line(command: str, work: Callable[[], int]) -> int:
+    """Runs a command; what is wrong with files and arguments is one line and status 1, and so is each warning."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _say(command, str(message))
+        if not is_main_process():
+            warnings.simplefilter("ignore")  # the main process says the same
         try:
-            return field.read_one(text) if field.is_list else field.read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{field.name}: ")) from None
-
-    return read
-
-
-def run(arguments: argparse.Namespace, task: str) -> int:
-    """Trains; returns 0, 1 where a setting or a file is wrong, 130 or 143 when a signal ended it after a checkpoint."""
-    from bert_fast.training.recipes.runs import plan_text
-    from bert_fast.training.recipes.runs import run as run_settings
-    from bert_fast.training.recipes.settings import Settings, SettingsError, settings_fields
-
-    if not is_main_process():
-        warnings.simplefilter("ignore")  # the main process says the same
-    try:
-        flags = {name: getattr(arguments, name) for name in settings_fields(task) if hasattr(arguments, name)}
-        settings = Settings.load(task, arguments.config, flags)
-        if arguments.dry_run:
-            text = plan_text(settings)
+            return work()
+        except BrokenPipeError:
+            raise
+        except (OSError, ImportError, TypeError, ValueError) as error:
             if is_main_process():
-                print(printable(text))
-            return 0
-        result = run_settings(settings, resume=arguments.resume, quiet=arguments.quiet or not is_main_process())
-    except (SettingsError, OSError, ImportError) as error:
+                _say(command, str(error))
+            return 1
+
+
+def check_output(folder: str) -> None:
+    """Raises OSError where a folder cannot be made or written. Makes nothing."""
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise OSError(f"output_dir: {folder} cannot be made or written: {place}: {error.strerror}") from None
+
+
+def train(
+    command: str, model: Any, arguments: Any, train: Any, valid: Any, tokenizer: Any, compute_metrics: Any,
+    answers: Any = None,
+) -> int:  # fmt: skip
+    """Trains, or goes on from the last checkpoint in output_dir; leaves the model, its state and its metrics there."""
+    from bert_fast.training import Trainer, last_checkpoint
+    from bert_fast.training.curves import CurvesCallback
+
+    if not sys.stderr.isatty():
+        arguments.disable_tqdm = True
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(line_buffering=True)  # each line of the log as it comes
+    start = arguments.resume_from_checkpoint or last_checkpoint(arguments.output_dir)
+    if start is not None and is_main_process():
+        _say(command, f"going on from {start}")
+    try:
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=train,
+            eval_dataset=valid,
+            processing_class=tokenizer,
+            compute_metrics=None if valid is None else compute_metrics,
+            preprocess_logits_for_metrics=answers,
+            callbacks=[CurvesCallback()],
+        )
+        trainer.train(resume_from_checkpoint=start)
+        trainer.save_model()
+        trainer.save_state()
+        metrics = {} if valid is None else _last_evaluation(trainer) or trainer.evaluate()
+        if valid is not None:
+            trainer.save_metrics("eval", metrics)
+    except KeyboardInterrupt:
         if is_main_process():
-            print(printable(f"bert-fast {arguments.command}: {error}"), file=sys.stderr)
-        return 1
+            place = last_checkpoint(arguments.output_dir) or "its start, as no checkpoint was written yet"
+            _say(command, f"interrupted; the same command goes on from {place}")
+        return 130
+    except Exception as error:
+        if isinstance(error, KeyError) and "metric_for_best_model" in str(error):
+            raise ValueError(error.args[0]) from None
+        if not _is_of_writing(error):
+            raise
+        raise OSError(f"{arguments.output_dir}: cannot be written, the disk may be full: {error}") from error
     if is_main_process():
-        text = f"{settings.training.output_dir}: {result.outcome} after {result.step:,} steps; "
-        if result.outcome.startswith("interrupted"):
-            text += "at the last evaluation" if result.metrics else "no evaluation yet"
-        else:
-            of = f", that of step {result.best_step:,}" if result.best_step is not None else ""
-            text += f"model in {result.model_dir}{of}"
-        if result.metrics:
-            text += ": " + ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        print(printable(text))
-    if not result.outcome.startswith("interrupted"):
-        return 0
-    return _INTERRUPTED.get(result.outcome.rpartition(" ")[2], 143)
+        said = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if _is_figure(name))
+        print(printable(f"{arguments.output_dir}: {trainer.state.global_step:,} steps; {said}".rstrip("; ")))
+    return 0
+
+
+def _last_evaluation(trainer: Any) -> dict[str, float]:
+    """That of the last step, where there was one of the model as it is now."""
+    state = trainer.state
+    if trainer.args.load_best_model_at_end:
+        return {}
+    return next((one for one in state.log_history if one["step"] == state.global_step and "eval_loss" in one), {})
+
+
+def _say(command: str, text: str) -> None:
+    print(printable(f"bert-fast {command}: {' '.join(text.split())}"), file=sys.stderr)
+
+
+def _is_of_writing(error: Exception) -> bool:
+    """Whether a file could not be written to its end: PyTorch and safetensors have errors of their own for that."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return type(error).__name__ == "SafetensorError" or any(name in str(error) for name in _OF_TORCH)
+
+
+def _is_figure(name: str) -> bool:
+    return name.startswith("eval_") and not name.endswith(("_runtime", "_per_second"))

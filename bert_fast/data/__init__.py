@@ -9,21 +9,15 @@ from bert_fast.data.tokenize_files import tokenize_files
 
 if TYPE_CHECKING:
     from bert_fast.data.batches import Batches, Source
-    from bert_fast.data.classification import ClassificationSource
-    from bert_fast.data.multiple_choice import MultipleChoiceSource
+    from bert_fast.data.examples import Examples
     from bert_fast.data.pretraining import PretrainingSource
-    from bert_fast.data.question_answering import QuestionAnsweringSource
-    from bert_fast.data.token_classification import TokenClassificationSource
 
 __all__ = [
     "Batches",
-    "ClassificationSource",
-    "MultipleChoiceSource",
+    "Examples",
     "PackedCollator",
     "PretrainingSource",
-    "QuestionAnsweringSource",
     "Source",
-    "TokenClassificationSource",
     "TokenStore",
     "tokenize_files",
 ]
@@ -31,12 +25,9 @@ __all__ = [
 # Only training needs them: imported when they are asked for, so that importing bert_fast stays quick.
 _MODULES = {
     "Batches": "batches",
-    "ClassificationSource": "classification",
-    "MultipleChoiceSource": "multiple_choice",
+    "Examples": "examples",
     "PretrainingSource": "pretraining",
-    "QuestionAnsweringSource": "question_answering",
     "Source": "batches",
-    "TokenClassificationSource": "token_classification",
 }
 
 

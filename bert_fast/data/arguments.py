@@ -1,25 +1,17 @@
 """Checks of what several sources of examples take."""
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bert_fast.checks import check_count, check_integer
-from bert_fast.files import path_name
 from bert_fast.tokenization import Tokenizer
-from bert_fast.tokenization.arguments import strings
 
 __all__ = [
-    "check_column",
     "check_tokenizer_kind",
-    "optional_folder",
     "optional_length",
     "row_index",
     "row_indices",
-    "sequence_of",
-    "texts_of",
     "whole_numbers",
 ]
 
@@ -30,36 +22,9 @@ def check_tokenizer_kind(tokenizer: Any) -> None:
         raise TypeError(f"tokenizer: expected a BertTokenizer or XLMRobertaTokenizer, got {type(tokenizer).__name__}")
 
 
-def check_column(name: str, column: Any, *, is_optional: bool = False) -> None:
-    """Raises TypeError unless it is the name of a column, or None where there may be no such column."""
-    if not isinstance(column, str) and not (is_optional and column is None):
-        raise TypeError(f"{name}: expected the name of a column, got {type(column).__name__}")
-
-
-def sequence_of(name: str, values: Any) -> Sequence[Any]:
-    """The list itself; raises TypeError if it is none: a string is none, nor is what can be read only once."""
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}: expected a list, got {type(values).__name__}")
-    return values
-
-
-def texts_of(name: str, texts: Any) -> list[str]:
-    """The strings of a list or other iterable; raises TypeError where it holds something else, or is a string."""
-    if texts is None or isinstance(texts, str | bytes):
-        raise TypeError(f"{name}: expected a list of strings, got {type(texts).__name__}")
-    return strings(name, texts)
-
-
 def optional_length(name: str, length: Any) -> int | None:
     """A number of tokens from 0 on, or None; raises TypeError, ValueError if it is neither."""
     return None if length is None else check_count(name, length, 0)
-
-
-def optional_folder(name: str, folder: Any) -> str | os.PathLike[str] | None:
-    """A path as it was given, or None; raises TypeError, ValueError if it is neither."""
-    if folder is not None:
-        path_name(name, folder)
-    return folder
 
 
 def row_indices(indices: Any, count: int, of: str = "") -> np.ndarray:

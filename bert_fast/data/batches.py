@@ -9,30 +9,27 @@ packed into a budget of tokens.
 Everything is a pure function of (seed, epoch): batch m is the same whatever process, worker or thread makes it.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from bert_fast.checks import check_count, check_flag, check_integer
 from bert_fast.data.arguments import whole_numbers
 from bert_fast.data.counter_random import CounterRandom
-from bert_fast.data.digests import data_digest
 from bert_fast.graphs import Budget
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "check_source", "only", "source_digest"]
+__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "check_source", "only"]
 
 _GOOD_FILL = 0.98  # below, examples of like lengths are put together,
 _WORTH_SORTING = 0.995  # if that leaves no more than this share of the batches
 _MAX_OPEN = 512  # batches that wait for examples
 _WINDOW = 1024  # examples that are sorted by length where that is needed
 _CHUNK = 1 << 16  # examples whose lengths are Python integers at a time
-_SAMPLE = 1000  # examples that stand for all of a source that has no digest of its own
 _NUMBER_BITS = 40  # of a batch's number, below the room that it has
 
 
@@ -43,7 +40,7 @@ class Source(Protocol):
     So any process, worker or thread may make any batch, in any order, and a run can go on in the middle of an epoch.
     An example is one sequence, but where a task joins several to one (the choices of a question): then all of them.
 
-    A source may have `digest() -> str`, too, which differs where its examples do: see `source_digest`.
+    A source may have a length, too, the examples of the first epoch; without one a Trainer trains by max_steps only.
     """
 
     def lengths(self, epoch: int) -> np.ndarray:
@@ -64,27 +61,6 @@ def check_source(name: str, source: Any) -> Source:
     if isinstance(source, type) or not isinstance(source, Source):
         raise TypeError(f"{name}: expected a source of examples (lengths, batch), got {type(source).__name__}")
     return source
-
-
-def source_digest(source: Source) -> str:
-    """What tells the examples of a source from others: two sources of other tokens, labels or order have another one.
-
-    That is what its `digest` says. Of a source without one it is made of the lengths in epoch 0, and of up to 1,000
-    examples, evenly distributed: changes to others are not seen.
-    """
-    own = getattr(check_source("source", source), "digest", None)
-    if own is not None:
-        return str(own())
-    lengths = source.lengths(0)
-    indices = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLE)).astype(np.int64))
-    return data_digest(lengths, *(part for item in source.batch(0, indices).items() for part in _parts(*item)))
-
-
-def _parts(name: str, value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        return [name, str(plain.dtype), list(plain.shape), plain.reshape(-1).view(torch.uint8).numpy()]
-    return [name, value] if isinstance(value, int | float | str | np.ndarray) else [name]
 
 
 @dataclass(frozen=True)
@@ -150,6 +126,7 @@ class Batches:
         self.seed = check_integer("seed", seed)
         self.source = check_source("source", source)
         self._planned: tuple[int, BatchPlan] | None = None
+        self._ends = [0]  # batches up to the end of each epoch that was counted
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_planned": None}
@@ -164,6 +141,21 @@ class Batches:
     def batch(self, epoch: int, number: int) -> PackedBatch:
         """Batch `number` of an epoch, made by the source. Raises IndexError for a number that is none."""
         return self.source.batch(epoch, self.plan(epoch).indices(number))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(epoch, number in it) of batch `index` of all epochs, one behind the other.
+
+        Plans the epochs up to that one, once. Raises ValueError for an epoch without examples.
+        """
+        index = check_count("index", index, 0)
+        while index >= self._ends[-1]:
+            epoch = len(self._ends) - 1
+            count = len(self.plan(epoch))
+            if not count:
+                raise ValueError(f"source: expected examples in every epoch, epoch {epoch} has none")
+            self._ends.append(self._ends[-1] + count)
+        epoch = bisect_right(self._ends, index) - 1
+        return epoch, index - self._ends[epoch]
 
     def epoch(self, epoch: int) -> "EpochBatches":
         """The batches of one epoch as a dataset."""

@@ -15,12 +15,12 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "CHUNK_BYTES", "DIGESTS", "ChunkDigests", "Digest", "HashingFile", "check_seal", "chunk_digests", "data_digest",
+    "CHUNK_BYTES", "DIGESTS", "ChunkDigests", "Digest", "check_seal", "chunk_digests", "data_digest",
     "file_digest", "seal",
 ]  # fmt: skip
 
@@ -99,27 +99,6 @@ class ChunkDigests:
     def digests(self) -> list[str]:
         """Of all chunks up to here; the last one may be part of a chunk."""
         return [*self._whole, self._chunk.hexdigest()] if self._chunk.num_bytes else list(self._whole)
-
-
-class HashingFile:
-    """What is written to a file, hashed on its way: for writers that write from front to end, such as `torch.save`."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._digest = Digest()
-
-    def write(self, data: Any) -> int:
-        """Writes bytes."""
-        self._digest.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        """See `io.IOBase.flush`."""
-        self._file.flush()
-
-    def hexdigest(self) -> str:
-        """Of all that was written."""
-        return self._digest.hexdigest()
 
 
 def file_digest(file: str | os.PathLike[str], start: int = 0, num_bytes: int | None = None) -> str:

@@ -18,7 +18,6 @@ import torch
 
 from bert_fast.checks import check_count, check_flag, check_integer, check_number
 from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indices
-from bert_fast.data.digests import data_digest
 from bert_fast.data.masking import Masking
 from bert_fast.data.pretraining_texts import Texts, check_documents, full_sentences, sentence_pairs
 from bert_fast.data.sequences import ranges
@@ -106,6 +105,10 @@ class PretrainingSource:
         arguments = {name: getattr(self, name) for name in _OPTIONS}
         return partial(PretrainingSource, **arguments), (self.store, self.tokenizer)
 
+    def __len__(self) -> int:
+        """Examples of the first epoch."""
+        return len(self.lengths(0))
+
     def lengths(self, epoch: int) -> np.ndarray:
         """Tokens of every example of this epoch: int32 [n]. With pairs, n differs a little between epochs."""
         return self._examples(epoch).lengths
@@ -132,11 +135,6 @@ class PretrainingSource:
             arrays["next_sentence_label"] = self._examples(epoch).is_random[indices].astype(np.int64)
         entries = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return PackedBatch(**entries, max_seqlen=int(np.diff(packed.cu_seqlens).max(initial=0)))
-
-    def digest(self) -> str:
-        """See `source_digest`: that of the store, and of how examples are made of it."""
-        options = [getattr(self, name) for name in _OPTIONS]
-        return data_digest(self.store.digest, options)
 
     def max_labels(self, max_tokens: int, max_sequences: int | None = None) -> int:
         """How many tokens of a batch are to be predicted at most, for `graphs.Budget`.

@@ -1,17 +1,13 @@
-"""What a text says of the training to come, before its first step: levels of the loss, unknown words, repeats."""
+"""What a text says of the training to come: the loss of a guess without context."""
 
 import numpy as np
 
 from bert_fast.data.masking import MASKED, REPLACED
 from bert_fast.data.pretraining import PretrainingSource
-from bert_fast.data.token_store import TokenStore, check_tokenizer
-from bert_fast.tokenization import Tokenizer
 
-__all__ = ["context_free_loss", "repeated_share", "unknown_share"]
+__all__ = ["context_free_loss"]
 
-_TOKENS_LOOKED_AT = 1 << 24  # of a store
 _EXAMPLES_AT_ONCE = 1 << 12
-_LONG = 8  # tokens of a sentence whose repetition is no chance: "he said ." is
 
 
 def context_free_loss(source: PretrainingSource, counts: np.ndarray) -> float:
@@ -49,39 +45,3 @@ def context_free_loss(source: PretrainingSource, counts: np.ndarray) -> float:
         total -= float(np.log(chance).sum())
         number += len(there)
     return total / max(1, number)
-
-
-def unknown_share(store: TokenStore, tokenizer: Tokenizer) -> float:
-    """Share of a store's tokens that are [UNK]: what the tokenizer has no pieces for.
-
-    Raises:
-        StoreError: the store was made with another tokenizer.
-    """
-    check_tokenizer(store.path, store.info, tokenizer)
-    tokens, unknown = store.tokens[:_TOKENS_LOOKED_AT], tokenizer.unk_token_id
-    return 0.0 if unknown is None or not len(tokens) else float(np.count_nonzero(tokens == unknown) / len(tokens))
-
-
-def repeated_share(store: TokenStore) -> float:
-    """Share of a store's tokens in sentences of at least 8 tokens that stood there before, of the first 16 million.
-
-    Sentences of a store without them are documents.
-    """
-    bounds = store.boundaries if store.sentence_boundaries is None else store.sentence_boundaries
-    bounds = np.asarray(bounds)
-    bounds = bounds[bounds <= _TOKENS_LOOKED_AT]
-    lengths = np.diff(bounds)
-    starts, lengths = bounds[:-1][lengths >= _LONG], lengths[lengths >= _LONG]
-    if not len(starts):
-        return 0.0
-    # A sentence by two sums modulo 2^64 over its tokens, each times a number of its place: chance collisions are out.
-    places = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    tokens = store.tokens.take(places + np.repeat(starts, lengths)).astype(np.uint64) + np.uint64(1)
-    firsts = np.cumsum(lengths) - lengths
-    factors = np.random.default_rng(0).integers(1, 2**63, int(lengths.max()), dtype=np.uint64) * np.uint64(2)
-    factors += np.uint64(1)
-    sums = np.add.reduceat(tokens * factors[places], firsts)
-    _, first = np.unique(sums, return_index=True)
-    is_new = np.zeros(len(sums), dtype=bool)
-    is_new[first] = True
-    return float(lengths[~is_new].sum() / max(1, bounds[-1]))

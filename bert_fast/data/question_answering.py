@@ -1,253 +1,174 @@
-"""Questions and the texts that answer them as sequences of a limited length: windows over the text.
+"""Questions about texts, in SQuAD's JSON or in rows, and the windows of tokens in which a model looks for the answers.
 
-    question   who ran ?              max_length = 11, so that 5 tokens of the text fit; stride = 2 of them are shared
-    context    john mary ran to oslo in may          answer: "oslo"
-    window 0   [CLS] who ran ? [SEP] john mary ran to oslo [SEP]    start 9, end 9
-    window 1   [CLS] who ran ? [SEP] to oslo in may [SEP]           start 6, end 6
+    {"version": "v2.0", "data": [{"title": "Oslo", "paragraphs": [{"context": "Oslo is a city.", "qas": [
+        {"id": "1", "question": "What is Oslo?", "answers": [{"text": "a city", "answer_start": 8}]},
+        {"id": "2", "question": "Who is Oslo?", "is_impossible": true, "answers": []}]}]}]}
 
-A window that does not hold the answer as a whole says so by pointing to its [CLS]: start 0, end 0.
+    {"id": "1", "question": "What is Oslo?", "context": "Oslo is a city.",
+     "answers": {"text": ["a city"], "answer_start": [8]}}
+
+A context that does not fit beside its question becomes several windows. Here 5 of its tokens fit, and windows share 2:
+
+    [CLS] who ran ? [SEP] john mary ran to oslo [SEP]    the answer is "oslo": start 9, end 9
+    [CLS] who ran ? [SEP] to oslo in may [SEP]           start 6, end 6
 """
 
+import json
 import os
-from dataclasses import dataclass
+import re
+import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bert_fast.checks import check_count
-from bert_fast.data.arguments import check_tokenizer_kind, optional_folder, row_index, row_indices
-from bert_fast.data.digests import data_digest
-from bert_fast.data.feature_cache import cached_arrays, feature_key
-from bert_fast.data.questions import Questions, read_questions
+from bert_fast.data.examples import Examples
+from bert_fast.data.files import read_rows, read_text
 from bert_fast.data.sequences import Sequences, ranges
+from bert_fast.errors import SourceError
 from bert_fast.tokenization import Tokenizer
-from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["QuestionAnsweringSource", "Windows"]
+__all__ = ["read_questions", "split_into_windows"]
 
 _MAX_QUESTION_TOKENS = 64  # Devlin et al. 2018 (arXiv:1810.04805), in the scripts beside the paper
-_MIN_LENGTH = 8
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character: no Unicode
 
 
-class QuestionAnsweringSource:
-    """A `Source` of windows over the contexts of questions, and a data set of single windows for other loops.
-
-    Windows are those of `tokenizer(question, context, truncation="only_second", max_length=..., stride=...,
-    return_overflowing_tokens=True)`. Where the questions have answers, batches have start_positions and end_positions
-    (int64 [B], counted in the sequence): the tokens of the first answer; 0 where the window does not hold it; and where
-    tokenization leaves nothing of it, the length of the sequence, which the loss leaves out. `source[i]` is one window,
-    as `PackedCollator` joins them.
+def read_questions(data: Any, is_labelled: bool = True, may_lack_answers: bool = True) -> list[dict[str, Any]]:
+    """Returns questions as mappings of id, question, context and answers: {"text": [...], "answer_start": [...]}.
 
     Args:
-        questions: see `bert_fast.data.questions`.
-        tokenizer: splits every context once.
-        max_length: most tokens of a window, question and special tokens counted. Of a question at most 64 tokens are
-            kept, and no more than half of the window.
-        stride: tokens that neighbouring windows share; half of what fits of the context, where less than that fits.
-        cache_dir: where tokens are kept from one run to the next; None: nowhere.
-
-    Attributes:
-        questions, tokenizer: as given.
-        windows: which tokens of which context each window holds.
-        context_tokens (int64 [c + 1]): tokens before each context in `context_spans`.
-        context_spans (int32 [N, 2]): first character, and the one behind the last, of all tokens of all contexts.
+        data: path of JSON as SQuAD has it, version 1.1 or 2.0; or rows with the columns question, context, answers and
+            maybe id (default: the number of the row), as `read_rows` takes them.
+        is_labelled: False: answers are not looked at, and questions come without them.
+        may_lack_answers: whether the answers of a question may be none.
 
     Raises:
-        TypeError, ValueError: an argument of another kind; max_length is below 8, or stride below 0.
+        OSError: the file cannot be read.
+        SourceError: there is no question, a value is missing or of another kind, two questions have one id, or an
+            answer is not what stands in its context at answer_start; the message names file and question.
     """
-
-    def __init__(
-        self,
-        questions: Questions,
-        tokenizer: Tokenizer,
-        *,
-        max_length: int = 384,
-        stride: int = 128,
-        cache_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        if not isinstance(questions, Questions):
-            raise TypeError(f"questions: expected Questions, got {type(questions).__name__}")
-        check_tokenizer_kind(tokenizer)
-        max_length, stride = _checked_sizes(max_length, stride)
-        cache_dir = optional_folder("cache_dir", cache_dir)
-        self.questions, self.tokenizer = questions, tokenizer
-        self._options: dict[str, Any] = {"max_length": max_length, "stride": stride, "cache_dir": cache_dir}
-        tokens = cached_arrays(
-            cache_dir,
-            "" if cache_dir is None else feature_key(tokenizer, questions.texts, questions.contexts, task="qa"),
-            lambda: _tokenized(questions, tokenizer),
-        )
-        self.context_tokens, self.context_spans = tokens["context_tokens"], tokens["context_spans"]
-
-        form = tokenizer.form
-        room = max_length - form.num_special(True)
-        self.windows = Windows.plan(
-            np.minimum(np.diff(tokens["question_tokens"]), min(_MAX_QUESTION_TOKENS, room // 2)),
-            np.diff(self.context_tokens)[questions.context_of],
-            room,
-            stride,
-            form.before_second,
-        )
-        self._sequences = self._joined(tokens)
-        self._positions = None if questions.spans is None else self._answer_positions(questions.spans)
-
-    @classmethod
-    def read(
-        cls,
-        data: Any,
-        tokenizer: Tokenizer,
-        *,
-        max_length: int = 384,
-        stride: int = 128,
-        skip_wrong_answers: bool = False,
-        cache_dir: str | os.PathLike[str] | None = None,
-    ) -> "QuestionAnsweringSource":
-        """The source of a file or rows: see `bert_fast.data.questions.read_questions` and the class.
-
-        Raises:
-            OSError, SourceError, TypeError, ValueError: see there.
-        """
-        check_tokenizer_kind(tokenizer)
-        max_length, stride = _checked_sizes(max_length, stride)
-        cache_dir = optional_folder("cache_dir", cache_dir)
-        questions = read_questions(data, skip_wrong_answers=skip_wrong_answers)
-        return cls(questions, tokenizer, max_length=max_length, stride=stride, cache_dir=cache_dir)
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        index = row_index(index, len(self))
-        example: dict[str, Any] = dict(self._sequences[index])
-        if self._positions is None:
-            return example
-        start, end = self._positions[index].tolist()
-        return example | {"start_positions": start, "end_positions": end}
-
-    @property
-    def num_questions(self) -> int:
-        """How many questions the windows belong to."""
-        return len(self.questions)
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether the questions have answers, or say that there is none."""
-        return self._positions is not None
-
-    @property
-    def has_unanswerable(self) -> bool:
-        """Whether a question says that there is no answer."""
-        return self.questions.spans is not None and bool((self.questions.spans[:, 0] < 0).any())
-
-    def lengths(self, epoch: int) -> np.ndarray:
-        """Tokens of every window, the same in every epoch: int32 [n]."""
-        return self._sequences.lengths
-
-    def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
-        """See `Source.batch`; start_positions and end_positions are there where the questions have answers."""
-        indices = row_indices(indices, len(self))
-        if self._positions is None:
-            return self._sequences.gather(indices)
-        start, end = self._positions[indices].T.copy()
-        return self._sequences.gather(indices, start_positions=start, end_positions=end)
-
-    def digest(self) -> str:
-        """See `source_digest`; all answers of a question count, though only the first is learned."""
-        return data_digest(*self._sequences.arrays().values(), self._positions, self.questions.answers)
-
-    def take_questions(self, indices: np.ndarray) -> "QuestionAnsweringSource":
-        """A source of the windows of some questions (int [m], counted in `questions`), in this order."""
-        indices = row_indices(indices, self.num_questions)
-        return QuestionAnsweringSource(self.questions.take(indices), self.tokenizer, **self._options)
-
-    def decode(self, index: int) -> str:
-        """A window as text: its tokens, the answer in angle brackets."""
-        example = self[index]
-        tokens = self.tokenizer.convert_ids_to_tokens(example["input_ids"].tolist())
-        start, end = example.get("start_positions", 0), example.get("end_positions", 0)
-        if 0 < start <= end < len(tokens):
-            tokens[start] = f"<{tokens[start]}"
-            tokens[end] += ">"
-        return " ".join(tokens)
-
-    def _joined(self, tokens: dict[str, np.ndarray]) -> Sequences:
-        """Question and part of the context for every window."""
-        windows, form = self.windows, self.tokenizer.form
-        contexts = self.context_tokens[self.questions.context_of[windows.question]] + windows.first
-        asked = tokens["question_ids"]
-        starts = np.stack([tokens["question_tokens"][windows.question], contexts + len(asked)], axis=1)
-        lengths = np.stack([windows.offset - form.before_second, windows.length], axis=1)
-        ids = np.concatenate([asked, tokens["context_ids"]])
-        return Sequences.of(form.join(ids, starts, lengths, dtype=np.int32))
-
-    def _answer_positions(self, spans: np.ndarray) -> np.ndarray:
-        """start_positions and end_positions of every window, from the characters of every answer: int64 [n, 2]."""
-        windows, lengths = self.windows, self._sequences.lengths
-        first, last = self._tokens_of(spans)
-        has_answer, first, last = (spans[:, 0] >= 0)[windows.question], first[windows.question], last[windows.question]
-        is_inside = (first >= windows.first) & (last < windows.first + windows.length)
-        tokens = np.column_stack([first, last]) + (windows.offset - windows.first)[:, None]
-        positions = np.where((has_answer & is_inside)[:, None], tokens, 0)
-        is_lost = has_answer & (first > last)
-        return np.where(is_lost[:, None], lengths[:, None], positions).astype(np.int64)
-
-    def _tokens_of(self, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first and last token of spans of characters, counted in the contexts: int64 [n]; first > last: none."""
-        contexts = self.questions.context_of
-        # All contexts as one text, so that one binary search finds the tokens of all answers.
-        before = np.cumsum([0, *(len(context) + 1 for context in self.questions.contexts)])
-        shifts = np.repeat(before[:-1], np.diff(self.context_tokens))
-        first = np.searchsorted(self.context_spans[:, 1] + shifts, before[contexts] + spans[:, 0], side="right")
-        last = np.searchsorted(self.context_spans[:, 0] + shifts, before[contexts] + spans[:, 1], side="left") - 1
-        starts = self.context_tokens[contexts]
-        return first - starts, last - starts
+    name = os.fspath(data) if isinstance(data, str | os.PathLike) else "data"
+    rows = _squad_rows(name) if name.lower().endswith(".json") else None
+    if rows is None:
+        columns = ["question", "context", *(["answers"] if is_labelled else [])]
+        rows = read_rows(data, columns, optional=("id", "is_impossible")).to_list()
+    questions: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        question = {"id": str(row.get("id", number)), "question": row.get("question"), "context": row.get("context")}
+        place = f"{name}: question {question['id']!r}"
+        if question["id"] in questions:
+            raise SourceError(f"{place}: expected an id of its own for every question, got this one twice")
+        for column, text in question.items():
+            if not isinstance(text, str) or _SURROGATE.search(text):
+                raise SourceError(f"{place}: {column}: expected a string, got {reprlib.repr(text)}")
+        if is_labelled:
+            question["answers"] = _answers(row, f"{place}: answers")
+            if not question["answers"]["text"] and not may_lack_answers:
+                raise SourceError(f"{place}: answers: expected one, got none; version_2_with_negative allows that")
+        questions[question["id"]] = question
+    if not questions:
+        raise SourceError(f"{name}: expected at least one question, got none")
+    return list(questions.values())
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Which tokens of which context every window holds; those of a question follow one another.
+def split_into_windows(questions: list[dict[str, Any]], tokenizer: Tokenizer, max_length: int, stride: int) -> Examples:
+    """Tokenizes questions and contexts, each context once, and cuts contexts that are too long into windows.
 
-    Attributes (int64 [n]):
-        question: number of the question.
-        first: first token of its context in the window, counted in the context.
-        offset: where that token stands in the sequence.
-        length: how many tokens of the context follow from there.
+    The sequences are those of `tokenizer(question, context, truncation="only_second", max_length=..., stride=...,
+    return_overflowing_tokens=True)`; of a question at most 64 tokens stay, and no more than half of the window.
+
+    Args:
+        questions: of `read_questions`.
+        tokenizer: as the model's.
+        max_length: most tokens of a window, question and special tokens counted; 8 or more.
+        stride: tokens that neighbouring windows share; half of what fits of the context, where no more than that fits.
+
+    Returns:
+        An example per window; `row_of` is its question, and those of a question follow one another. Detail "characters"
+        (int32 [N, 2]): first character in the context, and the one behind the last, of each token; -1 for tokens of the
+        question and special ones. If questions have answers, labels start_positions and end_positions (int64 [n]):
+        first and last token of the first answer, counted in the sequence. Both are 0 where the window does not hold the
+        answer as a whole, and the length of the sequence, which the loss leaves out, where no token of it is left.
     """
+    form = tokenizer.form
+    contexts = {text: place for place, text in enumerate(dict.fromkeys(one["context"] for one in questions))}
+    context_of = np.array([contexts[one["context"]] for one in questions])
+    asked = tokenizer.encode_ragged([one["question"] for one in questions], add_special_tokens=False)
+    given = tokenizer.encode_ragged(list(contexts), add_special_tokens=False, return_offsets_mapping=True)
 
-    question: np.ndarray
-    first: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
+    # 1. Which tokens of its context each window holds: `length` of them, from `first` on.
+    room = max_length - form.num_special(True)
+    question_lengths = np.minimum(np.diff(asked.cu_seqlens), min(_MAX_QUESTION_TOKENS, room // 2))
+    context_lengths = np.diff(given.cu_seqlens)[context_of]
+    rooms = room - question_lengths
+    step = rooms - np.where(stride < rooms, stride, rooms // 2)
+    counts = 1 + -(-np.maximum(context_lengths - rooms, 0) // step)  # rounded up
+    row_of = np.repeat(np.arange(len(questions)), counts)
+    first = ranges(np.zeros_like(counts), counts) * step[row_of]
+    length = np.minimum(rooms[row_of], context_lengths[row_of] - first)
 
-    @classmethod
-    def plan(
-        cls, question_lengths: np.ndarray, context_lengths: np.ndarray, room: int, stride: int, before_second: int
-    ) -> "Windows":
-        """The windows of questions and contexts of so many tokens (int [q] each): see `QuestionAnsweringSource`.
+    # 2. Question and part of the context as one sequence.
+    begins = given.cu_seqlens[context_of[row_of]] + first
+    starts = np.stack([asked.cu_seqlens[row_of], begins + len(asked.ids)], axis=1)
+    lengths = np.stack([question_lengths[row_of], length], axis=1)
+    sequences = Sequences.of(form.join(np.concatenate([asked.ids, given.ids]), starts, lengths, dtype=np.int32))
+    offset = question_lengths[row_of] + form.before_second
+    characters = np.full((len(sequences.ids), 2), -1, dtype=np.int32)
+    characters[ranges(sequences.boundaries[:-1] + offset, length)] = given.offsets[ranges(begins, length)]
 
-        room: tokens of question and context in a window; before_second: special ones in front of the context.
-        """
-        rooms = room - question_lengths
-        step = rooms - np.where(stride < rooms, stride, rooms // 2)
-        counts = 1 + -(-np.maximum(context_lengths - rooms, 0) // step)  # rounded up
-        question = np.repeat(np.arange(len(counts)), counts)
-        first = ranges(np.zeros_like(counts), counts) * step[question]
-        length = np.minimum(rooms[question], context_lengths[question] - first)
-        return cls(question, first, question_lengths[question] + before_second, length)
+    # 3. The answer's tokens, counted in the context, then in the sequence.
+    labels = {}
+    if "answers" in questions[0]:
+        spans = np.split(given.offsets, given.cu_seqlens[1:-1])
+        tokens = [_answer_tokens(one, spans[place]) for one, place in zip(questions, context_of, strict=True)]
+        first_token, last_token = np.array(tokens)[row_of].T
+        is_inside = (first <= first_token) & (last_token < first + length)
+        for name, token in (("start_positions", first_token), ("end_positions", last_token)):
+            inside = np.where(is_inside, token + offset - first, 0)
+            labels[name] = np.where(first_token > last_token, sequences.lengths, inside)
+    details = {"characters": characters}
+    return Examples(sequences, labels, rows=questions, row_of=row_of, details=details, per_token=tuple(details))
 
 
-def _checked_sizes(max_length: Any, stride: Any) -> tuple[int, int]:
-    return check_count("max_length", max_length, _MIN_LENGTH), check_count("stride", stride, 0)
+def _answer_tokens(question: dict[str, Any], spans: np.ndarray) -> tuple[int, int]:
+    """The first and last token of the first answer; (-1, -1) if there is none; first > last if no token is left."""
+    for text, start in zip(*question["answers"].values(), strict=True):
+        first = np.searchsorted(spans[:, 1], start, side="right")
+        return int(first), int(np.searchsorted(spans[:, 0], start + len(text), side="left")) - 1
+    return -1, -1
 
 
-def _tokenized(questions: Questions, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """The tokens of all questions and contexts, and the tokens before each of them (int64, one more)."""
-    asked = tokenizer.encode_ragged(questions.texts, add_special_tokens=False)
-    texts = tokenizer.encode_ragged(questions.contexts, add_special_tokens=False, return_offsets_mapping=True)
-    return {
-        "question_ids": asked.ids,
-        "question_tokens": asked.cu_seqlens,
-        "context_ids": texts.ids,
-        "context_tokens": texts.cu_seqlens,
-        "context_spans": texts.offsets,
-    }
+def _squad_rows(name: str) -> list[dict[str, Any]] | None:
+    """The questions of SQuAD's JSON, each with its context; None if the file holds an object a line."""
+    try:
+        document = json.loads(read_text(name))
+    except (json.JSONDecodeError, RecursionError) as error:
+        if str(error).startswith("Extra data"):
+            return None
+        raise SourceError(f"{name}: expected JSON: {error}") from None  # names the line
+    if isinstance(document, Mapping) and "question" in document:
+        return None
+    try:
+        paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]]
+        return [{**one, "context": paragraph["context"]} for paragraph in paragraphs for one in paragraph["qas"]]
+    except (KeyError, TypeError) as error:
+        raise SourceError(f"{name}: expected data, paragraphs, context and qas as SQuAD has them: {error!r}") from None
+
+
+def _answers(row: Mapping[str, Any], place: str) -> dict[str, list[Any]]:
+    """The answers as lists; files may have them as [{"text": ..., "answer_start": ...}, ...], too."""
+    # Answers of a question without any, which only seem right, go by another name.
+    value: Any = [] if row.get("is_impossible") else row.get("answers")
+    context = row["context"]
+    try:
+        if not isinstance(value, Mapping):
+            value = {key: [answer[key] for answer in value] for key in ("text", "answer_start")}
+        pairs = list(zip(value["text"], value["answer_start"], strict=True))
+        wrong = [pair for pair in pairs if not pair[0] or pair[1] < 0 or not context.startswith(*pair)]
+    except (KeyError, TypeError, ValueError):
+        raise SourceError(f"{place}: expected text and answer_start of each, got {reprlib.repr(value)}") from None
+    for text, start in wrong:
+        got = reprlib.repr(context[max(start, 0) :][: len(text)])
+        raise SourceError(f"{place}: expected {reprlib.repr(text)} at character {start} of the context, got {got}")
+    return {"text": list(value["text"]), "answer_start": list(value["answer_start"])}

@@ -7,7 +7,6 @@ Two examples, a pair of texts and a single one:
     boundaries      [0, 6, 9]
 """
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy as np
 import torch
 
 from bert_fast.checks import check_choice
-from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_index, row_indices
-from bert_fast.data.feature_cache import cached_arrays, feature_key
+from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_indices
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.arguments import members
 from bert_fast.tokenization.form import Joined
@@ -30,8 +28,7 @@ __all__ = ["Sequences", "ranges"]
 class Sequences:
     """Sequences one behind the other, special tokens included; sequence i is ids[boundaries[i]:boundaries[i + 1]].
 
-    `len(sequences)` is their number; `sequences[i]` is one of them as a mapping of input_ids and token_type_ids
-    (int64 [S]), as data loaders of single examples want it.
+    `len(sequences)` is their number.
 
     Args:
         ids (int32 [N]): token ids.
@@ -111,34 +108,8 @@ class Sequences:
         types = None if joined.type_ids is None else joined.type_ids.astype(np.uint8)
         return cls(joined.ids, joined.boundaries, types, joined.has_positions)
 
-    @classmethod
-    def cached(
-        cls,
-        cache_dir: str | os.PathLike[str] | None,
-        tokenizer: Tokenizer,
-        texts: list[str],
-        pairs: list[str] | None,
-        max_length: int | None,
-    ) -> "Sequences":
-        """`joined`; with `cache_dir`, what it gave for the same arguments before. Raises OSError as `cached_arrays`."""
-        if cache_dir is None:
-            return cls.joined(tokenizer, texts, pairs, max_length=max_length)
-
-        def make() -> dict[str, np.ndarray]:
-            return cls.joined(tokenizer, texts, pairs, max_length=max_length).arrays()
-
-        made = cached_arrays(cache_dir, feature_key(tokenizer, texts, pairs, max_length=max_length), make)
-        return cls(**made, has_positions=tokenizer.form.has_positions)
-
     def __len__(self) -> int:
         return len(self.boundaries) - 1
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        index = row_index(index, len(self))
-        start, stop = self.boundaries[index], self.boundaries[index + 1]
-        ids = self.ids[start:stop].astype(np.int64)
-        types = np.zeros_like(ids) if self.token_type_ids is None else self.token_type_ids[start:stop].astype(np.int64)
-        return {"input_ids": ids, "token_type_ids": types}
 
     @property
     def lengths(self) -> np.ndarray:
@@ -195,11 +166,6 @@ class Sequences:
         places, boundaries = self.places(indices)
         types = None if self.token_type_ids is None else self.token_type_ids[places]
         return replace(self, ids=self.ids[places], boundaries=boundaries, token_type_ids=types)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by name; `Sequences(**arrays)` is the same again."""
-        arrays = {"ids": self.ids, "boundaries": self.boundaries}
-        return arrays if self.token_type_ids is None else arrays | {"token_type_ids": self.token_type_ids}
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ import numpy as np
 
 from bert_fast.data import digests
 from bert_fast.data.digests import DIGESTS, ChunkDigests, seal
-from bert_fast.data.text_files import Block, TextSource
+from bert_fast.data.text_sources import Block, TextSource
 from bert_fast.data.token_store import (
     BOUNDARY_DTYPE,
     DOCUMENTS,

@@ -1,35 +1,32 @@
 """`tokenize_files`: from texts of any size to a token store.
 
-One thread reads ahead, the tokenizer's threads work on a block of some MB, one thread writes behind. A handful of
-blocks is in memory at a time, whatever the size of the sources.
+The caller's thread reads, the tokenizer's threads work on the block before, one thread writes behind. Four blocks of
+some MB are in memory at a time, whatever the size of the sources.
 """
 
-import contextlib
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bert_fast.checks import check_count, check_number
 from bert_fast.data.arguments import check_tokenizer_kind
-from bert_fast.data.read_ahead import ReadAhead
-from bert_fast.data.text_files import Block, ReadOptions, TextSource, check_stream
-from bert_fast.data.text_sources import find_sources, read_blocks
+from bert_fast.data.text_sources import Block, ReadOptions, TextSource, check_stream, find_sources, read_blocks
 from bert_fast.data.token_store import PROGRESS, STORE, TokenStore, check_counts, read_info
 from bert_fast.data.token_store_writer import StoreWriter, check_same, describe
 from bert_fast.errors import StoreError
 from bert_fast.files import path_name
 from bert_fast.tokenization import Tokenizer
+from bert_fast.tokenization.ragged import RaggedBatch
 
 __all__ = ["Report", "tokenize_files"]
 
-_BLOCKS_AHEAD = 2
+_BLOCKS_BEHIND = 2  # the reader
 _MAX_THREADS = (1 << 31) - 1
 
 
@@ -118,7 +115,7 @@ def _is_complete(path: Path, description: dict[str, object], sources: list[TextS
     info = read_info(path)
     check_same(path, info, description)
     for source, found in zip(sources, info["sources"], strict=True):
-        if source.is_stream:
+        if source.size is None:
             try:
                 check_counts(found, ["size", "crc32"])
             except ValueError as error:
@@ -140,37 +137,44 @@ def _run(
     begin = recorded = time.monotonic()
     sizes = [source.size for source in sources]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
-    text_bytes = bytes_read = 0
-    written: Future[None] | None = None
+    text_bytes = 0
 
-    def write(index: int, block: Block, ids: np.ndarray, cu_seqlens: np.ndarray) -> None:
-        nonlocal recorded
-        writer.add(index, block, ids, cu_seqlens)
+    def encode(block: Block) -> RaggedBatch:
+        return tokenizer.encode_ragged(block.texts, add_special_tokens=False, num_threads=num_threads)
+
+    def write(index: int, block: Block, encoded: Future[RaggedBatch], before: Future[Report] | None) -> Report:
+        nonlocal recorded, text_bytes
+        if before is not None:
+            before.result()  # behind a block that failed nothing is written
+        batch = encoded.result()
+        writer.add(index, block, batch.ids, batch.cu_seqlens)
         if time.monotonic() - recorded >= checkpoint_seconds:
             writer.record()
             recorded = time.monotonic()
+        text_bytes += block.num_bytes
+        bytes_read = sum(size or 0 for size in sizes[:index]) + block.bytes_on_disk
+        now = writer.progress
+        return Report(bytes_read, total, text_bytes, now.documents, now.tokens, time.monotonic() - begin)
 
-    def wait_and_report() -> None:
-        if written is not None:
-            written.result()
-        if report is not None:
-            now, seconds = writer.progress, time.monotonic() - begin
-            report(Report(bytes_read, total, text_bytes, now.documents, now.tokens, seconds))
+    written: deque[Future[Report]] = deque()
 
-    blocks = _read_all(sources, options, writer.progress.source, writer.progress.position)
-    with ThreadPoolExecutor(1, "write") as pool, contextlib.closing(ReadAhead(blocks, _BLOCKS_AHEAD, "read")) as ready:
+    def wait_and_report(most: int) -> None:
+        while len(written) > most:
+            done = written.popleft().result()
+            if report is not None:
+                report(done)
+
+    with ThreadPoolExecutor(1, "encode") as encoder, ThreadPoolExecutor(1, "write") as pool:
         try:
-            for index, block in ready:
-                batch = tokenizer.encode_ragged(block.texts, add_special_tokens=False, num_threads=num_threads)
-                wait_and_report()
-                written = pool.submit(write, index, block, batch.ids, batch.cu_seqlens)
-                text_bytes += block.num_bytes
-                bytes_read = sum(size or 0 for size in sizes[:index]) + block.bytes_on_disk
-            wait_and_report()
+            for index, block in _read_all(sources, options, writer.progress.source, writer.progress.position):
+                before = written[-1] if written else None
+                written.append(pool.submit(write, index, block, encoder.submit(encode, block), before))
+                wait_and_report(_BLOCKS_BEHIND)
+            wait_and_report(0)
         except StoreError:
             raise  # nothing more can be written
         except BaseException:  # a broken byte, Ctrl-C: keep all that came before
-            pool.submit(writer.record).result()  # behind a block that is being written, noted in `written` or not
+            pool.submit(writer.record).result()  # behind the blocks that are being written
             raise
     writer.finish(options.errors)
 

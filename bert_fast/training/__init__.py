@@ -1,19 +1,7 @@
-"""Pre-training and fine-tuning: tasks, the loop, checkpoints, and what a person sees of a run."""
+"""Training on transformers' Trainer, by batches without padding."""
 
-from bert_fast.training.config import TrainingConfig
-from bert_fast.training.loop import TrainingResult
-from bert_fast.training.observers import Evaluation, Observer, Plan, Step
-from bert_fast.training.task import Predictions, Task
+from bert_fast.training.arguments import TrainingArguments
+from bert_fast.training.checkpoints import last_checkpoint
 from bert_fast.training.trainer import Trainer
 
-__all__ = [
-    "Evaluation",
-    "Observer",
-    "Plan",
-    "Predictions",
-    "Step",
-    "Task",
-    "Trainer",
-    "TrainingConfig",
-    "TrainingResult",
-]
+__all__ = ["Trainer", "TrainingArguments", "last_checkpoint"]

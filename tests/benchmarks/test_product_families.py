@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.timing import gradients_of, time_case
+from benchmarks.kit.saved_bytes import saved_storages
 from benchmarks.registry import kernel_cases
-from bert_fast.demo.saved_bytes import saved_storages
 
 CPU = torch.device("cpu")
 FAMILIES = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy")

@@ -4,13 +4,37 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks import saved_bytes as command
 from benchmarks.kit.bert import VOCAB_SIZE
+from benchmarks.kit.saved_bytes import saved_bytes
 from benchmarks.models.forward_backward import make_models
-from bert_fast.demo.saved_bytes import saved_bytes
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+
+def test_saved_bytes_counts_storages_once_and_no_parameters() -> None:
+    model = nn.Linear(8, 16, bias=False)
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        y = model(x)  # saves x and the weight
+        return (y * y.view(16, 4).view(4, 16)).sum()  # saves y twice, one storage
+
+    assert saved_bytes(model, forward) == 4 * (4 * 8 + 4 * 16)
+
+
+def test_saved_bytes_tells_freed_storages_apart() -> None:
+    x = torch.randn(1000, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        y = x
+        for _ in range(5):
+            y = y.sin()  # saves its input; without a reference each could land where the last one was
+        return y
+
+    assert saved_bytes(nn.Identity(), forward) == 5 * 4 * 1000
 
 
 @pytest.fixture(scope="module")

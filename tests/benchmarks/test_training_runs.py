@@ -1,16 +1,27 @@
 """Whole runs: what they report, and that both sides do the same work."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import goals
 from benchmarks.kit import bert
 from benchmarks.models import training_runs
-from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, MaskedWords, masked_words, time_run
+from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, masked_words, time_run
 
 pytest.importorskip("accelerate")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two wait for each other longer than models of this size take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_a_small_run_reports_itself() -> None:
@@ -44,7 +55,19 @@ def test_drawn_batches_are_masked_as_in_pretraining() -> None:
     assert set(changed) <= set(positions)
     assert np.array_equal(batch["labels"].numpy(), words[positions])
     assert 0.14 < len(positions) / (18 * 200) < 0.16
-    assert MaskedWords(source).label_counts(batch) == {"loss": len(positions)}
+
+
+def test_operations_are_those_that_pytorch_counts() -> None:
+    transformers = pytest.importorskip("transformers", reason="the model whose products are counted")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    length, vocab_size = 7, 97
+    config = bert.TINY.config(transformers.BertConfig, vocab_size=vocab_size, attn_implementation="eager")
+    model = transformers.BertForMaskedLM(config)
+    ids = torch.arange(1, length + 1)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert bert.TINY.training_flops([length], length, vocab_size) == counter.get_total_flops()
 
 
 def test_goals_name_the_runs_that_there_are() -> None:

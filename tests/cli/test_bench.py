@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bert_fast.bench import cases, measuring
+from bert_fast.bench.measuring import Timing
 from bert_fast.bench.picture import Bar, Group, Picture, as_svg, as_text
 from bert_fast.cli import main
-from bert_fast.demo.timing import Timing
 
 LENGTHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "length_distributions" / "single_books.json"
 PICTURE = Picture("Speed <of> it", (Group("A & B", (Bar("fast", 4.0), Bar("slow", 0.5))),), ("a note",))

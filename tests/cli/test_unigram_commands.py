@@ -67,12 +67,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )  # fmt: skip
     run(
-        "pretrain", "--model", path / "config.json", "--tokenizer", path / "tokenizer.json", "--train", path / "store",
-        "--output-dir", path / "run", "--steps", 2, "--max-length", 32, "--batch-tokens", 256, "--whole-words",
-        "--quiet",
+        "pretrain", "--model_name_or_path", path / "config.json", "--tokenizer_name", path / "tokenizer.json",
+        "--train_file", path / "store", "--output_dir", path / "run", "--max_steps", 2, "--max_seq_length", 32,
+        "--per_device_train_batch_tokens", 256, "--whole_words", "--save_strategy", "no",
     )  # fmt: skip
-    assert len(TokenStore.open(path / "store", load_tokenizer(path / "run" / "model"))) == 20
-    return path / "run" / "model"
+    assert len(TokenStore.open(path / "store", load_tokenizer(path / "run"))) == 20
+    return path / "run"
 
 
 def test_the_tokenizer_of_a_run(model: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_tokenizer_of_a_run(model: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_recipes(model: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks(model: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, suffix = TASKS[task], "conll" if task == "ner" else "jsonl"
     text = (
         rows
@@ -92,10 +92,12 @@ def test_recipes(model: Path, task: str, tmp_path: Path, capsys: pytest.CaptureF
         else "".join(json.dumps(row | {"id": str(i)}) + "\n" for i in range(4) for row in rows)
     )
     (tmp_path / f"train.{suffix}").write_text(text * (4 if task == "ner" else 1), encoding="utf-8")
+    file, output = tmp_path / f"train.{suffix}", tmp_path / "run"
     run(
-        "finetune", task, "--model", model, "--train", tmp_path / f"train.{suffix}", "--valid",
-        tmp_path / f"train.{suffix}", "--output-dir", tmp_path / "run", "--epochs", 1, "--quiet",
+        "finetune", task, "--model_name_or_path", model, "--train_file", file, "--validation_file", file,
+        "--output_dir", output, "--num_train_epochs", 1, "--save_strategy", "no",
     )  # fmt: skip
-    assert isinstance(load_tokenizer(tmp_path / "run" / "model"), XLMRobertaTokenizer)
-    run("evaluate", tmp_path / "run", tmp_path / f"train.{suffix}")
-    run("predict", tmp_path / "run", tmp_path / f"train.{suffix}", "-o", tmp_path / "said")
+    assert isinstance(load_tokenizer(output), XLMRobertaTokenizer)
+    run("predict", output, file, "--output_file", tmp_path / "said")
+    run("predict", output, file, "--evaluate")
+    assert (tmp_path / "said").stat().st_size > 0 and '"eval_loss"' in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,12 @@ def _words(draw: np.random.Generator, size: int) -> list[str]:
     is_piece[:1] = False
     numbers = draw.integers(0, 20, size)
     return [f"p{n}" if piece else f" w{n}" for n, piece in zip(numbers.tolist(), is_piece.tolist(), strict=True)]
+
+
+def rows_of(sequences: Any, name: str = "ids") -> list[list[int]]:
+    """The ids of every one of `Sequences`, or what else they have for each token."""
+    array = getattr(sequences, name).tolist()
+    return [array[start:stop] for start, stop in itertools.pairwise(sequences.boundaries.tolist())]
 
 
 def sentence_ends(documents: list[list[int]]) -> list[list[int]]:

@@ -51,7 +51,7 @@ def test_what_is_no_column_of_texts(tmp_path, tokenizer) -> None:
         tokenize_files([rows], tmp_path / "a", tokenizer, field="body")
     with pytest.raises(SourceError, match="expected strings in the column 'number', got int64"):
         tokenize_files([rows], tmp_path / "a", tokenizer, field="number")
-    with pytest.raises(SourceError, match=r"IterableDataset: expected a datasets\.Dataset"):
+    with pytest.raises(TypeError, match="files: expected a str or a path, got IterableDataset"):
         tokenize_files([rows.to_iterable_dataset()], tmp_path / "a", tokenizer)
     assert not (tmp_path / "a").exists()
 

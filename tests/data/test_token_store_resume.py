@@ -18,8 +18,7 @@ import pytest
 
 from bert_fast import BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
-from bert_fast.data.text_files import ReadOptions
-from bert_fast.data.text_sources import find_sources, read_blocks
+from bert_fast.data.text_sources import ReadOptions, find_sources, read_blocks
 from bert_fast.data.token_store_writer import StoreWriter, describe
 from bert_fast.errors import SourceError, StoreError
 from tests.patience import PATIENCE_S
@@ -294,7 +293,7 @@ def test_a_block_counts_whole_or_not_at_all(
     for block, batch in zip(blocks[:3], batches[:3], strict=True):
         writer.add(0, block, batch.ids, batch.cu_seqlens)
     before = writer.progress
-    write, written = os.write, []
+    write, written = os.write, list[int]()
 
     def full(descriptor: int, data: Any) -> int:
         if written:
@@ -313,6 +312,28 @@ def test_a_block_counts_whole_or_not_at_all(
     store = tokenize_files([path], tmp_path / "store", tokenizer)
     whole = tokenize_files([path], tmp_path / "whole", tokenizer)
     assert digests(store.path) == digests(whole.path)
+
+
+@pytest.mark.parametrize("failing_call", [3, 10, 40])
+def test_behind_a_block_that_could_not_be_written_none_is(
+    tmp_path: Path, tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    """There is room again at once: the blocks that were read and tokenized meanwhile wait for the next run."""
+    files = text_files(tmp_path, 5000)
+    tokenize_files(files, tmp_path / "whole", tokenizer)
+    write, calls = os.write, itertools.count(1)
+
+    def full_once(descriptor: int, data: Any) -> int:
+        if next(calls) == failing_call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full_once)
+        with pytest.raises(StoreError, match="No space left on device"):
+            tokenize_files(files, tmp_path / "store", tokenizer, block_bytes=200, checkpoint_seconds=0.0)
+    tokenize_files(files, tmp_path / "store", tokenizer)
+    assert digests(tmp_path / "store") == digests(tmp_path / "whole")
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path, tokenizer: BertTokenizer) -> None:

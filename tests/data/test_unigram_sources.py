@@ -1,4 +1,4 @@
-"""Sources of examples with XLM-R's tokenizer: two separators, no types, words by the mark of a space."""
+"""Examples of all tasks with XLM-R's tokenizer: two separators, no types, words by the mark of a space."""
 
 import itertools
 import json
@@ -11,18 +11,17 @@ import torch
 
 from bert_fast import BertConfig, BertModel, XLMRobertaTokenizer
 from bert_fast.data import PretrainingSource, TokenStore, tokenize_files
-from bert_fast.data.answers import best_answers
-from bert_fast.data.classification import ClassificationSource
 from bert_fast.data.masking import Masking
-from bert_fast.data.question_answering import QuestionAnsweringSource
 from bert_fast.data.sequences import Sequences
-from bert_fast.data.token_classification import TokenClassificationSource
 from bert_fast.data.token_store import tokenizer_hash
 from bert_fast.errors import StoreError
 from bert_fast.tokenization import BertTokenizer, load_tokenizer
+from bert_fast.training.tasks import task_named
+from tests.data.corpora import rows_of
 from tests.tokenization.native_core import needs_native
 from tests.tokenization.unigram_core import forms, make_state, metaspace, trained_pieces
 
+pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 pytestmark = needs_native
 
@@ -54,8 +53,13 @@ def lines(shared_data: Path) -> list[str]:
     return [line for line in text.split("\n") if line][:300]
 
 
+def task_of(name: str, tokenizer: XLMRobertaTokenizer, **arguments: Any) -> Any:
+    kind = task_named(name)
+    return kind(kind.Arguments(**arguments), tokenizer)
+
+
 @pytest.mark.parametrize("truncation", ["longest_first", "only_first", "only_second"])
-def test_pairs(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str], truncation: str, tmp_path: Path) -> None:
+def test_pairs(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str], truncation: str) -> None:
     if truncation == "longest_first":
         first, second, max_length = [*lines[:80], "", "x"], [*lines[80:160], "y", ""], 40
     else:
@@ -63,15 +67,13 @@ def test_pairs(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str], tr
         max_length = 260
     found = Sequences.joined(tokenizer, first, second, max_length=max_length, truncation=truncation)
     wanted = theirs(first, second, truncation=truncation, max_length=max_length)["input_ids"]
-    assert [found[i]["input_ids"].tolist() for i in range(len(found))] == wanted
+    assert rows_of(found) == wanted
     assert {len(row) for row in wanted} >= {max_length}
     batch = found.gather(np.arange(2))
     assert not batch.token_type_ids.any() and "position_ids" not in batch
     packed = tokenizer.pack(first, second, max_length=max_length)
     if truncation == "longest_first":
         assert packed.input_ids.tolist() == found.ids.tolist() and "position_ids" not in packed
-        again = [Sequences.cached(tmp_path, tokenizer, first, second, max_length) for _ in range(2)]
-        assert all((each.ids == found.ids).all() and not each.has_positions for each in again)
 
 
 def test_a_model_of_bert_with_its_words(tokenizer: XLMRobertaTokenizer, lines: list[str]) -> None:
@@ -97,40 +99,38 @@ def test_windows_of_questions(tokenizer: XLMRobertaTokenizer, theirs: Any, lines
         {"id": str(i), "question": q, "context": c, "answers": [{"text": a, "answer_start": c.index(f" {a}") + 1}]}
         for i, (q, c, a) in enumerate(zip(questions, contexts, answers, strict=True))
     ]
-    source = QuestionAnsweringSource.read(rows, tokenizer, max_length=48, stride=8)
+    examples = task_of("qa", tokenizer, max_seq_length=48, doc_stride=8).read(rows)
     wanted = theirs(
         questions, contexts, truncation="only_second", max_length=48, stride=8, return_overflowing_tokens=True
     )["input_ids"]
-    assert [source[i]["input_ids"].tolist() for i in range(len(source))] == wanted and len(wanted) > 20
+    assert rows_of(examples.sequences) == wanted and len(wanted) > 20
+    spans = zip(examples.labels["start_positions"].tolist(), examples.labels["end_positions"].tolist(), strict=True)
     found = 0
-    for i in range(len(source)):
-        example = source[i]
-        start, end = example["start_positions"], example["end_positions"]
+    for row, question, (start, end) in zip(wanted, examples.row_of.tolist(), spans, strict=True):
         if start:
-            text = tokenizer.decode(example["input_ids"][start : end + 1]).strip()
-            assert answers[int(source.windows.question[i])] in text
+            assert answers[question] in tokenizer.decode(row[start : end + 1])
             found += 1
     assert found >= 10
-    with pytest.raises(ValueError, match="max_length: expected at least 8"):
-        QuestionAnsweringSource.read(rows, tokenizer, max_length=7)
-    assert len(QuestionAnsweringSource.read(rows[:1], tokenizer, max_length=8, stride=8)) > 100
+    assert len(task_of("qa", tokenizer, max_seq_length=8, doc_stride=8).read(rows[:1])) > 100
 
 
 def test_labelled_words(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str]) -> None:
-    rows = [{"tokens": line.split(), "tags": [f"T{len(w) % 3}" for w in line.split()]} for line in lines[:60]]
-    source = TokenClassificationSource.read(rows, tokenizer, max_length=400, word_column="tokens", label_column="tags")
-    assert len(source) == len(rows)
-    for i, row in enumerate(rows):
+    rows = [{"tokens": line.split(), "ner_tags": [f"T{len(w) % 3}" for w in line.split()]} for line in lines[:60]]
+    task = task_of("ner", tokenizer, max_seq_length=400)
+    examples = task.read(rows)
+    assert len(examples) == len(rows)
+    labels = np.split(examples.labels["labels"], examples.sequences.boundaries[1:-1])
+    for row, ids, found in zip(rows, rows_of(examples.sequences), labels, strict=True):
         wanted = theirs(row["tokens"], is_split_into_words=True)
-        example, words, before = source[i], wanted.word_ids(), None
-        assert example["input_ids"].tolist() == wanted["input_ids"]
-        labels = []
+        words, before = wanted.word_ids(), None
+        assert ids == wanted["input_ids"]
+        expected = []
         for word in words:
             is_first = word is not None and word != before
-            labels.append(source.label_names.index(row["tags"][word]) if is_first else -100)
+            expected.append(task.labels.index(row["ner_tags"][word]) if is_first else -100)
             before = word
-        assert example["labels"].tolist() == labels
-    short = TokenClassificationSource.read(rows, tokenizer, max_length=12, word_column="tokens", label_column="tags")
+        assert found.tolist() == expected
+    short = task_of("ner", tokenizer, max_seq_length=12).read(rows)
     assert max(short.lengths(0)) == 12 and len(short) > 3 * len(rows)
 
 
@@ -207,23 +207,34 @@ def test_which_tokenizer_made_a_store(folder: Path, tokenizer: XLMRobertaTokeniz
         TokenStore.open(tmp_path / "store", others[2])
 
 
-def test_columns_of_texts(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str]) -> None:
-    pairs = itertools.pairwise(lines)
-    rows = [{"text": a, "text_pair": b, "label": str(i % 2)} for i, (a, b) in enumerate(pairs)]
-    source = ClassificationSource.read(rows, tokenizer, max_length=60, text_pair="text_pair")
-    wanted = theirs(lines[:5], lines[1:6], truncation=True, max_length=60)["input_ids"]
-    assert [source[i]["input_ids"].tolist() for i in range(5)] == wanted
+def test_texts_and_pairs(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str]) -> None:
+    rows = [{"text": a, "pair": b, "label": str(i % 2)} for i, (a, b) in enumerate(itertools.pairwise(lines[:41]))]
+    wanted = theirs(lines[:40], lines[1:41], truncation=True, max_length=60)["input_ids"]
+    examples = task_of("classify", tokenizer, max_seq_length=60, text_pair_column_name="pair").read(rows)
+    assert rows_of(examples.sequences) == wanted and "position_ids" not in examples.batch(0, np.arange(2))
+    wanted = theirs(lines[:40], truncation=True, max_length=20)["input_ids"]
+    assert rows_of(task_of("classify", tokenizer, max_seq_length=20).read(rows).sequences) == wanted
+
+
+def test_choices(tokenizer: XLMRobertaTokenizer, theirs: Any, lines: list[str]) -> None:
+    starts = range(0, 80, 4)
+    rows = [dict(zip(("sent1", "sent2", "ending0", "ending1"), lines[i : i + 4], strict=True)) for i in starts]
+    firsts = [row["sent1"] for row in rows for _ in range(2)]
+    seconds = [f"{row['sent2']} {row[ending]}" for row in rows for ending in ("ending0", "ending1")]
+    wanted = theirs(firsts, seconds, truncation=True, max_length=48)["input_ids"]
+    examples = task_of("choice", tokenizer, max_seq_length=48).read(rows, is_labelled=False)
+    assert rows_of(examples.sequences) == wanted and len(examples) == len(rows)
 
 
 def test_answers_begin_with_a_word(shared_data: Path) -> None:
     """Where Metaspace stands alone, a token's characters are those of the space in front of it, too."""
     form = forms()["xlm-r"] | {"pre_tokenizer": metaspace()}
     tokenizer = XLMRobertaTokenizer(make_state(trained_pieces(shared_data), form))
-    row = {"id": "a", "question": "Who ran?", "context": "He and Mary ran to Oslo", "answers": []}
-    source = QuestionAnsweringSource.read([row], tokenizer, max_length=48)
-    names = tokenizer.convert_ids_to_tokens(source[0]["input_ids"].tolist())
-    start = np.zeros(len(names), dtype=np.float32)
-    start[names.index("▁to")] = 9
-    ((best, *_),) = best_answers(source, start, start, count=1)
-    assert source.context_spans[names.index("▁to") - int(source.windows.offset[0]), 0] == 15, "the space counts"
-    assert (best.text, best.start) == ("to", 16)
+    task = task_of("qa", tokenizer, max_seq_length=48)
+    examples = task.read([{"question": "Who ran?", "context": "He and Mary ran to Oslo"}], is_labelled=False)
+    place = tokenizer.convert_ids_to_tokens(examples.sequences.ids.tolist()).index("▁to")
+    scores = np.zeros(len(examples.sequences.ids), dtype=np.float32)
+    scores[place] = 9
+    (said,) = task.rows(examples, (scores, scores))
+    assert examples.details["characters"][place, 0] == 15, "the space counts"
+    assert (said["answer"], said["candidates"][0]["start"]) == ("to", 16)

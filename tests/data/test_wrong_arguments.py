@@ -12,24 +12,20 @@ import torch
 
 from bert_fast.data import (
     Batches,
-    ClassificationSource,
-    MultipleChoiceSource,
     PackedCollator,
     PretrainingSource,
-    QuestionAnsweringSource,
-    TokenClassificationSource,
     TokenStore,
     tokenize_files,
 )
 from bert_fast.data.batches import only
-from bert_fast.data.conll import read_conll, sentences_from_rows
+from bert_fast.data.files import read_rows
 from bert_fast.data.masking import Masking
 from bert_fast.data.pretraining import unigram_entropy
-from bert_fast.data.questions import read_questions
+from bert_fast.data.question_answering import read_questions
 from bert_fast.data.sequences import Sequences
-from bert_fast.data.tables import read_table
-from bert_fast.data.text_files import ReadOptions
+from bert_fast.data.text_sources import ReadOptions
 from bert_fast.errors import SourceError
+from bert_fast.training.tasks import TASKS, task_named
 
 from ..fuzzing.rules import objection
 from .corpora import make_store, make_tokenizer
@@ -41,11 +37,19 @@ WRONG: tuple[Any, ...] = (
     *(torch.zeros(2, 2).to_sparse(), torch._efficientzerotensor((3,))),
 )
 TOKENIZER = make_tokenizer()
-TEXTS = [{"text": "w1 w2", "other": "w3", "label": label} for label in "ab"]
-CHOICES = [{"sent1": "w1", "sent2": "w2", "ending0": "w3", "ending1": "w4", "label": 1}]
 ANSWERS = {"text": ["w4"], "answer_start": [3]}
-QUESTIONS = [{"id": "a", "question": "w1 ?", "context": "w3 w4 w5", "answers": ANSWERS}]
-WORDS = [{"tokens": ["w1", "w2"], "ner_tags": ["O", "B-PER"]}]
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "classify": [{"text": "w1 w2", "label": label} for label in "ab"],
+    "ner": [{"tokens": ["w1", "w2"], "ner_tags": ["O", "B-PER"]}],
+    "qa": [{"id": "a", "question": "w1 ?", "context": "w3 w4 w5", "answers": ANSWERS}],
+    "choice": [{"sent1": "w1", "sent2": "w2", "ending0": "w3", "ending1": "w4", "label": 1}],
+}
+
+
+def task_of(name: str, **arguments: Any) -> Any:
+    kind = task_named(name)
+    return kind(kind.Arguments(**arguments), TOKENIZER)
+
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
@@ -53,18 +57,13 @@ Call = tuple[Callable[..., Any], dict[str, Any]]
 def calls(folder: Path) -> Iterator[Call]:
     """Functions and methods, each with arguments that will do."""
     store = make_store(folder, [[3, 4], [5, 2]])
-    (folder / "words.conll").write_text("w1 O\nw2 B-PER\n")
-    sizes = {"max_length": 16, "cache_dir": folder / "cache"}
-    table = {"text": "text", "text_pair": "other", "label": "label", "labels": ["a", "b"], "regression": False}
-    words = {"labels": ["O", "B-PER"], "max_length": 8, "truncate": False}
-    kinds = {"word_column": "tokens", "label_column": "ner_tags"}
     masking = {"whole_words": False, "mask_probability": 0.15}
     pairs = {"next_sentence": True, "seed": 0, "short_sequence_probability": 0.1, "max_length": 16}
-    yield ClassificationSource.read, {"source": TEXTS, "tokenizer": TOKENIZER, **table, **sizes}
-    yield MultipleChoiceSource.read, {"source": CHOICES, "tokenizer": TOKENIZER, "label": "label", **sizes}
-    window = {"stride": 1, "skip_wrong_answers": False}
-    yield QuestionAnsweringSource.read, {"data": QUESTIONS, "tokenizer": TOKENIZER, **window, **sizes}
-    yield TokenClassificationSource.read, {"data": WORDS, "tokenizer": TOKENIZER, **words, **kinds}
+    for name in TASKS:
+        yield task_of(name).read, {"data": ROWS[name]}
+        yield task_named(name).Arguments, {"max_seq_length": 16}
+    sizes = {"doc_stride": 1, "n_best_size": 2, "max_answer_length": 3, "null_score_diff_threshold": 0.5}
+    yield task_named("qa").Arguments, sizes
     yield PretrainingSource, {"store": store, "tokenizer": TOKENIZER, **masking, **pairs}
     yield Masking, {"tokenizer": TOKENIZER, **masking}
     yield unigram_entropy, {"store": store, "tokenizer": TOKENIZER}
@@ -74,16 +73,13 @@ def calls(folder: Path) -> Iterator[Call]:
     writing = {"directory": folder / "new", "tokenizer": TOKENIZER, "checkpoint_seconds": 5.0, "report": None}
     yield tokenize_files, {"files": [folder / "corpus.txt"], **writing, **reading}
     yield ReadOptions, {"field": "text", "errors": "strict", "block_bytes": 64}
-    yield read_table, {"source": TEXTS, "columns": ["text"]}
-    yield read_questions, {"data": QUESTIONS, "skip_wrong_answers": False}
-    yield read_conll, {"path": folder / "words.conll", "word_column": 0, "label_column": 1}
-    yield sentences_from_rows, {"rows": WORDS, **kinds, "name": "rows"}
+    yield read_rows, {"data": ROWS["classify"]}
+    yield read_questions, {"data": ROWS["qa"]}
     joined = {"pairs": ["w2"], "max_length": 8, "truncation": "longest_first"}
     yield Sequences.joined, {"tokenizer": TOKENIZER, "texts": ["w1"], **joined}
-    source = ClassificationSource.read(TEXTS, TOKENIZER)
+    source = task_of("classify").read(ROWS["classify"])
     yield source.batch, {"indices": [0]}
     yield source.take, {"indices": [0]}
-    yield source.decode, {"index": 0}
     batches = Batches(source, batch_size=2)
     yield Batches, {"source": source, "batch_size": 2, "max_tokens": 16, "shuffle": True, "seed": 0}
     yield batches.plan, {"epoch": 0}
@@ -98,7 +94,8 @@ def problems(call: Call, place: str) -> Iterator[str]:
     function, arguments = call
     for name in arguments:
         for value in WRONG:
-            given = {"epoch": 0} if "epoch" in inspect.signature(function).parameters else {}
+            parameters = inspect.signature(function).parameters
+            given = {"epoch": 0} if "epoch" in parameters else {"columns": ["text"]} if "columns" in parameters else {}
             known = [name, place, value] if isinstance(value, str) else [name, place]
             try:
                 function(**given | arguments | {name: value})
@@ -123,7 +120,7 @@ def test_every_argument_of_the_wrong_kind_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_budgets_of_any_size(shuffle: bool) -> None:
-    source = ClassificationSource.read(TEXTS, TOKENIZER)
+    source = task_of("classify").read(ROWS["classify"])
     plan = Batches(source, max_tokens=2**63 - 1, batch_size=2**63 - 1, shuffle=shuffle).plan(0)
     assert len(plan) == 1
     assert len(plan.indices(0)) == 2
@@ -148,7 +145,7 @@ def test_lengths_that_are_none() -> None:
 
 
 def test_words_of_a_sentence_that_nothing_limits() -> None:
-    short, long = (TokenClassificationSource.read(WORDS, TOKENIZER, max_length=size) for size in (16, 2**63 - 1))
+    short, long = (task_of("ner", max_seq_length=size).read(ROWS["ner"]) for size in (16, 2**63 - 1))
     assert long.lengths(0).tolist() == short.lengths(0).tolist() == [4]
 
 

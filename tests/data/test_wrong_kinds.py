@@ -10,16 +10,14 @@ import pytest
 from bert_fast.data import Batches, PackedCollator, tokenize_files
 from bert_fast.data.conll import read_conll
 from bert_fast.data.sequences import Sequences
-from bert_fast.data.tables import read_table
 from bert_fast.data.text_sources import find_sources
 from bert_fast.files import path_name
-from bert_fast.training import TrainingConfig
 
 IDS, BOUNDARIES = np.zeros(4, np.int32), np.array([0, 4])
 
 CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "path that is a list": (lambda: read_conll([]), TypeError, "path: expected a str or a path, got list"),
-    "path with NUL": (lambda: read_conll("a\0b"), ValueError, "path: expected the name of a file, got one with a NUL"),
+    "path that is a list": (lambda: read_conll([]), TypeError, "data: expected a str or a path, got list"),
+    "path with NUL": (lambda: read_conll("a\0b"), ValueError, "data: expected the name of a file, got one with a NUL"),
     "files that are one": (lambda: find_sources("a.txt"), TypeError, "files: expected a list of paths and data sets"),
     "files that are a number": (lambda: find_sources(3), TypeError, "files: expected a list of paths and data sets"),
     "a file that is a number": (lambda: find_sources([0.5]), TypeError, "files: expected a str or a path, got float"),
@@ -29,21 +27,10 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "checkpoint_seconds: expected a number, got type",
     ),
-    "column": (lambda: read_table([{"a": "b"}], [3]), TypeError, "expected the name of a column, got int"),
     "seed": (lambda: Batches([1], batch_size=1, seed=float("inf")), TypeError, "seed: expected an int, got float"),
     "collator": (lambda: PackedCollator(3), TypeError, "collator: expected a function of features, got int"),
     "ids that are a list": (lambda: Sequences([1], BOUNDARIES), TypeError, "ids: expected an array, got list"),
     "no boundaries": (lambda: Sequences(IDS, None), TypeError, "boundaries: expected an array, got NoneType"),
-    "output_dir": (
-        lambda: TrainingConfig(3, epochs=1, batch_size=1),
-        TypeError,
-        "output_dir: expected a str or a path",
-    ),
-    "betas": (
-        lambda: TrainingConfig("run", epochs=1, batch_size=1, betas=5),
-        TypeError,
-        "betas: expected two numbers, got int",
-    ),
 }
 
 

@@ -45,12 +45,12 @@ SURFACES = (
     Surface("models", modelling.run_models, share=6, in_ci=300),
     Surface("modules", modelling.run_modules, share=6, in_ci=200),
     Surface("fused models", modelling.run_fused, share=4, in_ci=200),
-    Surface("tables", examples.run_tables, share=6, in_ci=300),
+    Surface("examples", examples.run_examples, share=6, in_ci=300),
     Surface("text sources", examples.run_sources, share=4, in_ci=200),
     Surface("token stores", examples.run_stores, share=4, in_ci=200),
     Surface("collators", examples.run_collators, share=10, in_ci=300),
     Surface("resumed runs", runs.run_resumed, share=0.5, in_ci=60, seconds=60),
-    Surface("training settings", runs.run_settings, share=4, in_ci=200),
+    Surface("training arguments", runs.run_arguments, share=4, in_ci=200),
     Surface("commands", runs.run_commands, share=0.5, in_ci=60, seconds=60),
 )
 

@@ -21,7 +21,7 @@ GROUPS = {
     "runs": ("resumed runs", "commands"),
     "calls": ("ops", "modules", "models", "optimizers"),
     "tokenizers": ("tokenizer", "tokenizer calls", "tokenizer files"),
-    "data": ("tables", "text sources", "collators", "training settings", "token stores"),
+    "data": ("examples", "text sources", "collators", "training arguments", "token stores"),
 }
 
 

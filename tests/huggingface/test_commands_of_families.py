@@ -77,11 +77,12 @@ def test_tokenizer_that_is_not_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", FAMILIES[1:])
 def test_finetuning_names_what_to_use(prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Recipes train BERT alone."""
+    """Commands train BERT alone."""
     make_checkpoint(prefix, tmp_path / "model")
     (tmp_path / "train.csv").write_text("text,label\na small house,1\nred,0\n")
-    arguments: list[Any] = ["finetune", "classify", "--model", tmp_path / "model", "--train", tmp_path / "train.csv"]
-    arguments += ["--output-dir", tmp_path / "run", "--epochs", 1]
-    assert main.main([str(each) for each in arguments]) != 0
+    arguments: list[Any] = ["finetune", "classify", "--model_name_or_path", tmp_path / "model"]
+    arguments += ["--train_file", tmp_path / "train.csv", "--output_dir", tmp_path / "run"]
+    capsys.readouterr()
+    assert main.main([str(each) for each in arguments]) == 1
     said = capsys.readouterr().err
-    assert "model_type" in said and "bert_fast.fuse" in said
+    assert "model_type" in said and "bert_fast.fuse" in said and said.count("\n") == 1

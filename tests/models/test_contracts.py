@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bert_fast
-from bert_fast.demo.saved_bytes import saved_bytes
+from benchmarks.kit.saved_bytes import saved_bytes
 
 SIZES = dict(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,

@@ -1,15 +1,14 @@
-"""The figures of docs/scaling.md follow from the models' sizes, the goals and its formulas; its settings are read."""
+"""The figures of docs/scaling.md follow from the models' sizes and its formulas; its flags are read."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.goals import GOALS
 from bert_fast import BertForPreTraining
-from bert_fast.training.recipes import make_config
-from bert_fast.training.recipes.settings import Settings
+from bert_fast.cli.pretrain import make_config
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
 WORDS = 30522
@@ -47,39 +46,23 @@ def test_bytes_of_a_step(size: str) -> None:
     assert f"| BERT-{size} | {memory}" in PAGE
 
 
-@pytest.mark.parametrize(
-    ("row", "size", "sequences", "goal"),
-    [
-        ("BERT-base, 256 x 128 tokens", "base", 256, "training steps of BERT-base at 128"),
-        ("BERT-base, 64 x 512 tokens", "base", 64, "training steps of BERT-base at 512"),
-        ("BERT-large, 64 x 256 tokens (mean)", "large", 64, "training steps of BERT-large, even lengths"),
-    ],
-)
-def test_expected_efficiency(row: str, size: str, sequences: int, goal: str) -> None:
-    (rate,) = [one.bound for one in GOALS if one.title == goal]
-    seconds, processes = sequences / rate, 64
-    parameters, _, words = sizes(size)
-
-    def efficiency(gigabytes: int, accumulation: int) -> float:
-        exchange = [2 * (processes - 1) / processes * 4 * p / (gigabytes * 1e9) for p in (words, parameters)]
-        exposed = max(exchange[0], exchange[1] - 2 / 3 * seconds)
-        return accumulation * seconds / (accumulation * seconds + exposed)
-
-    found = [efficiency(*case) for case in ((300, 1), (40, 1), (40, 8), (10, 1), (10, 8))]
-    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row} |")]
-    assert line == f"| {row} | {1e3 * seconds:.1f} | {' | '.join(f'{one:.0%}'.replace('%', ' %') for one in found)} |"
-
-
-def test_the_two_phases_make_the_batches_that_are_named(tmp_path: Path) -> None:
+def test_the_two_phases_make_the_batches_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("yaml")
-    blocks = re.findall(r"```yaml\n(# (\S+): .*?)```", PAGE, flags=re.DOTALL)
+    pytest.importorskip("transformers", minversion="5")
+    from bert_fast.cli.arguments import ModelArguments, make_parser, parsed
+    from bert_fast.training import TrainingArguments
+    from bert_fast.training.tasks.pretraining import PretrainingArguments
+
+    monkeypatch.chdir(tmp_path)
+    (phase,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "phase1.yaml").write_text(phase)
+    (line,) = re.findall(r"-m bert_fast pretrain (--config phase1.yaml .*?)```", PAGE, flags=re.DOTALL)
+    parser = make_parser("pretrain", "", (ModelArguments, PretrainingArguments, TrainingArguments))
     found = []
-    for text, name in blocks:
-        (tmp_path / name).write_text(text)
-        settings = Settings.load("pretrain", tmp_path / name, {})
-        training = settings.training
-        assert training.batch_size is not None
-        assert training.batch_tokens == training.batch_size * settings.data.max_length
-        found.append((training.batch_size * training.gradient_accumulation * 32, training.steps, training.optimizer))
-    assert found == [(65_536, 7037, "lamb"), (32_768, 1562, "lamb")]
-    assert sum(steps or 0 for _, steps, _ in found) == 8599
+    for flags in ("--config phase1.yaml", line.replace("\\\n", " ")):
+        _, data, training = parsed(parser, shlex.split(flags, comments=True))
+        sequences = training.per_device_train_batch_size * training.gradient_accumulation_steps * 32
+        found.append((sequences, data.max_seq_length, training.max_steps))
+        assert training.lamb and training.lr_scheduler_kwargs == {"power": 0.5}
+    assert found == [(65_536, 128, 7037), (32_768, 512, 1562)]
+    assert sum(steps for _, _, steps in found) == 8599

@@ -1,15 +1,14 @@
 """A task small enough to train hundreds of times in tests: is there a token above the middle of the vocabulary?"""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from bert_fast import BertConfig, BertForSequenceClassification
-from bert_fast.data.batches import Source
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.config import TrainingConfig
-from bert_fast.training.task import Predictions, Task
+from bert_fast.training import Trainer, TrainingArguments
 
 SIZES = dict(
     vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -25,6 +24,9 @@ class ToySource:
         self.sequences = [generator.integers(1, 40, length) for length in generator.integers(2, 13, count)]
         self.labels = np.array([int((sequence > 30).any()) for sequence in self.sequences])
 
+    def __len__(self) -> int:
+        return len(self.sequences)
+
     def lengths(self, epoch: int) -> np.ndarray:
         return np.array([len(sequence) for sequence in self.sequences], dtype=np.int32)
 
@@ -39,33 +41,29 @@ class ToySource:
         )
 
 
-class ToyTask(Task):
-    name = "toy"
-    metric = "accuracy"
-    higher_is_better = True
-
-    def __init__(self, train: Source | None = None, valid: Source | None = None) -> None:
-        self.train, self.valid = train or ToySource(), valid
-
-    def predict(self, model, batch):
-        output = model(**batch)
-        return {"loss": output.loss}, {"logits": output.logits}
-
-    def score(self, source, predictions: Predictions) -> dict[str, float]:
-        return {"accuracy": float((predictions.rows("logits").argmax(1) == source.labels).mean())}
-
-    def write_predictions(self, path: Path, source, predictions: Predictions) -> list[Path]:
-        file = path.with_suffix(".txt")
-        file.write_text("\n".join(map(str, predictions.rows("logits").argmax(1))))
-        return [file]
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
 
 
-def toy_model(dropout: float = 0.1, **sizes) -> BertForSequenceClassification:
+def toy_model(dropout: float = 0.1, **sizes: Any) -> BertForSequenceClassification:
     torch.manual_seed(7)
     config = BertConfig(**SIZES | dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout) | sizes)
     return BertForSequenceClassification(config)
 
 
-def toy_config(output_dir: Path, **changes) -> TrainingConfig:
-    defaults = dict(steps=12, batch_size=8, learning_rate=1e-3, log_every=4, eval_every=4, save_every=3, warmup=2)
-    return TrainingConfig(output_dir=output_dir, **{**defaults, **changes})
+def toy_arguments(folder: Path | str, **changes: Any) -> TrainingArguments:
+    defaults = dict(
+        max_steps=12, per_device_train_batch_size=8, learning_rate=1e-3, logging_steps=4, save_steps=3, warmup_steps=2,
+        weight_decay=0.01, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    return TrainingArguments(str(folder), **defaults | changes)
+
+
+def toy_trainer(folder: Path | str, model: Any = None, train: Any = None, valid: Any = None, **changes: Any) -> Trainer:
+    return Trainer(
+        toy_model() if model is None else model,
+        toy_arguments(folder, **changes),
+        train_dataset=ToySource() if train is None else train,
+        eval_dataset=ToySource(30, seed=1) if valid is None else valid,
+        compute_metrics=accuracy,
+    )

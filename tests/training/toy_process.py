@@ -7,49 +7,41 @@ from typing import Any
 
 import torch
 
-from bert_fast.training.trainer import Trainer
 from tests.patience import PATIENCE_S
 from tests.process_server import CONTEXT, start_server
-from tests.training.toy import ToySource, ToyTask, toy_config, toy_model
+from tests.training.toy import ToySource, toy_model, toy_trainer
 
 
-def toy_trainer(output_dir: Path, observers=(), dropout: float = 0.1, task=None, **changes) -> Trainer:
-    task = task or ToyTask(valid=ToySource(20, seed=1))
-    return Trainer(toy_model(dropout), task, toy_config(output_dir, **changes), observers=observers)
-
-
-class _Mortal(ToyTask):
+class _Mortal(ToySource):
     """Ends its process in the middle of a step."""
 
     def __init__(self, dies_at: int) -> None:
-        super().__init__(valid=ToySource(20, seed=1))
+        super().__init__()
         self.steps_left = dies_at
 
-    def loss_parts(self, model, batch):
+    def batch(self, epoch: int, indices: Any) -> Any:
         self.steps_left -= 1
         if not self.steps_left:
             os._exit(9)
-        return super().loss_parts(model, batch)
+        return super().batch(epoch, indices)
 
 
 def _train(output_dir: Path, environment: dict[str, str], arguments: dict[str, Any]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
     dies_at = arguments.pop("dies_at", None)
-    arguments.setdefault("observers", None)  # those of the library
-    if arguments.pop("differs", False) and environment["RANK"] == "1":
-        arguments["learning_rate"] = 2e-3
     if dies_at is not None and environment["RANK"] == "1":
-        arguments["task"] = _Mortal(dies_at)
-    trainer = toy_trainer(output_dir, **arguments)
-    trainer.train()
-    if trainer.processes.count > 1:
+        arguments["train"] = _Mortal(dies_at)
+    trainer = toy_trainer(output_dir, toy_model(arguments.pop("dropout", 0.1)), **arguments)
+    trainer.train(resume_from_checkpoint=any(output_dir.glob("checkpoint-*/trainer_state.json")))
+    trainer.save_model(str(output_dir / "model"))
+    if trainer.accelerator.num_processes > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
     os._exit(0)  # past Python's shutdown, in which gloo's threads may be in the way
 
 
-def start(output_dir: Path, environment: dict[str, str] | None = None, **arguments) -> Any:
+def start(output_dir: Path, environment: dict[str, str] | None = None, **arguments: Any) -> Any:
     """A process that trains, already running."""
     start_server()
     process = CONTEXT.Process(target=_train, args=(output_dir, environment or {}, arguments))
@@ -57,7 +49,7 @@ def start(output_dir: Path, environment: dict[str, str] | None = None, **argumen
     return process
 
 
-def train_together(output_dir: Path, count: int, **arguments) -> list[int]:
+def train_together(output_dir: Path, count: int, **arguments: Any) -> list[int]:
     """Exit statuses of `count` processes that train one model."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -19,7 +19,7 @@ from typing import Any
 __all__ = ["answer_for_gpu", "install"]
 
 # What talks to torch.cuda itself: runs, commands, graphs.
-_AS_THEY_ARE = ("bert_fast.training", "bert_fast.cli", "bert_fast.demo", "bert_fast.data", "bert_fast.graphs")
+_AS_THEY_ARE = ("bert_fast.training", "bert_fast.cli", "bert_fast.data", "bert_fast.graphs")
 
 
 class _Answers(ast.NodeTransformer):

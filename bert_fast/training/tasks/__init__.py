@@ -1,27 +1,22 @@
-"""The tasks: one module for each, with its settings, examples, model, loss, metrics and predictions."""
+"""The tasks of `bert-fast finetune` by their words on the command line."""
 
-from bert_fast.training.tasks.base import TaskSettings
-from bert_fast.training.tasks.classification import ClassificationTask, ClassifySettings
-from bert_fast.training.tasks.multiple_choice import ChoiceSettings, MultipleChoiceTask
-from bert_fast.training.tasks.pretraining import PretrainingTask, PretrainSettings
-from bert_fast.training.tasks.question_answering import QaSettings, QuestionAnsweringTask
-from bert_fast.training.tasks.token_classification import NerSettings, TokenClassificationTask
+import importlib
+from typing import Any
 
-__all__ = [
-    "TASKS",
-    "ClassificationTask",
-    "MultipleChoiceTask",
-    "PretrainingTask",
-    "QuestionAnsweringTask",
-    "TaskSettings",
-    "TokenClassificationTask",
-]
+__all__ = ["TASKS", "task_named"]
 
-# The word of the command line and of YAML files -> the settings, from which all else follows.
-TASKS: dict[str, type[TaskSettings]] = {
-    "pretrain": PretrainSettings,
-    "classify": ClassifySettings,
-    "ner": NerSettings,
-    "qa": QaSettings,
-    "choice": ChoiceSettings,
+# word -> (module, class), of which only the one that is asked for is imported
+TASKS = {
+    "classify": ("classification", "Classification"),
+    "ner": ("token_classification", "TokenClassification"),
+    "qa": ("question_answering", "QuestionAnswering"),
+    "choice": ("multiple_choice", "MultipleChoice"),
 }
+
+
+def task_named(name: str) -> Any:
+    """The class of a task. Raises ValueError for another word."""
+    if name not in TASKS:
+        raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {name!r}")
+    module, kind = TASKS[name]
+    return getattr(importlib.import_module(f"{__name__}.{module}"), kind)

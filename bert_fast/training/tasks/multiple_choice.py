@@ -1,122 +1,123 @@
-"""The task choice: the best of several answers to a question."""
+"""The best of several answers to a question: tables as those of SWAG and COPA.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+Every choice is a sequence of its own, with what it belongs to; the columns say which:
 
-from torch import Tensor, nn
+    sent1, sent2, ending0, ending1, ...     [CLS] sent1 [SEP] sent2 ending [SEP]
+    premise, question, choice1, choice2     [CLS] premise [SEP] choice [SEP]    where the question is "effect"
+                                            [CLS] choice [SEP] premise [SEP]    where it is "cause"
 
-from bert_fast.data.batches import Source
-from bert_fast.data.multiple_choice import MultipleChoiceSource
-from bert_fast.models import BertForMultipleChoice, BertPreTrainedModel
+Cause and effect stand in the order in which they happen, so that no words of any language have to be put between them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import torch
+
+from bert_fast.checks import check_count
+from bert_fast.data.examples import Examples
+from bert_fast.data.files import column_texts, column_values, read_rows, value_error
+from bert_fast.data.sequences import Sequences
+from bert_fast.models import BertForMultipleChoice
 from bert_fast.tokenization import Tokenizer
-from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources, probabilities, source_of_kind, write_table
 
-__all__ = ["ChoiceSettings", "MultipleChoiceTask"]
+__all__ = ["MultipleChoice", "MultipleChoiceArguments"]
 
-
-@dataclass(frozen=True)
-class ChoiceSettings(FinetuneSettings):
-    """Questions with several answers to choose from, as in SWAG and COPA."""
-
-    summary: ClassVar[str] = (
-        "the right one of several answers or endings: CSV or JSON lines, as SWAG and COPA have them"
-    )
-
-    train: str  # CSV or JSON lines
-    valid: str | None = None  # the same, to judge by
-    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
-    label: str = "label"  # column
-    max_length: int = 128  # tokens of a choice with its context
-
-    @property
-    def model_class(self) -> type[BertPreTrainedModel]:
-        """See `TaskSettings.model_class`."""
-        return BertForMultipleChoice
-
-    def make_task(self, train: Any, valid: Any) -> "MultipleChoiceTask":
-        """See `TaskSettings.make_task`."""
-        return MultipleChoiceTask(train, valid)
-
-    def read(
-        self,
-        examples: Any,
-        tokenizer: Tokenizer,
-        *,
-        labels: Sequence[str] | None = None,
-        is_labelled: bool = True,
-        cache_dir: Path | None = None,
-    ) -> MultipleChoiceSource:
-        """See `TaskSettings.read`."""
-        return MultipleChoiceSource.read(
-            examples,
-            tokenizer,
-            label=self.label if is_labelled else None,
-            max_length=self.max_length,
-            cache_dir=cache_dir,
-        )
+_SWAG = ["sent1", "sent2", *(f"ending{number}" for number in range(100))]
+_COPA = ["premise", "question", *(f"choice{number}" for number in range(1, 100))]
 
 
-class MultipleChoiceTask(Task):
-    """The best of several answers to a question, by a `BertForMultipleChoice`. The metric is accuracy.
+@dataclass
+class MultipleChoiceArguments:
+    """Questions with several answers to choose from, as in SWAG and COPA: CSV, JSON lines, Parquet."""
+
+    train_file: str | None = field(default=None, metadata={"help": "Examples to learn from."})
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to judge by."})
+    label_column_name: str = field(default="label", metadata={"help": "Column of the right choices."})
+    max_seq_length: int = field(default=128, metadata={"help": "Most tokens of a choice with its context."})
+
+    def __post_init__(self) -> None:
+        check_count("max_seq_length", self.max_seq_length, 5)  # XLM-R's pairs have four special tokens
+
+
+class MultipleChoice:
+    """The task of `BertForMultipleChoice`; its metric is accuracy.
 
     Args:
-        train: see `Task`.
-        valid: likewise. Its questions may have another number of choices: a choice is scored by itself.
+        arguments: files and columns.
+        tokenizer: as the model's.
+        labels: not used; other tasks have names of labels.
     """
 
-    train: MultipleChoiceSource | None
-    valid: MultipleChoiceSource | None
-    name = "choice"
-    metric = "accuracy"
-    higher_is_better = True
+    Arguments = MultipleChoiceArguments
+    model_class = BertForMultipleChoice
+    metric_for_best_model = "accuracy"
+    greater_is_better = True
 
-    def __init__(self, train: MultipleChoiceSource | None = None, valid: MultipleChoiceSource | None = None) -> None:
-        check_sources(MultipleChoiceSource, train=train, valid=valid)
-        self.train, self.valid = train, valid
+    def __init__(
+        self, arguments: MultipleChoiceArguments, tokenizer: Tokenizer, labels: list[str] | None = None
+    ) -> None:
+        self.arguments, self.tokenizer = arguments, tokenizer
 
-    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
-        """See `Task.label_counts`: one label for a question, whose choices are several sequences."""
-        return {"loss": batch.num_sequences // batch["num_choices"]}
+    def read(self, data: Any, is_labelled: bool = True) -> Examples:
+        """Returns the examples of a file, a `datasets.Dataset` or a list of mappings.
 
-    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `Task.predict`: logits (fp32 [B, C])."""
-        output = model(**batch)
-        return {} if output.loss is None else {"loss": output.loss}, {"logits": output.logits.float()}
+        A label is the number of a choice, from 0, or the name of its column.
 
-    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
-        """See `Task.score`. Raises ValueError if the right choices are not known."""
-        labels = source_of_kind(MultipleChoiceSource, source).labels
-        if labels is None:
-            raise ValueError("source: expected examples with labels, got none")
-        return {"accuracy": float((predictions.rows("logits").argmax(axis=1) == labels).mean())}
-
-    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
-        """What the model says, question by question.
-
-        Yields:
-            index; label (the number of its choice, from 0); gold (the right one, where it is known);
-            probability_<number> for every choice; context; choice (the text of its choice).
+        Raises:
+            OSError, SourceError: see `read_rows`; the columns are not those of either table; a text is no string, a
+                question is neither "cause" nor "effect", a label is no choice. The message names file and line.
         """
-        source = source_of_kind(MultipleChoiceSource, source)
-        logits = predictions.rows("logits")
-        shares = probabilities(logits).tolist()
-        for index, answer in enumerate(logits.argmax(axis=1).tolist()):
-            row = {"index": index, "label": answer}
-            if source.labels is not None:
-                row["gold"] = int(source.labels[index])
-            row |= {f"probability_{number}": share for number, share in enumerate(shares[index])}
-            yield row | {"context": source.contexts[index], "choice": source.choices[answer][index]}
+        label = self.arguments.label_column_name
+        rows = read_rows(data, [label] if is_labelled else [], optional=[*_SWAG, *_COPA])
+        there = rows.column_names
+        known = _COPA if "premise" in there else _SWAG
+        if not set(known[:4]) <= set(there):
+            read_rows(data, known[:4])  # raises the error that names the columns that are there
+        columns = [*takewhile(there.__contains__, known)]
+        pairs: list[tuple[str, str]] = []
+        texts = (column_texts(data, rows, column) for column in columns)
+        for row, (first, second, *choices) in enumerate(zip(*texts, strict=True)):
+            if known is _SWAG:
+                pairs += [(first, f"{second} {choice}".strip()) for choice in choices]
+            elif second == "effect":
+                pairs += [(first, choice) for choice in choices]
+            elif second == "cause":
+                pairs += [(choice, first) for choice in choices]
+            else:
+                raise value_error(data, row, "question", f"expected 'cause' or 'effect', got {second!r}")
+        labels = {"labels": self._numbers(data, column_values(rows, label), columns[2:])} if is_labelled else {}
+        firsts, seconds = map(list, zip(*pairs, strict=True))
+        sequences = Sequences.joined(self.tokenizer, firsts, seconds, max_length=self.arguments.max_seq_length)
+        return Examples(sequences, labels, len(columns) - 2, rows)
 
-    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
-        """Writes `rows` as a table: path.tsv."""
-        file = path.with_name(f"{path.name}.tsv")
-        write_table(file, self.rows(source, predictions))
-        return [file]
+    def config(self) -> dict[str, Any]:
+        """Returns what the examples decide of a model's configuration: nothing."""
+        return {}
 
-    def describe(self, source: Source, index: int) -> str:
-        """See `Task.describe`."""
-        return source_of_kind(MultipleChoiceSource, source).decode(index)
+    def metrics(self, examples: Examples, predictions: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
+        """Returns the accuracy of logits [n, num_choices]."""
+        return {"accuracy": float((predictions.argmax(axis=-1) == label_ids).mean())}
+
+    def rows(self, examples: Examples, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Yields label (the number of the choice), gold (where it is known), probabilities, and the row's texts."""
+        shares = torch.from_numpy(predictions).double().softmax(dim=-1).tolist()
+        label = self.arguments.label_column_name
+        for index, row in enumerate(examples.row_of.tolist()):
+            answer: dict[str, Any] = {"label": int(predictions[index].argmax()), "probabilities": shares[index]}
+            if examples.labels:
+                answer["gold"] = int(examples.labels["labels"][index])
+            yield answer | {name: text for name, text in examples.rows[row].items() if name != label}
+
+    def _numbers(self, data: Any, values: list[Any], columns: list[str]) -> np.ndarray:
+        """The right choices: int64 [n]."""
+        numbers = {name: number for number, name in enumerate(columns)}
+        numbers |= {str(number): number for number in range(len(columns))}
+        for row, value in enumerate(values):
+            if str(value) not in numbers:
+                expected = f"expected a choice from 0 to {len(columns) - 1}, or its column"
+                raise value_error(data, row, self.arguments.label_column_name, f"{expected}, got {value!r}")
+        return np.array([numbers[str(value)] for value in values], dtype=np.int64)

@@ -1,205 +1,159 @@
-"""The task qa: the span of a text that answers a question, or that there is none."""
+"""The span of a text that answers a question, or that there is none: SQuAD 1.1 and 2.0."""
 
-import dataclasses
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from bert_fast.checks import check_count, check_flag, check_number
-from bert_fast.data.answers import best_answers, exact_match, f1
-from bert_fast.data.batches import Source
-from bert_fast.data.question_answering import QuestionAnsweringSource
-from bert_fast.models import BertForQuestionAnswering, BertPreTrainedModel
+from bert_fast.data.arguments import check_tokenizer_kind
+from bert_fast.data.examples import Examples
+from bert_fast.data.question_answering import read_questions, split_into_windows
+from bert_fast.models import BertForQuestionAnswering
 from bert_fast.tokenization import Tokenizer
-from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources, source_of_kind
 
-__all__ = ["QaSettings", "QuestionAnsweringTask"]
+__all__ = ["QuestionAnswering", "QuestionAnsweringArguments"]
 
-
-@dataclass(frozen=True)
-class QaSettings(FinetuneSettings):
-    """Questions whose answer is a span of a text, as in SQuAD."""
-
-    summary: ClassVar[str] = "the span of a text that answers a question: JSON as SQuAD has it"
-
-    train: str  # JSON as SQuAD has it, version 1.1 or 2.0, or JSON lines
-    valid: str | None = None  # the same, to judge by
-    valid_share: float | None = None  # without valid: share of train, at random, kept to judge by
-    max_length: int = 384  # tokens of question and window of the context
-    stride: int = 128  # tokens that neighbouring windows share
-    skip_wrong_answers: bool = False  # leave out answers that do not stand in the text; else they are errors
-    max_answer_length: int = 30  # tokens
-    may_abstain: bool | None = None  # there may be no answer; default: if that is so in train or valid
-    null_threshold: float = 0.0  # with may_abstain: no answer must score so much better than the best one
-
-    @property
-    def model_class(self) -> type[BertPreTrainedModel]:
-        """See `TaskSettings.model_class`."""
-        return BertForQuestionAnswering
-
-    def make_task(self, train: Any, valid: Any) -> "QuestionAnsweringTask":
-        """See `TaskSettings.make_task`."""
-        return QuestionAnsweringTask(
-            train,
-            valid,
-            max_answer_length=self.max_answer_length,
-            may_abstain=self.may_abstain,
-            null_threshold=self.null_threshold,
-        )
-
-    def read(
-        self,
-        examples: Any,
-        tokenizer: Tokenizer,
-        *,
-        labels: Sequence[str] | None = None,
-        is_labelled: bool = True,
-        cache_dir: Path | None = None,
-    ) -> QuestionAnsweringSource:
-        """See `TaskSettings.read`; answers are read where they are there."""
-        return QuestionAnsweringSource.read(
-            examples,
-            tokenizer,
-            max_length=self.max_length,
-            stride=self.stride,
-            skip_wrong_answers=self.skip_wrong_answers,
-            cache_dir=cache_dir,
-        )
-
-    def parse_line(self, line: str, number: int) -> dict[str, Any]:
-        """See `TaskSettings.parse_line`: an object; its id, where it has none, is the place of the line, from 0."""
-        return {"id": str(number - 1)} | super().parse_line(line, number)
-
-    def _divisible(self, source: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
-        return source.num_questions, source.take_questions  # a question may be several examples: it stays whole
-
-    def completed(self, task: Task) -> "QaSettings":
-        """See `TaskSettings.completed`: whether there may be no answer."""
-        assert isinstance(task, QuestionAnsweringTask)
-        return dataclasses.replace(self, may_abstain=task.may_abstain)
+_WORST = -1e30  # in place of a score that is no number; two of them added are still one
 
 
-class QuestionAnsweringTask(Task):
-    """The span of a text that answers a question, by a `BertForQuestionAnswering`: SQuAD 1.1 and 2.0.
+@dataclass
+class QuestionAnsweringArguments:
+    """Questions about texts, with answers: JSON as SQuAD has it, or JSON lines or Parquet of its columns."""
 
-    Metrics, from 0 to 1: exact_match and f1, means over questions by the rules of SQuAD's official script
-    (`bert_fast.data.answers`). The best checkpoint is that of the greatest f1.
+    train_file: str | None = field(default=None, metadata={"help": "Questions to learn from."})
+    validation_file: str | None = field(default=None, metadata={"help": "Questions to judge by."})
+    max_seq_length: int = field(default=384, metadata={"help": "Most tokens of question and window of the context."})
+    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows share."})
+    n_best_size: int = field(default=20, metadata={"help": "How many possible answers to a question are listed."})
+    max_answer_length: int = field(default=30, metadata={"help": "Most tokens of an answer."})
+    version_2_with_negative: bool = field(default=False, metadata={"help": "Some questions have no answer."})
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        metadata={"help": "There is no answer if that scores better than the best answer by more than this."},
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_seq_length", 8), ("doc_stride", 0), ("n_best_size", 1), ("max_answer_length", 1)):
+            check_count(name, getattr(self, name), least)
+        check_flag("version_2_with_negative", self.version_2_with_negative)
+        check_number("null_score_diff_threshold", self.null_score_diff_threshold)
+
+
+class QuestionAnswering:
+    """The task of `BertForQuestionAnswering`; an example is a window over the context of a question.
+
+    Metrics, from 0 to 1: exact_match and f1 (of words), means over questions by the rules of SQuAD's scripts. They do
+    not know where words end in text without spaces: an answer in Chinese is one word.
 
     Args:
-        train: see `Task`.
-        valid: likewise.
-        max_answer_length: most tokens of an answer.
-        n_best: how many answers to a question are written beside the best one.
-        null_threshold: where there may be no answer, "" is said if that scores better than the best answer by more
-            than this.
-        may_abstain: whether there may be no answer at all; None: whether a question of `train` or `valid` has none.
-
-    Raises:
-        TypeError, ValueError: an argument of another kind; max_answer_length or n_best is below 1.
+        arguments: see `QuestionAnsweringArguments`.
+        tokenizer: as the model's.
+        labels: not used: answers are texts. All tasks have this argument.
     """
 
-    name = "qa"
-    metric = "f1"
-    higher_is_better = True
+    Arguments = QuestionAnsweringArguments
+    model_class = BertForQuestionAnswering
+    metric_for_best_model = "f1"
+    greater_is_better = True
 
     def __init__(
-        self,
-        train: QuestionAnsweringSource | None = None,
-        valid: QuestionAnsweringSource | None = None,
-        *,
-        max_answer_length: int = 30,
-        n_best: int = 20,
-        null_threshold: float = 0.0,
-        may_abstain: bool | None = None,
+        self, arguments: QuestionAnsweringArguments, tokenizer: Tokenizer, labels: list[str] | None = None
     ) -> None:
-        check_sources(QuestionAnsweringSource, train=train, valid=valid)
-        self.train, self.valid = train, valid
-        self.max_answer_length = check_count("max_answer_length", max_answer_length, 1)
-        self.n_best = check_count("n_best", n_best, 1)
-        is_infinite = isinstance(null_threshold, float) and math.isinf(null_threshold)
-        self.null_threshold = null_threshold if is_infinite else check_number("null_threshold", null_threshold)
-        if may_abstain is not None:
-            check_flag("may_abstain", may_abstain)
-        if may_abstain is None:
-            may_abstain = any(source.has_unanswerable for source in (train, valid) if source is not None)
-        self.may_abstain = may_abstain
+        check_tokenizer_kind(tokenizer)
+        self.arguments, self.tokenizer = arguments, tokenizer
 
-    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
-        """See `Task.label_counts`: windows whose answer is known; the loss leaves out the others."""
-        if "start_positions" not in batch:
-            return {}
-        return {"loss": int((batch["start_positions"] < torch.diff(batch["cu_seqlens"])).sum())}
-
-    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `Task.predict`: start and end (fp32 [T]), the scores of every token to be an answer's first and last."""
-        output = model(**batch)
-        scores = {"start": output.start_logits.float(), "end": output.end_logits.float()}
-        return {} if output.loss is None else {"loss": output.loss}, scores
-
-    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
-        """See `Task.score`.
+    def read(self, data: Any, is_labelled: bool = True) -> Examples:
+        """Returns the windows of questions: see `split_into_windows`.
 
         Raises:
-            ValueError: the questions have no answers.
+            OSError, SourceError, TypeError: see `read_questions`; a question has no answer, and version_2_with_negative
+                is False.
         """
-        right = source_of_kind(QuestionAnsweringSource, source).questions.answers
-        if right is None:
-            raise ValueError("source: expected questions with answers, got none")
-        pairs = list(zip(self.answers(source, predictions).values(), right, strict=True))
-        return {
-            "exact_match": sum(exact_match(answer, texts) for answer, texts in pairs) / len(pairs),
-            "f1": sum(f1(answer, texts) for answer, texts in pairs) / len(pairs),
-        }
+        options = self.arguments
+        questions = read_questions(data, is_labelled, options.version_2_with_negative)
+        return split_into_windows(questions, self.tokenizer, options.max_seq_length, options.doc_stride)
 
-    def answers(self, source: Source, predictions: Predictions) -> dict[str, str]:
-        """The answer to every question, by its id; "" where the model says that there is none."""
-        return {row["id"]: row["answer"] for row in self.rows(source, predictions)}
+    def config(self) -> dict[str, Any]:
+        """Returns {}: examples decide nothing of the model."""
+        return {}
 
-    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
-        """What the model says, question by question.
+    def metrics(self, examples: Examples, predictions: Any, label_ids: Any = None) -> dict[str, float]:
+        """Returns the metrics of predictions, see `rows`; the right answers are those of the examples, not `label_ids`.
+
+        Raises ImportError without torchmetrics.
+        """
+        try:
+            from torchmetrics.functional.text import squad
+        except ImportError as error:
+            raise ImportError(f"metrics need torchmetrics: pip install bert_fast[train] ({error})") from None
+        answers = {question["id"]: question["answers"]["text"] for question in examples.rows}
+        said = [{"id": row["id"], "prediction_text": row["answer"]} for row in self.rows(examples, predictions)]
+        # torchmetrics wants a right answer: where there is none, it is "".
+        right = [{"id": row["id"], "answers": {"text": answers[row["id"]] or [""]}} for row in said]
+        return {name: float(value) / 100 for name, value in squad(said, right).items()}
+
+    def rows(self, examples: Examples, predictions: Any) -> Iterator[dict[str, Any]]:
+        """Yields what the model says about each question, in the order of `examples.rows`.
+
+        Args:
+            examples: windows, in any order.
+            predictions: start_logits and end_logits (float [T]), T all tokens of all windows. Scores that are NaN or
+                infinite count as the worst.
 
         Yields:
             id, question; answer ("": there is none), and its probability among the candidates; candidates, best first:
             mappings of text, start (its first character in the context, -1 for no answer), score and probability.
         """
-        source = source_of_kind(QuestionAnsweringSource, source)
-        start, end = predictions.tokens("start")[0], predictions.tokens("end")[0]
-        candidates = best_answers(
-            source, start, end, count=self.n_best, max_length=self.max_answer_length, with_none=self.may_abstain
-        )
-        for identifier, question, found in zip(source.questions.ids, source.questions.texts, candidates, strict=True):
-            best = next((one for one in found if one.start >= 0), found[0])
-            none = next((one for one in found if one.start < 0), best)
-            chosen = none if none.score - best.score > self.null_threshold else best
-            yield {
-                "id": identifier,
-                "question": question,
-                "answer": chosen.text,
-                "probability": chosen.probability,
-                "candidates": [one._asdict() for one in found],
-            }
+        bounds, characters = examples.sequences.boundaries, examples.details["characters"]
+        start, end = (np.nan_to_num(np.asarray(one, np.float32), True, _WORST, _WORST, _WORST) for one in predictions)
+        if not len(start) == len(end) == len(characters):
+            raise ValueError(f"predictions: expected scores of {len(characters)} tokens, got {len(start)}, {len(end)}")
+        by_question = np.argsort(examples.row_of, kind="stable")
+        for windows in np.split(by_question, np.flatnonzero(np.diff(examples.row_of[by_question])) + 1):
+            question = examples.rows[examples.row_of[windows[0]]]
+            scores: dict[tuple[int, int], float] = {}
+            for window in windows:
+                tokens = bounds[window] + np.flatnonzero(characters[bounds[window] : bounds[window + 1], 0] >= 0)
+                for first, last, score in self._best_spans(start[tokens], end[tokens]):
+                    place = int(characters[tokens[first], 0]), int(characters[tokens[last], 1])
+                    scores[place] = max(score, scores.get(place, score))  # windows may share a span
+            # [CLS] as start and end, the least of all windows: each of them has to look as if there was no answer.
+            none = float((start[bounds[windows]] + end[bounds[windows]]).min())
+            candidates = self._candidates(question["context"], scores, none)
+            best = next((one for one in candidates if one["text"]), candidates[0])
+            chosen = next((one for one in candidates if not one["text"]), best)
+            if chosen["score"] - best["score"] <= self.arguments.null_score_diff_threshold:
+                chosen = best
+            said = {"answer": chosen["text"], "probability": chosen["probability"], "candidates": candidates}
+            yield {"id": question["id"], "question": question["question"]} | said
 
-    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
-        """Writes path.json, {id: answer} as SQuAD's scripts read it, and path.nbest.json, {id: candidates}."""
-        rows = list(self.rows(source, predictions))
-        files = {
-            path.with_name(f"{path.name}.json"): {row["id"]: row["answer"] for row in rows},
-            path.with_name(f"{path.name}.nbest.json"): {row["id"]: row["candidates"] for row in rows},
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        return list(files)
+    def _best_spans(self, start: np.ndarray, end: np.ndarray) -> Iterator[tuple[int, int, float]]:
+        """First token, last token and score of a window's n_best_size best spans; of equal ones the first."""
+        width = min(self.arguments.max_answer_length, len(start))
+        if not width:
+            return
+        reach = np.concatenate([end, np.full(width - 1, -np.inf, np.float32)])
+        scores = (start[:, None] + np.lib.stride_tricks.sliding_window_view(reach, width)).ravel()
+        count = min(self.arguments.n_best_size, len(scores))
+        places = np.flatnonzero((scores >= np.partition(scores, -count)[-count]) & (scores > -np.inf))
+        for place in places[np.argsort(-scores[places], kind="stable")][:count].tolist():
+            first, more = divmod(place, width)
+            yield first, first + more, float(scores[place])
 
-    def describe(self, source: Source, index: int) -> str:
-        """See `Task.describe`."""
-        return source_of_kind(QuestionAnsweringSource, source).decode(index)
+    def _candidates(self, context: str, scores: dict[tuple[int, int], float], none: float) -> list[dict[str, Any]]:
+        """Answers, best first, with their share of the softmax over scores; no text twice, and at least one answer."""
+        best = sorted(scores.items(), key=lambda one: (-one[1], one[0]))[: self.arguments.n_best_size]
+        found: dict[str, dict[str, Any]] = {}
+        for (start, stop), score in best:
+            text = context[start:stop].lstrip()  # a Unigram token may take the space in front of it along
+            if text:
+                found.setdefault(text.rstrip(), {"text": text.rstrip(), "start": stop - len(text), "score": score})
+        if self.arguments.version_2_with_negative or not found:
+            found[""] = {"text": "", "start": -1, "score": none}
+        logits = np.array([answer["score"] for answer in found.values()])
+        weights = np.exp(logits - logits.max())
+        for answer, share in zip(found.values(), weights / weights.sum(), strict=True):
+            answer["probability"] = float(share)
+        return sorted(found.values(), key=lambda answer: -answer["score"])

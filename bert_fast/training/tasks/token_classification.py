@@ -1,211 +1,186 @@
-"""The task ner: a label for every word, such as named entities or parts of speech."""
+"""A label for every word, such as named entities or parts of speech: the first token of a word carries its label.
+
+words     Johnson       lives  in  U+200B  Oslo     (a space of width 0, of which no token is left)
+labels    B-PER         O      O   O       B-LOC
+tokens    [CLS]  john   ##son  lives  in   oslo   [SEP]
+labels    -100   B-PER  -100   O      O    B-LOC  -100
+"""
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
-from bert_fast.data.batches import Source
-from bert_fast.data.token_classification import TokenClassificationSource
-from bert_fast.models import BertForTokenClassification, BertPreTrainedModel
+from bert_fast.checks import check_count
+from bert_fast.data.conll import read_conll
+from bert_fast.data.examples import Examples
+from bert_fast.data.files import column_values, read_rows, value_error
+from bert_fast.data.records import JSON_LINES, ending_of
+from bert_fast.data.sequences import Sequences
+from bert_fast.errors import SourceError
+from bert_fast.models import BertForTokenClassification
 from bert_fast.tokenization import Tokenizer
-from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.task import Predictions, Task
-from bert_fast.training.tasks.base import FinetuneSettings, check_sources, label_names, source_of_kind
 
-__all__ = ["NerSettings", "TokenClassificationTask"]
+__all__ = ["TokenClassification", "TokenClassificationArguments"]
 
-_BREAKS = str.maketrans("\t\n\r", "   ")  # within words and labels of rows; columns have no quoting
+_IGNORED = -100
 _ENTITY_LABEL = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class NerSettings(FinetuneSettings):
-    """Words in columns, each with a tag (B-PER, I-PER, O)."""
+@dataclass
+class TokenClassificationArguments:
+    """Words that each have a label: CoNLL columns, or JSON lines or Parquet with lists of words and labels."""
 
-    summary: ClassVar[str] = "a tag for every word, such as names of persons and places: CoNLL columns"
+    train_file: str | None = field(default=None, metadata={"help": "Examples to learn from."})
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to judge by."})
+    text_column_name: str = field(default="tokens", metadata={"help": "Column of the lists of words."})
+    label_column_name: str = field(default="ner_tags", metadata={"help": "Column of the lists of labels."})
+    word_column: int = field(default=0, metadata={"help": "CoNLL column of the words, from 0."})
+    label_column: int = field(default=-1, metadata={"help": "CoNLL column of the labels; -1 is the last."})
+    max_seq_length: int = field(
+        default=256, metadata={"help": "Most tokens; longer sentences become several examples."}
+    )
 
-    train: str  # CoNLL columns
-    valid: str | None = None  # the same, to judge by
-    word_column: int = 0  # from 0
-    label_column: int | None = -1  # from 0; -1 is the last
-    labels: tuple[str, ...] | None = None  # all tags, in the order of their numbers; default: those in train
-    max_length: int = 256  # tokens; longer sentences become several examples
-    truncate: bool = False  # longer sentences lose their end instead
-
-    @property
-    def model_class(self) -> type[BertPreTrainedModel]:
-        """See `TaskSettings.model_class`."""
-        return BertForTokenClassification
-
-    def make_task(self, train: Any, valid: Any) -> "TokenClassificationTask":
-        """See `TaskSettings.make_task`."""
-        return TokenClassificationTask(train, valid)
-
-    def read(
-        self,
-        examples: Any,
-        tokenizer: Tokenizer,
-        *,
-        labels: Sequence[str] | None = None,
-        is_labelled: bool = True,
-        cache_dir: Path | None = None,
-    ) -> TokenClassificationSource:
-        """See `TaskSettings.read`; tokens are made anew every time."""
-        columns: dict[str, Any] = {}
-        if isinstance(examples, str | os.PathLike):
-            columns = {"word_column": self.word_column, "label_column": self.label_column if is_labelled else None}
-        elif not is_labelled:
-            columns = {"label_column": None}
-        return TokenClassificationSource.read(
-            examples,
-            tokenizer,
-            labels=self.labels if labels is None else labels,
-            max_length=self.max_length,
-            truncate=self.truncate,
-            **columns,
-        )
-
-    def parse_line(self, line: str, number: int) -> dict[str, Any]:
-        """See `TaskSettings.parse_line`: words with spaces between them."""
-        return {"tokens": line.split()}
-
-    def label_names(self, id2label: Mapping[int, str], file: Path) -> list[str] | None:
-        """See `TaskSettings.label_names`."""
-        return label_names(id2label, self.labels, file)
+    def __post_init__(self) -> None:
+        check_count("max_seq_length", self.max_seq_length, 3)  # two are special
 
 
-class TokenClassificationTask(Task):
-    """A label for every word, by a `BertForTokenClassification`: named entities, parts of speech.
+class TokenClassification:
+    """The task of `BertForTokenClassification`.
 
     Metrics: accuracy, the share of words with the right label. Where all labels are O, B-x, I-x (or E-x, S-x), also
-    precision, recall and f1 of whole entities, as the script conlleval of CoNLL-2000 counts them: one is right if its
-    first word, its last word and its type are (Tjong Kim Sang and De Meulder 2003, arXiv:cs/0306050). The best
-    checkpoint is then that of the greatest f1, otherwise the most accurate one.
-
-    All words count, also those that a model never saw: those of which tokenization leaves nothing, and those cut off.
+    precision, recall and f1 of whole entities by seqeval: one is right if its first word, its last word and its type
+    are. All words count: one of which no token is left has the answer "O".
 
     Args:
-        train: see `Task`.
-        valid: likewise; its label names must be those of `train`.
-
-    Raises:
-        ValueError: the two do not have the same label names.
+        arguments: files and columns.
+        tokenizer: as the model's.
+        labels: in the order of a model's outputs; None: those of the first labelled data that is read, "O" first.
     """
 
-    name = "ner"
-    metric = "f1"
-    higher_is_better = True
+    Arguments = TokenClassificationArguments
+    model_class = BertForTokenClassification
+    greater_is_better = True
 
     def __init__(
-        self, train: TokenClassificationSource | None = None, valid: TokenClassificationSource | None = None
+        self, arguments: TokenClassificationArguments, tokenizer: Tokenizer, labels: list[str] | None = None
     ) -> None:
-        check_sources(TokenClassificationSource, train=train, valid=valid)
-        self.train, self.valid = train, valid
-        self._label_names = [source.label_names for source in (train, valid) if source is not None]
-        if self._label_names and self._label_names[0] != self._label_names[-1]:
-            raise ValueError(f"valid: expected the labels of train, {self._label_names[0]}, got {self._label_names[1]}")
-        if self._label_names and not _are_of_entities(self._label_names[0]):
-            self.metric = "accuracy"
+        self.arguments, self.tokenizer, self.labels = arguments, tokenizer, labels
 
-    def model_config(self) -> dict[str, Any]:
-        """The entries of a `BertConfig` that the task decides: the names of the labels.
+    @property
+    def metric_for_best_model(self) -> str:
+        """f1 of entities, accuracy of other labels."""
+        return "f1" if all(map(_ENTITY_LABEL.fullmatch, self.labels or [])) else "accuracy"
 
-        Raises:
-            ValueError: there are no examples that would name them.
-        """
-        if not self._label_names:
-            raise ValueError("train: expected labelled examples, got none")
-        return {"id2label": dict(enumerate(self._label_names[0]))}
+    def read(self, data: Any, is_labelled: bool = True) -> Examples:
+        """Returns the examples of a file, a `datasets.Dataset` or a list of mappings.
 
-    def label_counts(self, batch: PackedBatch) -> dict[str, int]:
-        """See `Task.label_counts`: labelled words."""
-        return {"loss": int((batch["labels"] >= 0).sum())} if "labels" in batch else {}
-
-    def predict(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `Task.predict`: labels (int64 [T]), the most probable one of every token."""
-        output = model(**batch)
-        return {} if output.loss is None else {"loss": output.loss}, {"labels": output.logits.argmax(dim=-1)}
-
-    def score(self, source: Source, predictions: Predictions) -> dict[str, float]:
-        """See `Task.score`; entities are found by seqeval.
+        A sentence of more than max_seq_length tokens becomes several examples, divided between words. Of a word that is
+        longer by itself only the first tokens are kept.
 
         Raises:
-            ImportError: seqeval is not installed.
-            ValueError: the examples have no labels.
+            OSError, SourceError: see `read_conll` and `read_rows`; words or labels are no lists of strings, or a label
+                is not among `labels`. The message names file and line.
         """
-        source = source_of_kind(TokenClassificationSource, source)
-        gold, found = source.true_word_labels(), _word_labels(source, predictions)
-        if gold is None:
-            raise ValueError("source: expected examples with labels, got none")
-        metrics = {"accuracy": float((gold == found).mean()) if len(gold) else 0.0}
-        if not _are_of_entities(source.label_names):
+        rows, form = self._rows(data, is_labelled), self.tokenizer.form
+        room = self.arguments.max_seq_length - form.num_special(False)
+        words = [*chain.from_iterable(row["tokens"] for row in rows)]
+        tokens = self.tokenizer.encode_ragged(words, add_special_tokens=False)
+        ends = tokens.cu_seqlens
+        row_of, starts = _divide(np.diff(ends).tolist(), [len(row["tokens"]) for row in rows], room)
+        stops = np.append(starts[1:], len(words))
+        lengths = np.minimum(ends[stops] - ends[starts], room)
+        joined = form.join(tokens.ids, ends[starts][:, None], lengths[:, None], dtype=np.int32)
+        shifts = np.repeat(joined.boundaries[:-1] + 1 - ends[starts], stops - starts)  # of tokens to their new place
+        has_token = np.diff(ends) > 0
+        word_of = np.full(len(joined.ids), -1)  # the word of which a token is the first
+        word_of[(ends[:-1] + shifts)[has_token]] = np.flatnonzero(has_token)
+        labels = {"labels": np.append(self._numbers(data, rows), _IGNORED)[word_of]} if is_labelled else {}
+        sequences, details = Sequences.of(joined), {"word_of": word_of}
+        return Examples(sequences, labels, 1, rows, row_of, details, per_token=("labels", "word_of"))
+
+    def config(self) -> dict[str, Any]:
+        """Returns what the labels decide of a model's configuration."""
+        return {"id2label": dict(enumerate(self.labels or []))}
+
+    def metrics(self, examples: Examples, predictions: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of logits [T, C], those of all tokens. Raises ImportError without seqeval."""
+        try:
+            from seqeval.metrics.sequence_labeling import accuracy_score, precision_recall_fscore_support
+        except ImportError as error:
+            raise ImportError(f"metrics of words need seqeval: pip install bert_fast[train] ({error})") from None
+        pairs = [(row["gold"], row["labels"]) for row in self.rows(examples, predictions)]
+        gold, found = map(list, zip(*pairs, strict=True))
+        metrics = {"accuracy": float(accuracy_score(gold, found))}
+        if self.metric_for_best_model == "accuracy":
             return metrics
-        return _entity_metrics(_by_sentence(source, gold), _by_sentence(source, found)) | metrics
+        precision, recall, f1, _ = precision_recall_fscore_support(gold, found, average="micro", zero_division=0)
+        return metrics | {"precision": float(precision), "recall": float(recall), "f1": float(f1)}
 
-    def rows(self, source: Source, predictions: Predictions) -> Iterator[dict[str, Any]]:
-        """What the model says, sentence by sentence.
+    def rows(self, examples: Examples, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Yields tokens (words), labels (the model's) and gold (where they are known) of every sentence."""
+        names, word_of = self.labels or [], examples.details["word_of"]
+        ends = np.cumsum([0, *(len(row["tokens"]) for row in examples.rows)])
+        answers = np.full(ends[-1], names.index("O") if "O" in names else 0)
+        answers[word_of[word_of >= 0]] = predictions.argmax(axis=-1)[word_of >= 0]
+        for index in np.unique(examples.row_of).tolist():
+            row = examples.rows[index]
+            labels = [names[answer] for answer in answers[ends[index] : ends[index + 1]].tolist()]
+            yield {"tokens": row["tokens"], "labels": labels} | ({"gold": row["labels"]} if examples.labels else {})
 
-        Yields:
-            words, labels (its answers), gold (the right ones, where they are known): a list of strings each.
-        """
-        source = source_of_kind(TokenClassificationSource, source)
-        words, ends = source.sentences.words, source.sentences.boundaries.tolist()
-        gold, found = source.true_word_labels(), _by_sentence(source, _word_labels(source, predictions))
-        right = None if gold is None else _by_sentence(source, gold)
-        for index, (start, stop) in enumerate(pairwise(ends)):
-            row = {"words": words[start:stop], "labels": found[index]}
-            yield row if right is None else row | {"gold": right[index]}
+    def _rows(self, data: Any, is_labelled: bool) -> list[dict[str, list[Any]]]:
+        """Tokens, labels where there are any, and lines of a CoNLL file, sentence by sentence."""
+        if isinstance(data, str | os.PathLike) and ending_of(os.fspath(data)) not in (*JSON_LINES, ".parquet"):
+            label_column = self.arguments.label_column if is_labelled else None
+            return read_conll(data, word_column=self.arguments.word_column, label_column=label_column)
+        names = [self.arguments.text_column_name, *([self.arguments.label_column_name] if is_labelled else [])]
+        found = read_rows(data, names)
+        lists = [column_values(found, name) for name in names]
+        for name, values in zip(names, lists, strict=True):
+            for row, value in enumerate(values):
+                if not (isinstance(value, list) and len(value) == len(lists[0][row]) and {*map(type, value)} <= {str}):
+                    problem = f"expected a list of strings, one for each word, got {reprlib.repr(value)}"
+                    raise value_error(data, row, name, problem)
+        return [dict(zip(("tokens", "labels"), row, strict=False)) for row in zip(*lists, strict=True)]
 
-    def conll(self, source: Source, predictions: Predictions) -> Iterator[str]:
-        """`rows` in CoNLL columns, separated by tabs: word, right label where it is known, the model's label.
-
-        Yields:
-            lines without their ends, an empty one behind every sentence.
-        """
-        for row in self.rows(source, predictions):
-            columns = [row[name] for name in ("words", "gold", "labels") if name in row]
-            for texts in zip(*columns, strict=True):
-                yield "\t".join(text.translate(_BREAKS) for text in texts)
-            yield ""
-
-    def write_predictions(self, path: Path, source: Source, predictions: Predictions) -> list[Path]:
-        """Writes `conll` as path.conll."""
-        file = path.with_name(f"{path.name}.conll")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "w", encoding="utf-8", newline="\n") as opened:
-            opened.writelines(f"{line}\n" for line in self.conll(source, predictions))
-        return [file]
-
-    def describe(self, source: Source, index: int) -> str:
-        """See `Task.describe`."""
-        return source_of_kind(TokenClassificationSource, source).decode(index)
-
-
-def _are_of_entities(names: list[str]) -> bool:
-    return all(_ENTITY_LABEL.fullmatch(name) for name in names)
-
-
-def _word_labels(source: TokenClassificationSource, predictions: Predictions) -> np.ndarray:
-    return source.word_labels(predictions.tokens("labels")[0])
+    def _numbers(self, data: Any, rows: list[dict[str, list[Any]]]) -> np.ndarray:
+        """The number of every word's label: int64 [W]."""
+        labels = [*chain.from_iterable(row["labels"] for row in rows)]
+        if self.labels is None:
+            self.labels = sorted(set(labels), key=lambda name: (name != "O", re.sub("^.-", "", name), name))
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        if unknown := set(labels) - numbers.keys():
+            row, label = next(
+                (row, label) for row, one in enumerate(rows) for label in one["labels"] if label in unknown
+            )
+            problem = f"expected one of {', '.join(map(repr, self.labels))}, got {label!r}"
+            if "lines" not in rows[row]:
+                raise value_error(data, row, self.arguments.label_column_name, problem)
+            line = rows[row]["lines"][rows[row]["labels"].index(label)]
+            raise SourceError(f"{os.fspath(data)}: line {line}: {problem}")
+        return np.array([numbers[label] for label in labels], dtype=np.int64)
 
 
-def _by_sentence(source: TokenClassificationSource, labels: np.ndarray) -> list[list[str]]:
-    names, ends = [source.label_names[label] for label in labels.tolist()], source.sentences.boundaries.tolist()
-    return [names[start:stop] for start, stop in pairwise(ends)]
+def _divide(sizes: list[int], counts: list[int], room: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sentence of every example, and the number of its first word: int64 [n] each.
 
-
-def _entity_metrics(gold: list[list[str]], found: list[list[str]]) -> dict[str, float]:
-    try:
-        from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-    except ImportError as error:
-        raise ImportError(f"metrics of entities need seqeval: pip install bert_fast[train] ({error})") from None
-    names = ("precision", "recall", "f1")
-    values = precision_recall_fscore_support(gold, found, average="micro", zero_division=0)
-    return {name: float(value) for name, value in zip(names, values, strict=False)}
+    sizes: tokens of every word. counts: words of every sentence. room: most tokens of an example; a word that has more
+    stands alone.
+    """
+    row_of, starts = list[int](), list[int]()
+    for row, (first, end) in enumerate(pairwise([0, *np.cumsum(counts).tolist()])):
+        row_of.append(row)
+        starts.append(first)
+        used = 0
+        for word in range(first, end):
+            if used + sizes[word] > room and word > starts[-1]:
+                row_of.append(row)
+                starts.append(word)
+                used = 0
+            used += sizes[word]
+    return np.array(row_of), np.array(starts)

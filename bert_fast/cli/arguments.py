@@ -1,0 +1,158 @@
+"""Flags of `finetune`, `pretrain` and `predict`: those of transformers, of the task and of the model."""
+
+import argparse
+import dataclasses
+import difflib
+import reprlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import HfArgumentParser
+
+from bert_fast import tokenization
+from bert_fast.errors import SourceError
+from bert_fast.terminal import printable
+from bert_fast.tokenization import Tokenizer
+
+__all__ = ["ModelArguments", "check_fit", "make_parser", "parsed"]
+
+# Of transformers' hundred flags, those that most runs set; --help shows no others.
+_USUAL = {
+    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
+    "learning_rate", "weight_decay", "warmup_steps", "lr_scheduler_type", "bf16", "fp16", "seed", "logging_steps",
+    "eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end",
+    "report_to", "dataloader_num_workers",
+}  # fmt: skip
+# How --help names a flag's value, by the function that reads it.
+_METAVARS = {"int": "N", "float": "X", "string_to_bool": "BOOL"}
+_MOST_CHOICES = 4  # that --help lists; errors list all
+
+
+@dataclass
+class ModelArguments:
+    """The model to start from, and its tokenizer."""
+
+    model_name_or_path: str = field(
+        metadata={
+            "help": "Folder of a model; to pretrain also a config.json, or tiny, mini, small, medium, base, large."
+        }
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder, tokenizer.json or vocab.txt; default: beside the model."}
+    )
+    cased: bool = field(default=False, metadata={"help": "With a vocab.txt: keep case and accents."})
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that is named, or that lies beside the model.
+
+        Raises: ValueError, FileNotFoundError: there is none, or it is damaged.
+        """
+        place = self.tokenizer_name
+        if place is None:
+            if not Path(self.model_name_or_path).is_dir():
+                raise ValueError(f"tokenizer_name: expected one, as none lies beside {self.model_name_or_path}")
+            place = self.model_name_or_path
+        is_vocabulary = Path(place).suffix == ".txt"
+        if self.cased and not is_vocabulary:
+            raise ValueError(f"cased: goes with a vocab.txt; {place} knows what it is")
+        return tokenization.load_tokenizer(place, **({"do_lower_case": not self.cased} if is_vocabulary else {}))
+
+
+def make_parser(
+    command: str, description: str, classes: Sequence[type], hidden: Collection[str] = ()
+) -> HfArgumentParser:
+    """A parser of dataclasses, with --config.
+
+    --help shows one spelling of each flag, and neither `hidden` flags nor most of transformers'.
+    """
+    parser = HfArgumentParser(
+        classes, prog=f"bert-fast {command}", description=description.split("\n\n")[0], allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36),
+    )  # fmt: skip
+    theirs = {one.name for one in dataclasses.fields(transformers.TrainingArguments)}
+    for action in parser._actions:
+        is_negation = isinstance(action, argparse._StoreFalseAction)
+        if action.dest in hidden or action.dest in theirs - _USUAL or is_negation:
+            action.help = argparse.SUPPRESS
+        elif action.dest in theirs:
+            action.help = str(action.help).split(". ")[0].rstrip(".")
+        if action.help == argparse.SUPPRESS or action.nargs == 0:
+            continue
+        if action.default not in (None, False):
+            action.help = f"{action.help} [%(default)s]"
+        action.option_strings = action.option_strings[:1]
+        if action.choices is None or len(list(action.choices)) > _MOST_CHOICES:
+            action.metavar = _METAVARS.get(getattr(action.type, "__name__", ""), "NAME")
+    parser.usage = "%(prog)s [--config FILE] [--flag value ...]"
+    parser.epilog = "All other flags of transformers.TrainingArguments are taken, too."
+    parser.add_argument("--config", metavar="FILE", help="flags in YAML, name: value; those of the command line win")
+    return parser
+
+
+def parsed(parser: HfArgumentParser, argv: Sequence[str]) -> tuple[Any, ...]:
+    """The dataclasses that the command line, and the file after --config, make.
+
+    Raises:
+        SourceError: the file cannot be read, names an unknown flag or has a value that the flag cannot take.
+        ValueError: as of the dataclasses.
+        SystemExit: as of every parser.
+    """
+    config = argparse.ArgumentParser(parser.prog, usage=parser.usage, add_help=False, allow_abbrev=False)
+    config.add_argument("--config")
+    known, rest = config.parse_known_args(list(argv))
+    if known.config is not None:
+        rest = [*_flags_of(known.config, parser), *rest]
+    unknown = parser.parse_known_args(rest)[1]
+    if unknown:
+        near = _near(unknown[0].lstrip("-").partition("=")[0].replace("-", "_"), parser)
+        parser.error(printable(f"unrecognized arguments: {' '.join(unknown)}{near}"))
+    made: tuple[Any, ...] = parser.parse_args_into_dataclasses(rest, look_for_args_file=False)
+    return made[: len(parser.dataclass_types)]
+
+
+def _flags_of(file: str, parser: HfArgumentParser) -> list[str]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(file).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise SourceError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SourceError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise SourceError(f"{file}: expected lines of the form name: value, got {type(values).__name__}")
+    flags, actions = [], _actions(parser)
+    for name, value in values.items():
+        if name not in actions:
+            raise SourceError(f"{file}: {name}: no such flag{_near(name, parser)}")
+        several = value if isinstance(value, list) and actions[name].nargs == "+" else [value]
+        if not several or not all(isinstance(one, str | int | float | None) for one in several):
+            raise SourceError(f"{file}: {name}: expected one value, got {reprlib.repr(value)}")
+        if value is not None:
+            flags += [f"--{name}={value}"] if value is several[0] else [f"--{name}", *map(str, several)]
+    return flags
+
+
+def _near(name: str, parser: HfArgumentParser) -> str:
+    near = difflib.get_close_matches(name, _actions(parser), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _actions(parser: HfArgumentParser) -> dict[str, argparse.Action]:
+    return {action.dest: action for action in reversed(parser._actions) if action.dest not in ("help", "config")}
+
+
+def check_fit(config: Any, tokenizer: Tokenizer, max_seq_length: int) -> None:
+    """Raises ValueError where a model has fewer words or positions than are needed."""
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"tokenizer_name: expected at most the model's {config.vocab_size} tokens, got {len(tokenizer)}"
+        )
+    if max_seq_length > config.max_position_embeddings:
+        raise ValueError(
+            f"max_seq_length: expected at most the model's {config.max_position_embeddings} positions, got "
+            f"{max_seq_length}"
+        )
