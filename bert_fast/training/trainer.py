@@ -90,7 +90,7 @@ class Trainer(transformers.Trainer):
         if args.device.type == "cpu":
             bound_kernel_cache()
         super().__init__(model, args, data_collator or PackedCollator(), **options)
-        self.model_accepts_loss_kwargs = True  # losses come weighted: nobody divides them by the batches of a step
+        self.model_accepts_loss_kwargs = True  # losses are weighted: transformers must not divide them by the batches of a step
         self._clips_in_step = False
         self._replayed: Replayed | None = None
         self._batches: Batches | None = None
