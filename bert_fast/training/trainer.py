@@ -160,7 +160,7 @@ class Trainer(transformers.Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Tensor | None]:
+    ) -> tuple[list[Any], Tensor | int | None]:
         """The batches of a step in this process, each with its share of the step's labels."""
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         counts = []
@@ -177,7 +177,7 @@ class Trainer(transformers.Trainer):
         scales = dict(zip(counts[0], scales.tolist() if scales.device.type == "cpu" else scales, strict=True))
         for batch, one in zip(batches, counts, strict=True):
             batch[_WEIGHTS] = {part: count * scales[part] for part, count in one.items()}
-        return batches, torch.ones((), device=device)
+        return batches, 1  # not None: losses are weighted already
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         if isinstance(inputs, PackedBatch):
