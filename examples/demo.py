@@ -46,7 +46,7 @@ MAX_LENGTH = 256  # tokens of a passage, more are cut off; what the publisher of
 # What is sought hardly shares a word with the passages that answer.
 QUESTIONS = (
     "How do I write an anonymous function?",
-    "How is memory freed for objects nobody uses?",
+    "How is the memory of unused objects freed?",
     "What happens when I divide by zero?",
     "How do I make a class callable like a function?",
 )

@@ -62,7 +62,7 @@ def examples_digest(source: Source) -> str:
     Of `Features`, whose collator may draw random numbers, of the lengths alone.
     """
     lengths = source.lengths(0)
-    if isinstance(source, Features):
+    if isinstance(source, Features) or not len(lengths):
         return data_digest(lengths)
     indices = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLE)).astype(np.int64))
     batch = source.batch(0, indices)

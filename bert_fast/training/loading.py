@@ -120,7 +120,7 @@ class _Made(Dataset[Any]):
 
 @contextlib.contextmanager
 def _chance(seed: int) -> Iterator[None]:
-    """What a collator draws in here follows from the seed, in any process, and nobody else notices."""
+    """Seeds PyTorch's, Python's and NumPy's generators, and restores their states at the end."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)

@@ -90,8 +90,11 @@ class Trainer(transformers.Trainer):
         if args.device.type == "cpu":
             bound_kernel_cache()
         super().__init__(model, args, data_collator or PackedCollator(), **options)
-        self.model_accepts_loss_kwargs = True  # losses come weighted: nobody divides them by the batches of a step
+        self.model_accepts_loss_kwargs = (
+            True  # or transformers would divide the weighted losses by the batches of a step
+        )
         self._clips_in_step = False
+        self._run: dict[str, Any] = {}
         self._replayed: Replayed | None = None
         self._batches: Batches | None = None
         self._features: dict[int, Features] = {}  # by the id of the data set that each holds
@@ -157,7 +160,7 @@ class Trainer(transformers.Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Tensor | None]:
+    ) -> tuple[list[Any], Tensor | int | None]:
         """The batches of a step in this process, each with its share of the step's labels."""
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         counts = []
@@ -174,7 +177,7 @@ class Trainer(transformers.Trainer):
         scales = dict(zip(counts[0], scales.tolist() if scales.device.type == "cpu" else scales, strict=True))
         for batch, one in zip(batches, counts, strict=True):
             batch[_WEIGHTS] = {part: count * scales[part] for part, count in one.items()}
-        return batches, torch.ones((), device=device)
+        return batches, 1  # not None: losses are weighted already
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         if isinstance(inputs, PackedBatch):
@@ -347,8 +350,9 @@ class Trainer(transformers.Trainer):
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise CheckpointError(f"{self.args.output_dir}: expected a checkpoint to go on from, got none")
+        self._run = self._describe_run()
         if resume_from_checkpoint:
-            check_checkpoint(Path(resume_from_checkpoint), self._run(), self.is_fsdp_enabled)
+            check_checkpoint(Path(resume_from_checkpoint), self._run, self.is_fsdp_enabled)
         self._replayed = None
         try:
             return super().train(resume_from_checkpoint, *rest, **options)
@@ -360,7 +364,7 @@ class Trainer(transformers.Trainer):
             torch.manual_seed(self.args.seed + self.args.process_index)
         return super()._inner_training_loop(*positional, **named)
 
-    def _run(self) -> dict[str, Any]:
+    def _describe_run(self) -> dict[str, Any]:
         """What decides the bits of a run beside its model: another one must not go on from its checkpoints."""
         args, source = self.args, self._source(self.train_dataset, "Training")
         labels = getattr(self.model.config, "id2label", None) or {}
@@ -376,7 +380,7 @@ class Trainer(transformers.Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         are_finite = [parameter.isfinite().all() for parameter in self.model.parameters()]
         self._check_finite(weights=0.0 if bool(torch.stack(are_finite).all()) else math.nan)
-        self.state.stateful_callbacks[RUN] = self._run()
+        self.state.stateful_callbacks[RUN] = self._run
         if self.args.should_save:  # what is written over is no checkpoint meanwhile
             path = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}", STATE)
             path.unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """Fixtures of the benchmark tests: a run on the CPU of the fake family's cases."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import parts
 from benchmarks.gpu.run import Run
@@ -36,6 +37,15 @@ class CpuRun:
 
     def by_variant(self, kind: str) -> dict[str, dict[str, Any]]:
         return {line["case"].rsplit("/", 1)[1]: line for line in self.lines(kind)}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Two wait for each other longer than models of this size take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

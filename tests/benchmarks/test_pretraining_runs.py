@@ -1,7 +1,6 @@
 """Pre-training beside transformers, probes, pictures: on a model of one layer and a text of few words."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,10 @@ from bert_fast.data import TokenStore, tokenize_files
 from bert_fast.data.pretraining import PretrainingSource
 from bert_fast.testing.tolerances import RELATIVE
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORDS = ["alice", "whale", "walked", "the", "and", ".", "##s", "ship", "sea", "cat"]
 TOKENIZER = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two wait for each other longer than models of this size take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

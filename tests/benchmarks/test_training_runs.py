@@ -1,6 +1,5 @@
 """Whole runs: what they report, and that both sides do the same work."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,7 @@ from benchmarks.models import training_runs
 from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, masked_words, time_run
 
 pytest.importorskip("accelerate")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two wait for each other longer than models of this size take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_small_run_reports_itself() -> None:

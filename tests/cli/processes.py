@@ -1,4 +1,4 @@
-"""Commands in processes of their own, forked from a server: to be killed, to share a run, or to write to nobody."""
+"""Commands in processes of their own: tests kill them, start two for one run, or close the pipe they write to."""
 
 import os
 import sys

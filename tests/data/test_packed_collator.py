@@ -39,8 +39,9 @@ def test_values_may_be_of_any_kind(make: Any) -> None:
 
 
 def test_numbers_that_are_no_integers_are_fp32() -> None:
-    batch = PackedCollator()([{"input_ids": [1], "label": 0.5}, {"input_ids": [2], "label": 1.5}])
-    assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == [0.5, 1.5]
+    for name in ("label", "label_ids", "labels"):
+        batch = PackedCollator()([{"input_ids": [1], name: 0.5}, {"input_ids": [2], name: 1.5}])
+        assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == [0.5, 1.5]
 
 
 def test_tokens_that_a_mask_leaves_out_are_gone() -> None:

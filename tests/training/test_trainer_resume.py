@@ -70,7 +70,7 @@ def test_runs_repeat(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
 
 
 def kill_ten_times(run: Path, draw: random.Random) -> int:
-    """kill -9 at moments that nobody chose; how often the run was alive to be killed."""
+    """Kills a run by SIGKILL up to ten times at random moments; returns how often it was still running."""
     for kills in range(10):
         goal = min(newest(run) + 2, STEPS)
         process = start(run, **EVERY_STEP)

@@ -1,4 +1,4 @@
-"""What docs/training.md shows runs as it stands there."""
+"""The snippets and commands of docs/training.md run unchanged."""
 
 import json
 import re

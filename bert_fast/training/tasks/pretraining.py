@@ -61,6 +61,7 @@ class Pretraining:
     def __init__(self, arguments: PretrainingArguments, tokenizer: Tokenizer) -> None:
         self.arguments, self.tokenizer = arguments, tokenizer
         self.model_class: Any = BertForPreTraining if arguments.next_sentence else BertForMaskedLM
+        self._levels: tuple[Any, Any, dict[str, float]] | None = None  # of the examples last judged by
 
     def read(self, files: Sequence[str], seed: int, place: Path | None = None) -> PretrainingSource:
         """Examples of text files, or of one token store.
@@ -120,10 +121,13 @@ class Pretraining:
             predictions: `answers` of all batches.
             label_ids: words to predict (int64 [M]); with pairs also whether they are random (int64 [n]).
         """
-        found = {
-            "unigram_entropy": unigram_entropy(train.store, self.tokenizer),
-            "context_free_loss": context_free_loss(valid, token_counts(train.store, self.tokenizer)),
-        }
+        if self._levels is None or self._levels[0] is not train or self._levels[1] is not valid:
+            levels = {
+                "unigram_entropy": unigram_entropy(train.store, self.tokenizer),
+                "context_free_loss": context_free_loss(valid, token_counts(train.store, self.tokenizer)),
+            }
+            self._levels = train, valid, levels  # each takes a pass over the whole store
+        found = dict(self._levels[2])
         is_right, *pairs = predictions if isinstance(predictions, tuple) else (predictions,)
         found["masked_accuracy"] = float(is_right.mean())
         if pairs:
