@@ -31,7 +31,7 @@ help:
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
-	@echo "make results     README, docs/results.md and its pictures from the stored results"
+	@echo "make results     README, docs/results.md and its pictures from the stored results; drops what newer ones replace"
 	@echo "make site        the documentation as a site in build/site, in an environment of its own (.venv-site)"
 	@echo "make dist        source archive and wheel in dist/, checked (.venv-dist)"
 	@echo "make release-notes  the changelog's section of this version, for a TAG and with LINKS if given, in build"
@@ -99,6 +99,7 @@ plots: setup
 	@$(VENV_PYTHON) -m benchmarks.plot
 
 results: setup
+	@$(VENV_PYTHON) -m benchmarks.kit.settle
 	@$(VENV_PYTHON) -m benchmarks.table --write
 
 site: python
