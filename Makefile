@@ -27,7 +27,7 @@ help:
 	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
 	@echo "make gpu-ahead   compiles for these two on a machine without a GPU"
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
-	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
+	@echo "make gpu-status  kernels that no GPU result is of as they are; nothing when none is owed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
