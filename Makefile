@@ -27,11 +27,11 @@ help:
 	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
 	@echo "make gpu-ahead   compiles for these two on a machine without a GPU"
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
-	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
+	@echo "make gpu-status  kernels that no GPU result is of as they are; nothing when none is owed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
-	@echo "make results     README, docs/results.md and its pictures from the stored results"
+	@echo "make results     README, docs/results.md and its pictures from the stored results; drops what newer ones replace"
 	@echo "make site        the documentation as a site in build/site, in an environment of its own (.venv-site)"
 	@echo "make dist        source archive and wheel in dist/, checked (.venv-dist)"
 	@echo "make release-notes  the changelog's section of this version, for a TAG and with LINKS if given, in build"
@@ -99,6 +99,7 @@ plots: setup
 	@$(VENV_PYTHON) -m benchmarks.plot
 
 results: setup
+	@$(VENV_PYTHON) -m benchmarks.kit.settle
 	@$(VENV_PYTHON) -m benchmarks.table --write
 
 site: python
