@@ -43,74 +43,6 @@ PARTS = (
     Part("bert_fast.errors", "Exceptions"),
 )  # fmt: skip
 
-# Why names left -> the names -> where they are, or what to use instead.
-LEFT = {
-    "transformers' Trainer does this work, and the `Trainer` is a subclass of it": {
-        "training.TrainingConfig": "`training.TrainingArguments`; fields have transformers' names",
-        "training.TrainingResult": "what `Trainer.train` and `Trainer.evaluate` return, as in transformers",
-        "training.Task": "`train_dataset`, `eval_dataset` and `compute_metrics` of the `Trainer`",
-        "training.Predictions": "arrays over all examples, as `Trainer.predict` returns them",
-        "training.Evaluation": "the metrics that `Trainer.evaluate` returns",
-        "training.Observer, training.Step, training.Plan": "`transformers.TrainerCallback`",
-        "recipes.Settings, recipes.run": "`bert_fast.training.Trainer`, or the commands with `--config`",
-        "recipes.SettingsError": "`ValueError`; of a file `SourceError`",
-        "recipes.plan_text": "nothing; `Batches.plan` says what an epoch is made of",
-        "recipes.TrainedModel": "`bert-fast predict`, or `Trainer.predict` and `rows` of the task",
-        "reporting.MetricsLog, reporting.read_metrics": "`log_history` in trainer_state.json",
-        "reporting.ReportPage, reporting.write_report": "curves.png, which the commands draw; TensorBoard",
-        "reporting.RunDirectory": "the folder as transformers leaves it",
-        "reporting.ProgressLine, reporting.TensorBoardLog, reporting.default_observers": "transformers' callbacks",
-        "reporting.model_flops, reporting.peak_flops": "nothing",
-        "bert-fast report": "curves.png, which the commands draw",
-        "bert-fast evaluate": "`bert-fast predict RUN FILE --evaluate`",
-    },
-    "a single class holds the examples of all tasks, and a task reads them": {
-        "data.ClassificationSource, tasks.ClassificationTask": "`training.tasks.classification.Classification`",
-        "data.MultipleChoiceSource, tasks.MultipleChoiceTask": "`training.tasks.multiple_choice.MultipleChoice`",
-        "data.QuestionAnsweringSource, tasks.QuestionAnsweringTask": (
-            "`training.tasks.question_answering.QuestionAnswering`"
-        ),
-        "data.TokenClassificationSource, tasks.TokenClassificationTask": (
-            "`training.tasks.token_classification.TokenClassification`"
-        ),
-    },
-    "only the command needs them": {
-        "recipes.SIZES, recipes.make_config": "moved to `bert_fast.cli.pretrain`; may change without notice",
-    },
-    "checkpoints are transformers', which have no digests": {
-        "bert-fast verify": "`TokenStore.verify` for stores; nothing for checkpoints",
-    },
-    "the demo is an example, not a part of the package": {
-        "bert-fast demo": "`make demo`, which runs examples/demo.py",
-    },
-    "sentence-transformers does it, on models that `fuse` makes fast": {
-        "bert-fast embed": "`SentenceTransformer.encode` on a fused model",
-        "bert-fast search": "`sentence_transformers.util.semantic_search`",
-        "bert-fast mine": "`sentence_transformers.util.mine_hard_negatives`",
-        "bert-fast finetune embed": "`SentenceTransformerTrainer` on a fused model",
-        "bert-fast finetune rerank": "`CrossEncoderTrainer` on a fused model",
-        "recipes.CrossEncoder": "`bert_fast.fuse(sentence_transformers.CrossEncoder(...))`",
-        "recipes.Embedder": "`bert_fast.fuse(SentenceTransformer(...))`, or `bert_fast.BertForTextEmbedding`",
-        "recipes.embed_files": "`SentenceTransformer.encode` on a fused model, a part of the texts at a time",
-        "recipes.Index, recipes.search": "`sentence_transformers.util.semantic_search`",
-        "recipes.read_corpus": "reading the lines of the file",
-        "recipes.Limits, recipes.Mined, recipes.mine": "`sentence_transformers.util.mine_hard_negatives`",
-        "losses.contrastive": "`ContrastiveLoss`",
-        "losses.cosent": "`CoSENTLoss`",
-        "losses.cosine_mse": "`CosineSimilarityLoss`",
-        "losses.margin_mse": "`MarginMSELoss`",
-        "losses.matryoshka": "`MatryoshkaLoss`",
-        "losses.triplet": "`TripletLoss`",
-        "losses.list_margin_mse": "`MarginMSELoss` of cross-encoders",
-        "losses.list_softmax": "`ListNetLoss` of cross-encoders",
-        "losses.score_cross_entropy": "`BinaryCrossEntropyLoss` of cross-encoders",
-        "losses.score_mse": "`MSELoss` of cross-encoders",
-    },
-    "backward by parts is the loss's own backward": {
-        "losses.cached_backward": "`losses.cached_loss`, with an ordinary `backward`",
-    },
-}
-
 
 @dataclass(frozen=True)
 class Name:
@@ -206,13 +138,6 @@ error names. Speeds, memory, and which back-end computes an operation are not. N
 between releases.
 """
 
-LEFT_HEAD = """\
-## What left
-Names that earlier versions had. All other names stay and are in the tables above. No released version had these, so
-there is no deprecation period. `recipes`, `reporting` and `tasks` were modules of `bert_fast.training`. Losses without
-a module are those of sentence-transformers.
-"""
-
 
 def render() -> str:
     """The page."""
@@ -220,11 +145,6 @@ def render() -> str:
     for part in PARTS:
         rows = [f"| `{n.name}` | {n.says.replace('|', '&#124;')} | {n.stability} |" for n in public_names(part)]
         head = f"## {part.module}\n{part.title}.\n\n| name | what | stability |\n| --- | --- | --- |\n"
-        parts.append(head + "\n".join(rows) + "\n")
-    parts.append(LEFT_HEAD)
-    for reason, left in LEFT.items():
-        rows = [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {use} |" for names, use in left.items()]
-        head = f"Because {reason}:\n\n| name | now |\n| --- | --- |\n"
         parts.append(head + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
