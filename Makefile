@@ -10,11 +10,12 @@ COMMIT ?=
 GPU_ARGS ?=
 TESTS ?=
 OUTER_ARGS ?=
+KERNELS_ARGS ?=
 TAG ?=
 LINKS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status kernels witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -27,11 +28,12 @@ help:
 	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
 	@echo "make gpu-ahead   compiles for these two on a machine without a GPU"
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
-	@echo "make gpu-status  kernels whose present source has no GPU result; nothing when none is owed"
+	@echo "make gpu-status  kernels that no GPU result is of as they are; nothing when none is owed"
+	@echo "make kernels     all that a change to a Triton kernel or its launcher makes due; seconds where nothing changed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
-	@echo "make results     README, docs/results.md and its pictures from the stored results"
+	@echo "make results     README, docs/results.md and its pictures from the stored results; drops what newer ones replace"
 	@echo "make site        the documentation as a site in build/site, in an environment of its own (.venv-site)"
 	@echo "make dist        source archive and wheel in dist/, checked (.venv-dist)"
 	@echo "make release-notes  the changelog's section of this version, for a TAG and with LINKS if given, in build"
@@ -87,6 +89,9 @@ gpu-sanitize: gpu-python
 gpu-status: python
 	@$(PYTHON) -m benchmarks.gpu.status
 
+kernels: setup
+	@$(VENV_PYTHON) -m tools.kernels $(KERNELS_ARGS)
+
 witness: setup
 	@$(VENV_PYTHON) -m tools.witness --record --changed
 	@$(VENV_PYTHON) -m tools.witness --record --changed --device sm_80
@@ -99,6 +104,7 @@ plots: setup
 	@$(VENV_PYTHON) -m benchmarks.plot
 
 results: setup
+	@$(VENV_PYTHON) -m benchmarks.kit.settle
 	@$(VENV_PYTHON) -m benchmarks.table --write
 
 site: python

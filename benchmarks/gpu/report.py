@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.status import kernel_hashes
 from benchmarks.kit.markdown import NOTHING, facts, table
+from benchmarks.kit.programs import kernel_digests
 from benchmarks.kit.record import ROOT, read_lines
 from benchmarks.models.families import FAMILIES
 from benchmarks.plot.stored import Row, load
@@ -271,7 +271,7 @@ def shown_ratio(value: float | None, is_bold: bool = False) -> str:
 
 def render_kernels(folder: Path) -> str:
     """Tables of Markdown for each GPU: kernels at 16,384 tokens beside eager and compiled PyTorch."""
-    parts, sources = [], kernel_hashes()
+    parts, sources = [], kernel_digests()
     for machine in load(folder):
         rows = [row for row in machine.rows if row.result.get("gpu") and _SHOWN.match(row.result["case"])]
         tables = [_passes(rows, sources), _single(rows, sources)]

@@ -45,7 +45,7 @@ def render_profiles(folder: Path) -> str:
     for gpu, lines in lines_by_gpu(folder).items():
         newest = {(line["case"], line["provider"]): line for line in lines if line.get("kind") == "profile"}
         if newest:
-            parts.append(f"**{gpu}**\n\n{table(header, map(_profile, newest.values()))}")
+            parts.append(f"**{gpu}**\n\n{table(header, [_profile(newest[key]) for key in sorted(newest)])}")
     return "\n\n".join(parts) or NOTHING
 
 

@@ -18,9 +18,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.status import kernel_hashes
 from benchmarks.kernels.case import KernelCase, Problem
 from benchmarks.kit.clock import Clock, HostClock, Launch, QueueClock, Times
+from benchmarks.kit.programs import kernel_digests
 from benchmarks.kit.record import ROOT, reason
 
 PROVIDERS = ("bert_fast", "eager", "compiled")
@@ -46,14 +46,14 @@ class Ceilings:
 
 @contextmanager
 def launched_kernels() -> Iterator[dict[str, str]]:
-    """Yields a dict that takes, for every Triton kernel of bert_fast launched within, its name and source hash."""
+    """Yields a dict that takes, for every Triton kernel of bert_fast launched within, its name and digest."""
     launched: dict[str, str] = {}
     try:
         from triton.runtime.jit import JITFunction
     except ImportError:
         yield launched
         return
-    hashes = kernel_hashes()
+    hashes = kernel_digests()
     run = JITFunction.run
 
     def recording(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def launched_kernels() -> Iterator[dict[str, str]]:
 def check_case(case: KernelCase, device: torch.device) -> dict[str, Any]:
     """Runs a case twice and verifies it; never raises: what went wrong is the result.
 
-    Returns: family, case, ok, error (None or text), and kernels: name -> source hash of what was launched. While
+    Returns: family, case, ok, error (None or text), and kernels: name -> digest of what was launched. While
     launches are noted, they are Triton's own: only the first run is noted, so that prepared launches are verified.
     """
     kernels: dict[str, str] = {}

@@ -51,13 +51,29 @@ class Recorder:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The results of one file; SystemExit names the file and the line where there is no JSON."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise SystemExit(f"{path.name}, line {number}: no JSON ({error})") from None
+    """The results of one file, as they were before `settle.py` said once what many lines share.
+
+    SystemExit names the file and the line where there is no JSON.
+    """
+    runs: dict[str | None, dict[str, Any]] = {}
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SystemExit(f"{path.name}, line {number}: no JSON ({error})") from None
+        if line.get("kind") == "run":
+            runs[line["run"]] = line
+            continue
+        line = runs.get(line.get("run"), {}) | line
+        if line.get("kind") == "tests":
+            together = line.pop("tests")
+            yield from (
+                line | {"kind": "test", "test": f"{file}::{name}"} for file in together for name in together[file]
+            )
+        else:
+            yield line
 
 
 def reason(failure: Exception, limit: int = 500) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.gpu.status import files, kernel_names
+from benchmarks.kit.programs import files, kernel_names
 
 WORD = 4  # bytes: Triton counts what is spilled in these
 

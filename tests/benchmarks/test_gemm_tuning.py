@@ -55,7 +55,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_tuning, "compute", compute)
     monkeypatch.setattr(gemm_tuning, "make_clock", lambda device: VirtualClock())
     monkeypatch.setattr(gemm_tuning, "tiles_for", lambda *_: [TOO_LARGE, WRONG, FAST, SLOW])
-    monkeypatch.setattr(kernels, "kernel_hashes", dict)
+    monkeypatch.setattr(kernels, "kernel_digests", dict)
 
 
 @pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import report
-from benchmarks.gpu.status import kernel_hashes
 from benchmarks.kit.markdown import NOTHING
+from benchmarks.kit.programs import kernel_digests
 
 GPU = {"gpu": "Some GPU", "torch": "2.11", "triton": "3.6", "driver": "1.2", "time": "2026-01-01T00:00:00+00:00"}
 CASE = "step/base/full@128/B256"
@@ -37,7 +37,7 @@ def step(store: Store, provider: str, speedup: float, run: str = "1", **fields: 
 def timing(store: Store, provider: str, mode: str, us: float, run: str = "1", **fields: Any) -> None:
     """A kernel's time."""
     case = fields.pop("case", "kernel/layer_norm/16384x768/bf16/affine")
-    kernels = {"kernels": kernel_hashes()} if provider == "bert_fast" else {}
+    kernels = {"kernels": kernel_digests()} if provider == "bert_fast" else {}
     store("timing", run, family=case.split("/")[1], case=case, provider=provider, mode=mode, us=us, **kernels | fields)
 
 
@@ -138,7 +138,7 @@ def test_kernels_have_the_share_that_binds_and_ratios_of_their_own_run(store: St
 
 
 def test_a_kernel_whose_source_was_another_is_marked(store: Store, tmp_path: Path) -> None:
-    timing(store, "bert_fast", "fwd", 9.0, kernels=kernel_hashes() | {"_dropout_kernel": "another"})
+    timing(store, "bert_fast", "fwd", 9.0, kernels=kernel_digests() | {"_dropout_kernel": "another"})
     timing(store, "bert_fast", "step", 9.0, case="kernel/optimizer/bert-base/fp32/adamw", kernels={"gone": "1"})
     names = [
         name for row in cells(report.render_kernels(tmp_path)) for name in row.values() if "fp" in name or "bf" in name

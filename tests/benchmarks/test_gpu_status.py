@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import status as gpu_status
+from benchmarks.kit import programs
+from benchmarks.kit.record import ROOT
 
 FAMILY = """
 import triton
@@ -21,7 +23,7 @@ def _helper(x):
 
 @triton.jit
 def _x_fwd_kernel(x_ptr):
-    pass
+    helper()
 
 @triton.jit(do_not_specialize=["n"])
 def _x_bwd_kernel(x_ptr, n):
@@ -49,15 +51,15 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     (kernels / "_sums.py").write_text(SUMS)
     (kernels / "_unused.py").write_text("")
     (kernels / "x.py").write_text(FAMILY)
-    monkeypatch.setattr(gpu_status, "KERNELS", kernels)
+    monkeypatch.setattr(programs, "KERNELS", kernels)
     monkeypatch.setattr(gpu_status, "RESULTS", results)
     return kernels, results
 
 
 def write(results: Path, *kernels: str, **changes: Any) -> None:
     line = {"kind": "timing", "provider": "bert_fast", "gpu": "NVIDIA H200", "verified": True}
-    hashes = gpu_status.kernel_hashes()
-    line |= {"kernels": {kernel: hashes[kernel] for kernel in kernels or hashes}} | changes
+    digests = programs.kernel_digests()
+    line |= {"kernels": {kernel: digests[kernel] for kernel in kernels or digests}} | changes
     with open(results / "gpu.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n\n")
 
@@ -67,12 +69,10 @@ def owed() -> list[str]:
 
 
 def test_kernels_without_a_result_are_owed(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    current, sums = gpu_status.source_hash("x"), gpu_status.source_hash("_sums")
     assert gpu_status.main([]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"_sums: _sums_kernel ({sums})",
-        f"x: _x_fwd_kernel ({current})",
-        f"x: _x_bwd_kernel ({current})",
+        f"{file}: {kernel} ({programs.digest(file, kernel)})"
+        for file, kernel in (("_sums", "_sums_kernel"), ("x", "_x_fwd_kernel"), ("x", "_x_bwd_kernel"))
     ]
 
 
@@ -91,15 +91,13 @@ def test_a_result_counts_for_what_it_launched(folders: tuple[Path, Path]) -> Non
     assert owed() == []
 
 
-def test_a_result_counts_until_the_source_changes(folders: tuple[Path, Path]) -> None:
+def test_a_result_counts_until_the_kernel_changes(folders: tuple[Path, Path]) -> None:
     kernels, results = folders
     write(results)
-    (kernels / "_unused.py").write_text("# no kernel imports this file\n")
-    assert owed() == []
     (kernels / "_math.py").write_text("def helper(): return 1\n")
-    assert owed() == ["_x_fwd_kernel", "_x_bwd_kernel"]
-    (kernels / "_sums.py").write_text(SUMS + "# changed\n")
-    assert len(owed()) == 3
+    assert owed() == ["_x_fwd_kernel"], "the one that calls it"
+    (kernels / "_sums.py").write_text(SUMS.replace("pass", "return"))
+    assert owed() == ["_sums_kernel", "_x_fwd_kernel"]
 
 
 def test_a_tile_of_a_matrix_product_counts_as_a_case(folders: tuple[Path, Path]) -> None:
@@ -125,10 +123,10 @@ def test_a_broken_results_file_is_named(folders: tuple[Path, Path]) -> None:
 
 def test_the_real_kernels_are_found_without_torch_or_triton() -> None:
     code = (
-        "import sys; from benchmarks.gpu import status; status.main([]);"
-        "print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)), sorted(status.kernel_hashes()))"
+        "import sys; from benchmarks.gpu import status; from benchmarks.kit import programs; status.main([]);"
+        "print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)), sorted(programs.kernel_digests()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=gpu_status.ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     last = done.stdout.splitlines()[-1]
     assert last.startswith("[] ")
     for kernel in ("_column_sums_kernel", "_dropout_add_layer_norm_fwd_kernel", "_gemm_kernel", "_gemm_reduce_kernel"):

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from benchmarks.gpu import parts
-from benchmarks.gpu.status import source_hash
 from benchmarks.kernels import timing as kernels
 from benchmarks.kernels.case import KernelCase, Problem
 from benchmarks.kernels.ceilings import ceilings_of
 from benchmarks.kit import clock as budget
+from benchmarks.kit.programs import digest
 from benchmarks.models import forward_backward as models
 from benchmarks.registry import kernel_cases
 from tests.benchmarks.conftest import FAMILY, CpuRun
@@ -217,7 +217,7 @@ def test_backward_leaves_no_gradients_and_runs_on_a_graph_built_before() -> None
     assert all(t.grad is None for t in problem.inputs)
 
 
-def test_launched_kernels_are_recorded_with_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launched_kernels_are_recorded_with_their_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     jit = pytest.importorskip("triton.runtime.jit", reason="the package triton is not installed")
     ran = []
     monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *args, **kwargs: ran.append(kernel.__name__))
@@ -229,7 +229,7 @@ def test_launched_kernels_are_recorded_with_their_source(monkeypatch: pytest.Mon
     with kernels.launched_kernels() as launched:
         kernel[(1,)](1, 2)
     kernel[(1,)](1, 2)
-    assert launched == {"_column_sums_kernel": source_hash("_column_sums")}
+    assert launched == {"_column_sums_kernel": digest("_column_sums", "_column_sums_kernel")}
     assert ran == ["_column_sums_kernel"] * 2, "a recorded kernel still runs"
 
 

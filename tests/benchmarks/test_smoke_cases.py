@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import status
 from benchmarks.kernels import attention_extras
-from benchmarks.kit import crashes
+from benchmarks.kit import crashes, programs
 from benchmarks.registry import family_names, kernel_cases
 from benchmarks.smoke import check, whole
 from benchmarks.smoke.case import SmokeCase
@@ -48,7 +47,7 @@ def test_every_kernel_that_ships_is_in_a_case() -> None:
     by_size = json.loads(over_null_driver("tests.benchmarks.case_launches", "smoke", "gpu"))
     for size, by_case in by_size.items():
         launched = {kernel for kernels in by_case.values() for kernel in kernels}
-        assert set(status.kernel_hashes()) - launched == set(), f"give the family a case that launches it, of {size}"
+        assert set(programs.kernel_digests()) - launched == set(), f"give the family a case that launches it, of {size}"
 
 
 def test_every_family_has_cases_in_bf16_and_where_it_drops_without_and_with() -> None:
@@ -70,7 +69,7 @@ def test_a_family_over_the_null_driver(tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "all is green: 1 cases green, 1 kernels launched"
     (line,) = map(json.loads, (tmp_path / "smoke-sm-90.jsonl").read_text().splitlines())
     assert line["outputs"] == [] and "times" not in line and line["gpu"] is None
-    assert line["kernels"] == {"_dropout_kernel": status.source_hash("dropout")}
+    assert line["kernels"] == {"_dropout_kernel": programs.digest("dropout", "_dropout_kernel")}
     (compiled,) = line["compiled"]
     assert compiled["kernel"] == "_dropout_kernel" and compiled["compile_s"] > 0 and compiled["registers"] > 16
     assert compiled["spill_bytes"] == 0 and compiled["shared_bytes"] == 0 and compiled["warps"] >= 1

@@ -124,11 +124,11 @@ def test_launches_change_with_what_the_launcher_does(monkeypatch: pytest.MonkeyP
 
 
 def test_the_hash_covers_all_that_is_compiled() -> None:
-    """The kernels' file and every file of its folder that it imports, directly or not."""
-    from benchmarks.gpu.status import KERNELS, _with_imports
+    """Every file in which something is that the kernels are made of."""
+    from benchmarks.kit.programs import kernel_names, made_of
 
-    compiled = {path.name for path in _with_imports(KERNELS / "_gemm_kernel.py")}
-    assert set(_gemm_table._SOURCES) == compiled
+    reached = {file for kernel in kernel_names("_gemm_kernel") for file, _ in made_of("_gemm_kernel", kernel)}
+    assert set(_gemm_table._SOURCES) == {f"{file}.py" for file in reached}
 
 
 def test_the_hash_is_of_the_program() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.status import kernel_hashes
+from benchmarks.kit.programs import kernel_digests
 from benchmarks.kernels.case import KernelCase, Problem
 from bert_fast.reference import dropout as reference_dropout
 from bert_fast.reference import layer_norm as reference_layer_norm
@@ -104,7 +104,7 @@ def test_a_product_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", [*DEVICES, "sm_90 oldest"])
 def test_every_kernel_was_run_as_it_is_now(name: str) -> None:
     """`make witness` writes the record; a kernel that was changed since has to be run again."""
-    assert record.read()[name]["kernels"] == dict(sorted(kernel_hashes().items()))
+    assert record.read()[name]["kernels"] == dict(sorted(kernel_digests().items()))
 
 
 def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytes
         found |= {"case": f"kernel/{case}", "ok": True, "kernels": {one: sources[one] for one in kernels}}
         return found | changes
 
-    monkeypatch.setattr(record, "kernel_hashes", lambda: sources)
+    monkeypatch.setattr(record, "kernel_digests", lambda: sources)
     assert record.up_to_date("sm_90", "3.9.0") == set()
     lines = [line("a", "first_kernel"), line("b", "first_kernel", "second_kernel"), line("c", "third_kernel")]
     record.write("sm_90", "3.9.0", lines)

@@ -78,13 +78,13 @@ def run_case(case: Any, device: str) -> dict[str, Any]:
     """What `check_case` says of a `KernelCase`, programs that were run, seconds, and errors (`record.figures`)."""
     import torch
 
-    from benchmarks.gpu.status import kernel_hashes
     from benchmarks.kernels.timing import check_case
+    from benchmarks.kit.programs import kernel_digests
     from bert_fast.testing.compare import comparisons
     from tools.witness.launch import witness
     from tools.witness.record import figures
 
-    start, hashes = time.monotonic(), kernel_hashes()
+    start, hashes = time.monotonic(), kernel_digests()
     with witness(DEVICES[device]) as found, comparisons() as compared:
         line = check_case(case, torch.device("cpu"))
     wrong = [one.wrong for one in compared if one.wrong]

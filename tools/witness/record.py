@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.aot import table
-from benchmarks.gpu.status import kernel_hashes
+from benchmarks.kit.programs import kernel_digests
 
 if TYPE_CHECKING:  # bert_fast is imported later, with a GPU's answers
     from bert_fast.testing.compare import Comparison
@@ -44,7 +44,7 @@ def _share(one: "Comparison") -> float:
 
 
 def read() -> dict[str, Any]:
-    """{name: {"triton": version, "kernels": {kernel: hash of its source}, "cases": {case: {column: value}}}}."""
+    """{name: {"triton": version, "kernels": {kernel: digest}, "cases": {case: {column: value}}}}."""
     runs = json.loads(RECORD_PATH.read_text()) if RECORD_PATH.exists() else {}
     for run in runs.values():
         run["cases"] = {name: dict(zip(_COLUMNS, row, strict=True)) for name, row in run["cases"].items()}
@@ -56,7 +56,7 @@ def up_to_date(device: str, triton_version: str) -> set[str]:
     run = read().get(name_of(device, triton_version))
     if run is None or run["triton"] != triton_version:
         return set()
-    current = kernel_hashes()
+    current = kernel_digests()
     same = {kernel for kernel, source in run["kernels"].items() if current.get(kernel) == source}
     return {f"kernel/{name}" for name, case in run["cases"].items() if same.issuperset(case["kernels"])}
 
