@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kit.programs import kernel_digests
 from benchmarks.kernels.case import KernelCase, Problem
+from benchmarks.kit.programs import kernel_digests
 from bert_fast.reference import dropout as reference_dropout
 from bert_fast.reference import layer_norm as reference_layer_norm
 from bert_fast.reference.layer_norm import LayerNorm
