@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_fast.cli.training import one_line
+from bert_fast.cli.training import is_time
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name, write_atomically
 from bert_fast.terminal import printable
@@ -18,7 +18,6 @@ from bert_fast.terminal import printable
 __all__ = ["PredictArguments", "run"]
 
 _USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
-_TIMES = ("_runtime", "_per_second", "_preparation_time")  # of metrics
 _ARCHITECTURES = {
     "BertForSequenceClassification": "classify",
     "BertForTokenClassification": "ner",
@@ -40,22 +39,19 @@ class PredictArguments:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Predicts; returns 0, 1 where a file or an example is wrong."""
+    """Predicts; returns the exit status."""
     if len(argv) < 2 or argv[0].startswith("-") or (argv[1].startswith("-") and argv[1] != "-"):
         print(
             f"{_USAGE}\n\nRUN: folder of a fine-tuned model. FILE: examples as those it was trained on; -: JSON lines "
             "of standard input. Flags are those of the task: bert-fast predict RUN FILE --help"
         )
         return 0 if "-h" in argv or "--help" in argv else 2
-    return one_line("predict", lambda: _run(argv[0], argv[1], argv[2:]))
-
-
-def _run(folder: str, file: str, argv: Sequence[str]) -> int:
     from bert_fast.cli.arguments import check_fit, make_parser, parsed
     from bert_fast.tokenization import load_tokenizer
     from bert_fast.training import Trainer, TrainingArguments
     from bert_fast.training.tasks import task_named
 
+    folder, file, *argv = argv
     name, of_training = _task_of(folder)
     kind = task_named(name)
     parser = make_parser(
@@ -87,7 +83,7 @@ def _run(folder: str, file: str, argv: Sequence[str]) -> int:
         found = trainer.predict(examples, metric_key_prefix="eval")
     rows: Iterable[dict[str, Any]] = task.rows(examples, found.predictions)
     if arguments.evaluate:
-        rows = [{name: value for name, value in found.metrics.items() if not name.endswith(_TIMES)}]
+        rows = [{name: value for name, value in found.metrics.items() if not is_time(name)}]
     lines = (printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
     if arguments.output_file is None:
         sys.stdout.writelines(lines)
