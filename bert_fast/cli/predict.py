@@ -18,12 +18,6 @@ from bert_fast.terminal import printable
 __all__ = ["PredictArguments", "run"]
 
 _USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
-_ARCHITECTURES = {
-    "BertForSequenceClassification": "classify",
-    "BertForTokenClassification": "ner",
-    "BertForQuestionAnswering": "qa",
-    "BertForMultipleChoice": "choice",
-}
 
 
 @dataclass
@@ -109,6 +103,9 @@ def _write(file: str, lines: Iterable[str]) -> None:
 
 def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
     """(the task of a model, how `bert-fast finetune` read its examples)."""
+    from bert_fast.training.tasks import TASKS, task_named
+
+    task_of = {task_named(task).model_class.__name__: task for task in TASKS}
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         names, of_training = config.get("architectures") or [], config.get("task_specific_params") or {}
@@ -119,11 +116,10 @@ def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
     if config.get("problem_type") == "multi_label_classification":
         raise ValueError(f"{folder}: expected a model that gives a text one class, got multi_label_classification")
     for name in names:
-        if name in _ARCHITECTURES:
-            task = _ARCHITECTURES[name]
-            found = of_training.get(task) if isinstance(of_training, dict) else None
-            return task, found if isinstance(found, dict) else {}
-    raise ValueError(f"{folder}: expected a model of {', '.join(_ARCHITECTURES)}, got {', '.join(names) or 'none'}")
+        if name in task_of:
+            found = of_training.get(task_of[name]) if isinstance(of_training, dict) else None
+            return task_of[name], found if isinstance(found, dict) else {}
+    raise ValueError(f"{folder}: expected a model of {', '.join(task_of)}, got {', '.join(names) or 'none'}")
 
 
 def _stdin() -> list[dict[str, Any]]:

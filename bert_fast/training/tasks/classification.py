@@ -42,7 +42,7 @@ class Classification(Task):
     Metrics of classes: accuracy; f1 (of two classes: that of labels[1]; of more: the mean over classes, "macro");
     matthews_correlation. Of numbers: pearson, spearman (0 where all predictions, or all labels, are the same), mse.
 
-    Labels are sorted, whole numbers as numbers; a model of numbers has a single one.
+    Labels that are not given are sorted, whole numbers as numbers. Of a task with numbers there is one label.
     """
 
     Arguments = ClassificationArguments

@@ -55,7 +55,7 @@ class TokenClassification(Task):
     precision, recall and f1 of whole entities by seqeval: one is right if its first word, its last word and its type
     are. All words count: one of which no token is left has the answer "O".
 
-    Labels are sorted by what follows "B-" and the like, "O" first.
+    Labels that are not given are sorted by what follows "B-" and the like, "O" first.
     """
 
     Arguments = TokenClassificationArguments
