@@ -4,6 +4,7 @@ The caller's thread reads, the tokenizer's threads work on the block before, one
 some MB are in memory at a time, whatever the size of the sources.
 """
 
+import contextlib
 import math
 import os
 import time
@@ -100,11 +101,8 @@ def tokenize_files(
     _check_added_tokens(tokenizer, sources)
     description = describe(sources, tokenizer, field)
     if not _is_complete(path, description, sources):
-        writer = StoreWriter(path, description)
-        try:
+        with contextlib.closing(StoreWriter(path, description)) as writer:
             _run(writer, sources, options, tokenizer, num_threads, checkpoint_seconds, report)
-        finally:
-            writer.close()
     return TokenStore.open(path, tokenizer)
 
 

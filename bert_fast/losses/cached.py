@@ -40,7 +40,7 @@ def cached_loss(
     no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all parts
         but the one that goes last, which is the first.
     Returns: the loss (Tensor []). Its gradients come by `backward()`, into `grad` of what `encode` uses: functions that
-        return gradients (`torch.autograd.grad`) do not see through it. Without gradients: `loss` of all embeddings.
+        return gradients (`torch.autograd.grad`) raise RuntimeError. Without gradients: `loss` of all embeddings.
     Raises: ValueError, TypeError naming the argument; in backward RuntimeError if a part comes out with another shape
         the second time.
     Parameters without a gradient get the one that `loss(torch.cat([encode(part) for part in parts])).backward()` gives
@@ -61,7 +61,8 @@ def cached_loss(
             raise RuntimeError(f"encode: expected {list(shape)} again from part {index}, got {list(embeddings.shape)}")
         return embeddings
 
-    # `checkpoint` goes back through what it made of a tensor with a gradient, and looks at its device for generators.
+    # `checkpoint` goes back only through what it made of a tensor with a gradient, and sets back the generator and the
+    # autocast of that tensor's device.
     asked = torch.empty(0, device="cuda" if torch.cuda.is_initialized() else "cpu", requires_grad=True)
     last = len(parts) - 1
     made = [checkpoint(encoded, index, asked, use_reentrant=True) for index in range(last)]
