@@ -396,7 +396,10 @@ class Trainer(transformers.Trainer):
             raise CheckpointError(f"{folder}: expected all weights of the model, got none of {report.missing[0]}")
 
     def _load_best_model(self) -> None:
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
+        if isinstance(self.model, BertPreTrainedModel) and not self.is_fsdp_enabled:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
 
 
 def _times(part: Tensor, weight: Any) -> Tensor:
